@@ -1,0 +1,1 @@
+"""The ring: scheduler, cache, forward and result-processor, and the messages that they exchange."""

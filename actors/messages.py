@@ -1,0 +1,378 @@
+"""Every message of the ring. Those in the first part carry leases, and the list is complete.
+
+`Tokens` are int32 bytes (see actors.tokens). A grant id names one admission of a request and is never reused.
+A *position* is the number of tokens that a state has consumed: `history[:position]`.
+"""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from actors.lease import Lease, Loan
+from actors.tokens import Tokens
+
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+RetireReason: TypeAlias = Literal["finished", "limit", "capacity", "aborted", "timeout", "retracted"]
+EndReason: TypeAlias = Literal["queue_full", "too_large", "aborted", "timeout", "draining"]
+
+
+class Sampling(Struct, frozen=True, array_like=True):
+    """How the next token is drawn. temperature 0 is greedy; top_k 0 is no limit; logit_bias maps token ids to addends."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0
+
+
+class Stops(Struct, frozen=True, array_like=True):
+    """When a request is finished. `token_ids` already holds the EOS ids unless the client ignores them.
+
+    Until min_tokens are out, token_ids are not drawn.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    strings: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    keep_stop_string: bool = False
+
+
+class Request(Struct, frozen=True, array_like=True):
+    """One request, drawn up by the api; seeds are drawn there too, so that a replay samples alike.
+
+    tokens[:prompt_len] is the prompt. A retracted request comes back with its output appended.
+    logprobs: how many alternatives to report for each output token; None reports no log probabilities at all.
+    prompt_logprobs_from: report log probabilities of prompt tokens from this index on.
+    message_ends: positions in the prompt at which a checkpoint is worth having.
+    """
+
+    id: str
+    tokens: Tokens
+    prompt_len: int
+    sampling: Sampling
+    stops: Stops
+    priority: int = 0
+    salt: str = ""
+    message_ends: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs_from: int | None = None
+    skip_special_tokens: bool = True
+
+
+class Checkpoint(Struct, array_like=True):
+    """A slot to hold, or holding, the state of `grant` at exactly `position`."""
+
+    grant: int
+    position: int
+    slot: Lease
+
+
+class PageCopy(Struct, frozen=True, array_like=True):
+    source: int
+    target: int
+
+
+# Messages that carry leases
+
+
+class Granted(Struct, tag=True, array_like=True):
+    """cache → scheduler. `state` is to be cleared, or filled from `source`, or (moved) it already holds `match`."""
+
+    grant: int
+    state: Lease
+    match: int
+    matched_tokens: int
+    moved: bool
+    source: Loan | None
+    pages: list[int]
+    copy: PageCopy | None
+    branch: int | None
+
+
+class Spare(Struct, tag=True, array_like=True):
+    """cache → scheduler, the answer to Want: at most as many slots as were asked for, perhaps none."""
+
+    grant: int
+    asked: int
+    slots: list[Lease]
+
+
+class Return(Struct, tag=True, array_like=True):
+    """scheduler → cache: a grant that was not admitted, to be undone whole."""
+
+    grant: int
+    state: Lease
+
+
+class Admit(Struct, tag=True, array_like=True):
+    """scheduler → forward."""
+
+    grant: int
+    request: Request
+    state: Lease
+    match: int
+    matched_tokens: int
+    moved: bool
+    source: Loan | None
+    pages: list[int]
+    copy: PageCopy | None
+
+
+class Chunk(Struct, frozen=True, array_like=True):
+    grant: int
+    tokens: int
+
+
+class GrantPages(Struct, frozen=True, array_like=True):
+    grant: int
+    pages: list[int]
+
+
+class Step(Struct, tag=True, array_like=True):
+    """scheduler → forward: what is exceptional in this step. Every other row past its prompt decodes one token."""
+
+    step: int
+    chunks: list[Chunk]
+    sit_out: list[int]
+    checkpoints: list[Checkpoint]
+    pages: list[GrantPages]
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """The log probability of one token (None for the first of a prompt), and the best alternatives with theirs."""
+
+    token: int
+    logprob: float | None
+    top: list[tuple[int, float]]
+
+
+class RowLogprobs(Struct, frozen=True, array_like=True):
+    """Log probabilities of the tokens at indices start, start + 1, … of a grant's history."""
+
+    grant: int
+    start: int
+    items: list[TokenLogprob]
+
+
+class Stepped(Struct, tag=True, array_like=True):
+    """forward → results, in stream order: tokens[i] was sampled for grants[i]; each checkpoint has been written."""
+
+    step: int
+    grants: list[int]
+    tokens: Tokens
+    checkpoints: list[Checkpoint]
+    logprobs: list[RowLogprobs]
+    prompt_logprobs: list[RowLogprobs]
+
+
+class Retired(Struct, tag=True, array_like=True):
+    """forward → results: the row is gone; `state` has consumed exactly `position` tokens."""
+
+    grant: int
+    reason: RetireReason
+    state: Lease
+    position: int
+
+
+class Donate(Struct, tag=True, array_like=True):
+    """results → cache: a state at `position`; `tokens` are those since the grant's last Donate (first: since the match)."""
+
+    grant: int
+    state: Lease
+    position: int
+    tokens: Tokens
+    closes: bool
+
+
+class Free(Struct, tag=True, array_like=True):
+    """anyone → cache: slots back to the pool; `closes` names the grant whose account ends with it."""
+
+    slots: list[Lease]
+    closes: int | None = None
+
+
+# Messages that carry none
+
+
+class Submit(Struct, tag=True, array_like=True):
+    """api → scheduler: the only message that may be refused (by Ended)."""
+
+    request: Request
+
+
+class Abort(Struct, tag=True, array_like=True):
+    """api → scheduler."""
+
+    request: str
+    reason: Literal["aborted", "timeout"] = "aborted"
+
+
+class Acquire(Struct, tag=True, array_like=True):
+    """scheduler → cache: a state slot and pages for `tokens`, matched no further than `limit`.
+
+    `succeeds` names the request's previous grant; the cache waits until that account is closed.
+    """
+
+    grant: int
+    tokens: Tokens
+    limit: int
+    salt: str
+    succeeds: int | None
+
+
+class Cancel(Struct, tag=True, array_like=True):
+    """scheduler → cache: forget a parked Acquire. Answered by Refused, unless Granted is already under way."""
+
+    grant: int
+
+
+class Refused(Struct, tag=True, array_like=True):
+    """cache → scheduler."""
+
+    grant: int
+    reason: Literal["cancelled", "too_large"]
+    message: str
+
+
+class Want(Struct, tag=True, array_like=True):
+    """scheduler → cache: checkpoint slots for a running request; answered at once by Spare."""
+
+    grant: int
+    count: int
+
+
+class Extend(Struct, tag=True, array_like=True):
+    """scheduler → cache: one more page for each of these grants, most urgent first."""
+
+    grants: list[int]
+
+
+class Extended(Struct, tag=True, array_like=True):
+    """cache → scheduler: the pages that could be given; `short` names the grants that still wait for theirs."""
+
+    pages: list[GrantPages]
+    short: list[int]
+
+
+class Closed(Struct, tag=True, array_like=True):
+    """cache → scheduler: this grant's account is closed; its pages and slot have gone to the tree or the pool."""
+
+    grant: int
+
+
+class Retire(Struct, tag=True, array_like=True):
+    """scheduler → forward: exactly one per Admit."""
+
+    grant: int
+    reason: RetireReason
+
+
+class Admitted(Struct, tag=True, array_like=True):
+    """forward → results."""
+
+    grant: int
+    request: Request
+    match: int
+    matched_tokens: int
+
+
+class Copied(Struct, tag=True, array_like=True):
+    """forward → cache: the copies of this grant are on the stream; its loans have ended."""
+
+    grant: int
+
+
+class Settled(Struct, tag=True, array_like=True):
+    """results → scheduler: exactly one per Step, in order; these grants are finished."""
+
+    step: int
+    finished: list[int]
+
+
+class Requeue(Struct, tag=True, array_like=True):
+    """results → scheduler: a retracted request that is still open, its output appended to its tokens."""
+
+    request: Request
+
+
+class Over(Struct, tag=True, array_like=True):
+    """results → scheduler: an admitted request has been answered for good."""
+
+    request: str
+
+
+class Ended(Struct, tag=True, array_like=True):
+    """scheduler → api, or → results for a request that has output: it ends while it is queued."""
+
+    request: str
+    reason: EndReason
+    message: str
+
+
+class Output(Struct, array_like=True):
+    """What one step adds to one request.
+
+    `tokens` holds every new token, `text` what may be shown of them; the counts are totals up to here.
+    """
+
+    request: str
+    text: str
+    tokens: Tokens
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[TokenLogprob] = []
+    prompt_logprobs: list[TokenLogprob] = []
+
+
+class Delta(Struct, tag=True, array_like=True):
+    """results → api: one a step."""
+
+    outputs: list[Output]
+
+
+class Flush(Struct, tag=True, array_like=True):
+    """api → cache: forget the tree."""
+
+    ticket: int
+
+
+class Flushed(Struct, tag=True, array_like=True):
+    """cache → api."""
+
+    ticket: int
+
+
+class Drain(Struct, tag=True, array_like=True):
+    """One lap of the ring behind the last request: api → scheduler → forward → results → cache."""
+
+
+class Drained(Struct, tag=True, array_like=True):
+    """cache → api: the lap is complete; `astray` names what was not home (empty when all is well)."""
+
+    astray: list[str]
+
+
+class Ran(Struct, tag=True, array_like=True):
+    """device → forward: the step's event has passed. tokens[i] was sampled by the i-th row of the step that samples."""
+
+    step: int
+    tokens: Tokens
+    logprobs: list[RowLogprobs]
+    prompt_logprobs: list[RowLogprobs]
+
+
+Message: TypeAlias = (
+    Granted | Spare | Return | Admit | Step | Stepped | Retired | Donate | Free
+    | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed | Retire | Admitted | Copied
+    | Settled | Requeue | Over | Ended | Delta | Flush | Flushed | Drain | Drained | Ran
+)  # fmt: skip

@@ -1,0 +1,196 @@
+"""The radix tree of token sequences: each node names the KV pages of its edge and may keep the state at its end."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from actors.lease import Lease
+from actors.pages import Pages
+from actors.tokens import WIDTH, Tokens, common_prefix, count, cut
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """Tokens [start, end) of a path. `pages` covers them; the first page may begin with entries of the path above.
+
+    pins: open grants that go on from here. salt: set on roots only.
+    """
+
+    id: int
+    tokens: Tokens
+    start: int
+    parent: "Node | None"
+    pages: list[int]
+    children: dict[bytes, "Node"] = field(default_factory=dict)
+    state: Lease | None = None
+    pins: int = 0
+    salt: str = ""
+
+    @property
+    def end(self) -> int:
+        return self.start + count(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """`node` ends at the deepest usable state (or is the root); `tokens` is how far the tree knows the tokens."""
+
+    node: Node
+    tokens: int
+
+
+class RadixTree:
+    """One root a salt. `nodes` and `states` are in order of use, the least recent first.
+
+    `epoch` counts the times that the tree was cleared: a node of an older epoch is no longer part of it.
+    """
+
+    def __init__(self, pages: Pages) -> None:
+        self.pages = pages
+        self.roots: dict[str, Node] = {}
+        self.nodes: OrderedDict[Node, None] = OrderedDict()
+        self.states: OrderedDict[Node, None] = OrderedDict()
+        self.tokens = 0
+        self.epoch = 0
+        self._next_id = 0
+
+    def match(self, salt: str, tokens: Tokens, limit: int) -> Match:
+        """The deepest state at or before `limit` on the path of `tokens`, and the length of the path that is known."""
+        node = best = self._root(salt)
+        known = 0
+        while child := node.children.get(cut(tokens, known, known + 1)):
+            known += common_prefix(child.tokens, cut(tokens, known, known + count(child.tokens)))
+            if known < child.end:
+                break
+            node = child
+            if node.state is not None and node.end <= limit:
+                best = node
+        return Match(best, known)
+
+    def table(self, node: Node) -> list[int]:
+        """The page of each page index on the path to node's end; where two nodes name one index, the deeper is whole."""
+        table: list[int] = []
+        for step in reversed(list(path(node))):
+            if step.pages:
+                del table[step.start // self.pages.size :]
+                table += step.pages
+        return table
+
+    def insert(self, node: Node, tokens: Tokens, table: list[int]) -> Node:
+        """The node that ends `tokens` behind `node`. Where the path is there already its pages stay.
+
+        table: the page of each page index from the root on, of which a new node names those of its own range.
+        """
+        begin, goal = node.end, node.end + count(tokens)
+        while node.end < goal:
+            rest = tokens[(node.end - begin) * WIDTH :]
+            child = node.children.get(rest[:WIDTH])
+            if child is None:
+                return self._extend(node, rest, self._span(table, node.end, goal))
+            shared = common_prefix(child.tokens, rest)
+            node = child if shared == count(child.tokens) else self._split(child, shared)
+        return node
+
+    def set_state(self, node: Node, state: Lease) -> None:
+        node.state = state
+        self.states[node] = None
+
+    def take_state(self, node: Node) -> Lease:
+        state = node.state
+        assert state is not None
+        node.state = None
+        del self.states[node]
+        return state
+
+    def touch(self, node: Node) -> None:
+        """Mark the path to node as used now, its root-most part as the latest."""
+        for step in path(node):
+            if step.parent is not None:
+                self.nodes.move_to_end(step)
+        if node.state is not None:
+            self.states.move_to_end(node)
+
+    def unpin(self, node: Node) -> None:
+        node.pins -= 1
+        self._trim(node)
+
+    def remove(self, node: Node) -> None:
+        """Take a leaf without state out of the tree; grants that go on from it go on from its parent."""
+        assert node.parent is not None and not node.children and node.state is None
+        node.parent.pins += node.pins
+        del node.parent.children[node.tokens[:WIDTH]]
+        del self.nodes[node]
+        self.tokens -= count(node.tokens)
+        self.pages.unname(node.pages)
+        self._trim(node.parent)
+
+    def clear(self) -> list[Node]:
+        """Begin a new epoch; returns the nodes of the old one that keep a state."""
+        stateful = list(self.states)
+        for node in self.nodes:
+            self.pages.unname(node.pages)
+        self.roots.clear()
+        self.nodes.clear()
+        self.states.clear()
+        self.tokens = 0
+        self.epoch += 1
+        return stateful
+
+    def _root(self, salt: str) -> Node:
+        if salt not in self.roots:
+            self._next_id += 1
+            self.roots[salt] = Node(self._next_id, b"", 0, None, [], salt=salt)
+        return self.roots[salt]
+
+    def _trim(self, node: Node) -> None:
+        """Forget a root that nothing hangs on."""
+        if node.parent is None and not node.children and not node.pins and self.roots.get(node.salt) is node:
+            del self.roots[node.salt]
+
+    def _extend(self, node: Node, tokens: Tokens, pages: list[int]) -> Node:
+        """Add a leaf. Where it begins inside a page its own page holds all that the path above has in that page."""
+        size = self.pages.size
+        first = node.end // size
+        for step in path(node):
+            if not pages or step.end <= first * size or not step.pages:
+                break
+            self.pages.name(pages[:1])
+            self.pages.unname(step.pages[-1:])
+            step.pages[-1] = pages[0]
+        return self._add(tokens, node, pages)
+
+    def _add(self, tokens: Tokens, parent: Node, pages: list[int]) -> Node:
+        self._next_id += 1
+        node = Node(self._next_id, tokens, parent.end, parent, pages)
+        parent.children[tokens[:WIDTH]] = node
+        self.nodes[node] = None
+        self.tokens += count(tokens)
+        self.pages.name(pages)
+        return node
+
+    def _split(self, node: Node, length: int) -> Node:
+        """Cut node after its first `length` tokens; returns the new upper half. Both name a page across the cut."""
+        parent, at = node.parent, node.start + length
+        assert parent is not None
+        old = node.pages
+        self.tokens -= length
+        upper = self._add(cut(node.tokens, 0, length), parent, self._span(old, node.start, at, node.start))
+        lower_pages = self._span(old, at, node.end, node.start)
+        self.pages.name(lower_pages)
+        self.pages.unname(old)
+        node.tokens, node.start, node.parent, node.pages = node.tokens[length * WIDTH :], at, upper, lower_pages
+        upper.children[node.tokens[:WIDTH]] = node
+        return upper
+
+    def _span(self, table: list[int], start: int, end: int, first: int = 0) -> list[int]:
+        """The pages of positions [start, end) out of a table that begins with the page of position `first`."""
+        base = first // self.pages.size
+        return table[start // self.pages.size - base : -(-end // self.pages.size) - base]
+
+
+def path(node: Node) -> Iterator[Node]:
+    """From node up to its root."""
+    step: Node | None = node
+    while step is not None:
+        yield step
+        step = step.parent

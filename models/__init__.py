@@ -1,0 +1,1 @@
+"""Model families: config, layer wiring and weight map, one file each over shared layers."""
