@@ -153,7 +153,7 @@ class Cache:
         return not self.accounts and cold is not match.node and self._grant(acquire, cold, match.tokens, need)
 
     def _grant(self, acquire: Acquire, node: Node, known: int, need: int) -> bool:
-        """Give a slot and `need` pages to go on from `node`; False, with nothing changed for others, if there is no room."""
+        """Give a slot and `need` pages to go on from `node`; False, with nothing kept, if there is no room."""
         table = self.tree.table(node)
         whole = node.end // self.pages.size if table else 0
         copy_source = table[whole] if whole < len(table) else None

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from actors.messages import Ran, Request
+from actors.messages import Request
 
 
 class WorkChunk(Struct, frozen=True, array_like=True):
@@ -102,5 +102,3 @@ class DeviceThread:
             except BaseException as error:
                 self._failed(error)
                 return
-
-

@@ -72,8 +72,9 @@ class Forward:
                 raise TypeError(f"forward got {message!r}")
 
     def act(self) -> None:
-        while self._reports and not isinstance(self._reports[0], Running):
-            self.send("results", self._reports.popleft())
+        while self._reports and not isinstance(report := self._reports[0], Running):
+            self._reports.popleft()
+            self.send("results", report)
 
     def leases(self) -> Iterator[Lease]:
         yield from (row.state for row in self.rows.values())

@@ -11,14 +11,13 @@ from msgspec import Struct
 from actors.lease import Lease, Loan
 from actors.tokens import Tokens
 
-
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 RetireReason: TypeAlias = Literal["finished", "limit", "capacity", "aborted", "timeout", "retracted"]
 EndReason: TypeAlias = Literal["queue_full", "too_large", "aborted", "timeout", "draining"]
 
 
 class Sampling(Struct, frozen=True, array_like=True):
-    """How the next token is drawn. temperature 0 is greedy; top_k 0 is no limit; logit_bias maps token ids to addends."""
+    """How the next token is drawn. temperature 0 is greedy, top_k 0 no limit; logit_bias maps ids to addends."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -182,7 +181,7 @@ class Retired(Struct, tag=True, array_like=True):
 
 
 class Donate(Struct, tag=True, array_like=True):
-    """results → cache: a state at `position`; `tokens` are those since the grant's last Donate (first: since the match)."""
+    """results → cache: a state at `position`, and the tokens since its last Donate (first: since the match)."""
 
     grant: int
     state: Lease

@@ -10,7 +10,7 @@ from actors.tokens import count
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """max_running rows at once; step_tokens a step; page_size 0 without attention; track_interval 0 keeps no decode states.
+    """max_running rows at once; step_tokens a step; page_size 0 without attention; track_interval 0: no decode states.
 
     depth: steps that may be unsettled at once, 2 with overlap and 1 without.
     """
@@ -131,7 +131,7 @@ def in_order(state: State) -> list[Row]:
 
 
 def plan_queue(state: State, commands: Plan) -> None:
-    """Ask the cache for as many of the first in the queue as there are rows; no one while a running row lacks a page."""
+    """Ask the cache for as many of the first in the queue as there are rows; none while a running row lacks a page."""
     room = 0 if state.short else state.limits.max_running - len(state.rows)
     first = state.queue[: max(room, 0)]
     commands.acquire = [record for record in first if record.grant is None]
@@ -177,7 +177,7 @@ def plan_step(state: State, retiring: set[int]) -> StepPlan | None:
 
 
 def chunk_length(row: Row, budget: int) -> int:
-    """As far as the budget goes; nothing while a checkpoint on the way still waits for its slot, which is soon decided."""
+    """As far as the budget goes; nothing while a checkpoint on the way waits for its slot, which is soon decided."""
     end = min(row.length, row.position + budget)
     undecided = any(row.position < position <= end for position in [*row.wanted, *row.asked])
     return 0 if undecided else end - row.position
@@ -211,7 +211,7 @@ def plan_row(limits: Limits, row: Row, position: int, commands: Plan) -> None:
 
 
 def checkpoint_positions(request: Request, match: int, branch: int | None, chunk_size: int) -> dict[int, int]:
-    """Where a prompt is worth a checkpoint, with ranks: the branch, the last boundary below its end, newest message ends."""
+    """Where to checkpoint a prompt, by rank: the branch, the last boundary below its end, newest message ends."""
     length = count(request.tokens)
     boundary = (length - 1) // chunk_size * chunk_size
     ranked = [branch, boundary, *sorted(request.message_ends, reverse=True)]

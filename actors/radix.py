@@ -68,7 +68,7 @@ class RadixTree:
         return Match(best, known)
 
     def table(self, node: Node) -> list[int]:
-        """The page of each page index on the path to node's end; where two nodes name one index, the deeper is whole."""
+        """The page of each page index on the path to node's end; of two nodes that share one, the deeper's is whole."""
         table: list[int] = []
         for step in reversed(list(path(node))):
             if step.pages:

@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import anyio
+
 from actors.actor import Actor, Address, Send
 from actors.cache import Cache
 from actors.device import Device, DeviceThread
 from actors.forward import Forward
 from actors.lease import Ledger, Move, Place, Violation
-from actors.messages import Message, Ran
+from actors.messages import Ran
 from actors.pages import Pages
 from actors.plan import Limits
 from actors.result_processor import ResultProcessor, Vocabulary
@@ -55,32 +57,25 @@ class Relay:
         self.device = DeviceThread(device(self._deliver), self._fail)
         limits = config.limits
         pages = Pages(config.pages, max(limits.page_size, 1))
-        add = self.runtime.add
-        self.cache = Cache(lambda to, message: self.send("cache", to, message), self.ledger, pages)
-        self.scheduler = Scheduler(lambda to, message: self.send("scheduler", to, message), limits)
-        self.forward = Forward(lambda to, message: self.send("forward", to, message), self.device, limits.max_running)
-        self.results = ResultProcessor(lambda to, message: self.send("results", to, message), vocabulary)
+        sender = self.runtime.sender
+        self.cache = Cache(sender("cache"), self.ledger, pages)
+        self.scheduler = Scheduler(sender("scheduler"), limits)
+        self.forward = Forward(sender("forward"), self.device, limits.max_running)
+        self.results = ResultProcessor(sender("results"), vocabulary)
         for address, actor in self._unit().items():
-            add(address, lambda _, actor=actor: actor)
-        self.api = add("api", api)
+            self.runtime.add(address, actor)
+        self.runtime.add("api", api(sender("api")))
 
     def _unit(self) -> dict[Address, Actor]:
         return {"cache": self.cache, "scheduler": self.scheduler, "forward": self.forward, "results": self.results}
 
-    def send(self, sender: str, to: Address, message: Message) -> None:
-        self.runtime.send(sender, to, message)
-
     async def run(self) -> None:
         """Carry the actors until cancelled; raises what an actor or the device raised."""
-        carrying = asyncio.ensure_future(self.runtime.run())
         try:
-            await asyncio.wait({carrying, self._device_failed}, return_when=asyncio.FIRST_COMPLETED)
-            if carrying.done():
-                carrying.result()
-            raise DeviceFailed("the device failed") from self._device_failed.result()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.runtime.run)
+                raise DeviceFailed("the device failed") from await self._device_failed
         finally:
-            carrying.cancel()
-            await asyncio.gather(carrying, return_exceptions=True)
             self.ledger.close()
             self.device.close()
 
@@ -107,7 +102,7 @@ class Relay:
         }
 
     def _deliver(self, ran: Ran) -> None:
-        self._loop.call_soon_threadsafe(self.send, "device", "forward", ran)
+        self._loop.call_soon_threadsafe(self.runtime.send, "device", "forward", ran)
 
     def _fail(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._device_failed.set_result, error)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from models.detokenizer import Detokenizer
+from models.stop_strings import StopStrings
 from msgspec.structs import replace
 
 from actors.actor import Send
@@ -30,8 +32,6 @@ from actors.messages import (
     TokenLogprob,
 )
 from actors.tokens import pack, unpack
-from models.detokenizer import Detokenizer
-from models.stop_strings import StopStrings
 
 PROMPT_TAIL = 16
 FINISH: dict[RetireReason, FinishReason] = {
@@ -202,7 +202,7 @@ class ResultProcessor:
         self.send("cache", Donate(record.grant, state, position, tokens, closes))
 
     def _retired(self, retired: Retired) -> None:
-        """Finished beats aborted beats retracted; the state is worth keeping if it is further than the last one kept."""
+        """Finished beats aborted beats retracted; the state is kept if it is further than the last one kept."""
         record = self._grants.pop(retired.grant)
         if retired.reason == "retracted" and record.finish is None:
             self._requeue(record)
@@ -233,4 +233,3 @@ class ResultProcessor:
     def _forget(self, record: Record) -> None:
         del self.records[record.request.id]
         self.send("scheduler", Over(record.request.id))
-

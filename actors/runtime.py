@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import anyio
 
@@ -42,11 +42,14 @@ class Runtime:
         self._actors: dict[Address, Actor] = {}
         self._codec = Codec(ledger) if codec_check else None
 
-    def add(self, address: Address, make: Callable[[Send], Actor]) -> Actor:
-        """Make an actor, given its way to send, and give it a mailbox."""
+    def add(self, address: Address, actor: Actor) -> None:
+        """Give an actor a mailbox; it runs from `run` on."""
         self.mailboxes[address] = Mailbox()
-        self._actors[address] = make(lambda to, message: self.send(address, to, message))
-        return self._actors[address]
+        self._actors[address] = actor
+
+    def sender(self, address: Address) -> Send:
+        """The way in which the actor at this address sends."""
+        return lambda to, message: self.send(address, to, message)
 
     def send(self, sender: str, to: Address, message: Message) -> None:
         """Move the message's leases and queue it. A send that raises has moved nothing."""

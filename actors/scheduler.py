@@ -270,7 +270,8 @@ class Scheduler:
             row.asked = [asked for asked in row.asked if asked != position]
         self.counters["checkpoints_missed"] += len(step.missed)
         checkpoints = [
-            Checkpoint(grant, position, self.state.rows[grant].ready.pop(position)) for grant, position in step.checkpoints
+            Checkpoint(grant, position, self.state.rows[grant].ready.pop(position))
+            for grant, position in step.checkpoints
         ]
         pages = [GrantPages(grant, pages) for grant, pages in self._new_pages.items()]
         self._new_pages.clear()

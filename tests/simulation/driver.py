@@ -285,7 +285,13 @@ class Simulation:
         tokens = (unpack(asked.request.tokens) + asked.tokens + unpack(request.tokens)[-3:])[:42]
         ends = tuple(end for end in request.message_ends if end <= len(tokens))
         return Request(
-            request.id, pack(tokens), len(tokens), request.sampling, request.stops, salt=asked.request.salt, message_ends=ends
+            request.id,
+            pack(tokens),
+            len(tokens),
+            request.sampling,
+            request.stops,
+            salt=asked.request.salt,
+            message_ends=ends,
         )
 
     # Checks

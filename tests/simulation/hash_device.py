@@ -1,4 +1,4 @@
-"""The hash model as a device: plain Python, executed late and in stream order, reading its arguments when it executes."""
+"""The hash model as a device: plain Python, executed late, in stream order, reading its arguments as it executes."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from actors.device import Work
 from actors.messages import Ran, Request
 from actors.tokens import pack, unpack
-from models.hash_definition import next_state, next_token, fold_entries
+from models.hash_definition import fold_entries, next_state, next_token
 
 GARBAGE = -1
 
