@@ -158,6 +158,7 @@ class TorchDevice:
         reported = [i for i, draw in enumerate(draws) if self._rows[draw.row].request.logprobs is not None]
         kept = raw[self._tensor(reported)] if reported else raw[:0]
         logits = self._adjust(draws, raw)
+        asked = [self._rows[draw.row].request.sampling for draw in draws]
         params = SamplingParams(
             temperature=self._temperature[rows],
             top_k=self._top_k[rows],
@@ -165,6 +166,8 @@ class TorchDevice:
             min_p=self._min_p[rows],
             seed=self._seed[rows],
             position=positions,
+            all_greedy=all(sampling.temperature == 0 for sampling in asked),
+            any_truncated=any(sampling.top_k > 0 or sampling.top_p < 1 for sampling in asked),
         )
         tokens = sample(logits, params).tokens
         self._last_token[rows] = tokens

@@ -1,0 +1,98 @@
+"""The hash model as a family: models.hash_definition in int64 state and page tensors of the real pools."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.batch import Batch, Decode, Pools, Prefill, Shape
+from models.hash_definition import FOLD_PERIOD, MODULUS, next_state
+
+LOGIT = 10.0
+
+
+class HashModel:
+    """Implements models.batch.Model. Hidden states are int64 [T, 1], the output hashes; there are no weights."""
+
+    def __init__(self, vocab_size: int, chunk_size: int, max_position: int, page_fold: bool = True) -> None:
+        self.vocab_size = vocab_size
+        self.chunk_size = chunk_size
+        self.max_position = max_position
+        self.page_fold = page_fold
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "HashModel":
+        """Of config.json: vocab_size, chunk_size, max_position_embeddings, and page_fold (false: no pages, fold 0)."""
+        return cls(
+            vocab_size=config["vocab_size"],
+            chunk_size=config["chunk_size"],
+            max_position=config["max_position_embeddings"],
+            page_fold=config.get("page_fold", True),
+        )
+
+    def state_shapes(self) -> list[Shape]:
+        return [Shape((), torch.int64)]
+
+    def page_shapes(self) -> list[Shape]:
+        return [Shape((), torch.int64)] if self.page_fold else []
+
+    def forward(self, batch: Batch, pools: Pools) -> Tensor:
+        hashes: list[Tensor] = []
+        fed = 0
+        if batch.prefill is not None:
+            fed = batch.prefill.offsets[-1]
+            hashes += self._prefill(batch.tokens[:fed], batch.positions[:fed], batch.prefill, pools)
+        if batch.decode is not None:
+            hashes.append(self._decode(batch.tokens[fed:], batch.positions[fed:], batch.decode, pools))
+        return torch.cat(hashes)[:, None]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        next_tokens = hidden % self.vocab_size
+        return torch.zeros(len(hidden), self.vocab_size, device=hidden.device).scatter_(1, next_tokens, LOGIT)
+
+    def _prefill(self, tokens: Tensor, positions: Tensor, prefill: Prefill, pools: Pools) -> list[Tensor]:
+        slots = pools.state[0]
+        hashes: list[Tensor] = []
+        written: list[Tensor] = []
+        for segment, (start, slot) in enumerate(zip(prefill.starts, prefill.slots, strict=True)):
+            span = slice(prefill.offsets[segment], prefill.offsets[segment + 1])
+            state = int(slots[slot])
+            states: list[int] = []
+            for token, position in zip(tokens[span].tolist(), positions[span].tolist(), strict=True):
+                state = next_state(state, token, position)
+                states.append(state)
+            segment_states = torch.tensor(states, device=slots.device)
+            slots[slot] = segment_states[-1]
+            written.append(segment_states)
+            folds: Tensor | int = 0
+            if self.page_fold:
+                folds = _write_and_fold(pools, prefill.page_table[segment], start, segment_states)
+            hashes.append((segment_states * 31 + folds * 17 + 7) % MODULUS)
+        for checkpoint in prefill.checkpoints:
+            offset = checkpoint.position - prefill.starts[checkpoint.segment]
+            slots[checkpoint.slot] = written[checkpoint.segment][offset - 1]
+        return hashes
+
+    def _decode(self, tokens: Tensor, positions: Tensor, decode: Decode, pools: Pools) -> Tensor:
+        slots = pools.state[0]
+        states = (slots[decode.slots] * 48271 + (tokens + 1) * 69621 + (positions + 1) * 16807 + 1) % MODULUS
+        slots[decode.slots] = states
+        if not self.page_fold:
+            return (states * 31 + 7) % MODULUS
+        folds = [
+            _write_and_fold(pools, decode.page_table[row], position, states[row : row + 1])
+            for row, position in enumerate(decode.positions.tolist())
+        ]
+        return (states * 31 + torch.cat(folds) * 17 + 7) % MODULUS
+
+
+def _write_and_fold(pools: Pools, page_row: Tensor, start: int, entries: Tensor) -> Tensor:
+    """Store entries int64 [n] at positions start.. of a page table's row; the folds at each of them, int64 [n].
+
+    Every entry from position 0 on is read back through the page table. Folds are sums of terms below 2**31.
+    """
+    places = torch.arange(start + len(entries), device=entries.device)
+    pages, offsets = page_row[places // pools.page_size].long(), places % pools.page_size
+    pools.pages[0][pages[start:], offsets[start:]] = entries
+    terms = pools.pages[0][pages, offsets] * (places % FOLD_PERIOD + 1) % MODULUS
+    return terms.cumsum(0)[start:] % MODULUS

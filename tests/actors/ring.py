@@ -1,0 +1,150 @@
+"""A whole ring around a small model, in this process, for tests that look inside."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from actors.actor import Send
+from actors.lease import Lease
+from actors.messages import (
+    Abort,
+    Delta,
+    Drain,
+    Drained,
+    Ended,
+    Flush,
+    Flushed,
+    Message,
+    Request,
+    Sampling,
+    Stops,
+    Submit,
+    TokenLogprob,
+)
+from actors.plan import Limits
+from actors.relay import Relay, RelayConfig
+from actors.tokens import pack, unpack
+from actors.torch_device import TorchDevice
+from models.batch import Model, Pools, allocate
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass
+class Answer:
+    """What has come back of a request."""
+
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    cached: int = 0
+    end: str | None = None
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class NoText:
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return ""
+
+
+class Ring:
+    """The api's actor, and what tests call."""
+
+    def __init__(self, model: Model, pools: Pools) -> None:
+        self.model, self.pools = model, pools
+        self.answers: dict[str, Answer] = {}
+        self.drained: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        self.flushed = asyncio.Event()
+        self.relay: Relay
+        self._send: Send
+
+    def bind(self, send: Send) -> "Ring":
+        self._send = send
+        return self
+
+    def receive(self, message: Message) -> None:
+        match message:
+            case Delta(outputs):
+                for output in outputs:
+                    answer = self.answers[output.request]
+                    answer.tokens += unpack(output.tokens)
+                    answer.logprobs += output.logprobs
+                    answer.prompt_logprobs += output.prompt_logprobs
+                    answer.cached = output.cached_tokens
+                    self._end(output.request, output.finish_reason)
+            case Ended(request, reason):
+                self._end(request, reason)
+            case Flushed():
+                self.flushed.set()
+            case Drained(astray):
+                self.drained.set_result(astray)
+            case _:
+                raise TypeError(f"unexpected {message!r}")
+
+    def act(self) -> None:
+        pass
+
+    def leases(self) -> list[Lease]:
+        return []
+
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int = 8,
+        sampling: Sampling = GREEDY,
+        stops: Stops | None = None,
+        **more: object,
+    ) -> Answer:
+        name = f"r{len(self.answers)}"
+        self.answers[name] = Answer(prompt)
+        request = Request(name, pack(prompt), len(prompt), sampling, stops or Stops(max_tokens), **more)
+        self._send("scheduler", Submit(request))
+        return self.answers[name]
+
+    async def ask(self, prompt: list[int], max_tokens: int = 8, **more: object) -> Answer:
+        answer = self.submit(prompt, max_tokens, **more)
+        await asyncio.wait_for(answer.done.wait(), 60)
+        return answer
+
+    def abort(self, name: str) -> None:
+        self._send("scheduler", Abort(name))
+
+    async def flush(self) -> None:
+        self.flushed.clear()
+        self._send("cache", Flush(1))
+        await asyncio.wait_for(self.flushed.wait(), 10)
+
+    def _end(self, request: str, reason: str | None) -> None:
+        if reason is not None:
+            self.answers[request].end = reason
+            self.answers[request].done.set()
+
+
+@asynccontextmanager
+async def running(
+    model: Model, slots: int = 16, pages: int = 64, page_size: int = 16, codec_check: bool = False, **limits: int
+) -> AsyncIterator[Ring]:
+    """A running ring, drained and audited at the end."""
+    pages = pages if model.page_shapes() else 0
+    pools = allocate(model, slots, pages, page_size, torch.device("cpu"))
+    chosen = Limits(**{"chunk_size": model.chunk_size, "page_size": page_size if pages else 0, **limits})
+    ring = Ring(model, pools)
+    make: Callable[..., TorchDevice] = lambda deliver: TorchDevice(model, pools, chosen.max_running, 1024, deliver)  # noqa: E731
+    ring.relay = Relay(RelayConfig(slots, pages, chosen, codec_check), make, NoText(), ring.bind)
+    carrying = asyncio.create_task(ring.relay.run())
+    try:
+        yield ring
+        ring._send("scheduler", Drain())
+        await asyncio.wait({asyncio.ensure_future(ring.drained), carrying}, timeout=30, return_when="FIRST_COMPLETED")
+        if carrying.done():
+            carrying.result()
+        assert ring.drained.result() == []
+        assert ring.relay.audit() == []
+        assert ring.relay.ledger.violations == 0
+    finally:
+        carrying.cancel()
+        await asyncio.gather(carrying, return_exceptions=True)

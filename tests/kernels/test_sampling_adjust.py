@@ -1,0 +1,115 @@
+import math
+import random
+
+import pytest
+import torch
+
+from kernels.sampling import TokenCounts, apply_bias, apply_penalties, log_probabilities
+
+torch.set_num_threads(1)
+
+
+def penalise_by_hand(
+    logits: list[float], prompt: list[int], output: list[int], repetition: float, presence: float, frequency: float
+) -> list[float]:
+    result = list(logits)
+    for token in set(prompt) | set(output):
+        result[token] = result[token] / repetition if result[token] > 0 else result[token] * repetition
+    for token in output:
+        result[token] -= frequency
+    for token in set(output):
+        result[token] -= presence
+    return result
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_penalties_equal_a_direct_loop(seed: int) -> None:
+    rng = random.Random(seed)
+    rows, vocab_size = 6, 30
+    logits = torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 4
+    logits[0, 3] = -math.inf
+    before = logits.clone()
+    prompts = [[rng.randrange(vocab_size) for _ in range(rng.randrange(20))] for _ in range(rows)]
+    outputs = [[rng.randrange(vocab_size) for _ in range(rng.randrange(40))] for _ in range(rows)]
+    penalties = [
+        [rng.choice([1.0, 1.3, 0.7]), rng.choice([0.0, 0.5, -0.5]), rng.choice([0.0, 0.2])] for _ in range(rows)
+    ]
+    counts = TokenCounts(vocab_size, torch.device("cpu"))
+    lines = torch.tensor(
+        [
+            counts.open(torch.tensor(prompt, dtype=torch.long), torch.tensor(output, dtype=torch.long))
+            for prompt, output in zip(prompts, outputs, strict=True)
+        ]
+    )
+    adjusted = apply_penalties(
+        logits, counts.prompt_seen[lines], counts.output_counts[lines], *torch.tensor(penalties).unbind(1)
+    )
+    by_hand = [
+        penalise_by_hand(*row)
+        for row in zip(before.tolist(), prompts, outputs, *zip(*penalties, strict=True), strict=True)
+    ]
+    torch.testing.assert_close(adjusted, torch.tensor(by_hand))
+    assert torch.equal(logits, before)
+
+
+def test_counts_follow_rows_that_come_and_go() -> None:
+    rng = random.Random(0)
+    vocab_size = 12
+    counts = TokenCounts(vocab_size, torch.device("cpu"))
+    running: dict[int, tuple[list[int], list[int]]] = {}
+    most = 0
+    for _ in range(300):
+        if running and rng.random() < 0.3:
+            line = rng.choice(list(running))
+            del running[line]
+            counts.close(line)
+        if len(running) < 7 and rng.random() < 0.5:
+            prompt, output = [[rng.randrange(vocab_size) for _ in range(rng.randrange(6))] for _ in range(2)]
+            line = counts.open(torch.tensor(prompt, dtype=torch.long), torch.tensor(output, dtype=torch.long))
+            assert line not in running
+            running[line] = (prompt, output)
+        most = max(most, len(running))
+        lines = [line for line in running if rng.random() < 0.8]
+        tokens = [rng.randrange(vocab_size) for _ in lines]
+        counts.add(torch.tensor(lines, dtype=torch.long), torch.tensor(tokens, dtype=torch.long))
+        for line, token in zip(lines, tokens, strict=True):
+            running[line][1].append(token)
+        for line, (prompt, output) in running.items():
+            assert counts.prompt_seen[line].tolist() == [token in prompt for token in range(vocab_size)]
+            assert counts.output_counts[line].tolist() == [output.count(token) for token in range(vocab_size)]
+    assert most <= len(counts.output_counts) < 2 * most
+    assert len(counts.prompt_seen) == len(counts.output_counts)
+
+
+def test_bias_adds_and_bans() -> None:
+    logits = torch.arange(12.0).view(3, 4)
+    rows, tokens = torch.tensor([0, 0, 2, 2]), torch.tensor([1, 3, 0, 0])
+    assert apply_bias(logits, rows, tokens, torch.tensor([2.5, -1.0, 100.0, -math.inf])) is logits
+    assert logits.tolist() == [[0.0, 3.5, 2.0, 2.0], [4.0, 5.0, 6.0, 7.0], [-math.inf, 9.0, 10.0, 11.0]]
+
+
+def test_log_probabilities() -> None:
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0)) * 5
+    logits[0, 4] = -math.inf
+    tokens = torch.tensor([4, 1, 2, 39, 0])
+    expected = logits.double().log_softmax(-1)
+    chosen, values, ids = log_probabilities(logits, tokens, 6)
+    assert chosen.dtype == values.dtype == torch.float32
+    torch.testing.assert_close(chosen.double(), expected[torch.arange(5), tokens], rtol=1e-6, atol=1e-5)
+    best = expected.topk(6)
+    torch.testing.assert_close(values.double(), best.values, rtol=1e-6, atol=1e-5)
+    assert ids.tolist() == best.indices.tolist()
+
+
+def test_log_probabilities_of_ties_and_of_no_alternatives() -> None:
+    logits = torch.zeros(2, 9)
+    logits[0, [7, 2]] = 1.0
+    logits[1, 4] = -0.0
+    tokens = torch.tensor([2, 0])
+    chosen, _, ids = log_probabilities(logits, tokens, 4)
+    assert ids.tolist() == [[2, 7, 0, 1], [0, 1, 2, 3]]
+    assert log_probabilities(logits, tokens, 20)[2].shape == (2, 9)
+    alone, values, none = log_probabilities(logits, tokens, 0)
+    assert alone.tolist() == chosen.tolist()
+    assert values.shape == none.shape == (2, 0)
+    assert none.dtype == torch.int64
