@@ -316,7 +316,7 @@ class Ended(Struct, tag=True, array_like=True):
 
 
 class Output(Struct, array_like=True):
-    """What one step adds to one request.
+    """What one step adds to one request. The first one comes, empty, when the request is admitted.
 
     `tokens` holds every new token, `text` what may be shown of them; the counts are totals up to here.
     """

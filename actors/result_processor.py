@@ -112,6 +112,7 @@ class ResultProcessor:
         record = self.records.get(request.id)
         if record is None:
             record = self.records[request.id] = self._record(request, admitted.match)
+            self._output(record, "")
         record.grant, record.donated = admitted.grant, admitted.match
         self._grants[admitted.grant] = record
 
