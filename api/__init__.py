@@ -1,0 +1,1 @@
+"""HTTP: everything between a client's connection and the ring."""

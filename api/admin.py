@@ -1,0 +1,117 @@
+"""Everything that generates nothing: models, health, information, metrics, abort and flush."""
+
+import time
+from typing import Any
+
+from aiohttp import web
+from msgspec import Struct
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from api import errors
+from api.engine import SERVER, Engine, Server
+from api.handling import answer_json
+from api.parsing import convert, read_object
+from api.version import VERSION
+
+
+async def health(request: web.Request) -> web.Response:
+    """The process is alive."""
+    return answer_json({"status": "ok"})
+
+
+async def ready(request: web.Request) -> web.Response:
+    """Requests will be taken; 503 while loading or draining."""
+    request.app[SERVER].ready()
+    return answer_json({"status": "ready"})
+
+
+async def version(request: web.Request) -> web.Response:
+    return answer_json({"version": VERSION})
+
+
+def card(server: Server, engine: Engine) -> dict[str, Any]:
+    return {
+        "id": server.name,
+        "object": "model",
+        "created": int(server.started),
+        "owned_by": "baton",
+        "root": server.name,
+        "max_model_len": engine.max_model_len,
+    }
+
+
+async def models(request: web.Request) -> web.Response:
+    server = request.app[SERVER]
+    return answer_json({"object": "list", "data": [card(server, server.ready())]})
+
+
+async def model(request: web.Request) -> web.Response:
+    server = request.app[SERVER]
+    return answer_json(card(server, server.ready(request.match_info["model"])))
+
+
+async def model_info(request: web.Request) -> web.Response:
+    """As SGLang has it."""
+    server = request.app[SERVER]
+    engine = server.ready()
+    path = server.config.model or server.name
+    return answer_json(
+        {
+            "model_path": path,
+            "tokenizer_path": path,
+            "served_model_name": server.name,
+            "is_generation": True,
+            "max_model_len": engine.max_model_len,
+            "vocab_size": engine.vocab_size,
+            "has_chat_template": engine.text.has_chat_template,
+            "generation_defaults": dict(engine.text.generation_defaults),
+            **engine.info,
+        }
+    )
+
+
+async def server_info(request: web.Request) -> web.Response:
+    """Options, and the ring's figures: counters, gauges, and what the audit of leases finds."""
+    server = request.app[SERVER]
+    info: dict[str, Any] = {
+        "version": VERSION,
+        "phase": server.phase,
+        "uptime_s": round(time.time() - server.started, 3),
+        "served_model_name": server.name,
+        "options": server.config.shown(),
+        "open_requests": server.gateway.open_requests,
+    }
+    if server.relay is not None:
+        info["counters"] = server.relay.counters()
+        info["lease_moves"] = dict(server.relay.lease_moves())
+        info["gauges"] = server.relay.gauges()
+        info["audit"] = [str(violation) for violation in server.relay.audit()]
+    return answer_json(info)
+
+
+async def metrics(request: web.Request) -> web.Response:
+    return web.Response(body=request.app[SERVER].metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+class AbortRequest(Struct, forbid_unknown_fields=True):
+    rid: str = ""
+    abort_all: bool = False
+
+
+async def abort_request(request: web.Request) -> web.Response:
+    """End a request by its id (a batch by its common id), or all. Says how many were open."""
+    server = request.app[SERVER]
+    asked = convert(await read_object(request), AbortRequest)
+    if asked.abort_all:
+        return answer_json({"aborted": server.gateway.abort_all()})
+    if not asked.rid:
+        raise errors.bad_request("rid is required", "rid", "missing_required_parameter")
+    return answer_json({"aborted": server.gateway.abort(asked.rid)})
+
+
+async def flush_cache(request: web.Request) -> web.Response:
+    """Forget every cached prefix. Running requests go on."""
+    server = request.app[SERVER]
+    server.ready()
+    await server.gateway.flush()
+    return answer_json({"status": "flushed"})

@@ -1,0 +1,98 @@
+"""Errors as clients see them: OpenAI's error object, with the HTTP status that belongs to it."""
+
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import Struct
+
+RETRY_QUEUE_S = 1
+RETRY_UNAVAILABLE_S = 5
+
+
+class ErrorDetail(Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Struct):
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """An answer other than 200. `param` names the offending field of the request, `code` is for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> ErrorBody:
+        return ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code))
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self.body())
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, "invalid_request_error", param, code)
+
+
+def unsupported(field: str, why: str = "is not supported") -> ApiError:
+    return bad_request(f"{field} {why}", field, "unsupported_parameter")
+
+
+def unauthorized() -> ApiError:
+    message = "a valid API key is required: send the header 'Authorization: Bearer KEY'"
+    return ApiError(
+        401, message, "authentication_error", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
+    )
+
+
+def forbidden(message: str) -> ApiError:
+    return ApiError(403, message, "permission_error", code="forbidden")
+
+
+def unknown_model(asked: str, served: str) -> ApiError:
+    message = f"the model {asked!r} does not exist; this server has {served!r}"
+    return ApiError(404, message, "not_found_error", "model", "model_not_found")
+
+
+def queue_full(message: str) -> ApiError:
+    headers = {"Retry-After": str(RETRY_QUEUE_S)}
+    return ApiError(429, message, "rate_limit_error", code="queue_full", headers=headers)
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    headers = {"Retry-After": str(RETRY_UNAVAILABLE_S)}
+    return ApiError(503, message, "service_unavailable_error", code=code, headers=headers)
+
+
+def timed_out(seconds: float) -> ApiError:
+    """504, with the header that keeps the openai client from trying the same again."""
+    message = f"the request was not finished within {seconds:g} s"
+    return ApiError(504, message, "timeout_error", code="request_timeout", headers={"x-should-retry": "false"})
+
+
+def internal(message: str) -> ApiError:
+    return ApiError(500, message, "server_error", code="internal_error")
+
+
+def from_status(status: int, reason: str, headers: Mapping[str, str] | None = None) -> ApiError:
+    """The error for a status that aiohttp itself gives: unknown path, wrong method, body too large."""
+    kind = "not_found_error" if status == 404 else "invalid_request_error" if status < 500 else "server_error"
+    codes = {404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}
+    return ApiError(status, reason, kind, code=codes.get(status), headers=headers)

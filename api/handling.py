@@ -1,0 +1,37 @@
+"""What the generating handlers share: ids, submission, JSON answers, and what the front notes of each request."""
+
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+from aiohttp import web
+
+from actors.messages import Request
+from api import errors
+from api.engine import SERVER
+from api.gateway import Generation
+
+GENERATION: web.RequestKey[Generation] = web.RequestKey("generation", Generation)
+REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
+STREAM_ERROR: web.RequestKey[str] = web.RequestKey("stream_error", str)
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def submit(request: web.Request, drafts: Sequence[Request]) -> Generation:
+    """Send the requests into the ring, to be read in a `with` block. Raises ApiError: 400, 429 or 503."""
+    server = request.app[SERVER]
+    most = server.config.max_running + server.config.max_queue
+    if len(drafts) > most:
+        raise errors.bad_request(
+            f"{len(drafts)} sequences in one request; at most {most} can wait", None, "batch_too_large"
+        )
+    generation = server.gateway.submit(drafts)
+    request[GENERATION] = generation
+    return generation
+
+
+def answer_json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")

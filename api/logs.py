@@ -1,0 +1,47 @@
+"""Structured logs on standard error: one event a line, as JSON or for the console."""
+
+import logging
+import sys
+from typing import Any, Literal
+
+import msgspec
+import structlog
+
+Format = Literal["auto", "json", "console"]
+
+
+def configure(format: Format, level: str) -> None:
+    """Set up structlog and the standard library's logging alike; called once, when the process starts."""
+    as_json = format == "json" or (format == "auto" and not sys.stderr.isatty())
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering(as_json)],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.getLogger("asyncio").setLevel(max(logging.INFO, root.level))
+
+
+def rendering(as_json: bool) -> list[structlog.typing.Processor]:
+    if as_json:
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=to_json)]
+    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+
+
+def to_json(event: Any, **_: Any) -> str:
+    return msgspec.json.encode(event, enc_hook=repr).decode()

@@ -1,0 +1,277 @@
+"""POST /v1/completions."""
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from aiohttp import web
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+from actors.messages import Output, Request, TokenLogprob
+from api import errors
+from api.answers import Answer, Usage, collect, cut_to_prompt, finite, token_text, usage
+from api.drafting import (
+    Bias,
+    Choices,
+    Count,
+    MinP,
+    Penalty,
+    Priority,
+    Prompt,
+    RepetitionPenalty,
+    Salt,
+    Seed,
+    Temperature,
+    TopK,
+    TopLogprobs,
+    TopP,
+    Wishes,
+    draft,
+    encode,
+    seed_of,
+)
+from api.engine import SERVER, Engine, Server, Text
+from api.gateway import Generation
+from api.handling import answer_json, new_id, submit
+from api.openai_fields import IGNORED, UNSUPPORTED, StreamOptions, refuse
+from api.parsing import convert, read_object
+from api.sse import stream
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    prompt: str | Annotated[list[Any], Meta(min_length=1)]
+    model: str | None = None
+    max_tokens: Count = DEFAULT_MAX_TOKENS
+    min_tokens: Count = 0
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: dict[str, Bias] = field(default_factory=dict)
+    seed: Seed | None = None
+    n: Choices = 1
+    best_of: int | None = None
+    echo: bool = False
+    stop: str | list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    add_special_tokens: bool = True
+    logprobs: TopLogprobs | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: Priority = 0
+    cache_salt: Salt = ""
+
+    @property
+    def scoring(self) -> bool:
+        """Only the prompt's log probabilities are wanted."""
+        return self.max_tokens == 0
+
+
+class Logprobs(Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class Choice(Struct):
+    index: int
+    text: str
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class Completion(Struct, kw_only=True):
+    """The whole answer, or one chunk of a stream."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    server = request.app[SERVER]
+    body = await read_object(request)
+    server.ready()
+    refuse(body)
+    asked = convert(body, CompletionRequest, IGNORED | UNSUPPORTED.keys())
+    engine = server.ready(asked.model)
+    check(asked)
+    id = new_id("cmpl")
+    prompts = await read_prompts(engine, asked)
+    requests = completion_requests(engine, asked, prompts, id)
+    with submit(request, requests) as generation:
+        writer = ChoiceWriter(engine.text, asked, prompts)
+        if asked.stream:
+            encoder = CompletionEncoder(id, server, asked, writer, generation)
+            return await stream(request, generation, encoder, server.config.ping_interval)
+        answers = await collect(generation)
+        if asked.scoring:
+            cut_to_prompt(answers)
+        choices = [writer.whole(index, answer) for index, answer in enumerate(answers)]
+        total = usage(generation, asked.n, asked.scoring)
+        return answer_json(Completion(id=id, created=int(time.time()), model=server.name, choices=choices, usage=total))
+
+
+def check(asked: CompletionRequest) -> None:
+    """What single fields cannot say."""
+    if asked.best_of is not None and asked.best_of != asked.n:
+        raise errors.unsupported("best_of", "other than n is not supported")
+    if asked.scoring and not asked.echo:
+        raise errors.bad_request("0 needs echo: true", "max_tokens", "invalid_value")
+
+
+async def read_prompts(engine: Engine, asked: CompletionRequest) -> list[Prompt]:
+    """One prompt or several, as strings or as lists of tokens."""
+    prompt = asked.prompt
+    if isinstance(prompt, str):
+        return [await encode(engine, prompt, asked.add_special_tokens)]
+    if all(isinstance(item, str) for item in prompt):
+        return [await encode(engine, item, asked.add_special_tokens) for item in prompt]
+    if is_tokens(prompt):
+        return [Prompt(prompt)]
+    if all(isinstance(item, list) and is_tokens(item) for item in prompt):
+        return [Prompt(item) for item in prompt]
+    message = "prompt must be a string, a list of strings, a list of token ids, or a list of such lists"
+    raise errors.bad_request(message, "prompt", "invalid_value")
+
+
+def is_tokens(items: list[Any]) -> bool:
+    return all(type(item) is int for item in items)
+
+
+def completion_requests(engine: Engine, asked: CompletionRequest, prompts: Sequence[Prompt], id: str) -> list[Request]:
+    """The ring's requests: n for the first prompt, n for the second, …"""
+    single = len(prompts) * asked.n == 1
+    return [
+        draft(
+            engine,
+            id if single else f"{id}_{position * asked.n + index}",
+            prompt,
+            Wishes(
+                max_tokens=asked.max_tokens,
+                temperature=asked.temperature,
+                top_p=asked.top_p,
+                top_k=asked.top_k,
+                min_p=asked.min_p,
+                repetition_penalty=asked.repetition_penalty,
+                presence_penalty=asked.presence_penalty,
+                frequency_penalty=asked.frequency_penalty,
+                logit_bias=asked.logit_bias,
+                seed=seed_of(asked.seed, index),
+                min_tokens=asked.min_tokens,
+                stop=asked.stop,
+                stop_token_ids=asked.stop_token_ids,
+                ignore_eos=asked.ignore_eos,
+                keep_stop_string=asked.include_stop_str_in_output,
+                skip_special_tokens=asked.skip_special_tokens,
+                priority=asked.priority,
+                salt=asked.cache_salt,
+                logprobs=asked.logprobs,
+                prompt_logprobs_from=0 if asked.echo and asked.logprobs is not None else None,
+            ),
+        )
+        for position, prompt in enumerate(prompts)
+        for index in range(asked.n)
+    ]
+
+
+class ChoiceWriter:
+    """Texts and log probabilities of choices, with the running offset that each has reached in its text."""
+
+    def __init__(self, text: Text, asked: CompletionRequest, prompts: Sequence[Prompt]) -> None:
+        self._text = text
+        self._asked = asked
+        self._prompts = prompts
+        self._offsets = [0] * (len(prompts) * asked.n)
+
+    def echo(self, index: int, prompt_logprobs: Sequence[TokenLogprob]) -> tuple[str, Logprobs | None]:
+        """What echo puts before the answer."""
+        prompt = self._prompts[index // self._asked.n]
+        text = prompt.text if prompt.text is not None else self._text.decode(prompt.tokens, skip_special_tokens=False)
+        return text, self.logprobs(index, prompt_logprobs)
+
+    def whole(self, index: int, answer: Answer) -> Choice:
+        text, items = answer.text, answer.logprobs
+        if self._asked.echo:
+            before, _ = self.echo(index, ())
+            text, items = before + text, [*answer.prompt_logprobs, *items]
+        return Choice(index, text, self.logprobs(index, items), answer.finish_reason, answer.stop_reason)
+
+    def logprobs(self, index: int, items: Sequence[TokenLogprob]) -> Logprobs | None:
+        if self._asked.logprobs is None:
+            return None
+        result = Logprobs([], [], [], [])
+        for item in items:
+            token = token_text(self._text, item.token)
+            result.tokens.append(token)
+            result.text_offset.append(self._offsets[index])
+            self._offsets[index] += len(token)
+            if item.logprob is None:
+                result.token_logprobs.append(None)
+                result.top_logprobs.append(None)
+            else:
+                result.token_logprobs.append(finite(item.logprob))
+                top = {token_text(self._text, id): finite(logprob) for id, logprob in item.top}
+                top.setdefault(token, finite(item.logprob))
+                result.top_logprobs.append(top)
+        return result
+
+
+class CompletionEncoder:
+    """The events of a streamed completion."""
+
+    def __init__(
+        self, id: str, server: Server, asked: CompletionRequest, writer: ChoiceWriter, generation: Generation
+    ) -> None:
+        self._id = id
+        self._model = server.name
+        self._created = int(time.time())
+        self._asked = asked
+        self._writer = writer
+        self._generation = generation
+        self._echo_due = set(range(len(generation.members))) if asked.echo else set()
+        options = asked.stream_options or StreamOptions()
+        self._usage = options.include_usage or options.continuous_usage_stats
+        self._continuous = options.continuous_usage_stats
+
+    def opening(self) -> list[Completion]:
+        return []
+
+    def delta(self, index: int, output: Output) -> list[Completion]:
+        chunks = []
+        if index in self._echo_due and (output.tokens or output.finish_reason is not None):
+            self._echo_due.discard(index)
+            chunks.append(self._chunk(Choice(index, *self._writer.echo(index, output.prompt_logprobs))))
+        reason, stop_reason = output.finish_reason, output.stop_reason if output.finish_reason == "stop" else None
+        if self._asked.scoring:
+            if reason is not None:
+                chunks.append(self._chunk(Choice(index, "", None, "length")))
+        elif output.text or output.logprobs or reason is not None:
+            logprobs = self._writer.logprobs(index, output.logprobs)
+            chunks.append(self._chunk(Choice(index, output.text, logprobs, reason, stop_reason)))
+        return chunks
+
+    def closing(self) -> list[Completion]:
+        if not self._usage:
+            return []
+        total = usage(self._generation, self._asked.n, self._asked.scoring)
+        return [Completion(id=self._id, created=self._created, model=self._model, choices=[], usage=total)]
+
+    def _chunk(self, choice: Choice) -> Completion:
+        shown: Usage | UnsetType | None = None if self._usage else UNSET
+        if self._continuous:
+            shown = usage(self._generation, self._asked.n, self._asked.scoring)
+        return Completion(id=self._id, created=self._created, model=self._model, choices=[choice], usage=shown)

@@ -1,0 +1,46 @@
+"""Fields that both OpenAI endpoints know: those that may be ignored, and those that must be refused."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from api import errors
+
+IGNORED = frozenset(
+    {
+        "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+        "parallel_tool_calls", "prediction", "verbosity",
+    }
+)  # fmt: skip
+
+# Fields that would change the answer, with the values at which they do not.
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "store": (False,),
+    "audio": (),
+    "web_search_options": (),
+    "reasoning_effort": ("none",),
+    "continue_final_message": (False,),
+    "use_beam_search": (False,),
+    "suffix": ("",),
+}
+
+
+class StreamOptions(Struct):
+    """include_usage: a last chunk with the counts; continuous_usage_stats (vLLM's): counts in every chunk."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+def refuse(body: Mapping[str, Any]) -> None:
+    """Raise ApiError 400 for a field that would change the answer and cannot be honoured."""
+    for name in body:
+        if name in UNSUPPORTED and body[name] not in UNSUPPORTED[name]:
+            raise errors.unsupported(name)

@@ -1,0 +1,56 @@
+"""Request bodies: JSON into Structs, with errors that name the field."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from api import errors
+
+T = TypeVar("T")
+
+
+async def read_object(request: web.Request) -> dict[str, Any]:
+    """The body as a JSON object, without top-level nulls (null means: not given). Raises ApiError 400."""
+    body = await request.read()
+    try:
+        value = msgspec.json.decode(body or b"{}")
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise errors.bad_request(f"the body is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise errors.bad_request("the body must be a JSON object")
+    return {name: item for name, item in value.items() if item is not None}
+
+
+def convert(value: Mapping[str, Any], kind: type[T], ignored: frozenset[str] = frozenset(), at: str = "") -> T:
+    """`value` as the Struct `kind`; fields in `ignored` are dropped. Raises ApiError 400 naming the field.
+
+    at: where `value` stands in the body, for the name of the field.
+    """
+    kept = {name: item for name, item in value.items() if name not in ignored}
+    try:
+        return msgspec.convert(kept, kind)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error), at) from None
+
+
+def invalid(message: str, at: str) -> errors.ApiError:
+    if unknown := re.search(r"unknown field `([^`]*)`", message):
+        place = place_in(message)
+        field = ".".join(part for part in (at, place, unknown[1]) if part)
+        return errors.bad_request(f"unknown or unsupported field {field!r}", field, "unknown_parameter")
+    if missing := re.search(r"missing required field `([^`]*)`", message):
+        field = ".".join(part for part in (at, place_in(message), missing[1]) if part)
+        return errors.bad_request(f"{field} is required", field, "missing_required_parameter")
+    place = place_in(message)
+    field = ".".join(part for part in (at, place) if part)
+    text = message.partition(" - at ")[0]
+    return errors.bad_request(f"{field}: {text}" if field else text, field or None, "invalid_value")
+
+
+def place_in(message: str) -> str:
+    """`messages[0].content` of a msgspec error's `$.messages[0].content`."""
+    match = re.search(r"`\$\.?([^`]*)`$", message)
+    return match[1] if match else ""

@@ -1,0 +1,30 @@
+"""A progress bar on a terminal; nothing elsewhere."""
+
+import sys
+import time
+
+WIDTH = 30
+REDRAW_S = 0.1
+
+
+class ProgressBar:
+    """`update` may be called from another thread. Counts are bytes."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._shown = sys.stderr.isatty()
+        self._drawn = 0.0
+
+    def update(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if not self._shown or not total or (done < total and now - self._drawn < REDRAW_S):
+            return
+        self._drawn = now
+        filled = WIDTH * done // total
+        bar = "█" * filled + "░" * (WIDTH - filled)
+        print(f"\r{self._label} {bar} {done / 2**20:.0f}/{total / 2**20:.0f} MiB", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._shown and self._drawn:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        self._shown = False

@@ -1,0 +1,102 @@
+"""Who may call: the Host and Origin checks against web pages elsewhere, and API keys."""
+
+import hashlib
+import hmac
+import ipaddress
+import re
+from collections.abc import Iterable
+
+from aiohttp import web
+
+from api import errors
+from api.config import Config
+
+OPEN_PATHS = frozenset({"/health", "/ready"})
+CORS_HEADERS = {
+    "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+    "Access-Control-Expose-Headers": "x-request-id, retry-after",
+    "Access-Control-Max-Age": "600",
+}
+CORS_ORIGIN: web.RequestKey[str] = web.RequestKey("cors_origin", str)
+
+
+class Guard:
+    """Decides from the headers alone. Raises ApiError for a request that is not let in."""
+
+    def __init__(self, config: Config) -> None:
+        self._keys = [digest(key) for key in config.accepted_keys()]
+        self._origins = frozenset(origin.rstrip("/").lower() for origin in config.cors)
+        self._hosts = frozenset(host.lower() for host in (*config.allowed_host, config.host))
+
+    def admit(self, request: web.Request) -> None:
+        """403 for a foreign Host or Origin, 401 without a key. A preflight is let in without one."""
+        if request.path not in OPEN_PATHS:
+            self._check_host(request)
+        self._check_origin(request)
+        if request.path not in OPEN_PATHS and request.method != "OPTIONS":
+            self._check_key(request)
+
+    def _check_host(self, request: web.Request) -> None:
+        """A page can point a name of its own at this address (DNS rebinding), but never an address or localhost."""
+        name = host_name(request.headers.get("Host", ""))
+        if not ("*" in self._hosts or name in self._hosts or is_local_name(name) or is_address(name)):
+            raise errors.forbidden(f"this server is not called {name!r}: --allowed-host {name} lets it be")
+
+    def _check_origin(self, request: web.Request) -> None:
+        origin = request.headers.get("Origin")
+        if origin is None:
+            # Requests that a page makes without CORS (an image, a link's prefetch) say only this.
+            if request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and "*" not in self._origins:
+                raise errors.forbidden("cross-origin requests are refused: see --cors")
+            return
+        if "*" in self._origins or origin.lower() in self._origins:
+            request[CORS_ORIGIN] = origin
+        elif origin.lower() != f"{request.scheme}://{request.headers.get('Host', '')}".lower():
+            raise errors.forbidden(f"requests from pages at {origin} are refused: --cors {origin} lets them in")
+
+    def _check_key(self, request: web.Request) -> None:
+        if not self._keys:
+            return
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not matches(digest(key.strip()), self._keys):
+            raise errors.unauthorized()
+
+
+def cors_headers(request: web.Request) -> dict[str, str]:
+    """What the answer to a cross-origin request that was let in must carry."""
+    origin = request.get(CORS_ORIGIN)
+    if origin is None:
+        return {}
+    asked = request.headers.get("Access-Control-Request-Headers", "authorization, content-type")
+    return CORS_HEADERS | {
+        "Access-Control-Allow-Origin": origin,
+        "Access-Control-Allow-Headers": asked,
+        "Vary": "Origin",
+    }
+
+
+def digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def matches(given: bytes, keys: Iterable[bytes]) -> bool:
+    """Compare with every key, in constant time."""
+    return sum(hmac.compare_digest(given, key) for key in keys) > 0
+
+
+def host_name(header: str) -> str:
+    """The Host header without its port and brackets."""
+    match = re.fullmatch(r"\[([^\]]*)\](?::\d+)?|([^:]*)(?::\d+)?", header.strip().lower())
+    return (match[1] or match[2] or "").rstrip(".") if match else ""
+
+
+def is_local_name(name: str) -> bool:
+    return name == "localhost" or name.endswith(".localhost")
+
+
+def is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,224 @@
+"""`baton serve`: the life of the server's process, from options to exit code."""
+
+import asyncio
+import gc
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import anyio
+import structlog
+from aiohttp import web
+from anyio.abc import TaskStatus
+
+from api import errors, logs
+from api.app import make_app
+from api.config import Config, ConfigError
+from api.engine import Engine, Relay, Server
+from api.gateway import Gateway
+from api.metrics import Metrics
+from api.progress import ProgressBar
+
+T = TypeVar("T")
+Progress = Callable[[int, int], None]
+
+SWITCH_INTERVAL_S = 1e-4
+BACKLOG = 1024
+LAST_WRITES_S = 5.0
+
+
+class Exit(IntEnum):
+    """The process's exit codes. UNCLEAN: something was astray, or stuck, when the ring was drained."""
+
+    OK = 0
+    START_FAILED = 1
+    BAD_OPTIONS = 2
+    RING_FAILED = 3
+    UNCLEAN = 4
+
+
+class StartError(Exception):
+    """The model cannot be served; the message is for the user."""
+
+
+class RunningRelay(Relay, Protocol):
+    async def run(self) -> None:
+        """Carry the ring until cancelled; raises what broke it."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory. `notes` say what the pools were sized to and why; `connect` makes the ring, in the loop."""
+
+    engine: Engine
+    notes: list[str]
+    connect: Callable[[Gateway], RunningRelay]
+
+
+Load = Callable[[Config, Progress], Loaded]
+
+
+def serve(config: Config, load: Load) -> int:
+    """Serve until SIGTERM or SIGINT, then drain. Returns the exit code."""
+    logs.configure(config.log_format, config.log_level)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    use_uvloop = sys.platform != "win32"
+    try:
+        return int(anyio.run(Process(config, load).run, backend_options={"use_uvloop": use_uvloop}))
+    except (StartError, ConfigError) as error:
+        complain(error)
+        return Exit.START_FAILED
+
+
+def complain(error: Exception) -> None:
+    print(f"baton: {error}", file=sys.stderr)
+
+
+class Process:
+    """One run of the server: port, model, ring, drain."""
+
+    def __init__(self, config: Config, load: Load) -> None:
+        self._config = config
+        self._load = load
+        self._log = structlog.get_logger()
+        self._stop = asyncio.Event()
+        self._failed = False
+        name = config.served_model_name or (Path(config.model).resolve().name if config.model else "baton")
+        metrics = Metrics(name)
+        self._server = Server(config, Gateway(config.request_timeout, metrics), metrics, name)
+
+    async def run(self) -> Exit:
+        runner = web.AppRunner(
+            make_app(self._server), handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WRITES_S
+        )
+        await runner.setup()
+        try:
+            await self._open_port(runner)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch_signals, tasks.cancel_scope)
+                code = await self._serve(tasks)
+                await runner.cleanup()
+                tasks.cancel_scope.cancel()
+                return code
+            return Exit.UNCLEAN
+        finally:
+            await runner.cleanup()
+
+    async def _open_port(self, runner: web.AppRunner) -> None:
+        """Listen at once: until the model is there, /ready and everything that needs it answer 503."""
+        host, port = self._config.host, self._config.port
+        try:
+            await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+        except OSError as error:
+            raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        bound = runner.addresses[0]
+        shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+        self._log.info("listening", url=f"http://{shown}:{bound[1]}", model=self._server.name)
+
+    async def _serve(self, tasks: anyio.abc.TaskGroup) -> Exit:
+        try:
+            loaded = await self._load_or_stop()
+        except StartError as error:
+            complain(error)
+            return Exit.START_FAILED
+        if loaded is None:
+            return Exit.OK
+        server = self._server
+        await tasks.start(self._carry_ring, loaded)
+        gc.collect()
+        gc.freeze()
+        server.engine = loaded.engine
+        server.phase = "ready"
+        self._log.info("ready", model=server.name, max_model_len=loaded.engine.max_model_len)
+        await self._stop.wait()
+        server.phase = "draining"
+        return Exit.RING_FAILED if self._failed else await self._drain()
+
+    async def _load_or_stop(self) -> Loaded | None:
+        """The model; None if a signal came first."""
+        bar = ProgressBar("loading")
+        loading = asyncio.ensure_future(in_daemon_thread(lambda: self._load(self._config, bar.update)))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                return None
+            loaded = loading.result()
+        finally:
+            bar.close()
+            loading.cancel()
+            stopping.cancel()
+        for note in loaded.notes:
+            self._log.info("sized", note=note)
+        return loaded
+
+    async def _carry_ring(self, loaded: Loaded, *, task_status: TaskStatus[None]) -> None:
+        """Run the ring. If it breaks, answer every open request and stop the process."""
+        relay = loaded.connect(self._server.gateway)
+        self._server.relay = relay
+        self._server.metrics.watch(relay)
+        task_status.started()
+        try:
+            await relay.run()
+        except Exception:
+            self._log.critical("the ring failed", exc_info=True)
+            self._failed = True
+            self._server.phase = "draining"
+            self._server.gateway.draining = True
+            self._server.gateway.fail_all(errors.internal("the engine failed and the server is shutting down"))
+            self._stop.set()
+
+    async def _drain(self) -> Exit:
+        self._log.info("draining", open_requests=self._server.gateway.open_requests)
+        try:
+            astray = await self._server.gateway.drain(self._config.drain_timeout)
+        except TimeoutError:
+            self._log.error("the ring did not drain")
+            return Exit.RING_FAILED if self._failed else Exit.UNCLEAN
+        if astray:
+            self._log.error("astray after the drain", what=astray)
+            return Exit.UNCLEAN
+        self._log.info("drained")
+        return Exit.OK
+
+    async def _watch_signals(self, scope: anyio.CancelScope) -> None:
+        """The first signal drains, a second one ends the process at once."""
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                if self._stop.is_set():
+                    self._server.gateway.fail_all(errors.unavailable("the server is shutting down", "draining"))
+                    scope.cancel()
+                    return
+                self._log.info("signal", name=signal.Signals(number).name)
+                self._stop.set()
+
+
+async def in_daemon_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a thread that does not keep the process alive when nobody waits for it any more."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[], None]) -> None:
+        if not done.done():
+            set_outcome()
+
+    def post(set_outcome: Callable[[], None]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, set_outcome)
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            caught = error
+            post(lambda: done.set_exception(caught))
+        else:
+            post(lambda: done.set_result(result))
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return await done

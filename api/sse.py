@@ -1,0 +1,91 @@
+"""Server-sent events: opening late enough for a refusal to be a status, and errors afterwards as events."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from actors.messages import Output
+from api import errors
+from api.errors import ApiError
+from api.gateway import Generation
+from api.handling import STREAM_ERROR
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+STALLED_S = 120.0
+
+
+class Encoder(Protocol):
+    """Turns outputs into the events of one endpoint."""
+
+    def opening(self) -> Sequence[object]: ...
+
+    def delta(self, index: int, output: Output) -> Sequence[object]: ...
+
+    def closing(self) -> Sequence[object]: ...
+
+
+def frames(events: Sequence[object]) -> bytes:
+    return b"".join([b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events])
+
+
+async def stream(
+    request: web.Request, generation: Generation, encoder: Encoder, ping_interval: float
+) -> web.StreamResponse:
+    """Answer with the events of `generation`.
+
+    Waits for its first output, or `ping_interval` seconds, before the status goes out: an ApiError until then is
+    raised, later it becomes an event. Raises ConnectionResetError if the client is gone or has stopped reading.
+    """
+    batch = await generation.next(ping_interval)
+    headers = {
+        "Content-Type": "text/event-stream; charset=utf-8",
+        "Cache-Control": "no-cache",
+        "X-Accel-Buffering": "no",
+    }
+    response = web.StreamResponse(headers=headers)
+    await response.prepare(request)
+    writer = Writer(request, response)
+    try:
+        await writer.write(frames(encoder.opening()))
+        while True:
+            events = [event for index, output in batch for event in encoder.delta(index, output)]
+            if generation.finished:
+                await writer.write(frames([*events, *encoder.closing()]) + DONE)
+                break
+            await writer.write(frames(events) if batch else PING)
+            batch = await generation.next(ping_interval)
+    except ApiError as error:
+        request[STREAM_ERROR] = error.code or error.type
+        await writer.write(frames([error.body()]) + DONE)
+    except ConnectionError:
+        raise
+    except Exception:
+        structlog.get_logger().exception("a stream failed")
+        request[STREAM_ERROR] = "internal_error"
+        await writer.write(frames([errors.internal("the server failed to encode the answer").body()]) + DONE)
+    return response
+
+
+class Writer:
+    """Writes to a client as long as it reads."""
+
+    def __init__(self, request: web.Request, response: web.StreamResponse) -> None:
+        self._request = request
+        self._response = response
+
+    async def write(self, data: bytes) -> None:
+        """Raises ConnectionResetError if the client is gone; one that reads nothing for STALLED_S is cut off."""
+        if not data:
+            return
+        try:
+            async with asyncio.timeout(STALLED_S):
+                await self._response.write(data)
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionResetError("the client has stopped reading") from None

@@ -1,0 +1,58 @@
+"""POST /tokenize and /detokenize, with the fields and answers of both vLLM and SGLang."""
+
+from typing import Annotated, Any
+
+from aiohttp import web
+from msgspec import Meta, Struct, field
+
+from api import errors
+from api.chat_prompt import read_messages, render
+from api.drafting import check_ids, encode, off_loop
+from api.engine import SERVER
+from api.handling import answer_json
+from api.parsing import convert, read_object
+
+
+class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    return_token_strs: bool = False
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    asked = convert(await read_object(request), TokenizeRequest)
+    engine = request.app[SERVER].ready(asked.model)
+    if (asked.prompt is None) == (asked.messages is None):
+        raise errors.bad_request("give either prompt or messages", "prompt", "invalid_value")
+    if asked.prompt is not None:
+        prompt = await encode(engine, asked.prompt, asked.add_special_tokens)
+    else:
+        messages = read_messages(asked.messages or [])
+        prompt = await render(engine, messages, asked.add_generation_prompt, asked.chat_template_kwargs)
+    answer: dict[str, Any] = {
+        "tokens": prompt.tokens,
+        "count": len(prompt.tokens),
+        "max_model_len": engine.max_model_len,
+    }
+    if asked.return_token_strs:
+        answer["token_strs"] = [engine.text.decode([id], skip_special_tokens=False) for id in prompt.tokens]
+    return answer_json(answer)
+
+
+class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+    skip_special_tokens: bool = False
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    asked = convert(await read_object(request), DetokenizeRequest)
+    engine = request.app[SERVER].ready(asked.model)
+    check_ids(engine, asked.tokens, "tokens")
+    ids, skip = asked.tokens, asked.skip_special_tokens
+    text = await off_loop(len(ids), lambda: engine.text.decode(ids, skip_special_tokens=skip))
+    return answer_json({"prompt": text, "text": text})

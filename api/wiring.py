@@ -1,0 +1,130 @@
+"""From options to a ring that can run: the model, its text side, the pools, and the relay over them."""
+
+import os
+from importlib.resources import files
+from pathlib import Path
+
+import structlog
+import torch
+
+from actors.lease import Move, Violation
+from actors.plan import Limits
+from actors.relay import Relay, RelayConfig
+from actors.sizing import DEFAULT_MEMORY, PoolSizes, size_pools
+from actors.torch_device import TorchDevice
+from api.config import Config
+from api.engine import Engine
+from api.gateway import Gateway
+from api.serve import Loaded, Progress, StartError
+from models.batch import Model, Pools, allocate
+from models.loading import load_model
+from models.text import Text, load_text
+
+DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
+LONGEST_BY_DEFAULT = 131_072
+
+
+def load(config: Config, on_progress: Progress) -> Loaded:
+    """Load the model, size and allocate the pools. Raises StartError with what is wrong, for the user."""
+    path = Path(config.model) if config.model else bundled_model()
+    try:
+        device = pick_device(config.device)
+        model = load_model(path, DTYPES[config.dtype], device, on_progress)
+        text = load_text(path)
+        length = model_length(config, model)
+        sizes = size(config, model, length, device)
+        pools = allocate(model, sizes.slots, sizes.pages, sizes.page_size, device)
+    except (ValueError, OSError, torch.OutOfMemoryError) as error:
+        raise StartError(str(error)) from error
+    info = {"family": type(model).__name__, "device": str(device), "slots": sizes.slots, "pages": sizes.pages}
+    engine = Engine(text, model.vocab_size, length, info)
+    return Loaded(engine, notes(sizes), lambda gateway: connect(config, model, pools, sizes, text, length, gateway))
+
+
+def bundled_model() -> Path:
+    return Path(str(files("models") / "bundled"))
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise StartError("--device: there is no CUDA device here")
+    return torch.device(name)
+
+
+def model_length(config: Config, model: Model) -> int:
+    """Most tokens of a sequence: as asked for, else the model's limit, if it has a sensible one."""
+    if config.max_model_len is None:
+        return min(model.max_position, LONGEST_BY_DEFAULT)
+    if config.max_model_len > model.max_position:
+        raise StartError(f"--max-model-len: the model itself goes no further than {model.max_position}")
+    return config.max_model_len
+
+
+def size(config: Config, model: Model, length: int, device: torch.device) -> PoolSizes:
+    memory = config.memory if config.memory is not None else int(free_memory(device) * DEFAULT_MEMORY)
+    return size_pools(
+        model, memory, config.max_running, length, config.page_size, slots=config.state_slots, pages=config.kv_pages
+    )
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be had: of the device, or of this machine within the container's limit."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = read_text("/proc/meminfo").split()
+    if "MemAvailable:" in meminfo:
+        available = int(meminfo[meminfo.index("MemAvailable:") + 1]) * 1024
+    limit = read_text("/sys/fs/cgroup/memory.max").strip()
+    used = read_text("/sys/fs/cgroup/memory.current").strip()
+    return min(available, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else available
+
+
+def read_text(path: str) -> str:
+    """A small file of the system; empty where there is none."""
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except OSError:
+        return ""
+
+
+def notes(sizes: PoolSizes) -> list[str]:
+    slots = f"{sizes.slots} state slots of {sizes.slot_bytes / 2**10:.1f} KiB"
+    pages = f"{sizes.pages} KV pages of {sizes.page_size} tokens and {sizes.page_bytes / 2**10:.1f} KiB"
+    return [f"{slots}; {pages if sizes.pages else 'no KV pages'}", sizes.why]
+
+
+def connect(
+    config: Config, model: Model, pools: Pools, sizes: PoolSizes, text: Text, length: int, gateway: Gateway
+) -> Relay:
+    """The relay around this model's device; to be called inside the event loop."""
+    limits = Limits(
+        max_running=config.max_running,
+        max_queue=config.max_queue,
+        step_tokens=config.step_tokens,
+        page_size=sizes.page_size if sizes.pages else 0,
+        chunk_size=model.chunk_size,
+        track_interval=config.track_interval,
+        depth=1 if config.no_overlap else 2,
+    )
+    log = structlog.get_logger()
+
+    def on_move(move: Move) -> None:
+        log.debug(
+            "lease", slot=move.slot, generation=move.generation, place=str(move.place), holder=move.holder, how=move.how
+        )
+
+    def on_violation(violation: Violation) -> None:
+        log.error("lease violation", slot=violation.slot, known=violation.known, claimed=violation.claimed)
+
+    return Relay(
+        RelayConfig(sizes.slots, sizes.pages, limits, config.codec_check),
+        lambda deliver: TorchDevice(model, pools, config.max_running, length, deliver),
+        text,
+        gateway.bind,
+        on_move if config.log_level == "debug" else None,
+        on_violation,
+    )

@@ -1,0 +1,54 @@
+"""Causal grouped-query attention over paged keys and values."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def write_pages(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor, places: Tensor) -> None:
+    """Store keys, values [T, kv_heads, head_dim] at places int64 [T] = page · page_size + offset."""
+    key_pages.view(-1, *keys.shape[1:])[places] = keys.to(key_pages.dtype)
+    value_pages.view(-1, *values.shape[1:])[places] = values.to(value_pages.dtype)
+
+
+def paged_attention(
+    query: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    page_table: Tensor,
+    offsets: Sequence[int],
+    starts: Sequence[int],
+    scale: float,
+) -> Tensor:
+    """Let each segment attend to its pages up to each of its own tokens, whose keys have been written already.
+
+    query: [T, heads, head_dim], segment s is [offsets[s], offsets[s+1]) and its first token stands at starts[s]; a
+    decode row is a segment of one token. key_pages, value_pages: [pages, page_size, kv_heads, head_dim];
+    page_table: int [segments, max_pages]. Reads no entry beyond a segment's end. Returns [T, heads, head_dim].
+    """
+    page_size = key_pages.shape[1]
+    output = torch.empty_like(query)
+    for segment, start in enumerate(starts):
+        rows = slice(offsets[segment], offsets[segment + 1])
+        end = start + rows.stop - rows.start
+        pages = page_table[segment, : -(-end // page_size)].long()
+        keys = key_pages[pages].flatten(0, 1)[:end].transpose(0, 1)
+        values = value_pages[pages].flatten(0, 1)[:end].transpose(0, 1)
+        output[rows] = _attend(query[rows].transpose(0, 1), keys, values, start, scale).transpose(0, 1)
+    return output
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, start: int, scale: float) -> Tensor:
+    """query: [heads, L, d] at positions start + i; keys, values: [kv_heads, start + L, d]."""
+    length = query.shape[1]
+    whole = start == 0 and length > 1
+    mask = None
+    if start and length > 1:
+        places = torch.arange(start + length, device=query.device)
+        mask = places <= places[start:, None]
+    attended = F.scaled_dot_product_attention(
+        query[None], keys[None], values[None], attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=True
+    )
+    return attended[0]

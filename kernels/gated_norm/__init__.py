@@ -1,0 +1,15 @@
+"""Gated RMS norm."""
+
+from torch import Tensor
+
+from kernels.gated_norm import cpu, reference
+
+__all__ = ["gated_norm"]
+
+
+def gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int = 1, norm_before_gate: bool = False
+) -> Tensor:
+    """See reference.gated_norm."""
+    run = cpu.gated_norm if x.device.type == "cpu" and len(x) > cpu.BLOCK else reference.gated_norm
+    return run(x, gate, weight, eps, groups, norm_before_gate)

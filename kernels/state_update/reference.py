@@ -1,0 +1,20 @@
+"""One step of the Mamba-2 recurrence for each row, in place."""
+
+import torch
+from torch import Tensor
+
+
+def selective_state_update(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, pool: Tensor, slots: Tensor
+) -> Tensor:
+    """h ← exp(dt·A)·h + dt·x⊗B, y = C·h + D·x; float32 throughout.
+
+    x: [R, H, P]; dt: [R, H], positive; A, D: [H]; B, C: [R, G, N]; pool: [slots, H, P, N]; slots: int64 [R].
+    Returns y [R, H, P].
+    """
+    per_group = x.shape[1] // B.shape[1]
+    B, C = B.repeat_interleave(per_group, 1), C.repeat_interleave(per_group, 1)
+    state = pool[slots] * (dt * A).exp()[..., None, None]
+    state += (x * dt[..., None])[..., None] * B[:, :, None]
+    pool[slots] = state
+    return torch.einsum("rhpn,rhn->rhp", state, C) + D[:, None] * x

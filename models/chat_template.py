@@ -1,0 +1,87 @@
+"""Chat templates as Hugging Face checkpoints carry them: Jinja, sandboxed, with the extras that templates expect."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+class TemplateError(ValueError):
+    """A chat cannot be rendered; the message says why."""
+
+
+class GenerationTag(Extension):
+    """{% generation %} … {% endgeneration %} marks the assistant's tokens for training; here it is its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class ChatTemplate:
+    """The templates of a checkpoint by name; "default" is used, or "tool_use", if there is one, when tools are given.
+
+    special_tokens (bos_token, eos_token, …) are visible to the template. TemplateError if one does not compile.
+    """
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any]) -> None:
+        environment = _environment()
+        self._special_tokens = dict(special_tokens)
+        self._templates: dict[str, jinja2.Template] = {}
+        for name, source in sources.items():
+            try:
+                self._templates[name] = environment.from_string(source)
+            except jinja2.TemplateError as error:
+                raise TemplateError(f"chat template {name!r} does not compile: {error}") from error
+        if "default" not in self._templates:
+            raise TemplateError(f"there is no default chat template, only {', '.join(sorted(sources)) or 'none'}")
+
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **variables: Any) -> str:
+        """The prompt's text. TemplateError, with the template's own message, for a chat that it does not accept."""
+        named = "tool_use" if variables.get("tools") and "tool_use" in self._templates else "default"
+        known = {**self._special_tokens, **variables}
+        try:
+            return self._templates[named].render(
+                messages=messages, add_generation_prompt=add_generation_prompt, **known
+            )
+        except TemplateError:
+            raise
+        except Exception as error:  # A template is the model author's code: whatever it raises is about this chat.
+            raise TemplateError(f"the chat template failed: {error}") from error
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON; Jinja's own filter escapes HTML characters."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

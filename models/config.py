@@ -1,0 +1,143 @@
+"""Reading a checkpoint's config.json, as found on the hub and as transformers saves it today."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+UNLIMITED = 2**31 - 1
+
+
+class ModelError(ValueError):
+    """A checkpoint that cannot be served, and why."""
+
+
+class Config:
+    """The keys of a config.json. Every getter takes a key and its older names, and raises ModelError naming the key."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = dict(values)
+
+    def integer(self, *names: str, default: int | None = None) -> int:
+        name, value = self._find(names, default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ModelError(f"config.json: {name} should be an integer, not {value!r}")
+        return value
+
+    def number(self, *names: str, default: float | None = None) -> float:
+        name, value = self._find(names, default)
+        value = _number(value)
+        if value is None:
+            raise ModelError(f"config.json: {name} should be a number, not {self.values[name]!r}")
+        return value
+
+    def flag(self, *names: str, default: bool | None = None) -> bool:
+        name, value = self._find(names, default)
+        if not isinstance(value, bool):
+            raise ModelError(f"config.json: {name} should be true or false, not {value!r}")
+        return value
+
+    def limits(self, name: str) -> tuple[float, float]:
+        """A pair of numbers, by default (0, ∞)."""
+        value = self.values.get(name)
+        if value is None:
+            return 0.0, float("inf")
+        low, high = (_number(v) for v in value) if isinstance(value, Sequence) and len(value) == 2 else (None, None)
+        if low is None or high is None:
+            raise ModelError(f"config.json: {name} should be a pair of numbers, not {value!r}")
+        return low, high
+
+    def strings(self, *names: str) -> list[str] | None:
+        """A list of strings; None where no key of these is set."""
+        name = next((n for n in names if self.values.get(n) is not None), None)
+        if name is None:
+            return None
+        value = self.values[name]
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise ModelError(f"config.json: {name} should be a list of strings, not {value!r}")
+        return value
+
+    def require(self, name: str, *supported: object) -> None:
+        """Refuse any value but these; an absent or null key counts as the first."""
+        value = self.values.get(name)
+        if value is not None and value not in supported:
+            raise ModelError(
+                f"config.json: {name} = {value!r} is not supported (only {', '.join(map(repr, supported))})"
+            )
+
+    def dtype(self) -> torch.dtype:
+        """The dtype the checkpoint names; float32 where it names none, or one that only float32 holds exactly."""
+        name = str(self.values.get("dtype") or self.values.get("torch_dtype") or "float32").removeprefix("torch.")
+        return DTYPES.get(name, torch.float32)
+
+    def _find(self, names: Sequence[str], default: object) -> tuple[str, Any]:
+        for name in names:
+            if self.values.get(name) is not None:
+                return name, self.values[name]
+        if default is None:
+            raise ModelError(f"config.json lacks {names[0]}")
+        return names[0], default
+
+
+def _number(value: object) -> float | None:
+    """JSON has no infinity: transformers writes {"__float__": "Infinity"}, others the bare word or a string."""
+    if isinstance(value, dict):
+        value = value.get("__float__")
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def read_config(path: Path) -> Config:
+    """config.json of the checkpoint folder, or params.json, as Mistral names it; ModelError if neither is there."""
+    for name in ("config.json", "params.json"):
+        file = path / name
+        if not file.is_file():
+            continue
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ModelError(f"{file} is not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ModelError(f"{file} should hold an object")
+        return Config(_native_mamba2(values) if _is_native_mamba2(values) else values)
+    raise ModelError(f"{path} holds no config.json")
+
+
+def _is_native_mamba2(values: Mapping[str, Any]) -> bool:
+    """mamba_ssm's own configuration (d_model, n_layer) or Mistral's (dim, n_layers)."""
+    layer = (values.get("ssm_cfg") or {}).get("layer", "Mamba1")
+    return ("d_model" in values and layer == "Mamba2") or ("dim" in values and values.get("model_type") == "mamba")
+
+
+def _native_mamba2(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same in transformers' keys, with mamba_ssm's defaults."""
+    ssm = values.get("ssm_cfg") or {}
+    config, ssm_config = Config(values), Config(ssm)
+    for key in ("attn_layer_idx", "d_intermediate"):
+        if values.get(key):
+            raise ModelError(f"config.json: {key} = {values[key]!r} is not supported")
+    hidden, multiple = config.integer("d_model", "dim"), config.integer("pad_vocab_size_multiple", default=8)
+    width, expand = ssm_config.integer("headdim", default=64), ssm_config.integer("expand", default=2)
+    return {
+        "model_type": "mamba2",
+        "hidden_size": hidden,
+        "num_hidden_layers": config.integer("n_layer", "n_layers"),
+        "vocab_size": -(-config.integer("vocab_size") // multiple) * multiple,
+        "state_size": ssm.get("d_state", 128),
+        "head_dim": width,
+        "num_heads": expand * hidden // width,
+        "expand": expand,
+        "n_groups": ssm.get("ngroups", values.get("n_groups", 1)),
+        "conv_kernel": ssm.get("d_conv", 4),
+        "chunk_size": ssm.get("chunk_size", 256),
+        "residual_in_fp32": values.get("residual_in_fp32", True),
+        "tie_word_embeddings": values.get("tie_embeddings", True),
+        "layer_norm_epsilon": 1e-5,
+    }

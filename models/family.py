@@ -1,0 +1,22 @@
+"""What a family gives to the loader."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from models.batch import Model
+from models.config import Config
+
+
+@dataclass(frozen=True)
+class Family:
+    """build: a model whose parameters, if any, are empty; it runs under the meta device.
+
+    rename: the parameter that a checkpoint's tensor fills; None for one that is left out.
+    embedding: the name of the parameter that a tied head repeats.
+    """
+
+    build: Callable[[Config, torch.dtype], Model]
+    rename: Callable[[str], str | None]
+    embedding: str

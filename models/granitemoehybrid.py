@@ -1,0 +1,164 @@
+"""Granite 4 hybrid, dense (transformers' GraniteMoeHybridForCausalLM with num_local_experts = 0)."""
+
+import torch
+from torch import Tensor, nn
+
+from models.batch import Batch, Pools, Shape
+from models.config import Config, ModelError
+from models.family import Family
+from models.layers.attention import Attention, AttentionSettings
+from models.layers.linear import Embedding, Linear
+from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
+from models.layers.mlp import GatedMLP
+from models.layers.norm import RMSNorm
+from models.layers.rope import Rotation
+from models.layers.step import StepPlan, plan_step
+
+RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+class Block(nn.Module):
+    """A mixer (`mamba` or `self_attn`), then an MLP; each adds its output × residual_multiplier."""
+
+    def __init__(self, config: Config, mixer: Mamba2Mixer | Attention, dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
+        self.multiplier = config.number("residual_multiplier", default=1.0)
+        self.input_layernorm = RMSNorm(hidden, eps, dtype)
+        self.mamba = mixer if isinstance(mixer, Mamba2Mixer) else None
+        self.self_attn = mixer if isinstance(mixer, Attention) else None
+        self.post_attention_layernorm = RMSNorm(hidden, eps, dtype)
+        self.shared_mlp = GatedMLP(hidden, config.integer("shared_intermediate_size"), dtype)
+
+    def forward(self, residual: Tensor, step: StepPlan, rotation: Rotation | None) -> Tensor:
+        normed = self.input_layernorm(residual)
+        mixed = self.self_attn(normed, step, rotation) if self.self_attn else self.mamba(normed, step)  # type: ignore[misc]
+        residual = residual + mixed * self.multiplier
+        expanded: Tensor = self.shared_mlp(self.post_attention_layernorm(residual))
+        return residual + expanded * self.multiplier
+
+
+class Decoder(nn.Module):
+    def __init__(self, config: Config, mixers: list[Mamba2Mixer | Attention], dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden = config.integer("hidden_size")
+        tied = config.flag("tie_word_embeddings", default=False)
+        self.embed_tokens = Embedding(config.integer("vocab_size"), hidden, tied, dtype)
+        self.layers = nn.ModuleList(Block(config, mixer, dtype) for mixer in mixers)
+        self.norm = RMSNorm(hidden, config.number("rms_norm_eps", default=1e-6), dtype)
+
+
+class GraniteMoeHybrid(nn.Module):
+    def __init__(self, config: Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        refuse_unsupported(config)
+        self.kinds = read_layers(config)
+        self.vocab_size = config.integer("vocab_size")
+        self.chunk_size = config.integer("mamba_chunk_size", default=256)
+        self.max_position = config.integer("max_position_embeddings", default=2048)
+        self.dtype = dtype
+        self.mamba, self.attention = read_mamba(config), read_attention(config)
+        self.theta = read_rope_theta(config)
+        self.embedding_multiplier = config.number("embedding_multiplier", default=1.0)
+        self.logits_scaling = config.number("logits_scaling", default=1.0)
+        self.model = Decoder(config, [self._mixer(layer) for layer in range(len(self.kinds))], dtype)
+        self.lm_head = (
+            None if self.model.embed_tokens.tied else Linear(self.mamba.hidden, self.vocab_size, False, dtype)
+        )
+
+    def _mixer(self, layer: int) -> Mamba2Mixer | Attention:
+        kind = self.kinds[layer]
+        index = self.kinds[:layer].count(kind)
+        if kind == "mamba":
+            return Mamba2Mixer(self.mamba, index, self.dtype)
+        return Attention(self.attention, index, self.dtype)
+
+    def state_shapes(self) -> list[Shape]:
+        return self.mamba.state_shapes() * self.kinds.count("mamba")
+
+    def page_shapes(self) -> list[Shape]:
+        return self.attention.page_shapes(self.dtype) * self.kinds.count("attention")
+
+    def forward(self, batch: Batch, pools: Pools) -> Tensor:
+        step = plan_step(batch, pools, self.chunk_size, self.mamba.kernel)
+        rotation = Rotation(batch.positions, self.attention.head_dim, self.theta) if self.theta else None
+        residual: Tensor = self.model.embed_tokens(batch.tokens) * self.embedding_multiplier
+        for block in self.model.layers:
+            residual = block(residual, step, rotation)
+        hidden: Tensor = self.model.norm(residual)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(hidden) if self.lm_head else self.model.embed_tokens.logits(hidden)
+        return logits.float() / self.logits_scaling
+
+
+def refuse_unsupported(config: Config) -> None:
+    experts = config.integer("num_local_experts", default=8)
+    if experts:
+        raise ModelError(
+            f"config.json: num_local_experts = {experts}: mixtures of experts are not supported yet; "
+            "only dense Granite hybrids (num_local_experts = 0) are"
+        )
+    config.require("hidden_act", "silu", "swish")
+    config.require("position_embedding_type", "rope", "nope")
+
+
+def read_layers(config: Config) -> list[str]:
+    """The kind of each layer: mamba or attention."""
+    named = config.strings("layer_types", "layers_block_type") or ["mamba"] * config.integer("num_hidden_layers")
+    kinds = [RENAMED.get(kind, kind) for kind in named]
+    unknown = sorted(set(kinds) - {"mamba", "attention"})
+    if unknown:
+        raise ModelError(f"config.json: unknown layers {', '.join(unknown)}")
+    return kinds
+
+
+def read_mamba(config: Config) -> Mamba2Settings:
+    hidden, heads = config.integer("hidden_size"), config.integer("mamba_n_heads", default=128)
+    inner = config.integer("mamba_expand", default=2) * hidden
+    automatic = config.values.get("mamba_d_head", "auto") == "auto"
+    settings = Mamba2Settings(
+        hidden=hidden,
+        heads=heads,
+        width=inner // heads if automatic else config.integer("mamba_d_head"),
+        groups=config.integer("mamba_n_groups", default=1),
+        state=config.integer("mamba_d_state", default=256),
+        kernel=config.integer("mamba_d_conv", default=4),
+        eps=config.number("rms_norm_eps", default=1e-6),
+        dt_limits=config.limits("time_step_limit"),
+        bias=config.flag("mamba_proj_bias", default=False),
+        conv_bias=config.flag("mamba_conv_bias", default=True),
+    )
+    if settings.inner != inner:
+        raise ModelError(f"config.json: mamba_n_heads · mamba_d_head = {settings.inner}, but the inner size is {inner}")
+    return settings
+
+
+def read_attention(config: Config) -> AttentionSettings:
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    return AttentionSettings(
+        hidden=hidden,
+        heads=heads,
+        kv_heads=config.integer("num_key_value_heads", default=heads),
+        head_dim=config.integer("head_dim", default=hidden // heads),
+        scale=config.number("attention_multiplier", default=1.0),
+        bias=config.flag("attention_bias", default=False),
+    )
+
+
+def read_rope_theta(config: Config) -> float | None:
+    """The base of the rotation; None if positions are not encoded. ModelError for a scaled rotation."""
+    if config.values.get("position_embedding_type") != "rope":
+        return None
+    rope = config.values.get("rope_parameters") or config.values.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        raise ModelError(f"config.json: rope_parameters {rope} are not supported: only the default rotation is")
+    return Config({**config.values, **rope}).number("rope_theta", default=10000.0)
+
+
+def rename(name: str) -> str:
+    return name
+
+
+FAMILY = Family(GraniteMoeHybrid, rename, "model.embed_tokens.weight")

@@ -1,0 +1,57 @@
+"""Grouped-query attention over paged keys and values."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kernels.attention import paged_attention, write_pages
+from models.batch import Shape
+from models.layers.linear import Linear
+from models.layers.rope import Rotation
+from models.layers.step import StepPlan
+
+
+@dataclass(frozen=True)
+class AttentionSettings:
+    """scale multiplies q·k."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    bias: bool
+
+    def page_shapes(self, dtype: torch.dtype) -> list[Shape]:
+        """What one layer keeps for a position: its keys and its values."""
+        return [Shape((self.kv_heads, self.head_dim), dtype)] * 2
+
+
+class Attention(nn.Module):
+    """`index` counts the model's attention layers: this one's pages are pools.pages[2·index] and the next."""
+
+    def __init__(self, settings: AttentionSettings, index: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        s = self.settings = settings
+        self.index = index
+        self.q_proj = Linear(s.hidden, s.heads * s.head_dim, s.bias, dtype)
+        self.k_proj = Linear(s.hidden, s.kv_heads * s.head_dim, s.bias, dtype)
+        self.v_proj = Linear(s.hidden, s.kv_heads * s.head_dim, s.bias, dtype)
+        self.o_proj = Linear(s.heads * s.head_dim, s.hidden, s.bias, dtype)
+
+    def forward(self, hidden: Tensor, step: StepPlan, rotation: Rotation | None = None) -> Tensor:
+        """hidden: [T, hidden] → [T, hidden]; without rotation, positions are not encoded."""
+        s, pages = self.settings, step.pages
+        if pages is None:
+            raise ValueError("an attention layer needs page tensors in the pools")
+        key_pages, value_pages = step.pools.pages[2 * self.index : 2 * self.index + 2]
+        query = self.q_proj(hidden).unflatten(1, (s.heads, s.head_dim))
+        keys = self.k_proj(hidden).unflatten(1, (s.kv_heads, s.head_dim))
+        values = self.v_proj(hidden).unflatten(1, (s.kv_heads, s.head_dim))
+        if rotation:
+            query, keys = rotation.apply(query), rotation.apply(keys)
+        write_pages(keys, values, key_pages, value_pages, pages.places)
+        attended = paged_attention(query, key_pages, value_pages, pages.table, pages.offsets, pages.starts, s.scale)
+        projected: Tensor = self.o_proj(attended.flatten(1))
+        return projected

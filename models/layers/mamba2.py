@@ -1,0 +1,123 @@
+"""The Mamba-2 mixer."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernels.conv1d import conv1d_prefill, conv1d_update
+from kernels.gated_norm import gated_norm
+from kernels.ssd import ssd_prefill
+from kernels.state_update import selective_state_update
+from models.batch import Shape
+from models.layers.linear import Linear
+from models.layers.step import StepPlan
+
+
+@dataclass(frozen=True)
+class Mamba2Settings:
+    """heads · width is the inner size; each of `groups` groups of heads shares its B and C of size `state`."""
+
+    hidden: int
+    heads: int
+    width: int
+    groups: int
+    state: int
+    kernel: int
+    eps: float
+    dt_limits: tuple[float, float]
+    bias: bool
+    conv_bias: bool
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.width
+
+    @property
+    def channels(self) -> int:
+        """Those of the convolution: x, B and C."""
+        return self.inner + 2 * self.groups * self.state
+
+    def state_shapes(self) -> list[Shape]:
+        """What one layer keeps in a slot: the convolution's last inputs and the recurrent state."""
+        return [
+            Shape((self.kernel - 1, self.channels), torch.float32),
+            Shape((self.heads, self.width, self.state), torch.float32),
+        ]
+
+
+class Conv1d(nn.Module):
+    """Weights of the depthwise convolution, [channels, 1, K] as checkpoints have them."""
+
+    def __init__(self, channels: int, kernel: int, bias: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, 1, kernel, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(channels, dtype=dtype)) if bias else None
+
+    def taps_and_bias(self) -> tuple[Tensor, Tensor | None]:
+        """float32 [K, channels] and [channels]."""
+        taps = self.weight[:, 0].t().contiguous().float()
+        return taps, None if self.bias is None else self.bias.float()
+
+
+class GateNorm(nn.Module):
+    """Weight of the gated norm."""
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype))
+
+
+class Mamba2Mixer(nn.Module):
+    """in_proj → convolution → recurrence → gated norm → out_proj.
+
+    `index` counts the model's Mamba layers: this one's state tensors are pools.state[2·index] and the next.
+    Rows of in_proj: z (inner), x (inner), B (groups·state), C (groups·state), dt (heads).
+    """
+
+    def __init__(self, settings: Mamba2Settings, index: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        s = self.settings = settings
+        self.index = index
+        self.in_proj = Linear(s.hidden, s.inner + s.channels + s.heads, s.bias, dtype)
+        self.conv1d = Conv1d(s.channels, s.kernel, s.conv_bias, dtype)
+        self.dt_bias = nn.Parameter(torch.empty(s.heads, dtype=torch.float32))
+        self.A_log = nn.Parameter(torch.empty(s.heads, dtype=torch.float32))
+        self.D = nn.Parameter(torch.empty(s.heads, dtype=torch.float32))
+        self.norm = GateNorm(s.inner, dtype)
+        self.out_proj = Linear(s.inner, s.hidden, s.bias, dtype)
+
+    def forward(self, hidden: Tensor, step: StepPlan) -> Tensor:
+        """hidden: [T, hidden] → [T, hidden]."""
+        s = self.settings
+        gate, inputs, dt = torch.split(self.in_proj(hidden), [s.inner, s.channels, s.heads], dim=-1)
+        dt = F.softplus(dt.float() + self.dt_bias).clamp(*s.dt_limits)
+        y = self._mix(inputs, dt, step).flatten(1)
+        y = gated_norm(y, gate, self.norm.weight, s.eps, s.groups)
+        projected: Tensor = self.out_proj(y)
+        return projected
+
+    def _mix(self, inputs: Tensor, dt: Tensor, step: StepPlan) -> Tensor:
+        """inputs: [T, channels] before the convolution; dt: float32 [T, heads] → float32 [T, heads, width]."""
+        conv_pool, state_pool = step.pools.state[2 * self.index : 2 * self.index + 2]
+        taps, bias = self.conv1d.taps_and_bias()
+        A = -self.A_log.exp()
+        outputs, cut = list[Tensor](), step.prefilled
+        if step.chunks and step.conv:
+            x, B, C = self._split(conv1d_prefill(inputs[:cut], taps, bias, conv_pool, step.conv))
+            outputs.append(ssd_prefill(x, dt[:cut], A, B, C, self.D, state_pool, step.chunks))
+        if step.slots is not None:
+            x, B, C = self._split(conv1d_update(inputs[cut:], taps, bias, conv_pool, step.slots))
+            outputs.append(selective_state_update(x, dt[cut:], A, B, C, self.D, state_pool, step.slots))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _split(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        s = self.settings
+        x, B, C = torch.split(convolved, [s.inner, s.groups * s.state, s.groups * s.state], dim=-1)
+        rows = len(convolved)
+        return (
+            x.view(rows, s.heads, s.width),
+            B.view(rows, s.groups, s.state),
+            C.view(rows, s.groups, s.state),
+        )

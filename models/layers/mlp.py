@@ -1,0 +1,34 @@
+"""Feed-forward layers."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.layers.linear import Linear
+
+
+class SquaredReluMLP(nn.Module):
+    """down(relu(up(x))²)."""
+
+    def __init__(self, hidden: int, intermediate: int, bias: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.up_proj = Linear(hidden, intermediate, bias, dtype)
+        self.down_proj = Linear(intermediate, hidden, bias, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.down_proj(F.relu(self.up_proj(x)).square())
+        return projected
+
+
+class GatedMLP(nn.Module):
+    """output(silu(gate)·up), gate and up being the halves of one input projection."""
+
+    def __init__(self, hidden: int, intermediate: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.input_linear = Linear(hidden, 2 * intermediate, False, dtype)
+        self.output_linear = Linear(intermediate, hidden, False, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.input_linear(x).chunk(2, dim=-1)
+        projected: Tensor = self.output_linear(F.silu(gate) * up)
+        return projected

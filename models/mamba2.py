@@ -1,0 +1,93 @@
+"""Mamba-2 (transformers' Mamba2ForCausalLM; also Codestral Mamba and state-spaces' own files)."""
+
+import torch
+from torch import Tensor, nn
+
+from models.batch import Batch, Pools, Shape
+from models.config import UNLIMITED, Config, ModelError
+from models.family import Family
+from models.layers.linear import Embedding, Linear
+from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
+from models.layers.norm import RMSNorm
+from models.layers.step import StepPlan, plan_step
+
+
+class Block(nn.Module):
+    def __init__(self, settings: Mamba2Settings, index: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.norm = RMSNorm(settings.hidden, settings.eps, dtype)
+        self.mixer = Mamba2Mixer(settings, index, dtype)
+
+    def forward(self, residual: Tensor, step: StepPlan) -> Tensor:
+        mixed: Tensor = self.mixer(self.norm(residual), step)
+        return residual + mixed
+
+
+class Backbone(nn.Module):
+    def __init__(self, settings: Mamba2Settings, layers: int, vocab: int, tied: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.embeddings = Embedding(vocab, settings.hidden, tied, dtype)
+        self.layers = nn.ModuleList(Block(settings, index, dtype) for index in range(layers))
+        self.norm_f = RMSNorm(settings.hidden, settings.eps, dtype)
+
+
+class Mamba2(nn.Module):
+    max_position = UNLIMITED
+
+    def __init__(self, config: Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        config.require("hidden_act", "silu", "swish")
+        self.settings = read_settings(config)
+        self.layers = config.integer("num_hidden_layers")
+        self.vocab_size = config.integer("vocab_size")
+        self.chunk_size = config.integer("chunk_size", default=256)
+        self.residual_dtype = torch.float32 if config.flag("residual_in_fp32", default=True) else dtype
+        tied = config.flag("tie_word_embeddings", default=False)
+        self.backbone = Backbone(self.settings, self.layers, self.vocab_size, tied, dtype)
+        self.lm_head = None if tied else Linear(self.settings.hidden, self.vocab_size, False, dtype)
+
+    def state_shapes(self) -> list[Shape]:
+        return self.settings.state_shapes() * self.layers
+
+    def page_shapes(self) -> list[Shape]:
+        return []
+
+    def forward(self, batch: Batch, pools: Pools) -> Tensor:
+        step = plan_step(batch, pools, self.chunk_size, self.settings.kernel)
+        residual: Tensor = self.backbone.embeddings(batch.tokens).to(self.residual_dtype)
+        for block in self.backbone.layers:
+            residual = block(residual, step)
+        hidden: Tensor = self.backbone.norm_f(residual)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(hidden) if self.lm_head else self.backbone.embeddings.logits(hidden)
+        return logits.float()
+
+
+def read_settings(config: Config) -> Mamba2Settings:
+    hidden, expand = config.integer("hidden_size"), config.number("expand", default=2)
+    settings = Mamba2Settings(
+        hidden=hidden,
+        heads=config.integer("num_heads"),
+        width=config.integer("head_dim", default=64),
+        groups=config.integer("n_groups", default=8),
+        state=config.integer("state_size", default=128),
+        kernel=config.integer("conv_kernel", default=4),
+        eps=config.number("layer_norm_epsilon", default=1e-5),
+        dt_limits=config.limits("time_step_limit"),
+        bias=config.flag("use_bias", default=False),
+        conv_bias=config.flag("use_conv_bias", default=True),
+    )
+    if settings.inner != int(expand * hidden):
+        raise ModelError(
+            f"config.json: num_heads · head_dim = {settings.inner}, but expand · hidden_size = {expand * hidden}"
+        )
+    return settings
+
+
+def rename(name: str) -> str:
+    return name.removeprefix("model.").replace("backbone.embedding.", "backbone.embeddings.")
+
+
+FAMILY = Family(Mamba2, rename, "backbone.embeddings.weight")

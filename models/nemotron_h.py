@@ -1,0 +1,143 @@
+"""Nemotron-H, dense (transformers' NemotronHForCausalLM): one mixer a layer, attention without positions."""
+
+import torch
+from torch import Tensor, nn
+
+from models.batch import Batch, Pools, Shape
+from models.config import Config, ModelError
+from models.family import Family
+from models.layers.attention import Attention, AttentionSettings
+from models.layers.linear import Embedding, Linear
+from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
+from models.layers.mlp import SquaredReluMLP
+from models.layers.norm import RMSNorm
+from models.layers.step import StepPlan, plan_step
+
+PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+class Block(nn.Module):
+    def __init__(self, hidden: int, eps: float, mixer: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.norm = RMSNorm(hidden, eps, dtype)
+        self.mixer = mixer
+
+    def forward(self, residual: Tensor, step: StepPlan) -> Tensor:
+        normed = self.norm(residual)
+        mixed: Tensor = self.mixer(normed) if isinstance(self.mixer, SquaredReluMLP) else self.mixer(normed, step)
+        return residual + mixed
+
+
+class Backbone(nn.Module):
+    def __init__(self, blocks: list[Block], vocab: int, hidden: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.embeddings = Embedding(vocab, hidden, False, dtype)
+        self.layers = nn.ModuleList(blocks)
+        self.norm_f = RMSNorm(hidden, eps, dtype)
+
+
+class NemotronH(nn.Module):
+    def __init__(self, config: Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        config.require("mamba_hidden_act", "silu", "swish")
+        config.require("mlp_hidden_act", "relu2")
+        config.require("tie_word_embeddings", False)
+        config.require("sliding_window", None)
+        self.kinds = read_layers(config)
+        self.vocab_size = config.integer("vocab_size")
+        self.chunk_size = config.integer("chunk_size", "mamba_chunk_size", default=128)
+        self.max_position = config.integer("max_position_embeddings", default=4096)
+        self.dtype = dtype
+        self.residual_dtype = torch.float32 if config.flag("residual_in_fp32", default=False) else dtype
+        self.mamba, self.attention = read_mamba(config), read_attention(config)
+        hidden, eps = self.mamba.hidden, self.mamba.eps
+        blocks = [Block(hidden, eps, self._mixer(config, layer), dtype) for layer in range(len(self.kinds))]
+        self.backbone = Backbone(blocks, self.vocab_size, hidden, eps, dtype)
+        self.lm_head = Linear(hidden, self.vocab_size, False, dtype)
+
+    def _mixer(self, config: Config, layer: int) -> nn.Module:
+        kind = self.kinds[layer]
+        index = self.kinds[:layer].count(kind)
+        if kind == "mamba":
+            return Mamba2Mixer(self.mamba, index, self.dtype)
+        if kind == "attention":
+            return Attention(self.attention, index, self.dtype)
+        bias = config.flag("mlp_bias", default=False)
+        return SquaredReluMLP(self.mamba.hidden, config.integer("intermediate_size"), bias, self.dtype)
+
+    def state_shapes(self) -> list[Shape]:
+        return self.mamba.state_shapes() * self.kinds.count("mamba")
+
+    def page_shapes(self) -> list[Shape]:
+        return self.attention.page_shapes(self.dtype) * self.kinds.count("attention")
+
+    def forward(self, batch: Batch, pools: Pools) -> Tensor:
+        step = plan_step(batch, pools, self.chunk_size, self.mamba.kernel)
+        residual: Tensor = self.backbone.embeddings(batch.tokens).to(self.residual_dtype)
+        for block in self.backbone.layers:
+            residual = block(residual, step)
+        hidden: Tensor = self.backbone.norm_f(residual)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(hidden)
+        return logits.float()
+
+
+def read_layers(config: Config) -> list[str]:
+    """The kind of each layer: mamba, attention or mlp. ModelError for a mixture of experts."""
+    named = config.strings("layers_block_type", "layer_types")
+    pattern = config.values.get("hybrid_override_pattern")
+    if named is None and isinstance(pattern, str):
+        named = [PATTERN.get(letter, letter) for letter in pattern]
+    if named is None:
+        raise ModelError("config.json lacks hybrid_override_pattern (or layers_block_type)")
+    kinds = [RENAMED.get(kind, kind) for kind in named]
+    if "moe" in kinds:
+        raise ModelError(
+            f"config.json: {kinds.count('moe')} of the {len(kinds)} layers are mixtures of experts (E), "
+            "which are not supported yet; only dense Nemotron-H is"
+        )
+    unknown = sorted(set(kinds) - {"mamba", "attention", "mlp"})
+    if unknown:
+        raise ModelError(f"config.json: unknown layers {', '.join(unknown)}")
+    return kinds
+
+
+def read_mamba(config: Config) -> Mamba2Settings:
+    return Mamba2Settings(
+        hidden=config.integer("hidden_size"),
+        heads=config.integer("mamba_num_heads"),
+        width=config.integer("mamba_head_dim", default=64),
+        groups=config.integer("n_groups", "mamba_n_groups", default=8),
+        state=config.integer("ssm_state_size", default=128),
+        kernel=config.integer("conv_kernel", "mamba_d_conv", default=4),
+        eps=config.number("layer_norm_epsilon", "rms_norm_eps", "norm_eps", default=1e-5),
+        dt_limits=config.limits("time_step_limit"),
+        bias=config.flag("use_bias", "mamba_proj_bias", default=False),
+        conv_bias=config.flag("use_conv_bias", "mamba_conv_bias", default=True),
+    )
+
+
+def read_attention(config: Config) -> AttentionSettings:
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    head_dim = config.integer("head_dim", "attention_head_dim", default=hidden // heads)
+    return AttentionSettings(
+        hidden=hidden,
+        heads=heads,
+        kv_heads=config.integer("num_key_value_heads", default=heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        bias=config.flag("attention_bias", default=False),
+    )
+
+
+def rename(name: str) -> str | None:
+    """Leaves out the layers for multi-token prediction."""
+    if name.startswith(("mtp.", "model.mtp.", "backbone.mtp.")):
+        return None
+    return "backbone." + name.removeprefix("model.") if name.startswith("model.") else name
+
+
+FAMILY = Family(NemotronH, rename, "backbone.embeddings.weight")

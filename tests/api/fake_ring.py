@@ -1,0 +1,254 @@
+"""A ring of nothing: it answers Submit with a fixed text, a token at a time, so that the api can be tested alone."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import ClientResponse, web
+from aiohttp.test_utils import TestClient, TestServer
+
+from actors import tokens
+from actors.actor import Address
+from actors.messages import (
+    Abort,
+    Delta,
+    Drain,
+    Drained,
+    Ended,
+    EndReason,
+    Flush,
+    Flushed,
+    Message,
+    Output,
+    Request,
+    Submit,
+    TokenLogprob,
+)
+from api.app import make_app
+from api.config import Config
+from api.engine import Engine, Server
+from api.gateway import Gateway
+from api.metrics import Metrics
+
+EOS = 256
+VOCAB = 260
+
+
+class FakeText:
+    """Bytes as tokens; 256 ends a text."""
+
+    has_chat_template = True
+    eos_ids = (EOS,)
+
+    def __init__(self) -> None:
+        self.generation_defaults: dict[str, Any] = {}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+    ) -> tuple[list[int], list[int]]:
+        ids: list[int] = []
+        ends: list[int] = []
+        for message in messages:
+            if message["content"] == "refuse me":
+                raise ValueError("roles must alternate")
+            ids += f"{message['role']}:{message['content']}\n".encode()
+            ends.append(len(ids))
+        return ids + list(b"assistant:" if add_generation_prompt else b""), ends
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        kept = bytes(i for i in ids if i < 256).decode(errors="replace")
+        return kept + ("" if skip_special_tokens else "</s>" * sum(i >= 256 for i in ids))
+
+
+class FakeRing:
+    """held: requests wait until `release`. refusal: how every Submit ends. sent: all messages, in order."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.sent: list[Message] = []
+        self.reply = "Hello, wörld."
+        self.held = False
+        self.cached = 0
+        self.refusal: EndReason | None = None
+        self.failing = False
+        self.pause = 0.0
+        self.open: dict[str, Request] = {}
+        self._gateway = gateway
+        self._sent = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        gateway.bind(self.send)
+
+    def send(self, to: Address, message: Message) -> None:
+        self.sent.append(message)
+        self._sent.set()
+        loop = asyncio.get_running_loop()
+        match message:
+            case Submit(request):
+                assert to == "scheduler"
+                if self.refusal is not None:
+                    loop.call_soon(self.deliver, Ended(request.id, self.refusal, f"ended: {self.refusal}"))
+                    return
+                self.open[request.id] = request
+                if not self.held:
+                    self._start(request)
+            case Abort(id):
+                if id in self.open:
+                    loop.call_soon(self.finish, id)
+            case Flush(ticket):
+                assert to == "cache"
+                loop.call_soon(self.deliver, Flushed(ticket))
+            case Drain():
+                loop.call_soon(self.deliver, Drained([]))
+            case _:
+                raise AssertionError(message)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait for a message that makes `condition` true."""
+        async with asyncio.timeout(10):
+            while not condition():
+                self._sent.clear()
+                await self._sent.wait()
+
+    def release(self) -> None:
+        self.held = False
+        for request in list(self.open.values()):
+            self._start(request)
+
+    def submitted(self) -> list[Request]:
+        return [message.request for message in self.sent if isinstance(message, Submit)]
+
+    def aborted(self) -> list[str]:
+        return [message.request for message in self.sent if isinstance(message, Abort)]
+
+    def finish(self, id: str) -> None:
+        request = self.open.pop(id, None)
+        if request is not None:
+            self.deliver(Delta([Output(id, "", b"", request.prompt_len, self.cached, 0, "abort", "aborted")]))
+
+    def deliver(self, message: Message) -> None:
+        self._gateway.receive(message)
+        self._gateway.act()
+
+    def _start(self, request: Request) -> None:
+        task = asyncio.ensure_future(self._play(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _play(self, request: Request) -> None:
+        """One character of the reply a message; its tokens are its bytes, and EOS ends it."""
+        self.deliver(Delta([Output(request.id, "", b"", request.prompt_len, self.cached, 0)]))
+        count = 0
+        prompt_logprobs = prompt_items(request)
+        for letter in [*self.reply, ""]:
+            await asyncio.sleep(self.pause)
+            if request.id not in self.open:
+                return
+            ids = (list(letter.encode()) or [EOS])[: request.stops.max_tokens - count]
+            count += len(ids)
+            ended = EOS in ids and EOS in request.stops.token_ids
+            full = count >= request.stops.max_tokens
+            finish = "error" if self.failing else "stop" if ended else "length" if full or not letter else None
+            output = Output(
+                request.id, letter, tokens.pack(ids), request.prompt_len, self.cached, count, finish,
+                EOS if ended else None, items(request, ids), prompt_logprobs,
+            )  # fmt: skip
+            prompt_logprobs = []
+            if finish is not None:
+                del self.open[request.id]
+            self.deliver(Delta([output]))
+            if finish is not None:
+                return
+
+    # The figures of a relay
+
+    def counters(self) -> dict[str, int]:
+        return {"checkpoints_missed": 3, "generation_tokens": 7}
+
+    def lease_moves(self) -> Mapping[str, int]:
+        return {"take": 5, "free": 4}
+
+    def gauges(self) -> dict[str, float | dict[str, int]]:
+        return {"running": len(self.open), "waiting": 0, "slots": {"free": 7, "owned": 1}}
+
+    def audit(self) -> Sequence[object]:
+        return []
+
+
+def items(request: Request, ids: Sequence[int]) -> list[TokenLogprob]:
+    if request.logprobs is None:
+        return []
+    return [TokenLogprob(i, -0.5, [(i, -0.5), (i ^ 1, float("-inf"))][: request.logprobs]) for i in ids]
+
+
+def prompt_items(request: Request) -> list[TokenLogprob]:
+    start = request.prompt_logprobs_from
+    if start is None:
+        return []
+    ids = tokens.unpack(request.tokens)[start : request.prompt_len]
+    return [TokenLogprob(i, None if start + k == 0 else -1.5, []) for k, i in enumerate(ids)]
+
+
+def make_server(config: Config, ready: bool = True) -> tuple[Server, FakeRing]:
+    metrics = Metrics("fake")
+    gateway = Gateway(config.request_timeout, metrics)
+    ring = FakeRing(gateway)
+    server = Server(config, gateway, metrics, "fake")
+    if ready:
+        server.engine = Engine(FakeText(), VOCAB, config.max_model_len or 256, {"family": "fake"})
+        server.relay = ring
+        server.phase = "ready"
+        metrics.watch(ring)
+    return server, ring
+
+
+@dataclass
+class Served:
+    """A server on a free port of this machine, and a client for it."""
+
+    client: TestClient[web.Request, web.Application]
+    server: Server
+    ring: FakeRing
+
+    @property
+    def url(self) -> str:
+        return str(self.client.make_url("/"))
+
+    async def post(self, path: str, body: Any, **more: Any) -> tuple[int, Any]:
+        async with self.client.post(path, json=body, **more) as response:
+            return response.status, await response.json()
+
+    async def error(self, path: str, body: Any, **more: Any) -> tuple[int, dict[str, Any]]:
+        """Status and error object; all four members must be there."""
+        status, answer = await self.post(path, body, **more)
+        assert set(answer) == {"error"}, answer
+        assert set(answer["error"]) == {"message", "type", "param", "code"}
+        return status, answer["error"]
+
+
+@asynccontextmanager
+async def serving(ready: bool = True, **options: Any) -> AsyncIterator[Served]:
+    server, ring = make_server(Config(**options), ready)
+    test_server = TestServer(make_app(server))  # cancels handlers of clients that go away, as the server does
+    async with TestClient(test_server) as client:
+        yield Served(client, server, ring)
+
+
+async def read_events(response: ClientResponse) -> list[bytes]:
+    """The raw blocks of an event stream."""
+    assert response.headers["Content-Type"].startswith("text/event-stream")
+    body = await response.read()
+    assert body.endswith(b"\n\n")
+    return body.removesuffix(b"\n\n").split(b"\n\n")
+
+
+def payloads(blocks: Sequence[bytes]) -> list[Any]:
+    """The JSON of each event before [DONE], comments left out."""
+    assert blocks[-1] == b"data: [DONE]"
+    data = [block for block in blocks[:-1] if not block.startswith(b":")]
+    assert all(block.startswith(b"data: ") and b"\n" not in block for block in data)
+    return [json.loads(block[len(b"data: ") :]) for block in data]

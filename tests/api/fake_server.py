@@ -1,0 +1,49 @@
+"""`python -m tests.api.fake_server`: the real process around the fake ring. Its behaviour is the name of the model.
+
+slow: the model takes for ever to load. broken: it cannot be loaded. dying: the ring fails at the first request.
+pausing: an answer takes a second. held: requests are never answered.
+"""
+
+import asyncio
+import sys
+import time
+
+from actors.actor import Address
+from actors.messages import Message, Submit
+from api.config import load
+from api.engine import Engine
+from api.gateway import Gateway
+from api.serve import Loaded, Progress, StartError, serve
+from tests.api.fake_ring import VOCAB, FakeRing, FakeText
+
+
+class Ring(FakeRing):
+    def __init__(self, gateway: Gateway, behaviour: str) -> None:
+        super().__init__(gateway)
+        self._broken = asyncio.Event()
+        self._behaviour = behaviour
+        self.held = behaviour in ("dying", "held")
+        self.pause = 1 / 14 if behaviour == "pausing" else 0.0
+
+    def send(self, to: Address, message: Message) -> None:
+        super().send(to, message)
+        if self._behaviour == "dying" and isinstance(message, Submit):
+            self._broken.set()
+
+    async def run(self) -> None:
+        await self._broken.wait()
+        raise RuntimeError("the device is on fire")
+
+
+def load_fake(behaviour: str, on_progress: Progress) -> Loaded:
+    on_progress(1, 2)
+    if behaviour == "slow":
+        time.sleep(3600)
+    if behaviour == "broken":
+        raise StartError("org/model is not a folder")
+    return Loaded(Engine(FakeText(), VOCAB, 256), ["8 slots"], lambda gateway: Ring(gateway, behaviour))
+
+
+if __name__ == "__main__":
+    config = load({"model": sys.argv[1], "port": "0", "log_format": "json"} | dict(a.split("=") for a in sys.argv[2:]))
+    sys.exit(serve(config, lambda config, on_progress: load_fake(config.model or "", on_progress)))

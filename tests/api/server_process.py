@@ -1,0 +1,131 @@
+"""A real server process on a free port: started, waited for, its log kept, stopped with SIGTERM."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVE = ("api.cli", "serve", "--port", "0", "--log-format", "json")
+
+
+class ServerProcess:
+    """`with ServerProcess(...) as server:` waits for /ready, and at the end expects a clean exit after SIGTERM.
+
+    arguments: a module and its arguments, which must make it listen on a port of its own choice and log as JSON.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str] = SERVE, wait_ready: bool = True, exit_code: int = 0, patience_s: float = 120.0
+    ) -> None:
+        self.log: list[dict[str, Any]] = []
+        self.output: list[str] = []
+        self._exit_code = exit_code
+        self._wait_ready = wait_ready
+        self._patience = patience_s
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            cwd=ROOT,
+            env={name: value for name, value in environment.items() if not name.startswith("BATON_")},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        try:
+            self.url = self.wait_for("listening")["url"]
+            if self._wait_ready:
+                self.wait_until(lambda: self.status("/ready") == 200)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                assert self.stop() == self._exit_code, "".join(self.output[-50:])
+        finally:
+            self.kill()
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self.process.wait(self._patience)
+        self._reader.join(self._patience)
+        return code
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def wait_for(self, event: str) -> dict[str, Any]:
+        """The first log line with this event."""
+        self.wait_until(lambda: any(line["event"] == event for line in self.log))
+        return next(line for line in self.log if line["event"] == event)
+
+    def wait_until(self, condition: Any) -> None:
+        deadline = time.monotonic() + self._patience
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self._reader.join(1)
+                raise AssertionError(f"exit code {self.process.returncode}:\n{''.join(self.output[-50:])}")
+            time.sleep(0.02)
+
+    def status(self, path: str) -> int:
+        """The status of a GET; 0 if nobody answers."""
+        try:
+            with urlopen(self.url + path, timeout=10) as response:
+                return int(response.status)
+        except HTTPError as error:
+            with error:
+                return error.code
+        except (URLError, ConnectionError):
+            return 0
+
+    def get(self, path: str) -> Any:
+        with urlopen(self.url + path, timeout=60) as response:
+            return json.load(response)
+
+    def post(self, path: str, body: Any) -> tuple[int, Any]:
+        request = Request(self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        try:
+            with urlopen(request, timeout=600) as response:
+                return response.status, json.load(response)
+        except HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def resident_mib(self) -> float:
+        """Memory that the process holds now."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.output.append(line)
+            try:
+                self.log.append(json.loads(line))
+            except ValueError:
+                continue

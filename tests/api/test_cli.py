@@ -1,0 +1,95 @@
+"""Options: defaults, ranges, environment, help."""
+
+import msgspec
+import pytest
+
+from api import cli, config
+from api.config import Config, ConfigError, fields, flag, load, variable
+
+
+def parse(*arguments: str, environment: dict[str, str] | None = None) -> Config:
+    options = vars(cli.parser().parse_args(["serve", *arguments]))
+    options.pop("command")
+    return load(options, environment or {})
+
+
+def test_defaults() -> None:
+    assert parse() == Config()
+
+
+def test_options_of_every_kind() -> None:
+    parsed = parse(
+        "folder", "--port", "0", "--memory", "1.5G", "--no-overlap", "--api-key", "a", "--api-key", "b", "--dtype",
+        "bfloat16", "--request-timeout", "2.5", "--codec-check", "--body-limit", "64K",
+    )  # fmt: skip
+    assert (parsed.model, parsed.port, parsed.memory, parsed.no_overlap) == ("folder", 0, 3 * 2**29, True)
+    assert (parsed.api_key, parsed.dtype, parsed.request_timeout) == (("a", "b"), "bfloat16", 2.5)
+    assert (parsed.codec_check, parsed.body_limit) == (True, 65536)
+
+
+def test_the_environment_sets_what_the_command_line_does_not() -> None:
+    environment = {
+        "BATON_PORT": "9", "BATON_API_KEY": "x, y", "BATON_NO_OVERLAP": "1", "BATON_MODEL": "m",
+        "BATON_MAX_RUNNING": "2",
+        "BATON_CODEC_CHECK": "false", "BATON_HOST": "",
+    }  # fmt: skip
+    parsed = parse("--max-running", "3", environment=environment)
+    assert (parsed.port, parsed.api_key, parsed.no_overlap, parsed.model) == (9, ("x", "y"), True, "m")
+    assert (parsed.max_running, parsed.codec_check, parsed.host) == (3, False, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "named"),
+    [
+        (["--port", "70000"], {}, "--port"),
+        (["--port", "x"], {}, "--port"),
+        (["--memory", "lots"], {}, "--memory"),
+        (["--max-running", "0"], {}, "--max-running"),
+        (["--state-slots", "-1"], {}, "--state-slots"),
+        (["--dtype", "int8"], {}, "--dtype"),
+        (["--device", "tpu"], {}, "--device"),
+        (["--cors", "example.org"], {}, "--cors"),
+        (["--api-key", " "], {}, "--api-key"),
+        (["--request-timeout", "nan"], {}, "--request-timeout"),
+        (["--request-timeout", "inf"], {}, "--request-timeout"),
+        ([], {"BATON_PAGE_SIZE": "0"}, "BATON_PAGE_SIZE"),
+        ([], {"BATON_NO_OVERLAP": "perhaps"}, "BATON_NO_OVERLAP"),
+        ([], {"BATON_BODY_LIMIT": "1"}, "BATON_BODY_LIMIT"),
+    ],
+)
+def test_a_wrong_option_is_named(arguments: list[str], environment: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{named}: "):
+        parse(*arguments, environment=environment)
+
+
+def test_help_shows_every_option_and_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(["serve", "--help"])
+    assert leaving.value.code == 0
+    shown = "".join(capsys.readouterr().out.split())
+    for field in fields():
+        assert variable(field.name) in shown
+        assert field.name == "model" or flag(field.name) in shown
+
+
+def test_every_option_is_documented() -> None:
+    for field in fields():
+        assert isinstance(field.type, msgspec.inspect.Metadata)
+        assert (field.type.extra_json_schema or {}).get("description")
+
+
+def test_a_wrong_option_ends_the_process_with_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_STEP_TOKENS", "none")
+    assert cli.main(["serve"]) == 2
+    assert "BATON_STEP_TOKENS" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version"]) == 0
+    assert capsys.readouterr().out.startswith("baton ")
+
+
+def test_keys_are_never_shown() -> None:
+    assert "secret" not in str(config.Config(api_key=("secret",)).shown())

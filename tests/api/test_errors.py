@@ -1,0 +1,224 @@
+"""Every refusal: its status, and the field that it names."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.api.fake_ring import serving
+
+pytestmark = pytest.mark.anyio
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+USER = {"role": "user", "content": "Hi"}
+
+REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
+    (CHAT, {}, "messages"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": "Hi"}, "messages"),
+    (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+    (CHAT, {"messages": [USER, {"role": "wizard", "content": "x"}]}, "messages[1].role"),
+    (CHAT, {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].role"),
+    (CHAT, {"messages": [{**USER, "content": 3}]}, "messages[0].content"),
+    (CHAT, {"messages": [{**USER, "colour": "red"}]}, "messages[0].colour"),
+    (CHAT, {"messages": [{**USER, "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0]"),
+    (CHAT, {"messages": [{**USER, "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    (CHAT, {"messages": [{"role": "user", "content": "refuse me"}]}, "messages"),
+    (CHAT, {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    (CHAT, {"messages": [USER], "tools": [{"type": "function"}]}, "tools"),
+    (CHAT, {"messages": [USER], "tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"messages": [USER], "response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"messages": [USER], "modalities": ["text", "audio"]}, "modalities"),
+    (CHAT, {"messages": [USER], "store": True}, "store"),
+    (CHAT, {"messages": [USER], "guided_regex": "a+"}, "guided_regex"),
+    (CHAT, {"messages": [USER], "temperature": "hot"}, "temperature"),
+    (CHAT, {"messages": [USER], "temperature": -0.1}, "temperature"),
+    (CHAT, {"messages": [USER], "top_p": 0}, "top_p"),
+    (CHAT, {"messages": [USER], "top_k": -2}, "top_k"),
+    (CHAT, {"messages": [USER], "min_p": 1.5}, "min_p"),
+    (CHAT, {"messages": [USER], "presence_penalty": 3}, "presence_penalty"),
+    (CHAT, {"messages": [USER], "repetition_penalty": 0}, "repetition_penalty"),
+    (CHAT, {"messages": [USER], "logit_bias": {"260": 1}}, "logit_bias"),
+    (CHAT, {"messages": [USER], "logit_bias": {"x": 1}}, "logit_bias"),
+    (CHAT, {"messages": [USER], "logit_bias": {"1": 101}}, "logit_bias[...]"),
+    (CHAT, {"messages": [USER], "max_tokens": 0}, "max_tokens"),
+    (CHAT, {"messages": [USER], "max_tokens": 2, "min_tokens": 3}, "min_tokens"),
+    (CHAT, {"messages": [USER], "n": 0}, "n"),
+    (CHAT, {"messages": [USER], "n": 129}, "n"),
+    (CHAT, {"messages": [USER], "stop": [""]}, "stop"),
+    (CHAT, {"messages": [USER], "stop": ["x"] * 65}, "stop"),
+    (CHAT, {"messages": [USER], "stop_token_ids": [260]}, "stop_token_ids"),
+    (CHAT, {"messages": [USER], "top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"messages": [USER], "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    (CHAT, {"messages": [USER], "stream": 1}, "stream"),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 300}]}, "messages"),
+    (TEXT, {}, "prompt"),
+    (TEXT, {"prompt": ""}, "prompt"),
+    (TEXT, {"prompt": []}, "prompt"),
+    (TEXT, {"prompt": [1, "a"]}, "prompt"),
+    (TEXT, {"prompt": [1, -1]}, "prompt"),
+    (TEXT, {"prompt": [260]}, "prompt"),
+    (TEXT, {"prompt": [True]}, "prompt"),
+    (TEXT, {"prompt": [[1], []]}, "prompt"),
+    (TEXT, {"prompt": "x" * 256}, "prompt"),
+    (TEXT, {"prompt": "x", "suffix": "y"}, "suffix"),
+    (TEXT, {"prompt": "x", "best_of": 3}, "best_of"),
+    (TEXT, {"prompt": "x", "max_tokens": 0}, "max_tokens"),
+    (TEXT, {"prompt": "x", "max_tokens": 10**30}, "max_tokens"),
+    ("/generate", {}, "text"),
+    ("/generate", {"text": "a", "input_ids": [1]}, "text"),
+    ("/generate", {"text": []}, "text"),
+    ("/generate", {"input_ids": [1.5]}, "input_ids"),
+    ("/generate", {"input_ids": [[1], 2]}, "input_ids"),
+    ("/generate", {"input_ids": [999]}, "input_ids"),
+    ("/generate", {"text": "x" * 256}, "text"),
+    ("/generate", {"text": "a", "session_params": {"id": "s"}}, "session_params"),
+    ("/generate", {"text": "a", "colour": 1}, "colour"),
+    ("/generate", {"text": "a", "sampling_params": {"regex": "a"}}, "sampling_params.regex"),
+    ("/generate", {"text": "a", "sampling_params": {"colour": 1}}, "sampling_params.colour"),
+    ("/generate", {"text": "a", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
+    ("/generate", {"text": ["a"], "sampling_params": [{"top_p": 2}]}, "sampling_params[0].top_p"),
+    ("/generate", {"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
+    ("/generate", {"text": ["a", "b"], "return_logprob": [True]}, "return_logprob"),
+    ("/generate", {"text": "a", "rid": "has space"}, "rid"),
+    ("/generate", {"text": ["a", "b"], "rid": ["x", "x"]}, "rid"),
+    ("/generate", {"text": "a", "return_logprob": True, "logprob_start_len": 2}, "logprob_start_len"),
+    ("/tokenize", {}, "prompt"),
+    ("/tokenize", {"prompt": "a", "messages": [USER]}, "prompt"),
+    ("/detokenize", {}, "tokens"),
+    ("/detokenize", {"tokens": [-5]}, "tokens"),
+    ("/abort_request", {}, "rid"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), REFUSED, ids=lambda value: None)
+async def test_a_wrong_field_is_a_400_that_names_it(path: str, body: dict[str, Any], param: str) -> None:
+    async with serving() as served:
+        status, error = await served.error(path, body)
+        assert (status, error["param"], error["type"]) == (400, param, "invalid_request_error"), error
+        assert error["message"]
+        assert served.ring.submitted() == []
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"messages": "\\ud800"}', b"[" * 5000, b'{"a": 1e999}']
+)
+async def test_a_body_that_is_no_json_object(body: bytes) -> None:
+    async with serving() as served, served.client.post(CHAT, data=body) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["type"] == "invalid_request_error"
+
+
+async def test_nulls_and_harmless_values_are_taken() -> None:
+    async with serving() as served:
+        body = {
+            "messages": [USER],
+            "tools": None,
+            "functions": [],
+            "seed": None,
+            "n": None,
+            "temperature": 1,
+            "user": "u",
+        }
+        status, _ = await served.post(CHAT, body)
+        assert status == 200
+        body = {"text": "a", "sampling_params": {"regex": None, "n": 1}, "lora_path": None, "log_metrics": True}
+        status, _ = await served.post("/generate", body)
+        assert status == 200
+
+
+async def test_unknown_paths_methods_and_models() -> None:
+    async with serving() as served:
+        status, error = await served.error("/v2/nothing", {})
+        assert (status, error["code"]) == (404, "unknown_url")
+        async with served.client.get(CHAT) as response:
+            assert (response.status, response.headers["Allow"]) == (405, "POST")
+            assert (await response.json())["error"]["code"] == "method_not_allowed"
+        for path, body in ((CHAT, {"messages": [USER]}), (TEXT, {"prompt": "x"}), ("/generate", {"text": "x"})):
+            status, error = await served.error(path, {**body, "model": "gpt-9"})
+            assert (status, error["param"], error["code"]) == (404, "model", "model_not_found")
+
+
+async def test_the_body_limit() -> None:
+    async with serving(body_limit=2000) as served:
+        status, error = await served.error(CHAT, {"messages": [{"role": "user", "content": "x" * 3000}]})
+        assert (status, error["code"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "code"),
+    [("queue_full", 429, "queue_full"), ("draining", 503, "draining"), ("too_large", 400, "context_length_exceeded")],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_ring_refuses(refusal: Any, status: int, code: str, stream: bool) -> None:
+    async with serving() as served:
+        served.ring.refusal = refusal
+        async with served.client.post(CHAT, json={"messages": [USER], "stream": stream}) as response:
+            assert response.status == status
+            assert ("Retry-After" in response.headers) == (status in (429, 503))
+            assert (await response.json())["error"]["code"] == code
+
+
+async def test_a_request_times_out() -> None:
+    async with serving(request_timeout=0.02) as served:
+        served.ring.held = True
+        status, error = await served.error(CHAT, {"messages": [USER]})
+        assert (status, error["code"]) == (504, "request_timeout")
+        assert served.ring.aborted()
+
+
+async def test_a_failed_step_is_a_500() -> None:
+    async with serving() as served:
+        served.ring.failing = True
+        status, error = await served.error(CHAT, {"messages": [USER]})
+        assert (status, error["type"]) == (500, "server_error")
+
+
+async def test_a_bug_in_a_handler_is_a_500_without_its_secrets() -> None:
+    async with serving() as served:
+        served.server.engine.text.encode = lambda *_, **__: 1 // 0  # type: ignore[union-attr]
+        status, error = await served.error(TEXT, {"prompt": "x"})
+        assert (status, error["message"]) == (500, "the server failed: ZeroDivisionError")
+
+
+async def test_loading_and_draining_are_503() -> None:
+    async with serving(ready=False) as served:
+        for path, body in ((CHAT, {"messages": [USER]}), ("/tokenize", {"prompt": "x"}), ("/flush_cache", {})):
+            status, error = await served.error(path, body)
+            assert (status, error["code"]) == (503, "loading")
+        async with served.client.get("/ready") as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, "5")
+        async with served.client.get("/health") as response:
+            assert response.status == 200
+        served.server.phase = "draining"
+        status, error = await served.error(CHAT, {"messages": [USER]})
+        assert (status, error["code"]) == (503, "draining")
+
+
+async def test_a_batch_beyond_the_queue() -> None:
+    async with serving(max_running=2, max_queue=1) as served:
+        status, error = await served.error(TEXT, {"prompt": ["x"] * 4})
+        assert (status, error["code"]) == (400, "batch_too_large")
+
+
+async def test_a_duplicate_rid() -> None:
+    async with serving() as served:
+        served.ring.held = True
+        first = asyncio.ensure_future(served.post("/generate", {"text": "a", "rid": "mine"}))
+        await served.ring.until(lambda: served.ring.open)
+        status, error = await served.error("/generate", {"text": "b", "rid": "mine"})
+        assert (status, error["param"]) == (400, "rid")
+        served.ring.release()
+        status, answer = await first
+        assert (status, answer["meta_info"]["id"]) == (200, "mine")
+
+
+async def test_a_long_prompt_is_refused_with_its_length() -> None:
+    async with serving(max_model_len=64) as served:
+        _, error = await served.error(TEXT, {"prompt": "x" * 25_000})
+        assert "25000" in error["message"] and "64" in error["message"]
+        assert error["code"] == "context_length_exceeded"
+        status, answer = await served.post(TEXT, {"prompt": "x" * 63, "max_tokens": 1000})
+        assert (status, answer["choices"][0]["finish_reason"]) == (200, "length")
+        assert json.dumps(answer["usage"]["total_tokens"]) == "64"

@@ -1,0 +1,136 @@
+"""Who is let in: keys, host names, origins."""
+
+import pytest
+
+from api.config import Config, ConfigError
+from api.security import Guard, host_name
+from tests.api.fake_ring import serving
+
+pytestmark = pytest.mark.anyio
+BODY = {"text": "a"}
+CLOSED = ["/v1/models", "/metrics", "/server_info", "/model_info", "/version", "/flush_cache"]
+
+
+async def test_keys_guard_everything_but_health() -> None:
+    async with serving(api_key=("one", "two")) as served:
+        for path in CLOSED:
+            async with served.client.get(path) as response:
+                assert response.status == 401
+                assert response.headers["WWW-Authenticate"] == "Bearer"
+                assert (await response.json())["error"]["code"] == "invalid_api_key"
+        for path in ("/health", "/ready"):
+            async with served.client.get(path) as response:
+                assert response.status == 200
+        assert (await served.post("/generate", BODY))[0] == 401
+        for header, status in (
+            ("Bearer one", 200),
+            ("bearer two", 200),
+            ("Bearer three", 401),
+            ("Basic one", 401),
+            ("Bearer ", 401),
+            ("one", 401),
+            ("Bearer ö", 401),
+        ):
+            assert (await served.post("/generate", BODY, headers={"Authorization": header}))[0] == status, header
+
+
+def test_keys_from_a_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    file = tmp_path / "keys"
+    file.write_text("# ours\nfirst\n\n  second \n")
+    assert Config(api_key=("zero",), api_key_file=str(file)).accepted_keys() == ("zero", "first", "second")
+    file.write_text("# none\n")
+    with pytest.raises(ConfigError, match=r"--api-key-file.*no key"):
+        Guard(Config(api_key_file=str(file)))
+    with pytest.raises(ConfigError, match="--api-key-file"):
+        Config(api_key_file=str(tmp_path / "absent")).accepted_keys()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8000", 200),
+        ("LOCALHOST", 200),
+        ("app.localhost", 200),
+        ("127.0.0.1", 200),
+        ("192.168.1.7:8000", 200),
+        ("[::1]:8000", 200),
+        ("baton.lan:8000", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("", 403),
+    ],
+)
+async def test_host_names(host: str, status: int) -> None:
+    async with serving(allowed_host=("baton.lan",)) as served:
+        answer, _ = await served.post("/generate", BODY, headers={"Host": host})
+        assert answer == status
+        async with served.client.get("/health", headers={"Host": host}) as response:
+            assert response.status == 200
+
+
+async def test_any_host_name_if_told_so() -> None:
+    async with serving(allowed_host=("*",)) as served:
+        assert (await served.post("/generate", BODY, headers={"Host": "whatever"}))[0] == 200
+
+
+async def test_a_page_elsewhere_is_refused() -> None:
+    async with serving() as served:
+        for origin in ("https://evil.example", "null", "http://localhost:1"):
+            status, error = await served.error("/generate", BODY, headers={"Origin": origin})
+            assert (status, error["code"]) == (403, "forbidden")
+        async with served.client.get("/flush_cache", headers={"Sec-Fetch-Site": "cross-site"}) as response:
+            assert response.status == 403
+        async with served.client.options(
+            "/generate", headers={"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+        ) as response:
+            assert response.status == 403
+            assert "Access-Control-Allow-Origin" not in response.headers
+        assert served.ring.submitted() == []
+        same = served.url.rstrip("/")
+        assert (await served.post("/generate", BODY, headers={"Origin": same}))[0] == 200
+
+
+async def test_cors_lets_pages_in() -> None:
+    async with serving(cors=("https://app.example",), api_key=("k",)) as served:
+        origin = {"Origin": "https://app.example"}
+        asks = {
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization, x-stainless-os",
+        }
+        async with served.client.options("/generate", headers={**origin, **asks}) as response:
+            assert response.status == 204
+            assert response.headers["Access-Control-Allow-Origin"] == "https://app.example"
+            assert "POST" in response.headers["Access-Control-Allow-Methods"]
+            assert response.headers["Access-Control-Allow-Headers"] == "authorization, x-stainless-os"
+        async with served.client.post(
+            "/generate", json={**BODY, "stream": True}, headers={**origin, "Authorization": "Bearer k"}
+        ) as response:
+            assert response.status == 200
+            assert response.headers["Access-Control-Allow-Origin"] == "https://app.example"
+            assert response.headers["Vary"] == "Origin"
+        async with served.client.post("/generate", json=BODY, headers=origin) as response:
+            assert response.status == 401
+            assert response.headers["Access-Control-Allow-Origin"] == "https://app.example"
+        assert (await served.post("/generate", BODY, headers={"Origin": "https://other.example"}))[0] == 403
+
+
+async def test_cors_for_all() -> None:
+    async with serving(cors=("*",)) as served:
+        assert (await served.post("/generate", BODY, headers={"Origin": "null"}))[0] == 200
+
+
+async def test_headers_of_every_answer() -> None:
+    async with serving() as served:
+        for path in ("/health", "/nothing"):
+            async with served.client.get(path) as response:
+                assert response.headers["x-request-id"].startswith("req-")
+                assert response.headers["Server"].startswith("baton/")
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [("a.b:80", "a.b"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("A.b.", "a.b"), ("a:b:c", ""), ("", "")],
+)
+def test_the_name_in_a_host_header(header: str, name: str) -> None:
+    assert host_name(header) == name

@@ -1,0 +1,48 @@
+"""From options to a ring: what cannot be served is said in one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from api.config import Config
+from api.serve import StartError
+from api.wiring import free_memory, load, model_length
+from models.hash import HashModel
+
+HASH = {"model_type": "hash", "vocab_size": 256, "chunk_size": 8, "max_position_embeddings": 64}
+
+
+def refused(config: Config) -> str:
+    with pytest.raises(StartError) as caught:
+        load(config, lambda done, total: None)
+    return str(caught.value)
+
+
+def test_what_cannot_be_loaded(tmp_path: Path) -> None:
+    assert "hf download org/name" in refused(Config(model="org/name"))
+    assert str(tmp_path / "none") in refused(Config(model=str(tmp_path / "none")))
+    assert "config.json" in refused(Config(model=str(tmp_path)))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    assert "gpt2" in refused(Config(model=str(tmp_path)))
+    (tmp_path / "config.json").write_text(json.dumps(HASH))
+    assert "tokenizer.json" in refused(Config(model=str(tmp_path)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    assert refused(Config(model=str(tmp_path), device="cuda")).startswith("--device: ")
+
+
+def test_the_longest_sequence() -> None:
+    model = HashModel(256, 8, 64)
+    assert model_length(Config(), model) == 64
+    assert model_length(Config(max_model_len=32), model) == 32
+    assert model_length(Config(), HashModel(256, 8, 2**31 - 1)) == 131_072
+    with pytest.raises(StartError, match=r"--max-model-len: .* 64"):
+        model_length(Config(max_model_len=65), model)
+
+
+def test_free_memory_is_within_this_machine() -> None:
+    assert 0 < free_memory(torch.device("cpu")) < 2**50

@@ -1,0 +1,96 @@
+"""Random packed prefills, and the recurrence token by token that they are held against."""
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Packed:
+    """Segments as kernels.ssd.plan_chunks takes them; slots beyond the segments' are for checkpoints."""
+
+    offsets: list[int]
+    starts: list[int]
+    slots: list[int]
+    checkpoints: list[tuple[int, int, int]]
+    pool_size: int
+
+    @property
+    def tokens(self) -> int:
+        return self.offsets[-1]
+
+
+def pack(lengths: list[int], starts: list[int], checkpoints: list[tuple[int, int]], seed: int = 0) -> Packed:
+    """checkpoints: (segment, absolute position); slots are drawn at random."""
+    offsets = [0]
+    for length in lengths:
+        offsets.append(offsets[-1] + length)
+    size = len(lengths) + len(checkpoints) + 2
+    slots = random.Random(seed).sample(range(size), size - 2)
+    held, spare = slots[: len(lengths)], slots[len(lengths) :]
+    wanted = [(*place, slot) for place, slot in zip(checkpoints, spare, strict=True)]
+    return Packed(offsets, starts, held, wanted, size)
+
+
+def random_packed(seed: int) -> Packed:
+    """2 to 16 segments of 1 to 300 tokens, fresh or resumed anywhere, with up to 4 checkpoints each."""
+    draw = random.Random(seed)
+    count = draw.randint(2, 16)
+    lengths = [draw.choice([1, 2, 3, draw.randint(1, 60), draw.randint(1, 300)]) for _ in range(count)]
+    starts = [draw.choice([0, 64, 256, draw.randint(1, 500)]) for _ in range(count)]
+    checkpoints = [
+        (
+            segment,
+            draw.choice([starts[segment] + lengths[segment], starts[segment] + draw.randint(1, lengths[segment])]),
+        )
+        for segment in range(count)
+        for _ in range(draw.randint(0, 4))
+    ]
+    return pack(lengths, starts, checkpoints, seed)
+
+
+@dataclass
+class Inputs:
+    x: Tensor
+    dt: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor
+    pool: Tensor
+
+
+def random_inputs(tokens: int, slots: int, seed: int, heads: int = 6, groups: int = 2) -> Inputs:
+    """Width 4, state size 8; decays from nearly none to nearly all, states of size 1."""
+    g = torch.Generator().manual_seed(seed)
+    return Inputs(
+        torch.randn(tokens, heads, 4, generator=g),
+        torch.rand(tokens, heads, generator=g) * 0.5,
+        -torch.rand(heads, generator=g) * 4,
+        torch.randn(tokens, groups, 8, generator=g),
+        torch.randn(tokens, groups, 8, generator=g),
+        torch.randn(heads, generator=g),
+        torch.randn(slots, heads, 4, 8, generator=g),
+    )
+
+
+def recurrence(inputs: Inputs, packed: Packed) -> tuple[Tensor, Tensor]:
+    """Outputs [T, H, P] and the pool afterwards, one token after the other in float64."""
+    pool, y = inputs.pool.double(), torch.empty(inputs.x.shape, dtype=torch.float64)
+    per_group = inputs.x.shape[1] // inputs.B.shape[1]
+    for segment, slot in enumerate(packed.slots):
+        state = pool[slot].clone()
+        for token in range(packed.offsets[segment], packed.offsets[segment + 1]):
+            x, dt = inputs.x[token].double(), inputs.dt[token].double()
+            B = inputs.B[token].double().repeat_interleave(per_group, 0)
+            C = inputs.C[token].double().repeat_interleave(per_group, 0)
+            state = (dt * inputs.A).exp()[:, None, None] * state + (dt[:, None] * x)[..., None] * B[:, None]
+            y[token] = (state * C[:, None]).sum(-1) + inputs.D[:, None] * x
+            position = packed.starts[segment] + token - packed.offsets[segment] + 1
+            for wanted, at, target in packed.checkpoints:
+                if (wanted, at) == (segment, position):
+                    pool[target] = state
+        pool[slot] = state
+    return y, pool

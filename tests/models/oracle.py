@@ -1,0 +1,147 @@
+"""Tiny random checkpoints that transformers makes, and what transformers computes from them."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+END_OF_TURN = 258
+VOCABULARY = 272
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+MAMBA2 = {
+    "hidden_size": 64, "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "num_hidden_layers": 2,
+    "chunk_size": 16, "tie_word_embeddings": True,
+}  # fmt: skip
+NEMOTRON_H = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "intermediate_size": 96,
+    "mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1, "chunk_size": 32,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    "time_step_min": 1e-30, "max_position_embeddings": 4096,
+}  # fmt: skip
+GRANITE = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "shared_intermediate_size": 96,
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16, "num_local_experts": 0,
+    "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "position_embedding_type": None, "tie_word_embeddings": True, "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 2.0, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba2": ("Mamba2ForCausalLM", MAMBA2),
+    "mamba2-groups": (
+        "Mamba2ForCausalLM",
+        {**MAMBA2, "hidden_size": 96, "num_heads": 6, "head_dim": 32, "n_groups": 3, "tie_word_embeddings": False},
+    ),
+    "mamba2-odd": (
+        "Mamba2ForCausalLM",
+        {**MAMBA2, "hidden_size": 40, "num_heads": 5, "num_hidden_layers": 3, "chunk_size": 256, "use_bias": True,
+         "use_conv_bias": False, "conv_kernel": 3, "time_step_limit": (0.05, 0.5)},
+    ),
+    "nemotron_h": ("NemotronHForCausalLM", NEMOTRON_H),
+    "nemotron_h-groups": (
+        "NemotronHForCausalLM",
+        {**NEMOTRON_H, "hidden_size": 72, "n_groups": 3, "mamba_head_dim": 8, "num_key_value_heads": 1, "head_dim": 16,
+         "mlp_bias": True, "layers_block_type": ["full_attention", "linear_attention", "full_attention", "mlp"]},
+    ),
+    "granitemoehybrid": ("GraniteMoeHybridForCausalLM", GRANITE),
+    "granitemoehybrid-rope": (
+        "GraniteMoeHybridForCausalLM",
+        {**GRANITE, "hidden_size": 96, "mamba_n_heads": 12, "mamba_n_groups": 2, "position_embedding_type": "rope",
+         "num_attention_heads": 6, "num_key_value_heads": 3, "tie_word_embeddings": False, "mamba_chunk_size": 256,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    ),
+}  # fmt: skip
+
+
+class Oracle:
+    """transformers in a process of its own (see oracle_worker), which starts with the first request."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._process: subprocess.Popen[str] | None = None
+
+    def checkpoint(self, name: str, max_shard_size: str = "1GB") -> Path:
+        """The folder of a checkpoint named in CHECKPOINTS, with tokenizer and chat template; made once."""
+        architecture, config = CHECKPOINTS[name]
+        path = self.folder / f"{name}-{max_shard_size}"
+        if not path.exists():
+            config = {"vocab_size": VOCABULARY, "eos_token_id": END_OF_TURN, "bos_token_id": 256, **config}
+            self._ask(
+                "make",
+                architecture=architecture,
+                config={**config, "pad_token_id": 256},
+                path=str(path),
+                shard=max_shard_size,
+            )
+            write_tokenizer(path)
+        return path
+
+    def logits(self, path: Path, ids: list[int]) -> Tensor:
+        """float32 [len(ids), vocab] of the full forward."""
+        return torch.tensor(self._ask("logits", path=str(path), ids=ids))
+
+    def greedy(self, path: Path, ids: list[int], count: int) -> list[int]:
+        """The `count` tokens that follow ids, each from a full forward; not stopped by EOS."""
+        tokens: list[int] = self._ask("greedy", path=str(path), ids=ids, count=count)
+        return tokens
+
+    def close(self) -> None:
+        if self._process:
+            self._process.communicate()
+
+    def _ask(self, do: str, **request: Any) -> Any:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", str(Path(__file__).with_name("oracle_worker.py"))],
+                cwd=self.folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps({"do": do, **request}) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the oracle died with code {self._process.wait()}; its stderr says why")
+        return json.loads(answer)
+
+
+@contextmanager
+def running_oracle(folder: Path) -> Iterator[Oracle]:
+    oracle = Oracle(folder)
+    try:
+        yield oracle
+    finally:
+        oracle.close()
+
+
+def write_tokenizer(path: Path) -> None:
+    """tokenizer.json, where a byte is its own id and the special tokens follow from 256, and tokenizer_config.json."""
+    alphabet = [character for _, character in sorted(byte_characters().items())]
+    tokenizer = Tokenizer(models.BPE(vocab={character: byte for byte, character in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>", "add_bos_token": False}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def byte_characters() -> dict[int, str]:
+    """The printable character that byte-level tokenizers write for each byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(hidden)}

@@ -1,0 +1,85 @@
+"""Runs transformers in a process of its own: one JSON request a line on stdin, one answer a line on stdout.
+
+Started with `python -I`, so that neither this checkout nor the working directory is on the path: transformers would
+take our package `kernels` for the PyPI project of that name.
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def hide_checkout() -> None:
+    """Undo an editable install of the checkout as well."""
+    sys.path = [entry for entry in sys.path if Path(entry).resolve() != CHECKOUT]
+    sys.meta_path = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
+    spec = importlib.util.find_spec("kernels")
+    if spec and CHECKOUT in Path(spec.origin or next(iter(spec.submodule_search_locations or []))).parents:
+        sys.exit("the checkout's package kernels is importable beside transformers")
+
+
+def make(torch: Any, transformers: Any, architecture: str, config: dict[str, Any], path: str, shard: str) -> None:
+    """Save a model of this architecture whose every parameter is random, so that no two can be mistaken."""
+    model_class = getattr(transformers, architecture)
+    model = model_class(model_class.config_class(**config)).float()
+    generator = torch.Generator().manual_seed(config["hidden_size"])
+
+    def normal(shape: Any, scale: float) -> Any:
+        return torch.randn(shape, generator=generator) * scale
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            shape, leaf = parameter.shape, name.split(".")[-1]
+            if leaf == "A_log":
+                parameter.copy_(torch.rand(shape, generator=generator) * 2)
+            elif leaf == "dt_bias":
+                parameter.copy_(torch.rand(shape, generator=generator) * 4 - 4)
+            elif len(shape) == 1:
+                parameter.copy_(normal(shape, 0.3) + (leaf == "weight"))
+            elif "embed" in name:
+                parameter.copy_(normal(shape, 0.3))
+            else:
+                parameter.copy_(normal(shape, (2 if "lm_head" in name else 1) * shape[-1] ** -0.5))
+    model.save_pretrained(path, max_shard_size=shard)
+
+
+def main() -> None:
+    hide_checkout()
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    torch: Any = importlib.import_module("torch")
+    transformers: Any = importlib.import_module("transformers")
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    models: dict[str, Any] = {}
+
+    def logits(path: str, ids: list[int]) -> Any:
+        """The full forward without a cache: the only path of the oracle that is right in every family."""
+        if path not in models:
+            models[path] = transformers.AutoModelForCausalLM.from_pretrained(path).float().eval()
+        with torch.no_grad():
+            return models[path](torch.tensor([ids]), use_cache=False).logits[0]
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        match request.pop("do"):
+            case "make":
+                make(torch, transformers, **request)
+                answer: Any = None
+            case "logits":
+                answer = logits(**request).tolist()
+            case "greedy":
+                ids, answer = list(request["ids"]), []
+                for _ in range(request["count"]):
+                    answer.append(int(logits(request["path"], ids + answer)[-1].argmax()))
+        print(json.dumps(answer), file=replies, flush=True)
+
+
+main()
