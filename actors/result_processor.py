@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from models.detokenizer import Detokenizer
-from models.stop_strings import StopStrings
 from msgspec.structs import replace
 
 from actors.actor import Send
@@ -32,6 +30,8 @@ from actors.messages import (
     TokenLogprob,
 )
 from actors.tokens import pack, unpack
+from models.detokenizer import Detokenizer
+from models.stop_strings import StopStrings
 
 PROMPT_TAIL = 16
 FINISH: dict[RetireReason, FinishReason] = {

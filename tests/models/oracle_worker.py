@@ -20,7 +20,7 @@ def hide_checkout() -> None:
     sys.path = [entry for entry in sys.path if Path(entry).resolve() != CHECKOUT]
     sys.meta_path = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
     spec = importlib.util.find_spec("kernels")
-    if spec and CHECKOUT in Path(spec.origin or next(iter(spec.submodule_search_locations or []))).parents:
+    if spec and str(CHECKOUT / "kernels") in (spec.submodule_search_locations or []):
         sys.exit("the checkout's package kernels is importable beside transformers")
 
 
