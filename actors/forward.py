@@ -13,6 +13,7 @@ from actors.messages import (
     Checkpoint,
     Copied,
     Drain,
+    Failure,
     Message,
     Ran,
     Retire,
@@ -20,7 +21,7 @@ from actors.messages import (
     Step,
     Stepped,
 )
-from actors.tokens import count
+from actors.tokens import count, pack, unpack
 
 
 @dataclass(slots=True)
@@ -36,10 +37,14 @@ class Row:
 
 @dataclass(slots=True)
 class Running:
-    """A step on the stream whose event has not passed; grants in the order in which they sample."""
+    """A step on the stream whose event has not passed; `sampling` in the order in which they sample.
+
+    positions: where it brings each of its rows.
+    """
 
     step: int
-    grants: list[int]
+    sampling: list[int]
+    positions: dict[int, int]
     checkpoints: list[Checkpoint]
 
 
@@ -54,6 +59,7 @@ class Forward:
 
     def __post_init__(self) -> None:
         self._free_rows = list(range(self.max_running - 1, -1, -1))
+        self._poisoned: set[int] = set()
         self._reports: deque[Running | Admitted | Stepped | Retired | Drain] = deque()
 
     def receive(self, message: Message) -> None:
@@ -74,6 +80,9 @@ class Forward:
     def act(self) -> None:
         while self._reports and not isinstance(report := self._reports[0], Running):
             self._reports.popleft()
+            if isinstance(report, Retired):
+                report.poisoned = report.grant in self._poisoned
+                self._poisoned.discard(report.grant)
             self.send("results", report)
 
     def leases(self) -> Iterator[Lease]:
@@ -111,7 +120,9 @@ class Forward:
         for row in decodes:
             row.position += 1
         sampling = [chunk.grant for chunk, work in zip(step.chunks, chunks, strict=True) if work.samples]
-        self._reports.append(Running(step.step, sampling + [row.grant for row in decodes], step.checkpoints))
+        sampling += [row.grant for row in decodes]
+        moved = {grant: self.rows[grant].position for grant in [*(c.grant for c in step.chunks), *sampling]}
+        self._reports.append(Running(step.step, sampling, moved, step.checkpoints))
         checkpoints = [WorkCheckpoint(self.rows[c.grant].index, c.position, c.slot.slot) for c in step.checkpoints]
         self.device.run(Work(step.step, chunks, [row.index for row in decodes], positions, checkpoints))
 
@@ -125,10 +136,21 @@ class Forward:
         self._reports.append(Retired(retire.grant, retire.reason, row.state, row.position))
 
     def _ran(self, ran: Ran) -> None:
-        """The oldest step on the stream is done."""
+        """The oldest step on the stream is done. Rows of one that raised are worth nothing in the next one either."""
         at = next(i for i, report in enumerate(self._reports) if isinstance(report, Running))
         running = self._reports[at]
         assert isinstance(running, Running) and running.step == ran.step
+        if ran.error:
+            self._poisoned.update(running.positions)
+        sampled = [] if ran.error else list(zip(running.sampling, unpack(ran.tokens), strict=True))
+        sound = [(grant, token) for grant, token in sampled if grant not in self._poisoned]
         self._reports[at] = Stepped(
-            ran.step, running.grants, ran.tokens, running.checkpoints, ran.logprobs, ran.prompt_logprobs
+            ran.step,
+            [grant for grant, _ in sound],
+            pack(token for _, token in sound),
+            running.checkpoints,
+            [row for row in ran.logprobs if row.grant not in self._poisoned],
+            [row for row in ran.prompt_logprobs if row.grant not in self._poisoned],
+            [Failure(grant, to) for grant, to in running.positions.items() if grant in self._poisoned],
+            ran.error,
         )

@@ -12,7 +12,7 @@ from actors.lease import Lease, Loan
 from actors.tokens import Tokens
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
-RetireReason: TypeAlias = Literal["finished", "limit", "capacity", "aborted", "timeout", "retracted"]
+RetireReason: TypeAlias = Literal["finished", "limit", "capacity", "aborted", "timeout", "retracted", "failed"]
 EndReason: TypeAlias = Literal["queue_full", "too_large", "aborted", "timeout", "draining"]
 
 
@@ -46,7 +46,8 @@ class Stops(Struct, frozen=True, array_like=True):
 class Request(Struct, frozen=True, array_like=True):
     """One request, drawn up by the api; seeds are drawn there too, so that a replay samples alike.
 
-    tokens[:prompt_len] is the prompt. A retracted request comes back with its output appended.
+    tokens[:prompt_len] is the prompt. A retracted or resubmitted request comes back with its output appended.
+    shown: how many characters of that output's text the client has been given.
     logprobs: how many alternatives to report for each output token; None reports no log probabilities at all.
     prompt_logprobs_from: report log probabilities of prompt tokens from this index on.
     message_ends: positions in the prompt at which a checkpoint is worth having.
@@ -63,6 +64,7 @@ class Request(Struct, frozen=True, array_like=True):
     logprobs: int | None = None
     prompt_logprobs_from: int | None = None
     skip_special_tokens: bool = True
+    shown: int = 0
 
 
 class Checkpoint(Struct, array_like=True):
@@ -160,8 +162,18 @@ class RowLogprobs(Struct, frozen=True, array_like=True):
     items: list[TokenLogprob]
 
 
+class Failure(Struct, frozen=True, array_like=True):
+    """A row of a step that raised, and the position that the step would have brought it to."""
+
+    grant: int
+    position: int
+
+
 class Stepped(Struct, tag=True, array_like=True):
-    """forward → results, in stream order: tokens[i] was sampled for grants[i]; each checkpoint has been written."""
+    """forward → results, in stream order: tokens[i] was sampled for grants[i]; each checkpoint has been written.
+
+    failed: rows of a step that raised, in that step and the next; their states and checkpoints may only be freed.
+    """
 
     step: int
     grants: list[int]
@@ -169,15 +181,18 @@ class Stepped(Struct, tag=True, array_like=True):
     checkpoints: list[Checkpoint]
     logprobs: list[RowLogprobs]
     prompt_logprobs: list[RowLogprobs]
+    failed: list[Failure] = []
+    error: str = ""
 
 
 class Retired(Struct, tag=True, array_like=True):
-    """forward → results: the row is gone; `state` has consumed exactly `position` tokens."""
+    """forward → results: the row is gone; `state` has consumed exactly `position` tokens, or is poisoned."""
 
     grant: int
     reason: RetireReason
     state: Lease
     position: int
+    poisoned: bool = False
 
 
 class Donate(Struct, tag=True, array_like=True):
@@ -289,16 +304,21 @@ class Copied(Struct, tag=True, array_like=True):
 
 
 class Settled(Struct, tag=True, array_like=True):
-    """results → scheduler: exactly one per Step, in order; these grants are finished."""
+    """results → scheduler: exactly one per Step, in order; these grants are finished, these failed."""
 
     step: int
     finished: list[int]
+    failed: list[int] = []
 
 
 class Requeue(Struct, tag=True, array_like=True):
-    """results → scheduler: a retracted request that is still open, its output appended to its tokens."""
+    """results → scheduler: a retracted or failed request that is still open, its output appended to its tokens.
+
+    suspect_until: it runs in steps of its own up to this position.
+    """
 
     request: Request
+    suspect_until: int = 0
 
 
 class Over(Struct, tag=True, array_like=True):
@@ -362,16 +382,24 @@ class Drained(Struct, tag=True, array_like=True):
 
 
 class Ran(Struct, tag=True, array_like=True):
-    """device → forward: the step's event has passed. tokens[i] was sampled by the i-th row of the step that samples."""
+    """device → forward: the step's event has passed. tokens[i] was sampled by the i-th row of the step that samples.
+
+    error: why the step failed, if it did; then the states of all its rows are worth nothing.
+    """
 
     step: int
     tokens: Tokens
     logprobs: list[RowLogprobs]
     prompt_logprobs: list[RowLogprobs]
+    error: str = ""
+
+
+class Restarted(Struct, tag=True, array_like=True):
+    """supervision → api: the four actors were made anew; every open request is to be submitted again."""
 
 
 Message: TypeAlias = (
     Granted | Spare | Return | Admit | Step | Stepped | Retired | Donate | Free
     | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed | Retire | Admitted | Copied
-    | Settled | Requeue | Over | Ended | Delta | Flush | Flushed | Drain | Drained | Ran
+    | Settled | Requeue | Over | Ended | Delta | Flush | Flushed | Drain | Drained | Ran | Restarted
 )  # fmt: skip

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from actors.lease import Lease
 from actors.messages import Chunk, Request, RetireReason
+from actors.strategy import Strategy, most, resident
 from actors.tokens import count
 
 
@@ -22,17 +23,26 @@ class Limits:
     chunk_size: int = 64
     track_interval: int = 0
     depth: int = 2
+    strategy: Strategy = Strategy.JUST_IN_TIME
+
+    @property
+    def overlap(self) -> bool:
+        return self.depth > 1
 
 
 @dataclass(eq=False, slots=True)
 class Record:
-    """An open request. `grant` is its Acquire or its admission under way; `succeeds` the last one that was open."""
+    """An open request. `grant` is its Acquire or its admission under way; `succeeds` the last one that was open.
+
+    suspect_until: a step of this request failed at that position; up to there it runs in steps of its own.
+    """
 
     request: Request
     arrival: int
     grant: int | None = None
     succeeds: int | None = None
     admitted: bool = False
+    suspect_until: int = 0
     ended_by: RetireReason | None = None
 
     @property
@@ -47,7 +57,8 @@ class Row:
 
     position: tokens consumed; length: tokens given (prompt, or prompt and output after a retraction); drawn and budget:
     tokens sampled since the admission and how many may be; capacity: positions that its pages cover.
-    Checkpoint positions are `wanted` (position → rank, lowest first where slots are short), then `asked`, then `ready`.
+    wanted: positions to checkpoint, with ranks, lowest first where slots are short; spares: slots for them at hand;
+    asked: slots asked for and not answered; refill: whether the resident ones of the strategy are to be asked for.
     """
 
     record: Record
@@ -58,8 +69,9 @@ class Row:
     capacity: int | None
     wanted: dict[int, int]
     drawn: int = 0
-    asked: list[int] = field(default_factory=list)
-    ready: dict[int, Lease] = field(default_factory=dict)
+    spares: list[Lease] = field(default_factory=list)
+    asked: int = 0
+    refill: bool = True
     extending: bool = False
 
     @property
@@ -71,6 +83,10 @@ class Row:
         """The last position that its state can be settled at."""
         return self.length + self.budget - 1
 
+    @property
+    def suspect(self) -> bool:
+        return self.position < self.record.suspect_until
+
     def fits(self, tokens: int) -> bool:
         return self.capacity is None or self.position + tokens <= self.capacity
 
@@ -80,7 +96,7 @@ class State:
     """What the scheduler knows.
 
     short: rows that the cache owes a page. closing: grants given back whose account is still open.
-    cancelled: Acquires given up that the cache has not answered.
+    cancelled: Acquires given up that the cache has not answered. alone: whether the last step was a suspect's own.
     """
 
     limits: Limits
@@ -91,17 +107,22 @@ class State:
     cancelled: set[int] = field(default_factory=set)
     short: set[int] = field(default_factory=set)
     in_flight: int = 0
+    alone: bool = False
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """decodes: rows that feed one token; sit_out: rows past their prompt that do not."""
+    """decodes: rows that feed one token; sit_out: rows past their prompt that do not.
+
+    missed: checkpoints on the way, as (grant, position), that go without for want of a slot.
+    """
 
     chunks: list[Chunk]
     decodes: list[int]
     sit_out: list[int]
     checkpoints: list[tuple[int, int]]
     missed: list[tuple[int, int]]
+    alone: bool
 
 
 @dataclass(slots=True)
@@ -109,7 +130,7 @@ class Plan:
     acquire: list[Record] = field(default_factory=list)
     cancel: list[int] = field(default_factory=list)
     retire: list[tuple[int, RetireReason]] = field(default_factory=list)
-    want: list[tuple[int, list[int]]] = field(default_factory=list)
+    want: list[tuple[int, int]] = field(default_factory=list)
     extend: list[int] = field(default_factory=list)
     step: StepPlan | None = None
 
@@ -156,31 +177,47 @@ def plan_retraction(state: State, commands: Plan) -> None:
 
 
 def plan_step(state: State, retiring: set[int]) -> StepPlan | None:
-    """Every row that can decode, then prompt chunks in order of the requests while the token budget lasts."""
-    step = StepPlan([], [], [], [], [])
+    """The rows that are free of suspicion together, and in turn with them one that is suspect by itself."""
     rows = [row for row in in_order(state) if row.grant not in retiring]
-    for row in rows:
-        if not row.prefilling:
-            (step.decodes if row.fits(1) else step.sit_out).append(row.grant)
-    left = state.limits.step_tokens - len(step.decodes)
+    together = [row for row in rows if not row.suspect]
+    alone = [row for row in rows if row.suspect][:1]
+    for group in (together, alone) if state.alone else (alone, together):
+        step = fill_step(state.limits, group, alone=group is alone)
+        if step.chunks or step.decodes:
+            decodes = set(step.decodes)
+            step.sit_out = [row.grant for row in rows if not row.prefilling and row.grant not in decodes]
+            plan_checkpoints(state, step)
+            return step
+    return None
+
+
+def fill_step(limits: Limits, rows: list[Row], alone: bool) -> StepPlan:
+    """Every row that can decode, then prompt chunks in order of the requests while the token budget lasts."""
+    decodes = [row.grant for row in rows if not row.prefilling and row.fits(1)]
+    step = StepPlan([], decodes, [], [], [], alone)
+    left = limits.step_tokens - len(decodes)
     for row in rows:
         tokens = chunk_length(row, left) if row.prefilling else 0
         if tokens > 0:
             step.chunks.append(Chunk(row.grant, tokens))
             left -= tokens
-    if not step.chunks and not step.decodes:
-        return None
-    for row, begin, end in moved_rows(state, step):
-        step.checkpoints += [(row.grant, position) for position in sorted(row.ready) if begin < position <= end]
-        step.missed += [(row.grant, position) for position in [*row.wanted, *row.asked] if begin < position <= end]
     return step
 
 
 def chunk_length(row: Row, budget: int) -> int:
     """As far as the budget goes; nothing while a checkpoint on the way waits for its slot, which is soon decided."""
     end = min(row.length, row.position + budget)
-    undecided = any(row.position < position <= end for position in [*row.wanted, *row.asked])
+    wanted = sum(row.position < position <= end for position in row.wanted)
+    undecided = wanted > len(row.spares) and (row.asked or row.refill)
     return 0 if undecided else end - row.position
+
+
+def plan_checkpoints(state: State, step: StepPlan) -> None:
+    """Each row's spare slots go to the positions on its way that rank first."""
+    for row, begin, end in moved_rows(state, step):
+        passed = sorted((p for p in row.wanted if begin < p <= end), key=row.wanted.__getitem__)
+        step.checkpoints += [(row.grant, position) for position in sorted(passed[: len(row.spares)])]
+        step.missed += [(row.grant, position) for position in passed[len(row.spares) :]]
 
 
 def moved_rows(state: State, step: StepPlan) -> Iterator[tuple[Row, int, int]]:
@@ -204,10 +241,16 @@ def plan_row(limits: Limits, row: Row, position: int, commands: Plan) -> None:
     """Pages and checkpoint slots that a row needs soon, seen from where this plan's step brings it."""
     if row.capacity is not None and not row.extending and row.capacity < min(position + 3, row.last):
         commands.extend.append(row.grant)
-    horizon = position + (2 * limits.step_tokens if position < row.length else 8)
-    soon = [wanted for wanted in row.wanted if position < wanted <= horizon]
-    if soon and not row.asked:
-        commands.want.append((row.grant, soon))
+    soon = sum(position < wanted <= horizon(limits, row, position) for wanted in row.wanted)
+    strategy, overlap = limits.strategy, limits.overlap
+    goal = max(min(soon, most(strategy, overlap, soon)), row.refill * resident(strategy, overlap))
+    if goal > len(row.spares) and not row.asked:
+        commands.want.append((row.grant, goal - len(row.spares)))
+
+
+def horizon(limits: Limits, row: Row, position: int) -> int:
+    """How far two steps may bring a row, and a little more: the time in which slots are asked for."""
+    return position + (2 * limits.step_tokens if position < row.length else 8)
 
 
 def checkpoint_positions(request: Request, match: int, branch: int | None, chunk_size: int) -> dict[int, int]:

@@ -1,18 +1,20 @@
-"""The ring, put together: four actors around one device, the api beside them, and a ledger over all."""
+"""The ring, put together and supervised: four actors around one device, the api beside them, a ledger over all."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 import anyio
+import anyio.to_thread
 
 from actors.actor import Actor, Address, Send
 from actors.cache import Cache
 from actors.device import Device, DeviceThread
 from actors.forward import Forward
 from actors.lease import Ledger, Move, Place, Violation
-from actors.messages import Ran
+from actors.messages import Message, Ran, Restarted
 from actors.pages import Pages
 from actors.plan import Limits
 from actors.result_processor import ResultProcessor, Vocabulary
@@ -22,23 +24,75 @@ from actors.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class RelayConfig:
-    """slots of the state pool, and pages of the KV pool (0 without attention)."""
+    """slots of the state pool, and pages of the KV pool (0 without attention).
+
+    The unit may restart `restarts` times within `restart_window` seconds.
+    """
 
     slots: int
     pages: int
     limits: Limits
     codec_check: bool = False
+    restarts: int = 3
+    restart_window: float = 60.0
 
 
 class DeviceFailed(Exception):
-    """The device raised outside of any one request's step."""
+    """The device raised outside of any one step, or is lost: there is nothing to go on with."""
+
+
+class Unit:
+    """The four actors, which live and fall together: their ledger, mailboxes, and way to the device."""
+
+    def __init__(self, config: RelayConfig, device: Device, vocabulary: Vocabulary, relay: "Relay") -> None:
+        self._loop = asyncio.get_running_loop()
+        self._device_failed: asyncio.Future[BaseException] = self._loop.create_future()
+        self.ledger = Ledger(config.slots, relay.on_move, relay.on_violation)
+        self.runtime = Runtime(self.ledger, config.codec_check)
+        self.device = DeviceThread(device, self._fail)
+        limits, sender = config.limits, self.runtime.sender
+        pages = Pages(config.pages, max(limits.page_size, 1))
+        self.cache = Cache(sender("cache"), self.ledger, pages)
+        self.scheduler = Scheduler(sender("scheduler"), limits)
+        self.forward = Forward(sender("forward"), self.device, limits.max_running)
+        self.results = ResultProcessor(sender("results"), vocabulary)
+        self.actors: dict[Address, Actor] = {
+            "cache": self.cache,
+            "scheduler": self.scheduler,
+            "forward": self.forward,
+            "results": self.results,
+        }
+        for address, actor in self.actors.items():
+            self.runtime.add(address, actor)
+
+    async def run(self) -> None:
+        """Carry the actors until cancelled; raises what one of them raised, or DeviceFailed."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch_device)
+            await self.runtime.run()
+
+    async def close(self) -> None:
+        """Drain the stream. Handles that are still about may drop."""
+        self.ledger.close()
+        await anyio.to_thread.run_sync(self.device.close)
+
+    def deliver(self, ran: Ran) -> None:
+        """From the device's thread."""
+        self._loop.call_soon_threadsafe(self.runtime.send, "device", "forward", ran)
+
+    async def _watch_device(self) -> NoReturn:
+        raise DeviceFailed("the device failed") from await self._device_failed
+
+    def _fail(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._device_failed.set_result, error)
 
 
 class Relay:
     """To be made inside the event loop that is to carry it.
 
     device: given the delivery of results (called from the device's thread), makes the device.
-    api: given its way to send, makes the api's actor.
+    api: given its way to send, makes the api's actor, which outlives the unit.
+    on_restart is told what broke a unit that is made anew.
     """
 
     def __init__(
@@ -49,60 +103,87 @@ class Relay:
         api: Callable[[Send], Actor],
         on_move: Callable[[Move], None] | None = None,
         on_violation: Callable[[Violation], None] | None = None,
+        on_restart: Callable[[Exception], None] | None = None,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._device_failed: asyncio.Future[BaseException] = self._loop.create_future()
-        self.ledger = Ledger(config.slots, on_move, on_violation)
-        self.runtime = Runtime(self.ledger, config.codec_check)
-        self.device = DeviceThread(device(self._deliver), self._fail)
-        limits = config.limits
-        pages = Pages(config.pages, max(limits.page_size, 1))
-        sender = self.runtime.sender
-        self.cache = Cache(sender("cache"), self.ledger, pages)
-        self.scheduler = Scheduler(sender("scheduler"), limits)
-        self.forward = Forward(sender("forward"), self.device, limits.max_running)
-        self.results = ResultProcessor(sender("results"), vocabulary)
-        for address, actor in self._unit().items():
-            self.runtime.add(address, actor)
-        self.runtime.add("api", api(sender("api")))
-
-    def _unit(self) -> dict[Address, Actor]:
-        return {"cache": self.cache, "scheduler": self.scheduler, "forward": self.forward, "results": self.results}
+        self.on_move, self.on_violation, self._on_restart = on_move, on_violation, on_restart
+        self._config, self._vocabulary = config, vocabulary
+        self._device = device(self._deliver)
+        self._restarted: deque[float] = deque(maxlen=config.restarts + 1)
+        self._before: Counter[str] = Counter()
+        self._moves_before: Counter[str] = Counter()
+        self._api = api(self._send_from_api)
+        self.unit = self._make_unit()
 
     async def run(self) -> None:
-        """Carry the actors until cancelled; raises what an actor or the device raised."""
+        """Until cancelled; an actor that raises costs a restart of the unit, as often as the configuration allows."""
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self.runtime.run)
-                raise DeviceFailed("the device failed") from await self._device_failed
+            while True:
+                try:
+                    await self.unit.run()
+                except ExceptionGroup as broken:
+                    if broken.subgroup(DeviceFailed) is not None or not self._may_restart():
+                        raise
+                    await self._restart(broken)
         finally:
-            self.ledger.close()
-            self.device.close()
+            with anyio.CancelScope(shield=True):
+                await self.unit.close()
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.unit.ledger
 
     def audit(self) -> list[Violation]:
         """Every lease that an actor holds, against the ledger."""
-        return self.ledger.audit({address: actor.leases() for address, actor in self._unit().items()})
+        return self.ledger.audit({address: actor.leases() for address, actor in self.unit.actors.items()})
 
     def counters(self) -> dict[str, int]:
-        totals = self.cache.counters + self.scheduler.counters + self.results.counters
-        return {**totals, "lease_violations": self.ledger.violations, "messages": self.runtime.delivered}
+        return dict(self._before + self._counted())
 
     def lease_moves(self) -> Counter[str]:
-        return self.ledger.moves
+        return self._moves_before + self.ledger.moves
 
     def gauges(self) -> dict[str, float | dict[str, int]]:
         """What there is now: requests running and waiting, slots by place, pages by use, mailbox depth by actor."""
-        pages = self.cache.pages
+        unit = self.unit
+        pages = unit.cache.pages
         return {
-            "running": len(self.scheduler.state.rows),
-            "waiting": len(self.scheduler.state.queue),
+            "running": len(unit.scheduler.state.rows),
+            "waiting": len(unit.scheduler.state.queue),
             "slots": {str(place): self.ledger.counts[place] for place in Place},
             "pages": {"free": pages.free, "used": pages.used, "cached": pages.cached},
-            "mailbox_depth": {address: len(box.messages) for address, box in self.runtime.mailboxes.items()},
+            "mailbox_depth": {address: len(box.messages) for address, box in unit.runtime.mailboxes.items()},
         }
 
-    def _deliver(self, ran: Ran) -> None:
-        self._loop.call_soon_threadsafe(self.runtime.send, "device", "forward", ran)
+    def _make_unit(self) -> Unit:
+        unit = Unit(self._config, self._device, self._vocabulary, self)
+        unit.runtime.add("api", self._api)
+        return unit
 
-    def _fail(self, error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._device_failed.set_result, error)
+    def _may_restart(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        self._restarted.append(now)
+        return len(self._restarted) <= self._config.restarts or now - self._restarted[0] > self._config.restart_window
+
+    async def _restart(self, broken: Exception) -> None:
+        """A new unit over the same device; what the old one still had for the api comes before word of it."""
+        old = self.unit
+        await old.close()
+        if self._on_restart is not None:
+            self._on_restart(broken)
+        self._before += self._counted() + Counter(restarts=1)
+        self._moves_before += old.ledger.moves
+        self.unit = self._make_unit()
+        mailbox = self.unit.runtime.mailboxes["api"]
+        for message in (*old.runtime.mailboxes["api"].messages, Restarted()):
+            mailbox.put(message)
+
+    def _counted(self) -> Counter[str]:
+        unit = self.unit
+        own = Counter(lease_violations=self.ledger.violations, messages=unit.runtime.delivered)
+        return unit.cache.counters + unit.scheduler.counters + unit.results.counters + own
+
+    def _deliver(self, ran: Ran) -> None:
+        self.unit.deliver(ran)
+
+    def _send_from_api(self, to: Address, message: Message) -> None:
+        self.unit.runtime.send("api", to, message)

@@ -40,7 +40,11 @@ FINISH: dict[RetireReason, FinishReason] = {
     "capacity": "length",
     "aborted": "abort",
     "timeout": "abort",
+    "failed": "error",
 }
+
+
+GONE = ("aborted", "timeout")
 
 
 class Vocabulary(Protocol):
@@ -52,6 +56,8 @@ class Record:
     """A request from its first admission to its last; it outlives a retraction.
 
     `history` is every token given or sampled; history[:donated] is what the cache knows of it under this grant.
+    skip: characters of its text still to come that the client has. failed_at: where its grant failed, and `error` why;
+    suspect_until: where it failed before, and is run by itself.
     """
 
     request: Request
@@ -59,6 +65,10 @@ class Record:
     detokenizer: Detokenizer
     stops: StopStrings
     cached: int
+    skip: int
+    failed_at: int = 0
+    suspect_until: int = 0
+    error: str = ""
     grant: int = 0
     donated: int = 0
     finish: FinishReason | None = None
@@ -112,8 +122,9 @@ class ResultProcessor:
         record = self.records.get(request.id)
         if record is None:
             record = self.records[request.id] = self._record(request, admitted.match)
-            self._output(record, "")
-        record.grant, record.donated = admitted.grant, admitted.match
+            earlier = record.detokenizer.push(record.history[request.prompt_len :])
+            self._output(record, record.stops.push(earlier))
+        record.grant, record.donated, record.failed_at = admitted.grant, admitted.match, 0
         self._grants[admitted.grant] = record
 
     def _record(self, request: Request, cached: int) -> Record:
@@ -122,7 +133,8 @@ class ResultProcessor:
         tail = history[max(request.prompt_len - PROMPT_TAIL, 0) : request.prompt_len]
         stops = StopStrings(request.stops.strings, request.stops.keep_stop_string)
         first = request.prompt_logprobs_from or 0
-        return Record(request, history, Detokenizer(decode, tail), stops, cached, prompt_logprobs_next=first)
+        detokenizer = Detokenizer(decode, tail)
+        return Record(request, history, detokenizer, stops, cached, request.shown, prompt_logprobs_next=first)
 
     def _decoder(self, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
         return lambda ids: self.vocabulary.decode(ids, skip_special_tokens)
@@ -139,7 +151,13 @@ class ResultProcessor:
             if record.request.stops.strings:
                 texts[record] = self._text(record, token)
             self._check(record, token)
-        self.send("scheduler", Settled(stepped.step, [record.grant for record, _ in live if record.finish is not None]))
+        finished = [record.grant for record, _ in live if record.finish is not None]
+        failed = {failure.grant for failure in stepped.failed}
+        self.send("scheduler", Settled(stepped.step, finished, sorted(failed)))
+        for failure in stepped.failed:
+            record = self._grants[failure.grant]
+            record.failed_at = record.failed_at or failure.position
+            record.error = stepped.error or record.error
         for logprobs in stepped.prompt_logprobs:
             self._prompt_logprobs(logprobs)
         for logprobs in stepped.logprobs:
@@ -147,7 +165,10 @@ class ResultProcessor:
             if record.new_tokens:
                 record.new_logprobs += logprobs.items
         for checkpoint in stepped.checkpoints:
-            self._donate(self._grants[checkpoint.grant], checkpoint.slot, checkpoint.position, closes=False)
+            if checkpoint.grant in failed:
+                self.send("cache", Free([checkpoint.slot]))
+            else:
+                self._donate(self._grants[checkpoint.grant], checkpoint.slot, checkpoint.position, closes=False)
         for record, token in live:
             self._output(record, texts[record] if record in texts else self._text(record, token))
 
@@ -177,13 +198,15 @@ class ResultProcessor:
         record.prompt_logprobs_next += len(fresh)
 
     def _output(self, record: Record, text: str) -> None:
+        """Give the client what is new; `text` is what may be shown now."""
         if record.finish is not None and record.stops.matched is None:
             text += record.stops.push(record.detokenizer.flush()) + record.stops.flush()
+        new, record.skip = text[record.skip :], max(record.skip - len(text), 0)
         request = record.request
         self._outputs.append(
             Output(
                 request=request.id,
-                text=text,
+                text=new,
                 tokens=pack(record.new_tokens),
                 prompt_tokens=request.prompt_len,
                 cached_tokens=min(record.cached, request.prompt_len),
@@ -203,24 +226,27 @@ class ResultProcessor:
         self.send("cache", Donate(record.grant, state, position, tokens, closes))
 
     def _retired(self, retired: Retired) -> None:
-        """Finished beats aborted beats retracted; the state is kept if it is further than the last one kept."""
+        """Finished beats aborted beats retracted and failed; a sound state is kept if it is further than the last."""
         record = self._grants.pop(retired.grant)
-        if retired.reason == "retracted" and record.finish is None:
+        reason: RetireReason = "failed" if record.failed_at and retired.reason not in GONE else retired.reason
+        stuck = reason == "failed" and record.failed_at <= record.suspect_until
+        if record.finish is None and reason in ("retracted", "failed") and not stuck:
             self._requeue(record)
         else:
-            self._answer(record, retired.reason)
-        if retired.position > record.donated:
+            self._answer(record, reason)
+        if retired.position > record.donated and not retired.poisoned:
             self._donate(record, retired.state, retired.position, closes=True)
         else:
             self.send("cache", Free([retired.state], closes=retired.grant))
 
     def _requeue(self, record: Record) -> None:
         record.request = replace(record.request, tokens=pack(record.history))
-        self.send("scheduler", Requeue(record.request))
+        record.suspect_until = max(record.suspect_until, record.failed_at)
+        self.send("scheduler", Requeue(record.request, record.suspect_until))
 
     def _answer(self, record: Record, reason: RetireReason) -> None:
         if record.finish is None:
-            self._finish(record, FINISH[reason], reason)
+            self._finish(record, FINISH[reason], record.error if reason == "failed" else reason)
         self._forget(record)
 
     def _ended(self, record: Record, finish: FinishReason, reason: str) -> None:

@@ -35,7 +35,8 @@ from actors.messages import (
     Submit,
     Want,
 )
-from actors.plan import Limits, Plan, Record, Row, State, StepPlan, checkpoint_positions, moved_rows, plan
+from actors.plan import Limits, Plan, Record, Row, State, StepPlan, checkpoint_positions, horizon, moved_rows, plan
+from actors.strategy import most
 from actors.tokens import count
 
 
@@ -48,7 +49,8 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.state = State(self.limits)
         self._records: dict[str, Record] = {}
-        self._wants: dict[int, int] = {}
+        self._wants: set[int] = set()
+        self._checkpoints = most(self.limits.strategy, self.limits.overlap, 1) > 0
         self._new_pages: dict[int, list[int]] = {}
         self._arrivals = 0
         self._grants = 0
@@ -71,12 +73,14 @@ class Scheduler:
                 self._extended(pages, short)
             case Closed(grant):
                 self.state.closing.discard(grant)
-            case Settled(_, finished):
+            case Settled(_, finished, failed):
                 self.state.in_flight -= 1
                 for grant in finished:
                     self._retire(grant, "finished")
-            case Requeue(request):
-                self._requeue(request)
+                for grant in failed:
+                    self._retire(grant, "failed")
+            case Requeue(request, suspect_until):
+                self._requeue(request, suspect_until)
             case Over(request):
                 del self._records[request]
             case Drain():
@@ -92,7 +96,7 @@ class Scheduler:
 
     def leases(self) -> Iterator[Lease]:
         for row in self.state.rows.values():
-            yield from row.ready.values()
+            yield from row.spares
 
     # Requests
 
@@ -106,9 +110,10 @@ class Scheduler:
             self._records[request.id] = Record(request, self._arrivals)
             self._enqueue(self._records[request.id])
 
-    def _requeue(self, request: Request) -> None:
+    def _requeue(self, request: Request, suspect_until: int) -> None:
         record = self._records[request.id]
         record.request, record.admitted = request, False
+        record.suspect_until = max(record.suspect_until, suspect_until)
         if record.ended_by is None:
             self._enqueue(record)
         else:
@@ -162,7 +167,7 @@ class Scheduler:
             length=count(request.tokens),
             budget=request.stops.max_tokens - (count(request.tokens) - request.prompt_len),
             capacity=len(granted.pages) * size if size else None,
-            wanted=checkpoint_positions(request, granted.match, granted.branch, self.limits.chunk_size),
+            wanted=self._wanted(request, granted),
         )
         self.state.rows[granted.grant] = row
         self.send(
@@ -180,6 +185,11 @@ class Scheduler:
             ),
         )
 
+    def _wanted(self, request: Request, granted: Granted) -> dict[int, int]:
+        if not self._checkpoints:
+            return {}
+        return checkpoint_positions(request, granted.match, granted.branch, self.limits.chunk_size)
+
     def _refused(self, refused: Refused) -> None:
         record = self.state.acquiring.pop(refused.grant, None)
         if record is None:
@@ -189,17 +199,24 @@ class Scheduler:
         self._end(record, "too_large", refused.message)
 
     def _spare(self, spare: Spare) -> None:
-        """Give the slots to the positions that rank first, and those without one up; late ones go back."""
-        self._wants.pop(spare.grant, None)
+        """Where fewer came than were asked for, the positions that rank last go without; a retired row needs none."""
+        self._wants.discard(spare.grant)
         row = self.state.rows.get(spare.grant)
-        slots = list(spare.slots)
-        if row is not None:
-            ahead = [position for position in row.asked if position > row.position]
-            row.ready.update(zip(ahead, slots, strict=False))
-            slots = slots[len(ahead) :]
-            row.asked = []
-        if slots:
-            self.send("cache", Free(slots))
+        if row is None:
+            if spare.slots:
+                self.send("cache", Free(spare.slots))
+            return
+        row.asked = 0
+        row.spares += spare.slots
+        if len(spare.slots) < spare.asked:
+            self._skip(row)
+
+    def _skip(self, row: Row) -> None:
+        """Give up the checkpoints that come up soon and have no slot."""
+        soon = [p for p in row.wanted if row.position < p <= horizon(self.limits, row, row.position)]
+        for position in sorted(soon, key=row.wanted.__getitem__)[len(row.spares) :]:
+            del row.wanted[position]
+            self.counters["checkpoints_skipped"] += 1
 
     def _extended(self, pages: list[GrantPages], short: list[int]) -> None:
         for given in pages:
@@ -223,8 +240,8 @@ class Scheduler:
             self._retire(grant, reason)
         if commands.step is not None:
             self._step(commands.step)
-        for grant, positions in commands.want:
-            self._want(grant, positions)
+        for grant, slots in commands.want:
+            self._want(grant, slots)
         extend = [grant for grant in commands.extend if grant in self.state.rows]
         if extend:
             for grant in extend:
@@ -256,28 +273,29 @@ class Scheduler:
         self.state.short.discard(grant)
         self._new_pages.pop(grant, None)
         row.record.grant, row.record.succeeds = None, grant
-        if row.ready:
-            self.send("cache", Free(list(row.ready.values())))
-            row.ready.clear()
+        if row.spares:
+            self.send("cache", Free(row.spares))
+            row.spares = []
         self.send("forward", Retire(grant, reason))
 
     def _step(self, step: StepPlan) -> None:
         self._steps += 1
         self.state.in_flight += 1
-        for grant, position in step.missed:
-            row = self.state.rows[grant]
-            row.wanted.pop(position, None)
-            row.asked = [asked for asked in row.asked if asked != position]
-        self.counters["checkpoints_missed"] += len(step.missed)
-        checkpoints = [
-            Checkpoint(grant, position, self.state.rows[grant].ready.pop(position))
-            for grant, position in step.checkpoints
-        ]
+        self.state.alone = step.alone
+        for grant, position in [*step.missed, *step.checkpoints]:
+            del self.state.rows[grant].wanted[position]
+        self.counters["checkpoints_skipped"] += len(step.missed)
+        checkpoints = [self._checkpoint(grant, position) for grant, position in step.checkpoints]
         pages = [GrantPages(grant, pages) for grant, pages in self._new_pages.items()]
         self._new_pages.clear()
         self.send("forward", Step(self._steps, step.chunks, step.sit_out, checkpoints, pages))
         for row, begin, end in list(moved_rows(self.state, step)):
             self._advance(row, begin, end)
+
+    def _checkpoint(self, grant: int, position: int) -> Checkpoint:
+        row = self.state.rows[grant]
+        row.refill = True
+        return Checkpoint(grant, position, row.spares.pop())
 
     def _advance(self, row: Row, begin: int, end: int) -> None:
         row.position = end
@@ -285,22 +303,19 @@ class Scheduler:
             return
         row.drawn += 1
         interval = self.limits.track_interval
-        if interval and (begin < row.length or end % interval == 0):
+        if interval and self._checkpoints and (begin < row.length or end % interval == 0):
             boundary = (end // interval + 1) * interval
             if boundary <= row.last:
                 row.wanted[boundary] = 0
         if row.drawn == row.budget:
             self._retire(row.grant, "limit")
 
-    def _want(self, grant: int, positions: list[int]) -> None:
+    def _want(self, grant: int, slots: int) -> None:
         row = self.state.rows.get(grant)
-        if row is None:
-            return
-        row.asked = sorted(positions, key=row.wanted.__getitem__)
-        for position in positions:
-            del row.wanted[position]
-        self._wants[grant] = len(positions)
-        self.send("cache", Want(grant, len(positions)))
+        if row is not None:
+            row.asked, row.refill = slots, False
+            self._wants.add(grant)
+            self.send("cache", Want(grant, slots))
 
     def _idle(self) -> bool:
         state = self.state

@@ -95,8 +95,17 @@ class TorchDevice:
             self._pages[row, opened.pages : opened.pages + len(pages)] = self._tensor(pages, torch.int32)
         opened.pages += len(pages)
 
-    @torch.inference_mode()
     def run(self, work: Work) -> None:
+        """A step that raises is reported and the device goes on, unless the accelerator itself is lost."""
+        try:
+            self._deliver(self._run(work))
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            self._deliver(Ran(work.step, b"", [], [], error=f"{type(error).__name__}: {error}"))
+
+    @torch.inference_mode()
+    def _run(self, work: Work) -> Ran:
         batch = self._batch(work)
         hidden = self.model.forward(batch, self.pools)
         self._keep_decode_checkpoints(work)
@@ -104,7 +113,7 @@ class TorchDevice:
         draws = list(_draws(work))
         tokens, logprobs = self._sample(draws, hidden) if draws else (torch.empty(0, dtype=torch.int64), [])
         sampled = tokens.to("cpu", torch.int32).numpy().tobytes()
-        self._deliver(Ran(work.step, sampled, logprobs, prompt_logprobs))
+        return Ran(work.step, sampled, logprobs, prompt_logprobs)
 
     # The batch
 

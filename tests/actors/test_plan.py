@@ -74,7 +74,7 @@ def test_a_chunk_waits_for_the_slot_of_a_checkpoint_on_its_way() -> None:
     given = state(row(1, 0, 20))
     given.rows[1].wanted = {16: 0}
     commands = plan(given)
-    assert commands.step is None and commands.want == [(1, [16])]
+    assert commands.step is None and commands.want == [(1, 1)]
 
 
 def test_where_a_prompt_is_checkpointed() -> None:

@@ -107,8 +107,8 @@ def test_every_state_in_the_tree_is_that_of_its_path(family: str) -> None:
     async def scenario() -> None:
         async with running(model, slots=24, pages=96, max_running=6, step_tokens=48, track_interval=8) as ring:
             await multi_turn(ring, conversations=5, turns=4)
-            assert len(ring.relay.cache.tree.states) > 10
-            for node in ring.relay.cache.tree.states:
+            assert len(ring.relay.unit.cache.tree.states) > 10
+            for node in ring.relay.unit.cache.tree.states:
                 tokens = unpack(b"".join(step.tokens for step in reversed(list(path(node)))))
                 assert node.state is not None
                 compare_state(ring, node.state.slot, tokens)

@@ -31,6 +31,7 @@ from actors.plan import Limits
 from actors.radix import path
 from actors.result_processor import ResultProcessor
 from actors.scheduler import Scheduler
+from actors.strategy import Strategy
 from actors.tokens import pack, unpack
 from actors.transport import Codec, arrive, depart
 from models.hash_definition import expected_output, next_state
@@ -97,6 +98,7 @@ class World:
             chunk_size=rng.choice([2, 4, 8]),
             track_interval=rng.choice([0, 3, 4, 8]),
             depth=rng.choice([1, 2, 2]),
+            strategy=rng.choice(list(Strategy)),
         )
         slots = rng.choice([1, 2, 3, max_running, max_running + 2, 4 * max_running])
         return cls(

@@ -1,0 +1,43 @@
+"""State strategies: how many checkpoint slots a running request keeps by it, and how many it may ask for."""
+
+from enum import StrEnum
+
+
+class Strategy(StrEnum):
+    """no_buffer: none, its state is kept at its end only. extra_buffer: kept from admission on, refilled when used.
+    extra_buffer_lazy: one kept, a second asked for at a boundary. just_in_time: asked for shortly before each boundary.
+    """
+
+    NO_BUFFER = "no_buffer"
+    EXTRA_BUFFER = "extra_buffer"
+    EXTRA_BUFFER_LAZY = "extra_buffer_lazy"
+    JUST_IN_TIME = "just_in_time"
+
+
+def resident(strategy: Strategy, overlap: bool) -> int:
+    """Checkpoint slots that a request keeps by it all the time."""
+    match strategy:
+        case Strategy.EXTRA_BUFFER:
+            return 2 if overlap else 1
+        case Strategy.EXTRA_BUFFER_LAZY:
+            return 1
+        case Strategy.NO_BUFFER | Strategy.JUST_IN_TIME:
+            return 0
+
+
+def most(strategy: Strategy, overlap: bool, wanted: int) -> int:
+    """Checkpoint slots that a request may have when `wanted` positions come up."""
+    match strategy:
+        case Strategy.NO_BUFFER:
+            return 0
+        case Strategy.EXTRA_BUFFER:
+            return resident(strategy, overlap)
+        case Strategy.EXTRA_BUFFER_LAZY:
+            return 2
+        case Strategy.JUST_IN_TIME:
+            return wanted
+
+
+def slots_per_request(strategy: Strategy, overlap: bool) -> int:
+    """State slots that a running request holds: its own and its resident checkpoint slots."""
+    return 1 + resident(strategy, overlap)
