@@ -29,7 +29,7 @@ from actors.messages import (
     Want,
 )
 from actors.pages import Pages
-from actors.radix import Node, RadixTree
+from actors.radix import Match, Node, RadixTree
 from actors.tokens import Tokens, count
 
 
@@ -146,14 +146,15 @@ class Cache:
             self.send("scheduler", Refused(acquire.grant, "too_large", text))
             return True
         match = self.tree.match(acquire.salt, acquire.tokens, acquire.limit)
-        if self._grant(acquire, match.node, match.tokens, need):
+        if self._grant(acquire, match, need):
             return True
         # With nobody else to wait for, the match itself is in the way: begin cold, and let it be evicted.
-        cold = self.tree.match(acquire.salt, b"", 0).node
-        return not self.accounts and cold is not match.node and self._grant(acquire, cold, match.tokens, need)
+        cold = Match(self.tree.match(acquire.salt, b"", 0).node, match.tokens, "evicted")
+        return not self.accounts and cold.node is not match.node and self._grant(acquire, cold, need)
 
-    def _grant(self, acquire: Acquire, node: Node, known: int, need: int) -> bool:
-        """Give a slot and `need` pages to go on from `node`; False, with nothing kept, if there is no room."""
+    def _grant(self, acquire: Acquire, match: Match, need: int) -> bool:
+        """Give a slot and `need` pages to go on from the match; False, with nothing kept, if there is no room."""
+        node, known = match.node, match.tokens
         table = self.tree.table(node)
         whole = node.end // self.pages.size if table else 0
         copy_source = table[whole] if whole < len(table) else None
@@ -177,9 +178,10 @@ class Cache:
         self.counters["prefix_cache_hits"] += node.end
         branch = known if node.end < known < min(count(acquire.tokens), acquire.limit + 1) else None
         copy = None if copy_source is None else PageCopy(copy_source, fresh[0])
+        pages = list(account.pages)
         self.send(
             "scheduler",
-            Granted(acquire.grant, state, node.end, known, moved, account.loan, list(account.pages), copy, branch),
+            Granted(acquire.grant, state, node.end, known, match.lost, moved, account.loan, pages, copy, branch),
         )
         return True
 
@@ -316,6 +318,7 @@ class Cache:
             assert node.state is not None
             if node is not keep and not self.ledger.loans(node.state):
                 self.counters["evicted_states"] += 1
+                node.evicted = True
                 self.ledger.free(self.tree.take_state(node))
                 return self.ledger.take("cache")
         return None

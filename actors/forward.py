@@ -108,7 +108,7 @@ class Forward:
         if admit.source is not None or admit.copy is not None:
             self.send("cache", Copied(admit.grant))
         self.device.open_row(row.index, admit.grant, row.state.slot, admit.request, admit.pages)
-        self._reports.append(Admitted(admit.grant, admit.request, admit.match, admit.matched_tokens))
+        self._reports.append(Admitted(admit.grant, admit.request, admit.match, admit.matched_tokens, admit.lost))
 
     def _step(self, step: Step) -> None:
         for given in step.pages:

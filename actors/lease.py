@@ -77,12 +77,16 @@ class Lease:
 
 @dataclass(slots=True)
 class Entry:
-    """What the ledger knows of a slot. `holder` is an actor's name, `sender → receiver`, or a node's id."""
+    """What the ledger knows of a slot. `holder` is an actor's name, `sender → receiver`, or a node's id.
+
+    since: when it came to this place, by the ledger's clock.
+    """
 
     place: Place = Place.FREE
     holder: str = "pool"
     generation: int = 0
     loans: int = 0
+    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,9 @@ class Ledger:
         slots: int,
         on_move: Callable[[Move], None] | None = None,
         on_violation: Callable[[Violation], None] | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        self._clock = clock
         self.entries = [Entry() for _ in range(slots)]
         self.counts: Counter[Place] = Counter({Place.FREE: slots})
         self.moves: Counter[str] = Counter()
@@ -232,6 +238,6 @@ class Ledger:
         self.counts[entry.place] -= 1
         self.counts[place] += 1
         self.moves[how] += 1
-        entry.place, entry.holder = place, holder
+        entry.place, entry.holder, entry.since = place, holder, self._clock()
         if self._on_move is not None:
             self._on_move(Move(slot, entry.generation, place, holder, how))

@@ -13,6 +13,7 @@ from actors.tokens import Tokens
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 RetireReason: TypeAlias = Literal["finished", "limit", "capacity", "aborted", "timeout", "retracted", "failed"]
+Lost: TypeAlias = Literal["", "evicted", "misaligned", "never_kept"]
 EndReason: TypeAlias = Literal["queue_full", "too_large", "aborted", "timeout", "draining"]
 
 
@@ -90,6 +91,7 @@ class Granted(Struct, tag=True, array_like=True):
     state: Lease
     match: int
     matched_tokens: int
+    lost: Lost
     moved: bool
     source: Loan | None
     pages: list[int]
@@ -120,6 +122,7 @@ class Admit(Struct, tag=True, array_like=True):
     state: Lease
     match: int
     matched_tokens: int
+    lost: Lost
     moved: bool
     source: Loan | None
     pages: list[int]
@@ -295,6 +298,7 @@ class Admitted(Struct, tag=True, array_like=True):
     request: Request
     match: int
     matched_tokens: int
+    lost: Lost
 
 
 class Copied(Struct, tag=True, array_like=True):
@@ -338,7 +342,8 @@ class Ended(Struct, tag=True, array_like=True):
 class Output(Struct, array_like=True):
     """What one step adds to one request. The first one comes, empty, when the request is admitted.
 
-    `tokens` holds every new token, `text` what may be shown of them; the counts are totals up to here.
+    `tokens` holds every new token, `text` what may be shown of them; the counts are totals up to here. Of the prompt,
+    matched_tokens were known to the tree and cached_tokens not computed again; `lost` says why those are fewer.
     """
 
     request: str
@@ -351,6 +356,8 @@ class Output(Struct, array_like=True):
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprob] = []
     prompt_logprobs: list[TokenLogprob] = []
+    matched_tokens: int = 0
+    lost: Lost = ""
 
 
 class Delta(Struct, tag=True, array_like=True):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from actors.lease import Lease
+from actors.messages import Lost
 from actors.pages import Pages
 from actors.tokens import WIDTH, Tokens, common_prefix, count, cut
 
@@ -13,7 +14,7 @@ from actors.tokens import WIDTH, Tokens, common_prefix, count, cut
 class Node:
     """Tokens [start, end) of a path. `pages` covers them; the first page may begin with entries of the path above.
 
-    pins: open grants that go on from here. salt: set on roots only.
+    pins: open grants that go on from here. evicted: it had a state that had to go. salt: set on roots only.
     """
 
     id: int
@@ -24,6 +25,7 @@ class Node:
     children: dict[bytes, "Node"] = field(default_factory=dict)
     state: Lease | None = None
     pins: int = 0
+    evicted: bool = False
     salt: str = ""
 
     @property
@@ -33,10 +35,15 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """`node` ends at the deepest usable state (or is the root); `tokens` is how far the tree knows the tokens."""
+    """`node` ends at the deepest usable state (or is the root); `tokens` is how far the tree knows the tokens.
+
+    lost: why the state is not as deep as that, empty if it is: on the way beyond it a state was evicted, or one is held
+    only further on than the tokens agree or may be used (misaligned), or there never was one.
+    """
 
     node: Node
     tokens: int
+    lost: Lost
 
 
 class RadixTree:
@@ -58,14 +65,17 @@ class RadixTree:
         """The deepest state at or before `limit` on the path of `tokens`, and the length of the path that is known."""
         node = best = self._root(salt)
         known = 0
+        lost: Lost = ""
         while child := node.children.get(cut(tokens, known, known + 1)):
             known += common_prefix(child.tokens, cut(tokens, known, known + count(child.tokens)))
+            if child.state is not None and child.end <= min(known, limit):
+                best, lost = child, ""
+            else:
+                lost = lost if lost == "evicted" else _why_lost(child, min(known, limit))
             if known < child.end:
                 break
             node = child
-            if node.state is not None and node.end <= limit:
-                best = node
-        return Match(best, known)
+        return Match(best, known, lost if best.end < min(known, limit) else "")
 
     def table(self, node: Node) -> list[int]:
         """The page of each page index on the path to node's end; of two nodes that share one, the deeper's is whole."""
@@ -92,7 +102,7 @@ class RadixTree:
         return node
 
     def set_state(self, node: Node, state: Lease) -> None:
-        node.state = state
+        node.state, node.evicted = state, False
         self.states[node] = None
 
     def take_state(self, node: Node) -> Lease:
@@ -186,6 +196,13 @@ class RadixTree:
         """The pages of positions [start, end) out of a table that begins with the page of position `first`."""
         base = first // self.pages.size
         return table[start // self.pages.size - base : -(-end // self.pages.size) - base]
+
+
+def _why_lost(node: Node, usable: int) -> Lost:
+    """Why a node on the path gives no state at or before `usable`."""
+    if node.evicted and node.end <= usable:
+        return "evicted"
+    return "misaligned" if node.state is not None else "never_kept"
 
 
 def path(node: Node) -> Iterator[Node]:

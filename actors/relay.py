@@ -47,7 +47,7 @@ class Unit:
     def __init__(self, config: RelayConfig, device: Device, vocabulary: Vocabulary, relay: "Relay") -> None:
         self._loop = asyncio.get_running_loop()
         self._device_failed: asyncio.Future[BaseException] = self._loop.create_future()
-        self.ledger = Ledger(config.slots, relay.on_move, relay.on_violation)
+        self.ledger = Ledger(config.slots, relay.on_move, relay.on_violation, self._loop.time)
         self.runtime = Runtime(self.ledger, config.codec_check)
         self.device = DeviceThread(device, self._fail)
         limits, sender = config.limits, self.runtime.sender

@@ -64,7 +64,7 @@ class Record:
     history: list[int]
     detokenizer: Detokenizer
     stops: StopStrings
-    cached: int
+    first: Admitted
     skip: int
     failed_at: int = 0
     suspect_until: int = 0
@@ -121,20 +121,21 @@ class ResultProcessor:
         request = admitted.request
         record = self.records.get(request.id)
         if record is None:
-            record = self.records[request.id] = self._record(request, admitted.match)
+            record = self.records[request.id] = self._record(admitted)
             earlier = record.detokenizer.push(record.history[request.prompt_len :])
             self._output(record, record.stops.push(earlier))
         record.grant, record.donated, record.failed_at = admitted.grant, admitted.match, 0
         self._grants[admitted.grant] = record
 
-    def _record(self, request: Request, cached: int) -> Record:
+    def _record(self, admitted: Admitted) -> Record:
+        request = admitted.request
         history = unpack(request.tokens)
         decode = self._decoder(request.skip_special_tokens)
         tail = history[max(request.prompt_len - PROMPT_TAIL, 0) : request.prompt_len]
         stops = StopStrings(request.stops.strings, request.stops.keep_stop_string)
         first = request.prompt_logprobs_from or 0
         detokenizer = Detokenizer(decode, tail)
-        return Record(request, history, detokenizer, stops, cached, request.shown, prompt_logprobs_next=first)
+        return Record(request, history, detokenizer, stops, admitted, request.shown, prompt_logprobs_next=first)
 
     def _decoder(self, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
         return lambda ids: self.vocabulary.decode(ids, skip_special_tokens)
@@ -209,12 +210,14 @@ class ResultProcessor:
                 text=new,
                 tokens=pack(record.new_tokens),
                 prompt_tokens=request.prompt_len,
-                cached_tokens=min(record.cached, request.prompt_len),
+                cached_tokens=min(record.first.match, request.prompt_len),
                 completion_tokens=record.completion,
                 finish_reason=record.finish,
                 stop_reason=record.stop_reason,
                 logprobs=record.new_logprobs,
                 prompt_logprobs=record.prompt_logprobs,
+                matched_tokens=min(record.first.matched_tokens, request.prompt_len),
+                lost=record.first.lost,
             )
         )
         record.new_tokens, record.new_logprobs, record.prompt_logprobs = [], [], []

@@ -178,6 +178,7 @@ class Scheduler:
                 granted.state,
                 granted.match,
                 granted.matched_tokens,
+                granted.lost,
                 granted.moved,
                 granted.source,
                 granted.pages,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from actors.strategy import Strategy, slots_per_request
 from models.batch import Model
 
 DEFAULT_MEMORY = 0.5
@@ -13,14 +14,18 @@ class SizingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PoolSizes:
-    """slots of `slot_bytes` and pages of `page_bytes` each (no pages without attention), and the reasons in words."""
+    """slots of `slot_bytes` and pages of `page_bytes` each (no pages without attention), and the reasons in words.
+
+    max_running: how many requests the slots let run at once.
+    """
 
     slots: int
     slot_bytes: int
     pages: int
     page_bytes: int
     page_size: int
-    why: str
+    max_running: int
+    why: list[str]
 
 
 def size_pools(
@@ -31,36 +36,44 @@ def size_pools(
     page_size: int,
     slots: int | None = None,
     pages: int | None = None,
+    tree_slots: int = 0,
+    strategy: Strategy = Strategy.JUST_IN_TIME,
+    overlap: bool = True,
 ) -> PoolSizes:
     """Divide `memory` bytes between states and pages, unless their numbers are given.
 
-    By itself: half of the memory to each where the model has attention, but no more than max_running × 4 slots (a
-    running request needs one; the rest keep states to go on from), and pages for max_running × 2 full contexts.
-    Raises SizingError if not even one request of max_model_len fits.
+    By itself: half of the memory to each where the model has attention, but no more than slots for max_running requests
+    and three times as many cached states, and pages for max_running × 2 full contexts. tree_slots of the slots are set
+    aside for cached states; the others hold slots_per_request(strategy, overlap) each.
+    Raises SizingError if not one request fits.
     """
     slot_bytes = sum(shape.nbytes for shape in model.state_shapes())
     page_bytes = sum(shape.nbytes for shape in model.page_shapes()) * page_size
     per_request = -(-(max_model_len + 1) // page_size)
-    chosen = []
+    each = slots_per_request(strategy, overlap)
+    why = []
     if slots is None:
-        share = memory if not page_bytes else memory // 2
-        slots = min(share // slot_bytes, max_running * 4)
-        chosen.append(
-            f"{slots} slots: {_mib(share)} of --memory hold {share // slot_bytes}, wanted are {max_running} × 4"
-        )
+        share = memory // 2 if page_bytes else memory
+        wanted = max_running * (each + 3)
+        slots = min(share // slot_bytes, wanted)
+        why.append(f"{slots} slots: {_mib(share)} hold {share // slot_bytes}, wanted are {wanted}")
     if not page_bytes:
         pages = 0
     elif pages is None:
         share = memory - slots * slot_bytes
-        pages = min(share // page_bytes, max_running * per_request * 2)
-        chosen.append(
-            f"{pages} pages: {_mib(share)} hold {share // page_bytes}, wanted are {max_running} × {per_request} × 2"
+        wanted = max_running * per_request * 2
+        pages = min(share // page_bytes, wanted)
+        why.append(f"{pages} pages: {_mib(share)} hold {share // page_bytes}, wanted are {wanted}")
+    fit = (slots - tree_slots) // each
+    if fit < 1:
+        raise SizingError(
+            f"no request fits: it needs {each} slots of {_mib(slot_bytes)} ({strategy}), and there are {slots}, "
+            f"{tree_slots} of them set aside for the tree"
         )
-    if slots < 1:
-        raise SizingError(f"one state takes {_mib(slot_bytes)}, and --memory leaves {_mib(memory)}")
     if page_bytes and pages * page_size < 2:
-        raise SizingError(f"one page takes {_mib(page_bytes)}, and --memory leaves room for none")
-    return PoolSizes(slots, slot_bytes, pages, page_bytes, page_size, "; ".join(chosen) or "as asked for")
+        raise SizingError(f"no request fits: there are no pages of {_mib(page_bytes)}")
+    why.append(f"{fit} requests fit: {slots} slots less {tree_slots} for the tree, {each} a request ({strategy})")
+    return PoolSizes(slots, slot_bytes, pages, page_bytes, page_size, min(fit, max_running), why)
 
 
 def _mib(size: int) -> str:

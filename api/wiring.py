@@ -94,7 +94,7 @@ def read_text(path: str) -> str:
 def notes(sizes: PoolSizes) -> list[str]:
     slots = f"{sizes.slots} state slots of {sizes.slot_bytes / 2**10:.1f} KiB"
     pages = f"{sizes.pages} KV pages of {sizes.page_size} tokens and {sizes.page_bytes / 2**10:.1f} KiB"
-    return [f"{slots}; {pages if sizes.pages else 'no KV pages'}", sizes.why]
+    return [f"{slots}; {pages if sizes.pages else 'no KV pages'}", *sizes.why]
 
 
 def connect(
@@ -102,7 +102,7 @@ def connect(
 ) -> Relay:
     """The relay around this model's device; to be called inside the event loop."""
     limits = Limits(
-        max_running=config.max_running,
+        max_running=sizes.max_running,
         max_queue=config.max_queue,
         step_tokens=config.step_tokens,
         page_size=sizes.page_size if sizes.pages else 0,
@@ -122,7 +122,7 @@ def connect(
 
     return Relay(
         RelayConfig(sizes.slots, sizes.pages, limits, config.codec_check),
-        lambda deliver: TorchDevice(model, pools, config.max_running, length, deliver),
+        lambda deliver: TorchDevice(model, pools, sizes.max_running, length, deliver),
         text,
         gateway.bind,
         on_move if config.log_level == "debug" else None,
