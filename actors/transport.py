@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from actors.lease import Lease, Ledger
-from actors.messages import Admit, Checkpoint, Donate, Free, Granted, Message, Retired, Return, Spare, Step, Stepped
+from actors.messages import Admit, Donate, Free, Granted, Message, Retired, Return, Spare, Step, Stepped
 
 
 def depart(message: Message, sender: str, receiver: str, ledger: Ledger) -> None:
@@ -67,6 +67,3 @@ class Codec:
     def _revive(self, type_: type, value: list[int]) -> Lease:
         slot, generation = value
         return Lease(slot, generation, self._ledger)
-
-
-__all__ = ["Checkpoint", "Codec", "arrive", "depart", "leases_in"]
