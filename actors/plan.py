@@ -95,15 +95,15 @@ class Row:
 class State:
     """What the scheduler knows.
 
-    short: rows that the cache owes a page. closing: grants given back whose account is still open.
-    cancelled: Acquires given up that the cache has not answered. alone: whether the last step was a suspect's own.
+    short: rows that the cache owes a page. closing: retired grants whose account is still open, by request.
+    cancelled: Acquires given up that the cache may still hold for. alone: whether the last step was a suspect's own.
     """
 
     limits: Limits
     queue: list[Record] = field(default_factory=list)
     rows: dict[int, Row] = field(default_factory=dict)
     acquiring: dict[int, Record] = field(default_factory=dict)
-    closing: set[int] = field(default_factory=set)
+    closing: dict[int, Record] = field(default_factory=dict)
     cancelled: set[int] = field(default_factory=set)
     short: set[int] = field(default_factory=set)
     in_flight: int = 0
@@ -161,18 +161,18 @@ def plan_queue(state: State, commands: Plan) -> None:
 
 
 def plan_retraction(state: State, commands: Plan) -> None:
-    """When pages are short and nothing that is closing may free some: retract the last row, never the first.
+    """When pages are short and nothing on its way back may free some: retract the last row, never the first.
 
     The first, when it is alone, has grown to the limit of the pool.
     """
-    if not state.short or state.closing:
+    if not state.short or state.closing or state.cancelled:
         return
     rows = in_order(state)
     if not any(row.grant in state.short and not row.fits(1) for row in rows):
         return
     if len(rows) > 1:
         commands.retire.append((rows[-1].grant, "retracted"))
-    elif not state.acquiring and not state.cancelled:
+    elif not state.acquiring:
         commands.retire.append((rows[0].grant, "capacity"))
 
 

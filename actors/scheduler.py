@@ -72,7 +72,8 @@ class Scheduler:
             case Extended(pages, short):
                 self._extended(pages, short)
             case Closed(grant):
-                self.state.closing.discard(grant)
+                self.state.closing.pop(grant, None)
+                self.state.cancelled.discard(grant)
             case Settled(_, finished, failed):
                 self.state.in_flight -= 1
                 for grant in finished:
@@ -152,8 +153,6 @@ class Scheduler:
     def _granted(self, granted: Granted) -> None:
         record = self.state.acquiring.pop(granted.grant, None)
         if record is None:
-            self.state.cancelled.remove(granted.grant)
-            self.state.closing.add(granted.grant)
             self.send("cache", Return(granted.grant, granted.state))
             return
         request = record.request
@@ -257,7 +256,15 @@ class Scheduler:
         limit = count(request.tokens) - 1
         if request.prompt_logprobs_from is not None and count(request.tokens) == request.prompt_len:
             limit = min(limit, max(request.prompt_logprobs_from - 1, 0))
-        self.send("cache", Acquire(record.grant, request.tokens, limit, request.salt, record.succeeds))
+        succeeds = record.succeeds if record.succeeds is not None else self._predecessor(request)
+        self.send("cache", Acquire(record.grant, request.tokens, limit, request.salt, succeeds))
+
+    def _predecessor(self, request: Request) -> int | None:
+        """The grant that this request goes on from, if its state is on its way to the tree: a client may be faster."""
+        for grant, record in reversed(self.state.closing.items()):
+            if record.request.salt == request.salt and request.tokens.startswith(record.request.tokens):
+                return grant
+        return None
 
     def _cancel(self, grant: int) -> None:
         """The cache may have granted it already; then Granted is on its way and will be returned."""
@@ -270,7 +277,7 @@ class Scheduler:
         row = self.state.rows.pop(grant, None)
         if row is None:
             return
-        self.state.closing.add(grant)
+        self.state.closing[grant] = row.record
         self.state.short.discard(grant)
         self._new_pages.pop(grant, None)
         row.record.grant, row.record.succeeds = None, grant

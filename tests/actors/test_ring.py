@@ -270,3 +270,19 @@ def test_the_hash_model_under_pressure(codec_check: bool, page_fold: bool) -> No
                 assert ring.relay.counters()["rows_retracted"] > 0
 
     asyncio.run(scenario())
+
+
+def test_a_next_turn_that_comes_at_once_finds_the_state_of_the_last() -> None:
+    """The answer's last token is told before its state is in the tree; a client may be faster than that."""
+
+    async def scenario() -> None:
+        async with running(small("mamba2")) as ring:
+            history, kept = prompts(21, 1)[0], 0
+            for _ in range(10):
+                answer = await ring.ask(list(history), stops=Stops(40, token_ids=tuple(range(0, VOCABULARY, 2))))
+                assert answer.cached >= kept
+                history += answer.tokens
+                kept = len(history) - 1
+                history += [1, 3, 5, 7]
+
+    asyncio.run(scenario())
