@@ -90,7 +90,8 @@ class Scheduler:
                 raise TypeError(f"scheduler got {message!r}")
 
     def act(self) -> None:
-        self._carry_out(plan(self.state))
+        while self._carry_out(plan(self.state)):
+            pass
         if self._draining and self._idle():
             self._draining = False
             self.send("forward", Drain())
@@ -229,7 +230,8 @@ class Scheduler:
 
     # Carrying out a plan
 
-    def _carry_out(self, commands: Plan) -> None:
+    def _carry_out(self, commands: Plan) -> bool:
+        """True if a step was sent and another may be."""
         for grant in commands.cancel:
             self.state.acquiring[grant].grant = None
             self._cancel(grant)
@@ -247,6 +249,7 @@ class Scheduler:
             for grant in extend:
                 self.state.rows[grant].extending = True
             self.send("cache", Extend(extend))
+        return commands.step is not None and self.state.in_flight < self.limits.depth
 
     def _acquire(self, record: Record) -> None:
         self._grants += 1
