@@ -15,16 +15,22 @@ import aiohttp
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
-from torch import nn
+from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 300.0
 
 
+def plain(weight: Tensor) -> Tensor:
+    """A weight in a checkpoint's layout, also one that was packed for this CPU."""
+    return weight.to_dense() if weight.is_mkldnn else weight
+
+
 def write_checkpoint(folder: Path, config: dict[str, Any], model: nn.Module) -> None:
     """config.json, model.safetensors and a tokenizer whose words are t0, t1, ..."""
     (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: parameter.detach() for name, parameter in model.named_parameters()}, folder / "model.safetensors")
+    weights = {name: plain(parameter.detach()) for name, parameter in model.named_parameters()}
+    save_file(weights, folder / "model.safetensors")
     words = {f"t{id}": id for id in range(config["vocab_size"])}
     tokenizer = Tokenizer(WordLevel(words, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
