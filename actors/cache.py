@@ -219,7 +219,10 @@ class Cache:
         return slots
 
     def _feed(self) -> None:
-        """A page to each row that waits for one, in the order of asking, and word of those that still wait."""
+        """A page to each row that waits for one, in the order of asking, and word of those that still wait.
+
+        Of one whose copy is under way there is no word yet: when that is done the page copied from may be its own.
+        """
         fed: list[GrantPages] = []
         for grant in list(self._hungry):
             pages = self._take_pages(1) or self._take_from_own_path(self.accounts[grant])
@@ -230,7 +233,8 @@ class Cache:
             del self._hungry[grant]
         if fed or self._report_short:
             self._report_short = False
-            self.send("scheduler", Extended(fed, list(self._hungry)))
+            short = [grant for grant in self._hungry if not self.accounts[grant].on_loan]
+            self.send("scheduler", Extended(fed, short))
 
     def _take_from_own_path(self, account: Account) -> list[int] | None:
         """A grant that is alone may use the whole pool: what its own path names twice goes too."""
@@ -294,6 +298,7 @@ class Cache:
         if account.copy_source is not None:
             self.pages.release([account.copy_source])
             account.copy_source = None
+        self._report_short |= account.grant in self._hungry
         if account.closing:
             self._close(account)
 

@@ -43,6 +43,9 @@ class Device(Protocol):
     def clear(self, slot: int) -> None:
         """Zero a state slot."""
 
+    def poison(self, slot: int) -> None:
+        """Overwrite a state slot with what no state holds, so that a stale read of it shows."""
+
     def copy(self, source: int, target: int) -> None:
         """Copy a state slot."""
 
@@ -74,6 +77,9 @@ class DeviceThread:
 
     def clear(self, slot: int) -> None:
         self._calls.put(lambda: self._device.clear(slot))
+
+    def poison(self, slot: int) -> None:
+        self._calls.put(lambda: self._device.poison(slot))
 
     def copy(self, source: int, target: int) -> None:
         self._calls.put(lambda: self._device.copy(source, target))

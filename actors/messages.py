@@ -219,9 +219,13 @@ class Free(Struct, tag=True, array_like=True):
 
 
 class Submit(Struct, tag=True, array_like=True):
-    """api → scheduler: the only message that may be refused (by Ended)."""
+    """api → scheduler: the only message that may be refused (by Ended).
+
+    again: it was accepted before the unit was made anew, and a full queue refuses it no more.
+    """
 
     request: Request
+    again: bool = False
 
 
 class Abort(Struct, tag=True, array_like=True):
@@ -272,7 +276,7 @@ class Extend(Struct, tag=True, array_like=True):
 
 
 class Extended(Struct, tag=True, array_like=True):
-    """cache → scheduler: the pages that could be given; `short` names the grants that still wait for theirs."""
+    """cache → scheduler: the pages that could be given; `short` names those that wait for others to go."""
 
     pages: list[GrantPages]
     short: list[int]

@@ -12,6 +12,7 @@ import anyio.to_thread
 from actors.actor import Actor, Address, Send
 from actors.cache import Cache
 from actors.device import Device, DeviceThread
+from actors.explain import explain_slots, explain_tree
 from actors.forward import Forward
 from actors.lease import Ledger, Move, Place, Violation
 from actors.messages import Message, Ran, Restarted
@@ -26,6 +27,7 @@ from actors.scheduler import Scheduler
 class RelayConfig:
     """slots of the state pool, and pages of the KV pool (0 without attention).
 
+    poison_freed: a slot is overwritten when it becomes free.
     The unit may restart `restarts` times within `restart_window` seconds.
     """
 
@@ -33,6 +35,7 @@ class RelayConfig:
     pages: int
     limits: Limits
     codec_check: bool = False
+    poison_freed: bool = False
     restarts: int = 3
     restart_window: float = 60.0
 
@@ -47,7 +50,9 @@ class Unit:
     def __init__(self, config: RelayConfig, device: Device, vocabulary: Vocabulary, relay: "Relay") -> None:
         self._loop = asyncio.get_running_loop()
         self._device_failed: asyncio.Future[BaseException] = self._loop.create_future()
-        self.ledger = Ledger(config.slots, relay.on_move, relay.on_violation, self._loop.time)
+        self._on_move = relay.on_move
+        moved = self._poison if config.poison_freed else relay.on_move
+        self.ledger = Ledger(config.slots, moved, relay.on_violation, self._loop.time)
         self.runtime = Runtime(self.ledger, config.codec_check)
         self.device = DeviceThread(device, self._fail)
         limits, sender = config.limits, self.runtime.sender
@@ -79,6 +84,13 @@ class Unit:
     def deliver(self, ran: Ran) -> None:
         """From the device's thread."""
         self._loop.call_soon_threadsafe(self.runtime.send, "device", "forward", ran)
+
+    def _poison(self, move: Move) -> None:
+        """On the stream behind every use of the slot by its last holder, and before any by the next."""
+        if move.place is Place.FREE:
+            self.device.poison(move.slot)
+        if self._on_move is not None:
+            self._on_move(move)
 
     async def _watch_device(self) -> NoReturn:
         raise DeviceFailed("the device failed") from await self._device_failed
@@ -154,6 +166,16 @@ class Relay:
             "mailbox_depth": {address: len(box.messages) for address, box in unit.runtime.mailboxes.items()},
         }
 
+    def debug_slots(self) -> list[dict[str, object]]:
+        """The ledger: of each slot its place, holder, generation and loans, and whose state it holds, where known."""
+        unit = self.unit
+        now = asyncio.get_running_loop().time()
+        return explain_slots(unit.ledger, unit.scheduler, unit.forward, unit.cache.tree, now)
+
+    def debug_tree(self) -> list[dict[str, object]]:
+        """The nodes of the radix tree, without their tokens."""
+        return explain_tree(self.unit.cache.tree)
+
     def _make_unit(self) -> Unit:
         unit = Unit(self._config, self._device, self._vocabulary, self)
         unit.runtime.add("api", self._api)
@@ -165,7 +187,10 @@ class Relay:
         return len(self._restarted) <= self._config.restarts or now - self._restarted[0] > self._config.restart_window
 
     async def _restart(self, broken: Exception) -> None:
-        """A new unit over the same device; what the old one still had for the api comes before word of it."""
+        """A new unit over the same device; what the old one still had for the api comes before word of it.
+
+        The api hears of it at once: what it sends from now on goes to the new unit, and nothing goes twice.
+        """
         old = self.unit
         await old.close()
         if self._on_restart is not None:
@@ -176,6 +201,9 @@ class Relay:
         mailbox = self.unit.runtime.mailboxes["api"]
         for message in (*old.runtime.mailboxes["api"].messages, Restarted()):
             mailbox.put(message)
+        while mailbox.messages:
+            self.unit.runtime.deliver("api")
+        self._api.act()
 
     def _counted(self) -> Counter[str]:
         unit = self.unit

@@ -55,12 +55,13 @@ class Scheduler:
         self._arrivals = 0
         self._grants = 0
         self._steps = 0
-        self._draining = False
+        self._draining = self._drained = False
+        self._waiting: dict[str, Submit] = {}
 
     def receive(self, message: Message) -> None:
         match message:
-            case Submit(request):
-                self._submit(request)
+            case Submit():
+                self._submit(message)
             case Abort(request, reason):
                 self._abort(request, reason)
             case Granted():
@@ -84,6 +85,8 @@ class Scheduler:
                 self._requeue(request, suspect_until)
             case Over(request):
                 del self._records[request]
+                if request in self._waiting:
+                    self._submit(self._waiting.pop(request))
             case Drain():
                 self._draining = True
             case _:
@@ -92,8 +95,8 @@ class Scheduler:
     def act(self) -> None:
         while self._carry_out(plan(self.state)):
             pass
-        if self._draining and self._idle():
-            self._draining = False
+        if self._draining and not self._drained and self._idle():
+            self._drained = True
             self.send("forward", Drain())
 
     def leases(self) -> Iterator[Lease]:
@@ -102,10 +105,14 @@ class Scheduler:
 
     # Requests
 
-    def _submit(self, request: Request) -> None:
-        if self._draining:
+    def _submit(self, submit: Submit) -> None:
+        """One whose id was answered a moment ago waits until the row that had it is gone."""
+        request = submit.request
+        if request.id in self._records:
+            self._waiting[request.id] = submit
+        elif self._draining:
             self.send("api", Ended(request.id, "draining", "the server is shutting down"))
-        elif len(self.state.queue) >= self.limits.max_queue:
+        elif len(self.state.queue) >= self.limits.max_queue and not submit.again:
             self.send("api", Ended(request.id, "queue_full", f"{self.limits.max_queue} requests are waiting"))
         else:
             self._arrivals += 1
@@ -128,6 +135,9 @@ class Scheduler:
     def _abort(self, request: str, reason: EndReason) -> None:
         """Whatever the request is doing. One that is unknown was answered before the client gave up."""
         record = self._records.get(request)
+        if self._waiting.pop(request, None) is not None:
+            self.send("api", Ended(request, reason, "the request was aborted"))
+            return
         if record is None:
             return
         record.ended_by = "timeout" if reason == "timeout" else "aborted"

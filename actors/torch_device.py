@@ -65,6 +65,9 @@ class TorchDevice:
     def clear(self, slot: int) -> None:
         self.pools.clear(slot)
 
+    def poison(self, slot: int) -> None:
+        self.pools.poison(slot)
+
     def copy(self, source: int, target: int) -> None:
         self.pools.copy(source, target)
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from api import errors
-from api.engine import SERVER, Engine, Server
+from api.engine import SERVER, Engine, Relay, Server
 from api.handling import answer_json
 from api.parsing import convert, read_object
 from api.version import VERSION
@@ -91,6 +91,24 @@ async def server_info(request: web.Request) -> web.Response:
 
 async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=request.app[SERVER].metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def debug_slots(request: web.Request) -> web.Response:
+    """Which slot is where, with whom, since when, and whose state it holds."""
+    return answer_json(ring(request).debug_slots())
+
+
+async def debug_tree(request: web.Request) -> web.Response:
+    """The nodes of the cache's tree, without their tokens."""
+    return answer_json(ring(request).debug_tree())
+
+
+def ring(request: web.Request) -> Relay:
+    """The ring; 503 until it is there."""
+    relay = request.app[SERVER].relay
+    if relay is None:
+        raise errors.unavailable("the model is loading", "loading")
+    return relay
 
 
 class AbortRequest(Struct, forbid_unknown_fields=True):

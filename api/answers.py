@@ -10,7 +10,7 @@ from msgspec import Struct
 from actors import tokens
 from actors.messages import Output, TokenLogprob
 from api.engine import Text
-from api.gateway import Generation
+from api.generation import Generation
 
 LEAST_LOGPROB = -9999.0
 
@@ -52,7 +52,10 @@ async def collect(generation: Generation) -> list[Answer]:
 
 
 class PromptTokensDetails(Struct):
+    """Of the prompt: tokens not computed again, and (beyond OpenAI's) tokens that the cache knew at all."""
+
     cached_tokens: int
+    matched_tokens: int
 
 
 class Usage(Struct):
@@ -68,7 +71,8 @@ def usage(generation: Generation, choices: int = 1, scoring: bool = False) -> Us
     prompt = sum(member.prompt_tokens for member in firsts)
     completion = 0 if scoring else sum(member.completion_tokens for member in generation.members)
     cached = sum(member.cached_tokens for member in firsts)
-    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+    matched = sum(member.matched_tokens for member in firsts)
+    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached, matched))
 
 
 def summary(generation: Generation) -> dict[str, Any]:
@@ -82,6 +86,8 @@ def summary(generation: Generation) -> dict[str, Any]:
         "prompt_tokens": sum(m.prompt_tokens for m in members),
         "completion_tokens": sum(m.completion_tokens for m in members),
         "cached_tokens": sum(m.cached_tokens for m in members),
+        "matched_tokens": sum(m.matched_tokens for m in members),
+        "lost": ",".join(sorted({m.lost for m in members if m.lost})),
         "queue_ms": milliseconds(min(admitted) - start) if admitted else None,
         "first_token_ms": milliseconds(min(first) - start) if first else None,
         "generation_ms": milliseconds(generation.age),

@@ -7,7 +7,18 @@ from collections.abc import Awaitable, Callable
 import structlog
 from aiohttp import web
 
-from api import admin, errors, generate, openai_chat, openai_completions, tokenization
+from api import (
+    admin,
+    errors,
+    openai_chat,
+    openai_completions,
+    responses,
+    session_routes,
+    session_turns,
+    sglang_sessions,
+    tokenization,
+    websocket,
+)
 from api.answers import milliseconds, summary
 from api.engine import SERVER, Server
 from api.errors import ApiError
@@ -27,6 +38,8 @@ def make_app(server: Server) -> web.Application:
     app = web.Application(middlewares=[front], client_max_size=server.config.body_limit)
     app[SERVER] = server
     app[GUARD] = Guard(server.config)
+    app[websocket.OPEN_SOCKETS] = set()
+    app.on_shutdown.append(websocket.close_all)
     app.on_response_prepare.append(add_headers)
     app.add_routes(
         [
@@ -34,7 +47,21 @@ def make_app(server: Server) -> web.Application:
             web.get("/v1/models/{model:.+}", admin.model),
             web.post("/v1/chat/completions", openai_chat.chat_completions),
             web.post("/v1/completions", openai_completions.completions),
-            web.post("/generate", generate.generate),
+            web.post("/v1/responses", responses.create_response),
+            web.get("/v1/responses", websocket.connect, allow_head=False),
+            web.get("/v1/responses/{response}", responses.get_response),
+            web.delete("/v1/responses/{response}", responses.delete_response),
+            web.post("/v1/responses/{response}/cancel", responses.cancel_response),
+            web.post("/v1/sessions", session_routes.create_session),
+            web.get("/v1/sessions", session_routes.list_sessions),
+            web.get("/v1/sessions/{session}", session_routes.get_session),
+            web.delete("/v1/sessions/{session}", session_routes.delete_session),
+            web.post("/v1/sessions/{session}/turns", session_turns.create_turn),
+            web.post("/v1/sessions/{session}/fork", session_routes.fork_session),
+            web.post("/v1/sessions/{session}/rewind", session_routes.rewind_session),
+            web.post("/open_session", sglang_sessions.open_session),
+            web.post("/close_session", sglang_sessions.close_session),
+            web.post("/generate", sglang_sessions.generate),
             web.post("/tokenize", tokenization.tokenize),
             web.post("/detokenize", tokenization.detokenize),
             web.get("/health", admin.health),
@@ -45,6 +72,8 @@ def make_app(server: Server) -> web.Application:
             web.get("/model_info", admin.model_info),
             web.get("/get_model_info", admin.model_info),
             web.get("/metrics", admin.metrics),
+            web.get("/debug/slots", admin.debug_slots),
+            web.get("/debug/tree", admin.debug_tree),
             web.post("/abort_request", admin.abort_request),
             web.get("/flush_cache", admin.flush_cache, allow_head=False),
             web.post("/flush_cache", admin.flush_cache),

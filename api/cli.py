@@ -89,6 +89,8 @@ def metavar(field: msgspec.inspect.Field) -> str:
     if isinstance(kinds, msgspec.inspect.LiteralType):
         declared = [f.default for f in msgspec.structs.fields(Config) if f.name == field.name]
         return "{" + ",".join(sorted(map(str, kinds.values), key=lambda v: v != declared[0])) + "}"
+    if isinstance(kinds, msgspec.inspect.EnumType):
+        return "{" + ",".join(kinds.cls) + "}"
     names = {msgspec.inspect.IntType: "N", msgspec.inspect.FloatType: "SECONDS"}
     options = kinds.types if isinstance(kinds, msgspec.inspect.UnionType) else (kinds,)
     return next((names[type(option)] for option in options if type(option) in names), short_name(field.name))

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from actors.strategy import Strategy
+
 SIZE = {"metavar": "SIZE"}
 AtLeastOne: TypeAlias = Annotated[int, Meta(ge=1)]
 AtLeastTwo: TypeAlias = Annotated[int, Meta(ge=2)]
@@ -34,6 +36,11 @@ class Config(Struct, frozen=True, kw_only=True):
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], Meta(description="type of the weights")] = "auto"
     device: Annotated[str, Meta(description="auto, cpu or cuda")] = "auto"
     state_slots: Annotated[AtLeastTwo | None, Meta(description="slots for recurrent states [from --memory]")] = None
+    state_strategy: Annotated[
+        Strategy,
+        Meta(description="when a request gets slots for states to keep: never, from its start, or when due"),
+    ] = Strategy.JUST_IN_TIME
+    tree_slots: Annotated[int, Meta(ge=0, description="slots set aside for cached states")] = 0
     kv_pages: Annotated[AtLeastOne | None, Meta(description="pages of attention keys and values [from --memory]")] = (
         None
     )
@@ -49,6 +56,15 @@ class Config(Struct, frozen=True, kw_only=True):
         int, Meta(ge=0, description="keep a state every so many tokens of an answer; 0 keeps none")
     ] = 256
     no_overlap: Annotated[bool, Meta(description="plan a step only when the last one's tokens are known")] = False
+    session_cap: Annotated[
+        int, Meta(ge=1, description="most sessions; a new one takes the place of the least recently used")
+    ] = 1024
+    session_idle_timeout: Annotated[
+        float, Meta(gt=0, le=1e9, description="seconds after which a session that nobody uses is forgotten")
+    ] = 86400.0
+    response_retention: Annotated[
+        float, Meta(ge=0, le=1e9, description="seconds for which responses can be gone on from; 0 stores none")
+    ] = 86400.0
     api_key: Annotated[
         tuple[str, ...], Meta(description="key that clients must send; repeatable, commas in the environment")
     ] = ()
@@ -68,11 +84,17 @@ class Config(Struct, frozen=True, kw_only=True):
     drain_timeout: Annotated[
         float, Meta(ge=0, le=1e7, description="seconds that running requests get to finish after SIGTERM")
     ] = 30.0
+    restarts: Annotated[
+        int, Meta(ge=0, description="times within a minute that the engine may be made anew after an error in it")
+    ] = 3
     log_format: Annotated[Literal["auto", "json", "console"], Meta(description="auto: console on a terminal")] = "auto"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="debug logs every move of a lease")
     ] = "info"
     codec_check: Annotated[bool, Meta(description="encode and decode every message of the ring on its way")] = False
+    poison_freed: Annotated[bool, Meta(description="overwrite freed slots, so that a read of a stale state shows")] = (
+        False
+    )
 
     def accepted_keys(self) -> tuple[str, ...]:
         """All API keys, those of the file included. Raises ConfigError if it cannot be read or holds none."""

@@ -11,6 +11,8 @@ from api import errors
 from api.config import Config
 from api.gateway import Gateway
 from api.metrics import Metrics
+from api.response_store import ResponseStore
+from api.session_store import SessionStore
 
 
 class Text(Protocol):
@@ -47,6 +49,10 @@ class Relay(Protocol):
 
     def audit(self) -> Sequence[object]: ...
 
+    def debug_slots(self) -> list[dict[str, object]]: ...
+
+    def debug_tree(self) -> list[dict[str, object]]: ...
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -70,6 +76,12 @@ class Server:
     relay: Relay | None = None
     phase: Literal["loading", "ready", "draining"] = "loading"
     started: float = field(default_factory=time.time)
+    sessions: SessionStore = field(init=False)
+    responses: ResponseStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.responses = ResponseStore(self.config.response_retention)
+        self.sessions = SessionStore(self.config.session_cap, self.config.session_idle_timeout)
 
     def ready(self, model: str | None = None) -> Engine:
         """The engine, for a request that names `model`. Raises 503 while loading or draining, 404 for another model."""

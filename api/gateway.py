@@ -3,9 +3,10 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal, Protocol, Self
+
+from msgspec.structs import replace
 
 from actors.actor import Send
 from actors.lease import Lease
@@ -20,12 +21,13 @@ from actors.messages import (
     Message,
     Output,
     Request,
+    Restarted,
     Submit,
 )
+from actors.resubmission import resubmission
 from api import errors
 from api.errors import ApiError
-
-MERGE_ABOVE = 64
+from api.generation import Generation, Member, Why
 
 
 class Observer(Protocol):
@@ -44,129 +46,12 @@ class Unobserved:
         pass
 
 
-@dataclass
-class Member:
-    """One request of the ring and what has come back for it. Times are the gateway's clock, in seconds."""
-
-    index: int
-    request: Request
-    generation: "Generation"
-    submitted: float
-    admitted: float | None = None
-    first_token: float | None = None
-    last_token: float | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    finish_reason: str | None = None
-    pending: list[Output] = field(default_factory=list)
-
-    def put(self, output: Output) -> None:
-        self.pending.append(output)
-        if len(self.pending) > MERGE_ABOVE:
-            self.pending = [merge(self.pending)]
-
-    def take(self) -> Output | None:
-        if not self.pending:
-            return None
-        taken = self.pending[0] if len(self.pending) == 1 else merge(self.pending)
-        self.pending = []
-        return taken
-
-
-def merge(outputs: Sequence[Output]) -> Output:
-    """Consecutive outputs of one request as one: texts and tokens joined, counts of the last."""
-    last = outputs[-1]
-    return Output(
-        request=last.request,
-        text="".join(o.text for o in outputs),
-        tokens=b"".join(o.tokens for o in outputs),
-        prompt_tokens=last.prompt_tokens,
-        cached_tokens=last.cached_tokens,
-        completion_tokens=last.completion_tokens,
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
-        logprobs=[item for o in outputs for item in o.logprobs],
-        prompt_logprobs=[item for o in outputs for item in o.prompt_logprobs],
-    )
-
-
-class Generation:
-    """The ring's requests of one HTTP request (several for n > 1 or a batch), read together by one reader.
-
-    A slow reader costs no more memory than the outputs themselves: what waits is merged. Leaving the `with` block
-    aborts whatever is not finished.
-    """
-
-    def __init__(self, gateway: "Gateway", timeout: float) -> None:
-        self.members: list[Member] = []
-        self.created = gateway.clock()
-        self.ended: float | None = None
-        self._gateway = gateway
-        self._wake = asyncio.Event()
-        self._error: ApiError | None = None
-        self._timeout = timeout
-        self._timer = asyncio.get_running_loop().call_later(timeout, self._expire)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def finished(self) -> bool:
-        """Every member has ended and the reader has taken everything."""
-        return all(m.finish_reason is not None and not m.pending for m in self.members)
-
-    @property
-    def age(self) -> float:
-        """Seconds since submission; stops when the reader closes."""
-        return (self.ended if self.ended is not None else self._gateway.clock()) - self.created
-
-    async def next(self, wait: float | None = None) -> list[tuple[int, Output]]:
-        """What has come since the last call, as (member, output); empty after `wait` seconds of silence.
-
-        Raises ApiError if the request failed: then there is nothing more to come.
-        """
-        while True:
-            self._wake.clear()
-            if self._error is not None:
-                raise self._error
-            taken = [(m.index, output) for m in self.members if (output := m.take()) is not None]
-            if taken or self.finished:
-                return taken
-            try:
-                async with asyncio.timeout(wait):
-                    await self._wake.wait()
-            except TimeoutError:
-                return []
-
-    def wake(self) -> None:
-        self._wake.set()
-
-    def fail(self, error: ApiError, reason: Literal["aborted", "timeout"] = "aborted") -> None:
-        """Abort what is left; the reader gets `error`."""
-        if self._error is None and not self.finished:
-            self._error = error
-            self._gateway.abandon(self, reason)
-            self.wake()
-
-    def close(self) -> None:
-        self._timer.cancel()
-        self._gateway.abandon(self, "aborted")
-        if self.ended is None:
-            self.ended = self._gateway.clock()
-
-    def _expire(self) -> None:
-        self.fail(errors.timed_out(self._timeout), "timeout")
-
-
 class Gateway:
-    """The actor named api. Its mailbox brings Delta, Ended, Flushed and Drained; handlers call the other methods.
+    """The actor named api. Its mailbox brings Delta, Ended, Flushed, Drained and Restarted; handlers call the others.
 
     Everything runs in one event loop. An id stays taken until the ring has given its last word on it, so that a late
-    output of an aborted request can never reach another one.
+    output of an aborted request can never reach another one. It outlives the unit of the other actors: what was open
+    when that was made anew is submitted again.
     """
 
     def __init__(
@@ -182,6 +67,7 @@ class Gateway:
         self._tickets = count(1)
         self._flushes: dict[int, asyncio.Future[None]] = {}
         self._drained: asyncio.Future[list[str]] | None = None
+        self._lost: ApiError | None = None
         self._quiet = asyncio.Event()
 
     def bind(self, send: Send) -> Self:
@@ -208,6 +94,8 @@ class Gateway:
             case Drained():
                 if self._drained is not None and not self._drained.done():
                     self._drained.set_result(message.astray)
+            case Restarted():
+                self._resubmit()
             case _:
                 raise TypeError(f"the api got a {type(message).__name__}")
 
@@ -237,7 +125,7 @@ class Gateway:
             self._post("scheduler", Submit(request))
         return generation
 
-    def abandon(self, generation: Generation, reason: Literal["aborted", "timeout"]) -> None:
+    def abandon(self, generation: Generation, reason: Why) -> None:
         """Abort the members that have not ended; their late outputs are dropped."""
         for member in generation.members:
             if self._open.pop(member.request.id, None) is not None:
@@ -247,13 +135,11 @@ class Gateway:
     def abort(self, rid: str) -> int:
         """End the request `rid`, or the members of the batch `rid`, as if each had finished; returns how many."""
         own = [id for id in self._open if id == rid or (id.startswith(f"{rid}_") and id[len(rid) + 1 :].isdigit())]
-        for id in own:
-            self._post("scheduler", Abort(id))
+        self._abort(own)
         return len(own)
 
     def abort_all(self) -> int:
-        for id in self._open:
-            self._post("scheduler", Abort(id))
+        self._abort(self._open)
         return len(self._open)
 
     async def flush(self) -> None:
@@ -269,7 +155,8 @@ class Gateway:
     async def drain(self, patience: float, grace: float = 10.0) -> list[str]:
         """Refuse new requests, give open ones `patience` seconds, tell the rest 503; then send Drain around the ring.
 
-        Returns what was not home at the end. Raises TimeoutError if the ring does not answer within `grace` seconds.
+        Returns what was not home at the end. Raises TimeoutError if the ring does not answer within `grace` seconds,
+        ApiError if it is lost.
         """
         self.draining = True
         try:
@@ -283,9 +170,20 @@ class Gateway:
             while self._open or self._abandoned:
                 self._quiet.clear()
                 await self._quiet.wait()
+            if self._lost is not None:
+                raise self._lost
             self._drained = asyncio.get_running_loop().create_future()
             self._post("scheduler", Drain())
             return await self._drained
+
+    def lose_ring(self, error: ApiError) -> None:
+        """The ring is gone for good: answer everyone with `error`, and wait for nothing more from it."""
+        self.draining, self._lost = True, error
+        self.fail_all(error)
+        self._abandoned.clear()
+        self._quiet.set()
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_exception(error)
 
     def fail_all(self, error: ApiError) -> None:
         """Answer every open request, and whoever waits for a flush, with `error`."""
@@ -302,6 +200,27 @@ class Gateway:
             raise errors.unavailable("the model is loading", "loading")
         self._send(to, message)
 
+    def _abort(self, ids: Iterable[str]) -> None:
+        for id in ids:
+            self._open[id].aborted = True
+            self._post("scheduler", Abort(id))
+
+    def _resubmit(self) -> None:
+        """The unit was made anew, with an empty tree: whatever the old one owed is asked for again, or is done."""
+        self._abandoned.clear()
+        self._quiet.set()
+        for flush in self._flushes.values():
+            if not flush.done():
+                flush.set_result(None)
+        for id, member in list(self._open.items()):
+            if member.aborted:
+                self._ended(Ended(id, "aborted", "the request was aborted"))
+            else:
+                again = resubmission(member.request, bytes(member.delivered), member.shown)
+                self._post("scheduler", Submit(again, again=True))
+        if self._drained is not None and not self._drained.done():
+            self._post("scheduler", Drain())
+
     def _output(self, output: Output) -> None:
         member = self._open.get(output.request)
         if member is None:
@@ -313,15 +232,18 @@ class Gateway:
             member.admitted = now  # An output without tokens says just that.
         if output.completion_tokens > member.completion_tokens:
             self._time_tokens(member, now, output.completion_tokens - member.completion_tokens)
+        first = member.first = member.first or output
         member.prompt_tokens = output.prompt_tokens
-        member.cached_tokens = output.cached_tokens
         member.completion_tokens = output.completion_tokens
         member.finish_reason = output.finish_reason
+        member.delivered += output.tokens
+        member.shown += len(output.text)
         if output.finish_reason is not None:
             self._last_word(output.request)
-        member.put(output)
+        known = {"cached_tokens": first.cached_tokens, "matched_tokens": first.matched_tokens, "lost": first.lost}
+        member.put(replace(output, **known))
         if output.finish_reason == "error":
-            member.generation.fail(errors.internal("the model failed on this request"))
+            member.generation.fail(errors.internal(f"the model failed on this request: {output.stop_reason}"))
         member.generation.wake()
 
     def _time_tokens(self, member: Member, now: float, new: int) -> None:

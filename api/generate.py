@@ -33,7 +33,7 @@ from api.drafting import (
     seed_of,
 )
 from api.engine import SERVER, Engine, Text
-from api.gateway import Generation
+from api.generation import Generation
 from api.handling import answer_json, new_id, submit
 from api.parsing import convert, read_object
 from api.sse import stream
@@ -274,6 +274,8 @@ class Writer:
             "prompt_tokens": member.prompt_tokens,
             "completion_tokens": count,
             "cached_tokens": member.cached_tokens,
+            "matched_tokens": member.matched_tokens,
+            "lost": member.lost,
             "weight_version": "default",
         }
         if answer.finish_reason is not None:

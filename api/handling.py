@@ -9,7 +9,7 @@ from aiohttp import web
 from actors.messages import Request
 from api import errors
 from api.engine import SERVER
-from api.gateway import Generation
+from api.generation import Generation
 
 GENERATION: web.RequestKey[Generation] = web.RequestKey("generation", Generation)
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)

@@ -30,7 +30,7 @@ from api.drafting import (
     seed_of,
 )
 from api.engine import SERVER, Engine, Server, Text
-from api.gateway import Generation
+from api.generation import Generation
 from api.handling import answer_json, new_id, submit
 from api.openai_fields import IGNORED, UNSUPPORTED, StreamOptions, refuse
 from api.parsing import convert, read_object

@@ -10,10 +10,11 @@ from aiohttp import web
 
 from api import errors
 from api.config import Config
+from api.engine import SERVER
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 CORS_HEADERS = {
-    "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+    "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
     "Access-Control-Expose-Headers": "x-request-id, retry-after",
     "Access-Control-Max-Age": "600",
 }
@@ -60,6 +61,14 @@ class Guard:
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not matches(digest(key.strip()), self._keys):
             raise errors.unauthorized()
+
+
+def owner_of(request: web.Request) -> bytes:
+    """Whose sessions and responses this request may use: those of its API key, or of everyone where there are none."""
+    config = request.app[SERVER].config
+    if not config.api_key and config.api_key_file is None:
+        return b""
+    return digest(request.headers.get("Authorization", "").partition(" ")[2].strip())
 
 
 def cors_headers(request: web.Request) -> dict[str, str]:

@@ -16,10 +16,12 @@ import structlog
 from aiohttp import web
 from anyio.abc import TaskStatus
 
+from actors.relay import DeviceFailed
 from api import errors, logs
 from api.app import make_app
 from api.config import Config, ConfigError
 from api.engine import Engine, Relay, Server
+from api.errors import ApiError
 from api.gateway import Gateway
 from api.metrics import Metrics
 from api.progress import ProgressBar
@@ -33,13 +35,17 @@ LAST_WRITES_S = 5.0
 
 
 class Exit(IntEnum):
-    """The process's exit codes. UNCLEAN: something was astray, or stuck, when the ring was drained."""
+    """The process's exit codes.
+
+    UNCLEAN: something was astray, or stuck, when the ring was drained. DEVICE_LOST: it failed outside of any one step.
+    """
 
     OK = 0
     START_FAILED = 1
     BAD_OPTIONS = 2
     RING_FAILED = 3
     UNCLEAN = 4
+    DEVICE_LOST = 5
 
 
 class StartError(Exception):
@@ -87,7 +93,7 @@ class Process:
         self._load = load
         self._log = structlog.get_logger()
         self._stop = asyncio.Event()
-        self._failed = False
+        self._failure: Exit | None = None
         name = config.served_model_name or (Path(config.model).resolve().name if config.model else "baton")
         metrics = Metrics(name)
         self._server = Server(config, Gateway(config.request_timeout, metrics), metrics, name)
@@ -137,7 +143,7 @@ class Process:
         self._log.info("ready", model=server.name, max_model_len=loaded.engine.max_model_len)
         await self._stop.wait()
         server.phase = "draining"
-        return Exit.RING_FAILED if self._failed else await self._drain()
+        return self._failure if self._failure is not None else await self._drain()
 
     async def _load_or_stop(self) -> Loaded | None:
         """The model; None if a signal came first."""
@@ -165,21 +171,22 @@ class Process:
         task_status.started()
         try:
             await relay.run()
-        except Exception:
+        except Exception as broken:
             self._log.critical("the ring failed", exc_info=True)
-            self._failed = True
+            lost = is_device_lost(broken)
+            self._failure = Exit.DEVICE_LOST if lost else Exit.RING_FAILED
             self._server.phase = "draining"
-            self._server.gateway.draining = True
-            self._server.gateway.fail_all(errors.internal("the engine failed and the server is shutting down"))
+            what = "device" if lost else "engine"
+            self._server.gateway.lose_ring(errors.internal(f"the {what} failed and the server is shutting down"))
             self._stop.set()
 
     async def _drain(self) -> Exit:
         self._log.info("draining", open_requests=self._server.gateway.open_requests)
         try:
             astray = await self._server.gateway.drain(self._config.drain_timeout)
-        except TimeoutError:
+        except (TimeoutError, ApiError):
             self._log.error("the ring did not drain")
-            return Exit.RING_FAILED if self._failed else Exit.UNCLEAN
+            return self._failure if self._failure is not None else Exit.UNCLEAN
         if astray:
             self._log.error("astray after the drain", what=astray)
             return Exit.UNCLEAN
@@ -196,6 +203,10 @@ class Process:
                     return
                 self._log.info("signal", name=signal.Signals(number).name)
                 self._stop.set()
+
+
+def is_device_lost(broken: Exception) -> bool:
+    return isinstance(broken, ExceptionGroup) and broken.subgroup(DeviceFailed) is not None
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:

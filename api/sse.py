@@ -11,12 +11,17 @@ from aiohttp import web
 from actors.messages import Output
 from api import errors
 from api.errors import ApiError
-from api.gateway import Generation
+from api.generation import Generation
 from api.handling import STREAM_ERROR
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 STALLED_S = 120.0
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
 
 
 class Encoder(Protocol):
@@ -42,12 +47,7 @@ async def stream(
     raised, later it becomes an event. Raises ConnectionResetError if the client is gone or has stopped reading.
     """
     batch = await generation.next(ping_interval)
-    headers = {
-        "Content-Type": "text/event-stream; charset=utf-8",
-        "Cache-Control": "no-cache",
-        "X-Accel-Buffering": "no",
-    }
-    response = web.StreamResponse(headers=headers)
+    response = web.StreamResponse(headers=HEADERS)
     await response.prepare(request)
     writer = Writer(request, response)
     try:

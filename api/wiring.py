@@ -65,7 +65,16 @@ def model_length(config: Config, model: Model) -> int:
 def size(config: Config, model: Model, length: int, device: torch.device) -> PoolSizes:
     memory = config.memory if config.memory is not None else int(free_memory(device) * DEFAULT_MEMORY)
     return size_pools(
-        model, memory, config.max_running, length, config.page_size, slots=config.state_slots, pages=config.kv_pages
+        model,
+        memory,
+        config.max_running,
+        length,
+        config.page_size,
+        slots=config.state_slots,
+        pages=config.kv_pages,
+        tree_slots=config.tree_slots,
+        strategy=config.state_strategy,
+        overlap=not config.no_overlap,
     )
 
 
@@ -109,6 +118,7 @@ def connect(
         chunk_size=model.chunk_size,
         track_interval=config.track_interval,
         depth=1 if config.no_overlap else 2,
+        strategy=config.state_strategy,
     )
     log = structlog.get_logger()
 
@@ -120,11 +130,17 @@ def connect(
     def on_violation(violation: Violation) -> None:
         log.error("lease violation", slot=violation.slot, known=violation.known, claimed=violation.claimed)
 
+    def on_restart(broken: Exception) -> None:
+        log.error("the engine is made anew", exc_info=broken)
+
     return Relay(
-        RelayConfig(sizes.slots, sizes.pages, limits, config.codec_check),
+        RelayConfig(
+            sizes.slots, sizes.pages, limits, config.codec_check, config.poison_freed, restarts=config.restarts
+        ),
         lambda deliver: TorchDevice(model, pools, sizes.max_running, length, deliver),
         text,
         gateway.bind,
         on_move if config.log_level == "debug" else None,
         on_violation,
+        on_restart,
     )

@@ -63,6 +63,11 @@ class Pools:
         for tensor in self.state:
             tensor[slot].zero_()
 
+    def poison(self, slot: int) -> None:
+        """Fill a slot with NaN, integers with their largest value: whatever is computed from it is wrong."""
+        for tensor in self.state:
+            tensor[slot].fill_(float("nan") if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
+
     def copy(self, source: int, target: int) -> None:
         for tensor in self.state:
             tensor[target].copy_(tensor[source])

@@ -8,6 +8,8 @@ MOST_HELD = 3
 # A window longer than this is cut back to its end; the tokens kept before new ones are the context of their decoding.
 WINDOW = 16
 CONTEXT = 8
+# Of the prompt at most this many tokens are looked at.
+PROMPT = 64
 
 
 class Detokenizer:
@@ -22,7 +24,7 @@ class Detokenizer:
 
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt_tail: Sequence[int]) -> None:
         self._decode = decode
-        tail = list(prompt_tail)
+        tail = list(prompt_tail[-PROMPT:])
         begun = next((n for n in range(MOST_HELD + 1) if not decode(tail[: len(tail) - n]).endswith(REPLACEMENT)), 0)
         whole = self._start(tail[: len(tail) - begun])
         self._window = whole + tail[len(tail) - begun :]

@@ -1,5 +1,7 @@
 """The hash model as a family: models.hash_definition in int64 state and page tensors of the real pools."""
 
+import random
+import time
 from typing import Any
 
 import torch
@@ -14,20 +16,31 @@ LOGIT = 10.0
 class HashModel:
     """Implements models.batch.Model. Hidden states are int64 [T, 1], the output hashes; there are no weights."""
 
-    def __init__(self, vocab_size: int, chunk_size: int, max_position: int, page_fold: bool = True) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        chunk_size: int,
+        max_position: int,
+        page_fold: bool = True,
+        delay_ms: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
         self.vocab_size = vocab_size
         self.chunk_size = chunk_size
         self.max_position = max_position
         self.page_fold = page_fold
+        self.delay_ms = delay_ms
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "HashModel":
-        """Of config.json: vocab_size, chunk_size, max_position_embeddings, and page_fold (false: no pages, fold 0)."""
+        """Of config.json: vocab_size, chunk_size, max_position_embeddings, page_fold (false: no pages, fold 0), and
+        delay_ms: [least, most], in which a forward sleeps a random time.
+        """
         return cls(
             vocab_size=config["vocab_size"],
             chunk_size=config["chunk_size"],
             max_position=config["max_position_embeddings"],
             page_fold=config.get("page_fold", True),
+            delay_ms=tuple(config.get("delay_ms", (0.0, 0.0))),
         )
 
     def state_shapes(self) -> list[Shape]:
@@ -37,6 +50,8 @@ class HashModel:
         return [Shape((), torch.int64)] if self.page_fold else []
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
+        if self.delay_ms[1]:
+            time.sleep(random.uniform(*self.delay_ms) / 1000)
         hashes: list[Tensor] = []
         fed = 0
         if batch.prefill is not None:

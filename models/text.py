@@ -48,7 +48,7 @@ class Text:
         return list(self._encoding(text, add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of the tokens; ids outside the vocabulary have none."""
+        """Text of the tokens; ids outside the vocabulary have none. OverflowError for ids that are no uint32."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def render_chat(

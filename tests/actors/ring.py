@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from actors.actor import Send
+from actors.device import Device
 from actors.lease import Lease
 from actors.messages import (
     Abort,
@@ -19,6 +20,7 @@ from actors.messages import (
     Flushed,
     Message,
     Request,
+    Restarted,
     Sampling,
     Stops,
     Submit,
@@ -26,6 +28,7 @@ from actors.messages import (
 )
 from actors.plan import Limits
 from actors.relay import Relay, RelayConfig
+from actors.resubmission import resubmission
 from actors.tokens import pack, unpack
 from actors.torch_device import TorchDevice
 from models.batch import Model, Pools, allocate
@@ -37,18 +40,28 @@ GREEDY = Sampling(temperature=0.0)
 class Answer:
     """What has come back of a request."""
 
-    prompt: list[int]
+    request: Request
+    text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     cached: int = 0
+    matched: int = 0
+    lost: str = ""
     end: str | None = None
+    reason: str | int | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def prompt(self) -> list[int]:
+        return unpack(self.request.tokens)
 
-class NoText:
+
+class Letters:
+    """Token i as a letter."""
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return ""
+        return "".join(chr(ord("0") + i) for i in ids)
 
 
 class Ring:
@@ -59,7 +72,9 @@ class Ring:
         self.answers: dict[str, Answer] = {}
         self.drained: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self.flushed = asyncio.Event()
+        self._heard = asyncio.Event()
         self.relay: Relay
+        self.carrying: asyncio.Task[None]
         self._send: Send
 
     def bind(self, send: Send) -> "Ring":
@@ -67,17 +82,27 @@ class Ring:
         return self
 
     def receive(self, message: Message) -> None:
+        self._heard.set()
         match message:
             case Delta(outputs):
                 for output in outputs:
                     answer = self.answers[output.request]
+                    assert not answer.done.is_set(), f"{output.request} was answered after its end"
+                    answer.text += output.text
                     answer.tokens += unpack(output.tokens)
                     answer.logprobs += output.logprobs
                     answer.prompt_logprobs += output.prompt_logprobs
-                    answer.cached = output.cached_tokens
+                    assert output.completion_tokens == len(answer.tokens)
+                    answer.cached, answer.matched = output.cached_tokens, output.matched_tokens
+                    answer.lost, answer.reason = output.lost, output.stop_reason
                     self._end(output.request, output.finish_reason)
             case Ended(request, reason):
                 self._end(request, reason)
+            case Restarted():
+                for answer in self.answers.values():
+                    if not answer.done.is_set():
+                        again = resubmission(answer.request, pack(answer.tokens), len(answer.text))
+                        self._send("scheduler", Submit(again, again=True))
             case Flushed():
                 self.flushed.set()
             case Drained(astray):
@@ -100,8 +125,8 @@ class Ring:
         **more: object,
     ) -> Answer:
         name = f"r{len(self.answers)}"
-        self.answers[name] = Answer(prompt)
         request = Request(name, pack(prompt), len(prompt), sampling, stops or Stops(max_tokens), **more)
+        self.answers[name] = Answer(request)
         self._send("scheduler", Submit(request))
         return self.answers[name]
 
@@ -109,6 +134,13 @@ class Ring:
         answer = self.submit(prompt, max_tokens, **more)
         await asyncio.wait_for(answer.done.wait(), 60)
         return answer
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a message to the api at which `condition` is true."""
+        async with asyncio.timeout(60):
+            while not condition():
+                self._heard.clear()
+                await self._heard.wait()
 
     def abort(self, name: str) -> None:
         self._send("scheduler", Abort(name))
@@ -126,16 +158,25 @@ class Ring:
 
 @asynccontextmanager
 async def running(
-    model: Model, slots: int = 16, pages: int = 64, page_size: int = 16, codec_check: bool = False, **limits: int
+    model: Model,
+    slots: int = 16,
+    pages: int = 64,
+    page_size: int = 16,
+    codec_check: bool = False,
+    poison_freed: bool = False,
+    restarts: int = 0,
+    wrap: Callable[[TorchDevice], Device] = lambda device: device,
+    **limits: object,
 ) -> AsyncIterator[Ring]:
-    """A running ring, drained and audited at the end."""
+    """A running ring, drained and audited at the end; raises what ended its run before that."""
     pages = pages if model.page_shapes() else 0
     pools = allocate(model, slots, pages, page_size, torch.device("cpu"))
     chosen = Limits(**{"chunk_size": model.chunk_size, "page_size": page_size if pages else 0, **limits})
     ring = Ring(model, pools)
-    make: Callable[..., TorchDevice] = lambda deliver: TorchDevice(model, pools, chosen.max_running, 1024, deliver)  # noqa: E731
-    ring.relay = Relay(RelayConfig(slots, pages, chosen, codec_check), make, NoText(), ring.bind)
-    carrying = asyncio.create_task(ring.relay.run())
+    make: Callable[..., Device] = lambda deliver: wrap(TorchDevice(model, pools, chosen.max_running, 1024, deliver))  # noqa: E731
+    config = RelayConfig(slots, pages, chosen, codec_check, poison_freed, restarts)
+    ring.relay = Relay(config, make, Letters(), ring.bind)
+    carrying = ring.carrying = asyncio.create_task(ring.relay.run())
     try:
         yield ring
         ring._send("scheduler", Drain())

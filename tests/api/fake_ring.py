@@ -178,6 +178,12 @@ class FakeRing:
     def audit(self) -> Sequence[object]:
         return []
 
+    def debug_slots(self) -> list[dict[str, object]]:
+        return [{"slot": 0, "place": "free"}]
+
+    def debug_tree(self) -> list[dict[str, object]]:
+        return [{"id": 1, "parent": None}]
+
 
 def items(request: Request, ids: Sequence[int]) -> list[TokenLogprob]:
     if request.logprobs is None:

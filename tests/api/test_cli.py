@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from actors.strategy import Strategy
 from api import cli, config
 from api.config import Config, ConfigError, fields, flag, load, variable
 
@@ -20,11 +21,14 @@ def test_defaults() -> None:
 def test_options_of_every_kind() -> None:
     parsed = parse(
         "folder", "--port", "0", "--memory", "1.5G", "--no-overlap", "--api-key", "a", "--api-key", "b", "--dtype",
-        "bfloat16", "--request-timeout", "2.5", "--codec-check", "--body-limit", "64K",
+        "bfloat16", "--request-timeout", "2.5", "--codec-check", "--body-limit", "64K", "--state-strategy",
+        "extra_buffer", "--tree-slots", "3", "--restarts", "0", "--poison-freed",
     )  # fmt: skip
     assert (parsed.model, parsed.port, parsed.memory, parsed.no_overlap) == ("folder", 0, 3 * 2**29, True)
     assert (parsed.api_key, parsed.dtype, parsed.request_timeout) == (("a", "b"), "bfloat16", 2.5)
     assert (parsed.codec_check, parsed.body_limit) == (True, 65536)
+    assert (parsed.state_strategy, parsed.tree_slots) == (Strategy.EXTRA_BUFFER, 3)
+    assert (parsed.restarts, parsed.poison_freed) == (0, True)
 
 
 def test_the_environment_sets_what_the_command_line_does_not() -> None:
@@ -47,6 +51,8 @@ def test_the_environment_sets_what_the_command_line_does_not() -> None:
         (["--max-running", "0"], {}, "--max-running"),
         (["--state-slots", "-1"], {}, "--state-slots"),
         (["--dtype", "int8"], {}, "--dtype"),
+        (["--state-strategy", "hoard"], {}, "--state-strategy"),
+        (["--tree-slots", "-1"], {}, "--tree-slots"),
         (["--device", "tpu"], {}, "--device"),
         (["--cors", "example.org"], {}, "--cors"),
         (["--api-key", " "], {}, "--api-key"),

@@ -73,7 +73,7 @@ REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
     ("/generate", {"input_ids": [[1], 2]}, "input_ids"),
     ("/generate", {"input_ids": [999]}, "input_ids"),
     ("/generate", {"text": "x" * 256}, "text"),
-    ("/generate", {"text": "a", "session_params": {"id": "s"}}, "session_params"),
+    ("/generate", {"text": "a", "session_params": {"id": "s"}}, "session_params.id"),
     ("/generate", {"text": "a", "colour": 1}, "colour"),
     ("/generate", {"text": "a", "sampling_params": {"regex": "a"}}, "sampling_params.regex"),
     ("/generate", {"text": "a", "sampling_params": {"colour": 1}}, "sampling_params.colour"),

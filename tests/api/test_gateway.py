@@ -16,11 +16,14 @@ from actors.messages import (
     Message,
     Output,
     Request,
+    Restarted,
     Sampling,
     Stops,
+    Submit,
 )
 from api.errors import ApiError, internal
-from api.gateway import MERGE_ABOVE, Gateway
+from api.gateway import Gateway
+from api.generation import MERGE_ABOVE
 
 pytestmark = pytest.mark.anyio
 
@@ -122,13 +125,73 @@ async def test_abort_by_id_ends_a_request_or_its_batch() -> None:
         assert (index, output.finish_reason) == (0, "abort")
 
 
-async def test_a_failed_row_is_an_internal_error() -> None:
+async def test_a_failed_row_is_an_internal_error_that_names_the_cause() -> None:
     post = Post()
     with post.gateway.submit([request("a")]) as generation:
-        post.output("a", 0, "error")
-        with pytest.raises(ApiError) as caught:
+        post.gateway.receive(Delta([Output("a", "", b"", 3, 0, 0, "error", "ValueError: no kernel")]))
+        with pytest.raises(ApiError, match="ValueError: no kernel") as caught:
             await generation.next()
     assert caught.value.status == 500
+
+
+async def test_a_restart_submits_what_is_open_again_where_its_client_stands() -> None:
+    post = Post()
+    gateway = post.gateway
+    with (
+        gateway.submit([request("a"), request("b"), request("c"), request("d")]) as generation,
+        gateway.submit([request("gone")]) as left,
+    ):
+        post.output("a", 0)
+        post.output("a", 1)
+        post.output("d", 0, "stop")
+        assert len(await generation.next()) == 2
+        left.close()
+        gateway.abort("c")
+        post.sent.clear()
+        gateway.receive(Restarted())
+        again = [message for _, message in post.sent if isinstance(message, Submit)]
+        assert [(m.request.id, m.again) for m in again] == [("a", True), ("b", True)]
+        assert tokens.unpack(again[0].request.tokens) == [1, 2, 3, 0, 1]
+        assert (again[0].request.prompt_len, again[0].request.shown) == (3, len("t0 t1 "))
+        assert again[1].request == request("b")
+        assert [(index, output.finish_reason) for index, output in await generation.next()] == [(2, "abort")]
+        gateway.receive(Delta([Output("a", "", b"", 3, 2, 2, matched_tokens=3, lost="evicted")]))
+        post.output("a", 2, "stop")
+        [(_, rest)] = await generation.next()
+        assert (rest.text, rest.completion_tokens, rest.finish_reason) == ("t2 ", 3, "stop")
+        assert (rest.cached_tokens, rest.lost, generation.members[0].cached_tokens) == (1, "", 1)
+    assert gateway.submit([request("gone")]).members
+
+
+async def test_a_restart_ends_flushes_and_drains_again() -> None:
+    post = Post()
+    flushing = asyncio.ensure_future(post.gateway.flush())
+    await asyncio.sleep(0)
+    post.gateway.receive(Restarted())
+    await flushing
+    with post.gateway.submit([request("a")]):
+        pass
+    draining = asyncio.ensure_future(post.gateway.drain(0))
+    await asyncio.sleep(0)
+    assert ("scheduler", Drain()) not in post.sent
+    post.gateway.receive(Restarted())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    post.gateway.receive(Restarted())
+    assert post.sent[-2:] == [("scheduler", Drain())] * 2
+    post.gateway.receive(Drained([]))
+    assert await draining == []
+
+
+async def test_a_lost_ring_leaves_nobody_waiting() -> None:
+    post = Post()
+    with post.gateway.submit([request("a")]) as generation:
+        draining = asyncio.ensure_future(post.gateway.drain(60))
+        await asyncio.sleep(0)
+        post.gateway.lose_ring(internal("gone"))
+        for waiting in (generation.next(), draining):
+            with pytest.raises(ApiError, match="gone"):
+                await waiting
 
 
 async def test_silence_gives_an_empty_answer() -> None:

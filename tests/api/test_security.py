@@ -8,7 +8,16 @@ from tests.api.fake_ring import serving
 
 pytestmark = pytest.mark.anyio
 BODY = {"text": "a"}
-CLOSED = ["/v1/models", "/metrics", "/server_info", "/model_info", "/version", "/flush_cache"]
+CLOSED = [
+    "/v1/models",
+    "/metrics",
+    "/server_info",
+    "/model_info",
+    "/version",
+    "/flush_cache",
+    "/debug/slots",
+    "/debug/tree",
+]
 
 
 async def test_keys_guard_everything_but_health() -> None:

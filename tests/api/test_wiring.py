@@ -3,13 +3,16 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from actors.strategy import Strategy
 from api.config import Config
 from api.serve import StartError
 from api.wiring import free_memory, load, model_length
 from models.hash import HashModel
+from tests.api.hash_traffic import make_checkpoint
 
 HASH = {"model_type": "hash", "vocab_size": 256, "chunk_size": 8, "max_position_embeddings": 64}
 
@@ -28,6 +31,14 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     assert "gpt2" in refused(Config(model=str(tmp_path)))
     (tmp_path / "config.json").write_text(json.dumps(HASH))
     assert "tokenizer.json" in refused(Config(model=str(tmp_path)))
+
+
+def test_pools_that_hold_no_request(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    config = Config(model=str(tmp_path), state_slots=4, tree_slots=2, state_strategy=Strategy.EXTRA_BUFFER)
+    assert "it needs 3 slots" in refused(config)
+    loaded = load(msgspec.structs.replace(config, no_overlap=True), lambda done, total: None)
+    assert "1 requests fit: 4 slots less 2 for the tree, 2 a request (extra_buffer)" in loaded.notes
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

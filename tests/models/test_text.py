@@ -50,6 +50,8 @@ def test_text_survives_and_is_neither_cut_nor_padded(tmp_path: Path) -> None:
         assert text.decode(ids, skip_special_tokens=False) == "<|bos|>" + sample
     assert text.vocab_size == 259
     assert text.decode([5000]) == ""
+    with pytest.raises(OverflowError):
+        text.decode([-1])
     with pytest.raises(ValueError, match="not valid Unicode"):
         text.encode("\ud800")
 

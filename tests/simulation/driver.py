@@ -1,348 +1,341 @@
-"""Drives the real actors by a seed: which message is delivered next, who acts, how late the device is, what clients do.
+"""Drives the real actors by a seed: which message is delivered next, who acts, how late the device is, what strikes.
 
-First in, first out per sender and receiver is the contract; nothing more is taken for granted.
+First in, first out per sender and receiver is the contract; nothing more is taken for granted. Time is virtual: a turn
+of an actor takes 1, device calls and clients take what the scenario says.
 """
 
 import random
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from heapq import heappop, heappush
+from typing import Any
 
-from actors.actor import Actor, Address
-from actors.cache import Cache
-from actors.forward import Forward
-from actors.lease import Ledger, Move, Place
+from actors.actor import Address, Send
+from actors.lease import Lease, LeaseError, Move, Place, Violation
 from actors.messages import (
-    Abort,
-    Delta,
-    Drain,
-    Drained,
-    Ended,
+    Acquire,
+    Admitted,
+    Donate,
     Flush,
-    Flushed,
+    Free,
+    Granted,
     Message,
     Ran,
-    Request,
-    Sampling,
-    Stops,
-    Submit,
+    Requeue,
+    Restarted,
+    Retired,
+    Stepped,
 )
-from actors.pages import Pages
-from actors.plan import Limits
 from actors.radix import path
-from actors.result_processor import ResultProcessor
-from actors.scheduler import Scheduler
-from actors.strategy import Strategy
-from actors.tokens import pack, unpack
-from actors.transport import Codec, arrive, depart
-from models.hash_definition import expected_output, next_state
-from tests.simulation.hash_device import HashDevice
+from actors.transport import arrive, depart, leases_in
+from tests.simulation.checks import check_end, check_leases
+from tests.simulation.client import Asked, Client
+from tests.simulation.hash_device import HashDevice, Row
+from tests.simulation.scenario import (
+    Ask,
+    BadStep,
+    Crash,
+    DrainAt,
+    FlushAt,
+    NoRoom,
+    Poison,
+    RefusedSends,
+    Scenario,
+    draw,
+)
+from tests.simulation.trace import line
+from tests.simulation.unit import Unit
 
-VOCABULARY = 61
-
-
-class Letters:
-    """Token i as a letter."""
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        return "".join(chr(ord("0") + i) for i in ids)
-
-
-class ScribblingPages(Pages):
-    """Tells the device of freed pages, so that it may overwrite them."""
-
-    device: HashDevice | None = None
-
-    def _reclaim(self, page: int) -> None:
-        super()._reclaim(page)
-        if not self.users[page] and not self.names[page] and self.device is not None:
-            self.device.scribble_page(page)
+MOST_TURNS = 50_000
 
 
-@dataclass
-class Asked:
-    """A request of the client's, and what has come back of it."""
-
-    request: Request
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    end: str | None = None
-    answers: int = 0
-    aborted: bool = False
-
-
-@dataclass
-class World:
-    """What a seed draws before anything runs."""
-
-    slots: int
-    pages: int
-    limits: Limits
-    requests: int
-    ask_rate: float
-    abort_rate: float
-    flush_rate: float
-    codec: bool
-
-    @classmethod
-    def draw(cls, rng: random.Random) -> "World":
-        page_size = rng.choice([1, 2, 3, 4, 7])
-        paged = rng.random() < 0.7
-        longest = 60
-        pages = -(-longest // page_size) + rng.choice([0, 0, 1, 5, 20, 200]) if paged else 0
-        max_running = rng.randint(1, 6)
-        limits = Limits(
-            max_running=max_running,
-            max_queue=rng.choice([3, 100, 100, 100]),
-            step_tokens=rng.choice([max_running + 1, 8, 16, 64]),
-            page_size=page_size if paged else 0,
-            chunk_size=rng.choice([2, 4, 8]),
-            track_interval=rng.choice([0, 3, 4, 8]),
-            depth=rng.choice([1, 2, 2]),
-            strategy=rng.choice(list(Strategy)),
-        )
-        slots = rng.choice([1, 2, 3, max_running, max_running + 2, 4 * max_running])
-        return cls(
-            slots=slots,
-            pages=pages,
-            limits=limits,
-            requests=rng.randint(3, 20),
-            ask_rate=rng.choice([0.01, 0.03, 0.1, 0.5]),
-            abort_rate=rng.choice([0, 0, 0.1, 0.4]),
-            flush_rate=rng.choice([0, 0, 0, 0.02]),
-            codec=rng.random() < 0.2,
-        )
-
-
-class Client:
-    """The api actor of the simulation: it asks, aborts, and remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.asked: dict[str, Asked] = {}
-        self.flushed = 0
-        self.drained: list[list[str]] = []
-
-    def receive(self, message: Message) -> None:
-        match message:
-            case Delta(outputs):
-                for output in outputs:
-                    asked = self.asked[output.request]
-                    assert asked.end is None, f"{output.request} was answered after its end"
-                    asked.tokens += unpack(output.tokens)
-                    asked.text += output.text
-                    assert output.completion_tokens == len(asked.tokens)
-                    if output.finish_reason is not None:
-                        asked.end, asked.answers = output.finish_reason, asked.answers + 1
-            case Ended(request, reason):
-                asked = self.asked[request]
-                asked.end, asked.answers = reason, asked.answers + 1
-            case Flushed():
-                self.flushed += 1
-            case Drained(astray):
-                self.drained.append(astray)
-            case _:
-                raise TypeError(f"the api got {message!r}")
-
-    def act(self) -> None:
-        pass
-
-    def leases(self) -> list[object]:
-        return []
+class InjectedCrash(Exception):
+    """An actor raises because the scenario wants it to."""
 
 
 class Simulation:
-    """One seed's world. `trace` is the schedule as it went, for reading."""
+    """One seed's world. `trace` is its schedule, written down if `tracing`."""
 
-    def __init__(self, seed: int, world: World | None = None) -> None:
-        self.rng = random.Random(seed)
-        self.world = world or World.draw(self.rng)
-        world = self.world
-        self.queues: dict[tuple[str, Address], deque[Message]] = {}
-        self.due: set[Address] = set()
-        self.trace: list[str] = []
-        self.ledger = Ledger(world.slots, self._moved, self._violated)
-        self.codec = Codec(self.ledger) if world.codec else None
-        self.device = HashDevice(world.slots, world.pages, max(world.limits.page_size, 1), VOCABULARY, self._ran)
-        pages = ScribblingPages(world.pages, max(world.limits.page_size, 1))
-        pages.device = self.device
-        self.client = Client()
-        self.cache = Cache(self._sender("cache"), self.ledger, pages)
-        self.scheduler = Scheduler(self._sender("scheduler"), world.limits)
-        self.forward = Forward(self._sender("forward"), self.device, world.limits.max_running)
-        self.results = ResultProcessor(self._sender("results"), Letters())
-        self.actors: dict[Address, Actor] = {
-            "cache": self.cache,
-            "scheduler": self.scheduler,
-            "forward": self.forward,
-            "results": self.results,
-            "api": self.client,
-        }
-        self.to_ask = [self._draw_request(i) for i in range(world.requests)]
+    def __init__(self, scenario: Scenario | int, tracing: bool = False) -> None:
+        self.scenario = scenario = draw(scenario) if isinstance(scenario, int) else scenario
+        self.rng = random.Random(scenario.schedule)
+        self.now = 0.0
         self.delivered = 0
+        self.counters: Counter[str] = Counter()
+        self.trace: list[str] = []
+        self._tracing = tracing
+        self._queues: dict[tuple[str, str], deque[Message]] = {}
+        self._ready: list[tuple[str, str]] = []
+        self._timers: list[tuple[float, int, Any]] = []
+        self._timer_ids = 0
+        self._turns: Counter[str] = Counter()
+        self._sends: Counter[str] = Counter()
+        self._carrying = 0
+        self._dirty = False
+        self._violations: list[Violation] = []
+        self._read_faults()
+        page_size = max(scenario.limits.page_size, 1)
+        fault = self._device_fault if self._bad_steps or self._poison else (lambda run, moved: "")
+        self.device = HashDevice(scenario.slots, scenario.pages, page_size, self._ran, self._duration, fault)
+        self.client = Client(scenario, self.sender("api"))
+        self.unit = Unit(self)
 
-    def run(self, check_every: int = 16) -> None:
+    def run(self) -> None:
         """Until every request is answered and the ring is drained; AssertionError or an actor's error if not."""
-        draining = False
-        for _ in range(200_000):
-            self._client_moves()
-            if not self._something():
-                if draining:
+        try:
+            for _ in range(MOST_TURNS):
+                if not self._turn():
                     break
-                if self.to_ask:
-                    continue
-                open_ = [asked.request.id for asked in self.client.asked.values() if asked.end is None]
-                assert not open_, f"nothing moves, and {open_} are open"
-                draining = True
-                self._send("api", "scheduler", Drain())
-            self._audit()
-            if self.delivered % check_every == 0:
-                self._check_tree()
-        self._check_end()
+            else:
+                raise AssertionError(f"no end after {MOST_TURNS} turns, {self.client.open} are open")
+            check_end(self)
+        finally:
+            self.unit.ledger.close()
+            self.counters += self.unit.counters + self.client.counters
 
-    def _something(self) -> bool:
-        """One delivery, one turn to act, or one call on the device."""
-        choices: list[object] = [pair for pair, queue in self.queues.items() if queue]
-        choices += sorted(self.due)
-        if self.device.stream:
-            choices += ["device"] * 2
-        if not choices:
-            return False
-        choice = self.rng.choice(choices)
-        if choice == "device":
-            self.device.execute()
-        elif isinstance(choice, tuple):
-            self._deliver(*choice)
-        else:
-            self.due.discard(choice)
-            self.actors[choice].act()
+    # Time
+
+    def _turn(self) -> bool:
+        """One delivery, one turn to act, or one call on the device; False when nothing is left to do."""
+        while self._timers and self._timers[0][0] <= self.now:
+            self._fire(heappop(self._timers)[2])
+        device = self.device
+        device.now = self.now
+        ready = self._ready
+        number = len(ready) + (device.due is not None and device.due <= self.now)
+        if not number:
+            return self._wait()
+        self.now += 1
+        choice = int(self.rng.random() * number)
+        if choice < len(ready) and ready[choice][1] == self.scenario.lazy and self.rng.random() < 0.9:
+            choice = int(self.rng.random() * number)
+        if choice == len(ready):
+            device.execute()
+            return True
+        try:
+            self._carry(choice)
+        except InjectedCrash as crash:
+            self._restart(str(crash))
         return True
 
-    def _deliver(self, sender: str, to: Address) -> None:
-        message = self.queues[sender, to].popleft()
-        self.trace.append(f"{sender} → {to}: {message}")
-        arrive(message, to, self.ledger)
-        self.actors[to].receive(message)
-        self.due.add(to)
-        self.delivered += 1
+    def _wait(self) -> bool:
+        """Nothing can move now: on to the next moment at which something can; at the end, shut down."""
+        times = [self._timers[0][0]] if self._timers else []
+        if self.device.due is not None:
+            times.append(self.device.due)
+        if times:
+            self.now = max(self.now, min(times))
+            return True
+        assert not self.client.open, f"nothing moves, and {self.client.open} are open"
+        if self.client.draining:
+            return False
+        self.client.drain()
+        return True
+
+    def _at(self, time: float, what: Any) -> None:
+        self._timer_ids += 1
+        heappush(self._timers, (time, self._timer_ids, what))
+
+    def _fire(self, what: Any) -> None:
+        match what:
+            case Ask():
+                asked = self.client.ask(what)
+                if asked.leave is not None and asked.leave.tokens is None:
+                    self._at(self.now + asked.leave.after, asked)
+            case Asked():
+                self.client.give_up(what)
+            case FlushAt():
+                self._send("api", "cache", Flush(1))
+            case DrainAt():
+                self.counters["shutdown in flight"] += bool(self.client.open)
+                self.client.drain()
+            case bool():
+                self.counters["no room"] += what
+                self.unit.cache.no_room = what
+                self._ready_to("act", "cache")
+
+    # Messages
+
+    def sender(self, name: str) -> Send:
+        return lambda to, message: self._send(name, to, message)
 
     def _send(self, sender: str, to: Address, message: Message) -> None:
-        depart(message, sender, to, self.ledger)
-        if self.codec is not None:
-            message = self.codec.round_trip(message)
-        self.queues.setdefault((sender, to), deque()).append(message)
+        self._dirty = True
+        if self._crashes:
+            self._sends[sender] += 1
+            self._crash(sender, "send", self._sends[sender])
+        ledger = self.unit.ledger
+        if self._refuse_every:
+            self._refuse(sender, to, message)
+        self._check_send(message)
+        depart(message, sender, to, ledger)
+        if self.unit.codec is not None:
+            message = self.unit.codec.round_trip(message)
+        queue = self._queues.get((sender, to))
+        if queue is None:
+            queue = self._queues[sender, to] = deque()
+        if not queue:
+            self._ready_to(sender, to)
+        queue.append(message)
 
-    def _sender(self, name: str):
-        return lambda to, message: self._send(name, to, message)
+    def _ready_to(self, what: str, address: Address) -> None:
+        if what != "act" or ("act", address) not in self._ready:
+            self._ready.append((what, address))
+
+    def _carry(self, choice: int) -> None:
+        """Deliver the oldest message of a queue, or let an actor act."""
+        ready = self._ready
+        sender, to = pair = ready[choice]
+        actor = self.client if to == "api" else self.unit.actors[to]
+        self._dirty = False
+        if sender == "act":
+            ready[choice] = ready[-1]
+            ready.pop()
+            actor.act()
+        else:
+            queue = self._queues[pair]
+            message = queue.popleft()
+            if not queue:
+                ready[choice] = ready[-1]
+                ready.pop()
+            if self._tracing:
+                self.trace.append(line(self.now, sender, to, message))
+            self._deliver(actor, to, message)
+        assert not self._violations, self._violations
+        if self._dirty:
+            check_leases(self.unit)
+            if to == "cache":
+                self.unit.checks.check()
+
+    def _deliver(self, actor: Any, to: Address, message: Message) -> None:
+        self._dirty = True
+        self.delivered += 1
+        arrive(message, to, self.unit.ledger)
+        if self._crashes and to != "api":
+            self._turns[to] += 1
+            self._crash(to, "before", self._turns[to])
+        actor.receive(message)
+        if self._crashes and to != "api":
+            self._crash(to, "behind", self._turns[to])
+        if to != "api":
+            self._ready_to("act", to)
 
     def _ran(self, ran: Ran) -> None:
         self._send("device", "forward", ran)
 
-    def _moved(self, move: Move) -> None:
+    def _check_send(self, message: Message) -> None:
+        """Rules about single messages that nothing else would show at once."""
+        unit = self.unit
+        match message:
+            case Stepped(step):
+                assert step <= self.device.passed, f"step {step} is reported before its event"
+            case Acquire(grant, _, _, salt):
+                assert grant > unit.last_grant, f"grant {grant} is used again"
+                unit.last_grant = grant
+                unit.salts[grant] = salt
+            case Granted(grant, moved=moved, copy=copy):
+                self.counters["moved states"] += moved
+                self.counters["page copies"] += copy is not None
+                *_, root = path(unit.cache.accounts[grant].node)
+                assert root.salt == unit.salts[grant], f"grant {grant} goes on from another tenant's path"
+            case Requeue(_, suspect_until):
+                self.counters["replayed" if suspect_until else "retracted"] += 1
+            case Admitted(grant, _, match):
+                unit.known[grant] = match
+            case Donate(grant, _, position):
+                unit.known[grant] = position
+            case Retired(grant, _, _, position, poisoned):
+                unit.worth[grant] = 0 if poisoned else position
+            case Free(_, closes) if closes is not None and closes in unit.known:
+                worth, known = unit.worth.get(closes, 0), unit.known[closes]
+                assert worth <= known, f"the state of grant {closes} at {worth} is freed, and the tree knows {known}"
+
+    def moved(self, move: Move) -> None:
+        """The ledger's word of a slot that changes its place."""
+        self._dirty = True
         if move.place is Place.FREE:
+            self.device.kept.discard(move.slot)
             self.device.scribble_slot(move.slot)
+        elif move.place is Place.CACHED:
+            self.device.kept.add(move.slot)
+        elif move.how == "take":
+            self.unit.generations[move.slot] += 1
+            assert move.generation == self.unit.generations[move.slot], f"{move} repeats a generation"
+        elif move.how == "uncache":
+            self.device.kept.discard(move.slot)
 
-    def _violated(self, violation: object) -> None:
-        raise AssertionError(violation)
+    def violated(self, violation: Violation) -> None:
+        """May be called as a handle is garbage-collected, where nothing can be raised."""
+        self._violations.append(violation)
 
-    # Clients
+    # Faults
 
-    def _draw_request(self, index: int) -> Request:
-        rng = self.rng
-        family = random.Random(rng.randrange(3))
-        shared = [family.randrange(VOCABULARY) for _ in range(40)]
-        prompt = shared[: rng.randint(1, 30)] + [rng.randrange(VOCABULARY) for _ in range(rng.choice([0, 0, 1, 5, 12]))]
-        stop_ids = tuple(rng.sample(range(VOCABULARY), rng.choice([0, 0, 3, 12])))
-        stops = Stops(rng.randint(1, 17), strings=("0",) if rng.random() < 0.2 else (), token_ids=stop_ids)
-        ends = tuple(sorted(rng.sample(range(1, len(prompt) + 1), min(len(prompt), rng.choice([0, 0, 1, 2])))))
-        return Request(
-            id=f"r{index}",
-            tokens=pack(prompt),
-            prompt_len=len(prompt),
-            sampling=Sampling(temperature=0.0),
-            stops=stops,
-            priority=rng.choice([0, 0, 0, 1, -1]),
-            salt=rng.choice(["", "", "", "tenant"]),
-            message_ends=ends,
-        )
+    def _read_faults(self) -> None:
+        faults = self.scenario.faults
+        self._crashes = {(fault.actor, fault.where, fault.at) for fault in faults if isinstance(fault, Crash)}
+        self._bad_steps = {fault.run for fault in faults if isinstance(fault, BadStep)}
+        self._poison = {(fault.request, fault.position) for fault in faults if isinstance(fault, Poison)}
+        self._refuse_every = next((fault.every for fault in faults if isinstance(fault, RefusedSends)), 0)
+        for ask in self.scenario.asks:
+            self._at(ask.at, ask)
+        for fault in faults:
+            match fault:
+                case FlushAt(at) | DrainAt(at):
+                    self._at(at, fault)
+                case NoRoom(at, until):
+                    self._at(at, True)
+                    self._at(until, False)
 
-    def _client_moves(self) -> None:
-        rng = self.rng
-        if self.to_ask and rng.random() < self.world.ask_rate:
-            request = self._continue(self.to_ask.pop())
-            self.client.asked[request.id] = Asked(request)
-            self._send("api", "scheduler", Submit(request))
-        live = [asked for asked in self.client.asked.values() if asked.end is None and not asked.aborted]
-        if live and rng.random() < self.world.abort_rate * 0.02:
-            asked = rng.choice(live)
-            asked.aborted = True
-            self._send("api", "scheduler", Abort(asked.request.id, rng.choice(["aborted", "timeout"])))
-        if rng.random() < self.world.flush_rate * 0.1:
-            self._send("api", "cache", Flush(1))
+    def _crash(self, actor: str, where: str, at: int) -> None:
+        if (actor, where, at) in self._crashes:
+            self.counters[f"crash {actor}"] += 1
+            raise InjectedCrash(actor)
 
-    def _continue(self, request: Request) -> Request:
-        """Half of the requests are the next turn of one that was answered."""
-        answered = [asked for asked in self.client.asked.values() if asked.tokens and asked.end is not None]
-        if not answered or self.rng.random() < 0.5:
-            return request
-        asked = self.rng.choice(answered)
-        tokens = (unpack(asked.request.tokens) + asked.tokens + unpack(request.tokens)[-3:])[:42]
-        ends = tuple(end for end in request.message_ends if end <= len(tokens))
-        return Request(
-            request.id,
-            pack(tokens),
-            len(tokens),
-            request.sampling,
-            request.stops,
-            salt=asked.request.salt,
-            message_ends=ends,
-        )
+    def _restart(self, actor: str) -> None:
+        """As the relay does: the stream is drained, and the api gets what the old unit had for it, then the word."""
+        self.unit.ledger.close()
+        no_room = self.unit.cache.no_room
+        self.counters += self.unit.counters
+        crashes, self._crashes = self._crashes, set()
+        self.device.reset()
+        late = [message for (_, to), queue in self._queues.items() if to == "api" for message in queue]
+        self._queues.clear()
+        self._ready.clear()
+        self.unit = Unit(self)
+        self.unit.cache.no_room = no_room
+        if self._tracing:
+            self.trace.append(f"{self.now:7.0f}  {actor} crashes, the four are made anew")
+        for message in (*late, Restarted()):
+            self.client.receive(message)
+        self._crashes = crashes
 
-    # Checks
+    def _device_fault(self, run: int, moved: list[tuple[Row, int, int]]) -> str:
+        if run in self._bad_steps:
+            self.counters["bad step"] += 1
+            return "injected for once"
+        for request, position in self._poison:
+            if any(row.request.id == request and start <= position < stop for row, start, stop in moved):
+                self.counters["poisoned step"] += 1
+                return "injected for good"
+        return ""
 
-    def _audit(self) -> None:
-        found = self.ledger.audit({name: actor.leases() for name, actor in self.actors.items()})
-        assert not found, found
-
-    def _check_tree(self) -> None:
-        """Every state and page of the tree holds what its path says."""
-        tree, device = self.cache.tree, self.device
-        named = [0] * len(tree.pages)
-        for node in tree.nodes:
-            for page in node.pages:
-                named[page] += 1
-        assert named == tree.pages.names, "page names differ from the tree's"
-        for node in tree.nodes:
-            tokens = unpack(b"".join(step.tokens for step in reversed(list(path(node)))))
-            state, entries = 0, []
-            for position, token in enumerate(tokens):
-                state = next_state(state, token, position)
-                entries.append(state)
-            if node.state is not None:
-                assert device.states[node.state.slot] == state, f"node {node.id} at {node.end} holds a wrong state"
-            if device.entries:
-                assert device.read(tree.table(node), len(tokens)) == entries, f"node {node.id} names a wrong page"
-
-    def _check_end(self) -> None:
-        self._check_tree()
-        assert self.client.drained == [[]], self.client.drained
-        for asked in self.client.asked.values():
-            assert asked.answers == 1, f"{asked.request.id} was answered {asked.answers} times"
-            self._check_answer(asked)
-        counts, pages = self.ledger.counts, self.cache.pages
-        assert counts[Place.FREE] + counts[Place.CACHED] == self.world.slots, counts
-        assert pages.free + pages.cached == len(pages)
-        assert not self.results.records and not self.cache.accounts and not self.forward.rows
-        self.ledger.close()
-
-    def _check_answer(self, asked: Asked) -> None:
-        """Every token is the oracle's, and the answer ends where it should."""
-        stops = asked.request.stops
-        paged = bool(self.world.pages)
-        oracle = expected_output(unpack(asked.request.tokens), stops.max_tokens, VOCABULARY, page_fold=paged)
-        assert asked.tokens == oracle[: len(asked.tokens)], f"{asked.request.id}: {asked.tokens} is not {oracle}"
-        if asked.aborted or asked.end in ("queue_full", "draining"):
+    def _refuse(self, sender: str, to: Address, message: Message) -> None:
+        """A send that names a dead lease is refused, and moves none of the live ones beside it."""
+        leases = list(leases_in(message))
+        if not leases:
             return
-        letters = Letters().decode(oracle)
-        ends = [at + 1 for at, token in enumerate(oracle) if token in stops.token_ids or letters[at] in stops.strings]
-        expected = min([*ends, stops.max_tokens])
-        assert asked.end == ("stop" if ends else "length"), f"{asked.request.id} ended with {asked.end}"
-        assert len(asked.tokens) == expected, f"{asked.request.id} has {len(asked.tokens)} tokens, not {expected}"
+        self._carrying += 1
+        if self._carrying % self._refuse_every:
+            return
+        self.counters["refused send"] += 1
+        dead = Lease(leases[0].slot, leases[0].generation, self.unit.ledger)
+        dead.surrender("used up")
+        try:
+            depart(Free([*leases, dead]), sender, to, self.unit.ledger)
+        except LeaseError:
+            return
+        raise AssertionError("a dead lease was sent")
+
+    def _duration(self, step: bool) -> float:
+        """Drawn: steps about the scenario's step_time, other calls a tenth of that."""
+        mean = self.scenario.step_time
+        return 2 * mean * self.rng.random() * (1.0 if step else 0.1) if mean else 0.0

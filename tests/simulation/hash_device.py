@@ -1,95 +1,295 @@
 """The hash model as a device: plain Python, executed late, in stream order, reading its arguments as it executes."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import mul
+from typing import Any
 
 from actors.device import Work
-from actors.messages import Ran, Request
+from actors.messages import Ran, Request, RowLogprobs, Sampling, TokenLogprob
 from actors.tokens import pack, unpack
-from models.hash_definition import fold_entries, next_state, next_token
+from models.hash_definition import FOLD_PERIOD, MODULUS, add_entry, next_state, output_hash
 
+VOCABULARY = 61
 GARBAGE = -1
+SCRIBBLE, CALL, STEP = range(3)
+WEIGHTS = [position % FOLD_PERIOD + 1 for position in range(4 * FOLD_PERIOD)]
+
+
+class DeviceError(AssertionError):
+    """The device was asked for something that no correct ring asks for."""
+
+
+class StepFault(Exception):
+    """An injected failure of a step."""
+
+
+def draw_token(state: int, fold: int, sampling: Sampling, position: int) -> int:
+    """What is sampled at an absolute position; without temperature it is the family's greedy token."""
+    noise = 0 if sampling.temperature == 0 else (sampling.seed + 1) * 40503 * (position + 1)
+    return (output_hash(state, fold) + noise) % MODULUS % VOCABULARY
+
+
+def oracle(tokens: Sequence[int], count: int, sampling: Sampling, paged: bool) -> list[int]:
+    """The right continuation of `tokens` by `count` tokens."""
+    state, fold, output = 0, 0, []
+    for position in range(len(tokens) + count - 1):
+        token = tokens[position] if position < len(tokens) else output[-1]
+        state = next_state(state, token, position)
+        fold = add_entry(fold, state, position) if paged else 0
+        if position + 1 >= len(tokens):
+            output.append(draw_token(state, fold, sampling, position + 1))
+    return output
 
 
 class Row:
-    def __init__(self, slot: int, request: Request, pages: list[int]) -> None:
+    """A row as the device has it: `places` are its positions' entries in the page pool."""
+
+    __slots__ = ("grant", "places", "request", "slot", "tokens")
+
+    def __init__(self, grant: int, slot: int, request: Request) -> None:
+        self.grant = grant
         self.slot = slot
+        self.request = request
         self.tokens = unpack(request.tokens)
-        self.pages = pages
-        self.stop_ids = request.stops.token_ids
+        self.places: list[int] = []
 
 
 class HashDevice:
-    """`stream` holds what has been enqueued and not executed; `execute` runs the oldest call."""
+    """`stream` holds what has been enqueued and not executed; `execute` runs the oldest call.
 
-    def __init__(self, slots: int, pages: int, page_size: int, vocab_size: int, deliver: Callable[[Ran], None]) -> None:
+    due: when the oldest call is done, None if there is none. `kept` and `guarded` are the state slots and the page
+    entries that the tree names: a write to one is an error at once, and so is a row's slot or page freed under a step.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        pages: int,
+        page_size: int,
+        deliver: Callable[[Ran], None],
+        duration: Callable[[bool], float] = lambda step: 0.0,
+        fault: Callable[[int, list[tuple[Row, int, int]]], str] = lambda run, work: "",
+    ) -> None:
         self.states = [GARBAGE] * slots
-        self.entries = [[GARBAGE] * page_size for _ in range(pages)]
+        self.entries = [GARBAGE] * (pages * page_size)
+        self.guarded = bytearray(pages * page_size)
+        self.kept: set[int] = set()
         self.page_size = page_size
-        self.vocab_size = vocab_size
         self.rows: dict[int, Row] = {}
-        self.stream: deque[Callable[[], None]] = deque()
+        self.stream: deque[tuple[int, Callable[..., None], tuple[Any, ...]]] = deque()
+        self.now = 0.0
+        self.due: float | None = None
+        self.runs = 0
+        self.passed = 0
+        self.failed_alone: set[str] = set()
+        self._duration = duration
+        self._fault = fault
         self._deliver = deliver
+        self._opened: dict[int, tuple[int, list[int]]] = {}
+        self._steps: deque[tuple[set[int], list[int]]] = deque()
 
-    def execute(self) -> None:
-        self.stream.popleft()()
+    # What forward asks for
 
     def clear(self, slot: int) -> None:
-        self.stream.append(lambda: self.states.__setitem__(slot, 0))
+        self._enqueue(self._write, slot, 0)
 
     def copy(self, source: int, target: int) -> None:
-        self.stream.append(lambda: self.states.__setitem__(target, self.states[source]))
+        self._enqueue(self._copy, source, target)
 
     def copy_page(self, source: int, target: int) -> None:
-        self.stream.append(lambda: self.entries.__setitem__(target, list(self.entries[source])))
-
-    def scribble_slot(self, slot: int) -> None:
-        """What a freed slot may be overwritten with at any time."""
-        self.stream.append(lambda: self.states.__setitem__(slot, GARBAGE))
-
-    def scribble_page(self, page: int) -> None:
-        self.stream.append(lambda: self.entries.__setitem__(page, [GARBAGE] * self.page_size))
+        self._enqueue(self._copy_page, source, target)
 
     def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
-        self.stream.append(lambda: self.rows.__setitem__(row, Row(slot, request, list(pages))))
+        self._opened[row] = (slot, list(pages))
+        self._enqueue(self._open_row, row, grant, slot, request, list(pages))
 
     def extend_row(self, row: int, pages: list[int]) -> None:
-        self.stream.append(lambda: self.rows[row].pages.extend(pages))
+        self._opened[row][1].extend(pages)
+        self._enqueue(self._extend_row, row, pages)
 
     def run(self, work: Work) -> None:
-        self.stream.append(lambda: self._run(work))
+        rows = [*(chunk.row for chunk in work.chunks), *work.decodes]
+        slots = {self._opened[row][0] for row in rows} | {checkpoint.slot for checkpoint in work.checkpoints}
+        self._steps.append((slots, rows))
+        self._enqueue(self._run, work, kind=STEP)
+
+    # What the pools tell
+
+    def scribble_slot(self, slot: int) -> None:
+        """What a freed slot is overwritten with, as soon as stream order allows; no step may be about to use it."""
+        for slots, _ in self._steps:
+            if slot in slots:
+                raise DeviceError(f"slot {slot} is freed while a step that uses it is in flight")
+        self._scribble(self.states.__setitem__, slot, GARBAGE)
+
+    def scribble_page(self, page: int) -> None:
+        begin = page * self.page_size
+        self.guarded[begin : begin + self.page_size] = bytes(self.page_size)
+        for _, rows in self._steps:
+            if any(page in self._opened[row][1] for row in rows):
+                raise DeviceError(f"page {page} is freed while a step that uses it is in flight")
+        self._scribble(self._scribble_page, page)
+
+    def reset(self) -> None:
+        """Drain the stream, and overwrite everything: what comes next can rely on nothing."""
+        while self.stream:
+            self.execute()
+        self.states[:] = [GARBAGE] * len(self.states)
+        self.entries[:] = [GARBAGE] * len(self.entries)
+        self.guarded[:] = bytes(len(self.guarded))
+        self.kept.clear()
+        self.rows.clear()
+        self.passed = 0
+
+    # Execution
+
+    def execute(self) -> None:
+        _, call, arguments = self.stream.popleft()
+        call(*arguments)
+        while self.stream and self.stream[0][0] == SCRIBBLE:
+            _, call, arguments = self.stream.popleft()
+            call(*arguments)
+        self.due = self._after(self.due or 0.0) if self.stream else None
+
+    def _enqueue(self, call: Callable[..., None], *arguments: Any, kind: int = CALL) -> None:
+        self.stream.append((kind, call, arguments))
+        if self.due is None:
+            self.due = self._after(self.now)
+
+    def _scribble(self, call: Callable[..., None], *arguments: Any) -> None:
+        if self.stream:
+            self.stream.append((SCRIBBLE, call, arguments))
+        else:
+            call(*arguments)
+
+    def _after(self, start: float) -> float:
+        """When the call at the head of the stream is done, if it begins at `start`."""
+        return start + self._duration(self.stream[0][0] == STEP)
+
+    def _write(self, slot: int, state: int) -> None:
+        if slot in self.kept:
+            raise DeviceError(f"slot {slot} is overwritten while the tree keeps it")
+        self.states[slot] = state
+
+    def _copy(self, source: int, target: int) -> None:
+        self._write(target, self.states[source])
+
+    def _copy_page(self, source: int, target: int) -> None:
+        for offset in range(self.page_size):
+            self._append(target * self.page_size + offset, self.entries[source * self.page_size + offset])
+
+    def _append(self, place: int, entry: int) -> None:
+        if self.guarded[place]:
+            raise DeviceError(f"page {place // self.page_size} is overwritten where the tree names it")
+        self.entries[place] = entry
+
+    def _scribble_page(self, page: int) -> None:
+        begin = page * self.page_size
+        self.entries[begin : begin + self.page_size] = [GARBAGE] * self.page_size
+
+    def _open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
+        self.rows[row] = Row(grant, slot, request)
+        self._extend_row(row, pages)
+
+    def _extend_row(self, row: int, pages: list[int]) -> None:
+        size = self.page_size
+        places = self.rows[row].places
+        for page in pages:
+            places += range(page * size, (page + 1) * size)
 
     def _run(self, work: Work) -> None:
-        wanted = {(c.row, c.position): c.slot for c in work.checkpoints}
-        sampled = []
-        for chunk in work.chunks:
-            row = self.rows[chunk.row]
-            for position in range(chunk.start, chunk.stop):
-                self._consume(chunk.row, row, position, wanted)
-            if chunk.samples:
-                sampled.append(self._sample(row, chunk.stop))
-        for index, position in zip(work.decodes, work.positions, strict=True):
-            self._consume(index, self.rows[index], position, wanted)
-            sampled.append(self._sample(self.rows[index], position + 1))
-        assert not wanted, f"checkpoints that no row of the step crossed: {wanted}"
-        self._deliver(Ran(work.step, pack(sampled), [], []))
+        self.runs += 1
+        self._steps.popleft()
+        moved = [(self.rows[chunk.row], chunk.start, chunk.stop) for chunk in work.chunks]
+        moved += [(self.rows[index], at, at + 1) for index, at in zip(work.decodes, work.positions, strict=True)]
+        error = self._fault(self.runs, moved)
+        ran = self._spoil(work, moved, error) if error else self._compute(work, moved)
+        self.passed = work.step
+        self._deliver(ran)
 
-    def _consume(self, index: int, row: Row, position: int, wanted: dict[tuple[int, int], int]) -> None:
-        state = next_state(self.states[row.slot], row.tokens[position], position)
-        self.states[row.slot] = state
-        if self.entries:
-            self.entries[row.pages[position // self.page_size]][position % self.page_size] = state
-        slot = wanted.pop((index, position + 1), None)
-        if slot is not None:
-            self.states[slot] = state
+    def _compute(self, work: Work, moved: list[tuple[Row, int, int]]) -> Ran:
+        wanted: dict[int, dict[int, int]] = {}
+        for checkpoint in work.checkpoints:
+            wanted.setdefault(id(self.rows[checkpoint.row]), {})[checkpoint.position] = checkpoint.slot
+        prompt_logprobs: list[RowLogprobs] = []
+        for row, start, stop in moved:
+            passed = self._consume(row, start, stop, wanted.pop(id(row), {}))
+            if row.request.prompt_logprobs_from is not None:
+                prompt_logprobs += _prompt_logprobs(row, row.request.prompt_logprobs_from, start, passed)
+        if wanted:
+            raise DeviceError(f"checkpoints of rows that are not in the step: {work}")
+        drawn = [(row, stop, self._sample(row, stop)) for row, stop in _sampling(work, moved)]
+        logprobs = [
+            RowLogprobs(row.grant, stop, [TokenLogprob(token, float(self.states[row.slot]), [])])
+            for row, stop, token in drawn
+            if row.request.logprobs is not None
+        ]
+        return Ran(work.step, pack(token for _, _, token in drawn), logprobs, prompt_logprobs)
+
+    def _consume(self, row: Row, start: int, stop: int, wanted: dict[int, int]) -> list[int]:
+        """Feed a row; returns the states behind each token."""
+        state, passed = self.states[row.slot], []
+        for position in range(start, stop):
+            state = next_state(state, row.tokens[position], position)
+            passed.append(state)
+            if self.entries:
+                self._append(row.places[position], state)
+            if position + 1 in wanted:
+                self._write(wanted.pop(position + 1), state)
+        self._write(row.slot, state)
+        if wanted:
+            raise DeviceError(f"{row.request.id} does not cross {wanted} on its way from {start} to {stop}")
+        return passed
 
     def _sample(self, row: Row, length: int) -> int:
-        fold = fold_entries(self.read(row.pages, length)) if self.entries else 0
-        token = next_token(self.states[row.slot], fold, self.vocab_size)
-        assert len(row.tokens) == length, f"a row of {len(row.tokens)} tokens samples behind {length}"
+        if len(row.tokens) != length:
+            raise DeviceError(f"{row.request.id} has {len(row.tokens)} tokens and samples behind {length}")
+        fold = 0
+        if self.entries:
+            fold = sum(map(mul, WEIGHTS[:length], map(self.entries.__getitem__, row.places))) % MODULUS
+        token = draw_token(self.states[row.slot], fold, row.request.sampling, length)
         row.tokens.append(token)
         return token
 
-    def read(self, pages: Sequence[int], length: int) -> list[int]:
-        """The entries of positions [0, length) through a page table."""
-        return [self.entries[pages[at // self.page_size]][at % self.page_size] for at in range(length)]
+    def _spoil(self, work: Work, moved: list[tuple[Row, int, int]], error: str) -> Ran:
+        """A step that raised: all that it was to write is garbage."""
+        if len(moved) == 1:
+            self.failed_alone.add(moved[0][0].request.id)
+        for row, start, stop in moved:
+            self._write(row.slot, GARBAGE)
+            for position in range(start, stop) if self.entries else ():
+                self._append(row.places[position], GARBAGE)
+        for checkpoint in work.checkpoints:
+            self._write(checkpoint.slot, GARBAGE)
+        for row, _ in _sampling(work, moved):
+            row.tokens.append(0)
+        return Ran(work.step, b"", [], [], error=error)
+
+
+def _sampling(work: Work, moved: list[tuple[Row, int, int]]) -> Iterator[tuple[Row, int]]:
+    """The rows that sample, in order, each with the length that it samples behind."""
+    chunks = len(work.chunks)
+    for index, (row, _, stop) in enumerate(moved):
+        if index >= chunks or work.chunks[index].samples:
+            yield row, stop
+
+
+def _prompt_logprobs(row: Row, begin: int, start: int, passed: list[int]) -> Iterator[RowLogprobs]:
+    """Of the prompt tokens behind those fed from `start` on: a token's is the state that it would be drawn from."""
+    if begin == 0 and start == 0:
+        yield RowLogprobs(row.grant, 0, [TokenLogprob(row.tokens[0], None, [])])
+    first, last = max(start + 1, begin), min(start + len(passed) + 1, row.request.prompt_len)
+    if first < last:
+        items = [TokenLogprob(row.tokens[at], float(passed[at - 1 - start]), []) for at in range(first, last)]
+        yield RowLogprobs(row.grant, first, items)
+
+
+def right_logprobs(tokens: Sequence[int], begin: int) -> list[TokenLogprob]:
+    """The log probabilities of tokens[begin:]."""
+    found, state = [], 0
+    for position, token in enumerate(tokens):
+        if position >= begin:
+            found.append(TokenLogprob(token, float(state) if position else None, []))
+        state = next_state(state, token, position)
+    return found

@@ -1,0 +1,69 @@
+"""A session's log: its turns, each linked to the one that it went on from, with every token verbatim."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from actors.tokens import Tokens, count, cut
+
+TurnStatus: TypeAlias = Literal["completed", "aborted", "timeout", "disconnected", "failed"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Turn:
+    """One turn that has ended. It never changes, so that forks share it.
+
+    It went on from the first `start` tokens of the history up to `previous`, and added `input` and `output`.
+    messages: what the client said, if it was a turn of chat. answer: the model's text, stop strings included; None if
+    the turn only fed its input.
+    """
+
+    previous: "Turn | None"
+    number: int
+    request: str
+    start: int
+    input: Tokens
+    output: Tokens
+    status: TurnStatus
+    finish_reason: str | None
+    messages: tuple[dict[str, Any], ...] | None
+    answer: str | None
+    created: int
+    cached_tokens: int
+
+    @property
+    def end(self) -> int:
+        """How many tokens the history has after it."""
+        return self.start + count(self.input) + count(self.output)
+
+
+def turns(head: Turn | None) -> list[Turn]:
+    """Every turn up to `head`, oldest first."""
+    return list(backwards(head))[::-1]
+
+
+def backwards(head: Turn | None) -> Iterator[Turn]:
+    while head is not None:
+        yield head
+        head = head.previous
+
+
+def history(head: Turn | None) -> Tokens:
+    """The tokens up to and with `head`. A turn that went on from earlier than its predecessor's end cuts that short."""
+    pieces = []
+    limit = head.end if head is not None else 0
+    for turn in backwards(head):
+        if turn.start < limit:
+            pieces.append(cut(turn.input + turn.output, 0, limit - turn.start))
+            limit = turn.start
+    return b"".join(reversed(pieces))
+
+
+def conversation(head: Turn | None) -> list[dict[str, Any]]:
+    """The messages of a chat, the model's answers included."""
+    messages: list[dict[str, Any]] = []
+    for turn in turns(head):
+        messages += turn.messages or ()
+        if turn.answer is not None:
+            messages.append({"role": "assistant", "content": turn.answer})
+    return messages

@@ -1,0 +1,203 @@
+"""GET /v1/responses as a websocket: `response.create` comes in, the events of the response go out.
+
+Events with the same stream_id are one lane: its responses come one after the other, those of other lanes beside them.
+"""
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import msgspec
+import structlog
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from api import errors
+from api.answers import summary
+from api.engine import SERVER, Server
+from api.errors import ApiError
+from api.handling import REQUEST_ID
+from api.response_events import Event
+from api.response_store import StoredResponse
+from api.responses import draft_response, read_request
+from api.security import owner_of
+from api.sse import STALLED_S
+
+OPEN_SOCKETS = web.AppKey("open_sockets", set[web.WebSocketResponse])
+MOST_LANES = 64
+MOST_WAITING = 16
+MOST_UNANSWERED_PINGS = 8
+
+
+async def connect(request: web.Request) -> web.StreamResponse:
+    server = request.app[SERVER]
+    server.ready()
+    socket = web.WebSocketResponse(autoping=False, max_msg_size=server.config.body_limit, timeout=1.0)
+    if not socket.can_prepare(request).ok:
+        message = "this is a websocket's address: POST creates a response"
+        raise ApiError(426, message, "invalid_request_error", code="upgrade_required", headers={"Upgrade": "websocket"})
+    await socket.prepare(request)
+    request.app[OPEN_SOCKETS].add(socket)
+    try:
+        await Connection(request, server, socket).serve()
+    finally:
+        request.app[OPEN_SOCKETS].discard(socket)
+    return socket
+
+
+async def close_all(app: web.Application) -> None:
+    sockets = app[OPEN_SOCKETS]
+    for socket in list(sockets):
+        await socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server is shutting down")
+
+
+class Lane:
+    """Responses that are asked for in a row. latest: the last one, which the next may go on from, stored or not."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[dict[str, Any]] = deque()
+        self.task: asyncio.Task[None] | None = None
+        self.running: str | None = None
+        self.latest: StoredResponse | None = None
+
+
+class Connection:
+    def __init__(self, request: web.Request, server: Server, socket: web.WebSocketResponse) -> None:
+        self._request = request
+        self._server = server
+        self._socket = socket
+        self._owner = owner_of(request)
+        self._log = structlog.get_logger().bind(id=request[REQUEST_ID])
+        self._lanes: dict[str | None, Lane] = {}
+        self._unanswered = 0
+
+    async def serve(self) -> None:
+        """Until the client leaves; then everything that it still waits for is aborted."""
+        pinging = asyncio.ensure_future(self._ping(self._server.config.ping_interval))
+        try:
+            async for message in self._socket:
+                self._unanswered = 0
+                if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+                    await self._receive(message.data)
+                elif message.type is WSMsgType.PING:
+                    await self._socket.pong(message.data)
+        finally:
+            tasks = [pinging, *(lane.task for lane in self._lanes.values() if lane.task is not None)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ping(self, interval: float) -> None:
+        """Cut off a client that is owed a response and is not there: neither does it answer, nor does it read."""
+        while not self._socket.closed:
+            await asyncio.sleep(interval)
+            owed = any(lane.task is not None and not lane.task.done() for lane in self._lanes.values())
+            self._unanswered = self._unanswered + 1 if owed else 0
+            if self._unanswered > MOST_UNANSWERED_PINGS:
+                self._abort()
+            else:
+                await self._socket.ping()
+
+    async def _receive(self, data: str | bytes) -> None:
+        stream_id = None
+        try:
+            event = read_event(data)
+            stream_id = read_stream_id(event)
+            match event.pop("type", None):
+                case "response.create":
+                    self._enqueue(stream_id, event)
+                case "response.cancel":
+                    self._cancel(stream_id, event.get("response_id"))
+                case kind:
+                    raise errors.bad_request(f"unknown event type {kind!r}", "type", "unknown_event_type")
+        except ApiError as error:
+            await self._send_error(stream_id, error)
+
+    def _enqueue(self, stream_id: str | None, body: dict[str, Any]) -> None:
+        if stream_id not in self._lanes and len(self._lanes) >= MOST_LANES:
+            self._drop_idle_lanes()
+        lane = self._lanes.setdefault(stream_id, Lane())
+        if len(lane.waiting) >= MOST_WAITING:
+            raise errors.queue_full(f"{MOST_WAITING} responses wait already")
+        lane.waiting.append(body)
+        if lane.task is None or lane.task.done():
+            lane.task = asyncio.ensure_future(self._run(stream_id, lane))
+
+    def _drop_idle_lanes(self) -> None:
+        self._lanes = {id: lane for id, lane in self._lanes.items() if lane.task is not None and not lane.task.done()}
+        if len(self._lanes) >= MOST_LANES:
+            raise errors.queue_full(f"{MOST_LANES} lanes are busy already")
+
+    def _cancel(self, stream_id: str | None, response_id: object) -> None:
+        """Abort what the lane is at, or the response named: it ends as `response.incomplete`."""
+        running = {lane.running for lane in self._lanes.values()} - {None}
+        id = response_id if response_id is not None else self._lanes.get(stream_id, Lane()).running
+        if id not in running:
+            raise errors.bad_request("there is no such response running", "response_id", "response_not_found")
+        self._server.gateway.abort(str(id))
+
+    async def _run(self, stream_id: str | None, lane: Lane) -> None:
+        while lane.waiting:
+            try:
+                await self._respond(stream_id, lane, lane.waiting.popleft())
+            except ApiError as error:
+                await self._send_error(stream_id, error)
+            except ConnectionError:
+                return
+            except Exception:
+                self._log.exception("a response failed")
+                await self._send_error(stream_id, errors.internal("the server failed"))
+
+    async def _respond(self, stream_id: str | None, lane: Lane, body: dict[str, Any]) -> None:
+        given = {name: value for name, value in body.items() if value is not None and name != "stream"}
+        drafted = await draft_response(self._server, self._owner, read_request(given), lane.latest)
+        generation = self._server.gateway.submit([drafted.request])
+        lane.running = drafted.request.id
+        try:
+            with generation, drafted.start(self._server, self._owner, generation) as events:
+                lane.latest = drafted.response
+                while not events.over:
+                    for event in await events.next():
+                        await self._send(stream_id, event)
+        finally:
+            lane.running = None
+            [member] = generation.members
+            self._server.metrics.ended(member, self._server.gateway.clock())
+            self._log.info("response", response=drafted.request.id, **summary(generation))
+
+    async def _send_error(self, stream_id: str | None, error: ApiError) -> None:
+        detail = msgspec.to_builtins(error.body())["error"]
+        await self._send(stream_id, {"type": "error", "status": error.status, "error": detail})
+
+    async def _send(self, stream_id: str | None, event: Event) -> None:
+        """Waits while the client does not read; meanwhile what comes is merged. One that never reads is cut off."""
+        if stream_id is not None:
+            event["stream_id"] = stream_id
+        try:
+            async with asyncio.timeout(STALLED_S):
+                await self._socket.send_str(msgspec.json.encode(event).decode())
+        except TimeoutError:
+            self._abort()
+            raise ConnectionResetError("the client has stopped reading") from None
+        self._unanswered = 0
+
+    def _abort(self) -> None:
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+
+def read_event(data: str | bytes) -> dict[str, Any]:
+    """Raises 400."""
+    try:
+        event = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise errors.bad_request(f"the event is not valid JSON: {error}") from None
+    if not isinstance(event, dict):
+        raise errors.bad_request("an event must be a JSON object")
+    return event
+
+
+def read_stream_id(event: dict[str, Any]) -> str | None:
+    stream_id = event.pop("stream_id", None)
+    if stream_id is not None and not (isinstance(stream_id, str) and 0 < len(stream_id) <= 256):
+        raise errors.bad_request("stream_id must be a short string", "stream_id", "invalid_value")
+    return stream_id

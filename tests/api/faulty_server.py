@@ -1,0 +1,85 @@
+"""`python -m tests.api.faulty_server FAULT DIR [option=value …]`: the real server, with something broken in it.
+
+scheduler, cache, forward, results: this actor raises at its 200th message, once. device: a call on the device raises.
+prompt: the model raises whenever it is fed MARK. always: the cache raises at every request.
+"""
+
+import sys
+from typing import Any
+
+from torch import Tensor
+
+from actors.cache import Cache
+from actors.forward import Forward
+from actors.messages import Acquire, Message
+from actors.result_processor import ResultProcessor
+from actors.scheduler import Scheduler
+from actors.torch_device import TorchDevice
+from api.config import load
+from api.serve import serve
+from api.wiring import load as load_model
+from models.batch import Batch, Pools
+from models.hash import HashModel
+
+MARK = 255
+ACTORS: dict[str, Any] = {"scheduler": Scheduler, "cache": Cache, "forward": Forward, "results": ResultProcessor}
+
+
+def break_actor(actor: Any, name: str) -> None:
+    receive = actor.receive
+    left = 200
+
+    def raising(self: Any, message: Message) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise RuntimeError(f"{name} is broken")
+        receive(self, message)
+
+    actor.receive = raising
+
+
+def break_device() -> None:
+    left = 40
+    clear = TorchDevice.clear
+
+    def raising(device: TorchDevice, slot: int) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise RuntimeError("the device is gone")
+        clear(device, slot)
+
+    TorchDevice.clear = raising  # type: ignore[method-assign]
+
+
+def break_prompts() -> None:
+    forward = HashModel.forward
+
+    def raising(model: HashModel, batch: Batch, pools: Pools) -> Tensor:
+        if batch.prefill is not None and (batch.tokens[: batch.prefill.offsets[-1]] == MARK).any():
+            raise ValueError("no kernel for this")
+        return forward(model, batch, pools)
+
+    HashModel.forward = raising  # type: ignore[method-assign]
+
+
+def break_always() -> None:
+    receive = Cache.receive
+
+    def raising(cache: Cache, message: Message) -> None:
+        if isinstance(message, Acquire):
+            raise RuntimeError("the cache is broken")
+        receive(cache, message)
+
+    Cache.receive = raising  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    fault, folder, *options = sys.argv[1:]
+    if fault in ACTORS:
+        break_actor(ACTORS[fault], fault)
+    else:
+        {"device": break_device, "prompt": break_prompts, "always": break_always}[fault]()
+    given = {"model": folder, "port": "0", "log_format": "json"} | dict(option.split("=") for option in options)
+    sys.exit(serve(load(given), load_model))

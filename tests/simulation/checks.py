@@ -1,0 +1,249 @@
+"""What must hold after every delivery, checked where it can have changed, and what must hold at the end."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from actors.cache import Cache
+from actors.lease import Lease, Place
+from actors.radix import Node
+from actors.tokens import WIDTH, unpack
+from models.hash_definition import next_state
+from tests.simulation.client import Asked, Letters
+from tests.simulation.hash_device import right_logprobs
+from tests.simulation.scenario import Scenario
+
+if TYPE_CHECKING:
+    from tests.simulation.driver import Simulation
+    from tests.simulation.unit import Unit
+
+HELD = (Place.OWNED, Place.CACHED)
+
+
+def check_leases(unit: "Unit") -> None:
+    """Each lease that an actor lists is its own by the ledger, each held slot is listed once, the places sum up.
+
+    The ledger's own audit says the same, and is asked to explain when this finds something.
+    """
+    entries, counts = unit.ledger.entries, unit.ledger.counts
+    claimed = set()
+    sound = True
+    for name, actor in unit.actors.items():
+        for lease in actor.leases():
+            entry = entries[lease._slot]
+            at = name if entry.place is Place.OWNED else "cache"
+            sound &= lease._gone is None and entry.generation == lease._generation and entry.place in HELD
+            sound &= lease._slot not in claimed and at == name
+            sound &= entry.place is Place.CACHED or entry.holder == name
+            claimed.add(lease._slot)
+    places = [entry.place for entry in entries]
+    sound &= len(claimed) == counts[Place.OWNED] + counts[Place.CACHED]
+    sound &= all(places.count(place) == counts[place] for place in Place)
+    sound &= len(unit.ledger._free) == counts[Place.FREE]
+    if not sound:
+        found = unit.ledger.audit({name: actor.leases() for name, actor in unit.actors.items()})
+        raise AssertionError(f"the leases differ from the ledger: {found or counts}")
+
+
+@dataclass(slots=True)
+class Known:
+    """A node as it was when it was last found right; `hashes` are the states behind each of its tokens."""
+
+    start: int
+    pages: list[int]
+    state: Lease | None
+    hashes: list[int]
+
+
+class CacheChecks:
+    """Loans, page counts and the tree. Only a node that has changed is hashed again: the device refuses writes to
+    what the tree names, so one that was right and has not changed is right.
+    """
+
+    def __init__(self, simulation: "Simulation", cache: Cache) -> None:
+        self._device = simulation.device
+        self._ledger = cache.ledger
+        self._cache = cache
+        self._known: dict[Node, Known] = {}
+
+    def check(self) -> None:
+        self._check_loans()
+        if self._cache.pages.users:
+            self._check_pages()
+        self._check_tree()
+
+    def _check_loans(self) -> None:
+        cache = self._cache
+        loans = [account for account in cache.accounts.values() if account.loan is not None]
+        assert sum(entry.loans for entry in self._ledger.entries) == len(loans), "loans differ from the accounts'"
+        for account in loans:
+            source = account.source
+            assert source is not None and account.loan is not None
+            lease = source.state if source in cache.tree.states else cache._flushed.get(source)
+            assert lease is not None, f"grant {account.grant} has a loan on node {source.id}, which has no state"
+            assert (lease.slot, lease.generation) == (account.loan.slot, account.loan.generation)
+
+    def _check_pages(self) -> None:
+        cache, pages = self._cache, self._cache.pages
+        users, names = [0] * len(pages), [0] * len(pages)
+        for account in cache.accounts.values():
+            for page in account.pages:
+                users[page] += 1
+            if account.copy_source is not None:
+                users[account.copy_source] += 1
+        for node in cache.tree.nodes:
+            for page in node.pages:
+                names[page] += 1
+        assert users == pages.users, "the pages' users are not the accounts'"
+        assert names == pages.names, "the pages' names are not the tree's"
+        free = sum(1 for user, name in zip(users, names, strict=True) if not user and not name)
+        assert free == len(pages._free) == len(set(pages._free)), "the free pages are not those that nobody names"
+        assert pages.used == len(users) - users.count(0)
+
+    def _check_tree(self) -> None:
+        tree, known = self._cache.tree, self._known
+        for node in tree.nodes:
+            before = known.get(node)
+            if before is None or before.start != node.start or before.pages != node.pages:
+                self._check_node(node)
+            elif before.state is not node.state:
+                self._check_state(node, before)
+        if len(known) != len(tree.nodes):
+            for node in [node for node in known if node not in tree.nodes]:
+                del known[node]
+        assert all(node in known for node in tree.states), "a node outside the tree keeps a state"
+
+    def _check_node(self, node: Node) -> None:
+        above = self._hash_above(node)
+        state, hashes = above, []
+        for position, token in enumerate(unpack(node.tokens), node.start):
+            state = next_state(state, token, position)
+            hashes.append(state)
+        known = self._known[node] = Known(node.start, list(node.pages), None, hashes)
+        self._check_entries(node, hashes)
+        self._check_state(node, known)
+
+    def _hash_above(self, node: Node) -> int:
+        """The state at the node's start; what is above it is checked first."""
+        parent, tree = node.parent, self._cache.tree
+        assert parent is not None and parent.children[node.tokens[:WIDTH]] is node, f"node {node.id} hangs on nothing"
+        assert node.start == parent.end
+        if parent.parent is None:
+            assert tree.roots.get(parent.salt) is parent, f"node {node.id} hangs on a root that is forgotten"
+            return 0
+        assert parent in tree.nodes, f"node {node.id} hangs on a node outside the tree"
+        if parent not in self._known or self._known[parent].start != parent.start:
+            self._check_node(parent)
+        return self._known[parent].hashes[-1]
+
+    def _check_entries(self, node: Node, hashes: list[int]) -> None:
+        device, size = self._device, self._cache.pages.size
+        if not device.entries:
+            return
+        first = node.start // size
+        assert len(node.pages) == -(-node.end // size) - first, f"node {node.id} names {node.pages}"
+        places = [page * size + offset for page in node.pages for offset in range(size)]
+        own = places[node.start - first * size : node.end - first * size]
+        assert [device.entries[place] for place in own] == hashes, f"node {node.id} at {node.end} names a wrong page"
+        for place in own:
+            device.guarded[place] = 1
+        above = node.parent
+        for at in range(node.start - 1, first * size - 1, -1):
+            while above is not None and at < above.start:
+                above = above.parent
+            assert above is not None
+            right = self._known[above].hashes[at - above.start]
+            assert device.entries[places[at - first * size]] == right, f"node {node.id} names a page that is not whole"
+            device.guarded[places[at - first * size]] = 1
+
+    def _check_state(self, node: Node, known: Known) -> None:
+        known.state = node.state
+        if node.state is not None:
+            assert self._device.states[node.state.slot] == known.hashes[-1], (
+                f"node {node.id} at {node.end} holds a wrong state"
+            )
+
+
+def check_end(simulation: "Simulation") -> None:
+    """Every request was answered once and right, and everything is free or cached."""
+    unit, client, scenario = simulation.unit, simulation.client, simulation.scenario
+    assert client.drained and not any(client.drained), f"drained with {client.drained}"
+    for asked in client.asked:
+        assert asked.answers == 1, f"{asked.request.id} was answered {asked.answers} times"
+        if asked.end == "error":
+            assert asked.request.id in simulation.device.failed_alone, f"{asked.request.id} never failed alone"
+            assert "injected" in str(asked.cause), f"{asked.request.id} failed because of {asked.cause}"
+        check_answer(asked, scenario)
+        check_logprobs(asked)
+    counts, pages = unit.ledger.counts, unit.cache.pages
+    assert counts[Place.FREE] + counts[Place.CACHED] == scenario.slots, counts
+    assert pages.free + pages.cached == len(pages)
+    assert not unit.results.records and not unit.cache.accounts and not unit.forward.rows
+    assert not unit.scheduler._records
+    assert unit.ledger.violations == 0
+
+
+def check_answer(asked: Asked, scenario: Scenario) -> None:
+    """The answer ends where it should, and its text is the letters of its tokens less what is not to be shown."""
+    right, name = asked.oracle, asked.request.id
+    shown, end, stop = expected_answer(asked)
+    letters = Letters().decode(asked.tokens)
+    if asked.end in ("stop", "length") and len(asked.tokens) == end:
+        assert asked.end == ("stop" if stop else "length"), f"{name} ended with {asked.end}"
+        assert asked.text == shown, f"{name} showed {asked.text!r} of {letters!r}, right is {shown!r}"
+    elif asked.end == "length":
+        assert len(asked.tokens) < end and at_the_limit(asked, scenario), (
+            f"{name} has {len(asked.tokens)} tokens, not {end} of {right}"
+        )
+        # Where it was refused after a restart, what may begin a stop string is still held back.
+        whole = letters.startswith(asked.text) if asked.resubmitted else letters == asked.text
+        assert whole, f"{name} showed {asked.text!r} of {letters!r}"
+    else:
+        refused = asked.end in ("queue_full", "draining", "too_large")
+        assert not (refused and asked.tokens), f"{name} was under way and ended with {asked.end}"
+        assert not (asked.resubmitted and asked.end in ("queue_full", "draining")), f"{name} ended with {asked.end}"
+        assert refused or asked.left or asked.end == "error", f"{name} ended with {asked.end}"
+        assert asked.end != "too_large" or not fits(asked, scenario), f"{name} would fit"
+        assert len(asked.tokens) <= end and letters.startswith(asked.text), f"{name} showed {asked.text!r}"
+    if asked.late and not asked.left and not asked.resubmitted:
+        assert asked.end == "draining", f"{name} came after the shutdown and ended with {asked.end}"
+    assert asked.late or asked.end != "draining", f"{name} came before the shutdown and ended with {asked.end}"
+
+
+def check_logprobs(asked: Asked) -> None:
+    """One for each output token and, as soon as there is any, for each prompt token that was asked for."""
+    request, prompt = asked.request, unpack(asked.request.tokens)
+    right = right_logprobs([*prompt, *asked.tokens], request.prompt_len) if request.logprobs is not None else []
+    assert asked.logprobs == right, f"{request.id} has log probabilities {asked.logprobs}, right is {right}"
+    begin = request.prompt_logprobs_from
+    right = right_logprobs(prompt, begin) if begin is not None else []
+    found = asked.prompt_logprobs
+    assert found == right[: None if asked.tokens else len(found)], (
+        f"{request.id} has {found} of its prompt, not {right}"
+    )
+
+
+def expected_answer(asked: Asked) -> tuple[str, int, bool]:
+    """What is shown, how many tokens there are, and whether something stops it, if nothing else intervenes."""
+    stops, letters = asked.request.stops, Letters().decode(asked.oracle)
+    at_token = next((at + 1 for at, token in enumerate(asked.oracle) if token in stops.token_ids), None)
+    found = [(letters.find(piece) + len(piece), piece) for piece in stops.strings if piece in letters]
+    if found and (at_token is None or found[0][0] < at_token):
+        end, piece = found[0]
+        return letters[: end if stops.keep_stop_string else end - len(piece)], end, True
+    if at_token is not None:
+        return letters[: at_token - 1], at_token, True
+    return letters, len(letters), False
+
+
+def at_the_limit(asked: Asked, scenario: Scenario) -> bool:
+    """Whether it fills the pool: each position but the last token's has its place there.
+
+    One that comes back from the queue needs a place for its next token too.
+    """
+    room = scenario.room
+    return room is not None and asked.request.prompt_len + len(asked.tokens) in (room, room + 1)
+
+
+def fits(asked: Asked, scenario: Scenario) -> bool:
+    """A request fits if its prompt and one token do."""
+    return scenario.room is None or asked.request.prompt_len + 1 <= scenario.room

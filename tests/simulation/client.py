@@ -1,0 +1,191 @@
+"""The api's actor in the simulation: it asks, gives up, asks again after a restart, and remembers what it was told."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from actors.actor import Send
+from actors.messages import (
+    Abort,
+    Delta,
+    Drain,
+    Drained,
+    Ended,
+    Flushed,
+    Message,
+    Output,
+    Request,
+    Restarted,
+    Sampling,
+    Stops,
+    Submit,
+    TokenLogprob,
+)
+from actors.resubmission import resubmission
+from actors.tokens import pack, unpack
+from tests.simulation.hash_device import oracle
+from tests.simulation.scenario import Ask, Leave, Scenario
+
+LONGEST_PROMPT = 42
+
+
+class Letters:
+    """Token i as a letter."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return "".join([chr(ord("0") + i) for i in ids])
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request, the right output if nothing but max_tokens stops it, and what has come back.
+
+    left: it was given up. late: asked after the shutdown began. resubmitted: asked again after a restart.
+    """
+
+    request: Request
+    oracle: list[int]
+    leave: Leave | None
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    end: str | None = None
+    cause: str | int | None = None
+    answers: int = 0
+    left: bool = False
+    late: bool = False
+    resubmitted: bool = False
+
+
+class Client:
+    """An id stays taken until its request is answered; one that was given up is answered too, but to nobody."""
+
+    def __init__(self, scenario: Scenario, send: Send) -> None:
+        self.asked: list[Asked] = []
+        self.drained: list[list[str]] = []
+        self.flushed = 0
+        self.draining = False
+        self.counters: Counter[str] = Counter()
+        self._scenario = scenario
+        self._send = send
+        self._open: dict[str, Asked] = {}
+
+    @property
+    def open(self) -> list[str]:
+        return list(self._open)
+
+    def receive(self, message: Message) -> None:
+        match message:
+            case Delta(outputs):
+                for output in outputs:
+                    self._output(output)
+            case Ended(request, reason, text):
+                asked = self._named(request)
+                asked.cause = text
+                # A pool that no longer holds what was delivered is full: the answer ends there.
+                self._end(asked, "length" if reason == "too_large" and asked.tokens else reason)
+            case Flushed():
+                self.flushed += 1
+            case Drained(astray):
+                self.drained.append(astray)
+            case Restarted():
+                self._resubmit()
+            case _:
+                raise TypeError(f"the api got {message!r}")
+
+    def act(self) -> None:
+        pass
+
+    def leases(self) -> tuple[()]:
+        return ()
+
+    def ask(self, ask: Ask) -> Asked:
+        request, right = self._request(ask)
+        asked = Asked(request, right, ask.leave, late=self.draining)
+        self.asked.append(asked)
+        self._open[request.id] = asked
+        self._send("scheduler", Submit(request))
+        return asked
+
+    def give_up(self, asked: Asked) -> None:
+        if asked.end is None and not asked.left and asked.leave is not None:
+            asked.left = True
+            self.counters[f"client {asked.leave.how}"] += 1
+            self._send("scheduler", Abort(asked.request.id, "timeout" if asked.leave.how == "timeout" else "aborted"))
+
+    def drain(self) -> None:
+        self.draining = True
+        self._send("scheduler", Drain())
+
+    def _request(self, ask: Ask) -> tuple[Request, list[int]]:
+        """Half of the requests are the next turn of one that was answered; some take an answered one's id."""
+        prompt, salt, name = list(ask.prompt), ask.salt, ask.id
+        answered = [asked for asked in self.asked if asked.end is not None]
+        talks = [asked for asked in answered if asked.tokens]
+        if ask.continues is not None and talks:
+            before = talks[int(ask.continues * len(talks))]
+            prompt = (unpack(before.request.tokens) + before.tokens + prompt[-3:])[:LONGEST_PROMPT]
+            salt = before.request.salt
+        if ask.reuses and answered and answered[-1].request.id not in self._open:
+            name = answered[-1].request.id
+            self.counters["duplicate id"] += 1
+        sampling = Sampling(temperature=0.0) if ask.seed is None else Sampling(seed=ask.seed)
+        right = oracle(prompt, ask.max_tokens, sampling, self._scenario.pages > 0)
+        strings = ()
+        if ask.stop_piece is not None:
+            start, length = ask.stop_piece
+            strings = (Letters().decode(right[start : start + length]) or "0",)
+        stops = Stops(ask.max_tokens, 0, strings, ask.stop_ids, ask.keep_stop)
+        ends = tuple(sorted({int(share * len(prompt)) + 1 for share in ask.ends}))
+        begin = None if ask.prompt_logprobs_from is None else int(ask.prompt_logprobs_from * len(prompt))
+        request = Request(
+            id=name,
+            tokens=pack(prompt),
+            prompt_len=len(prompt),
+            sampling=sampling,
+            stops=stops,
+            priority=ask.priority,
+            salt=salt,
+            message_ends=ends,
+            logprobs=0 if ask.logprobs else None,
+            prompt_logprobs_from=begin,
+        )
+        return request, right
+
+    def _output(self, output: Output) -> None:
+        asked = self._named(output.request)
+        asked.tokens += unpack(output.tokens)
+        asked.text += output.text
+        asked.logprobs += output.logprobs
+        asked.prompt_logprobs += output.prompt_logprobs
+        assert asked.tokens == asked.oracle[: len(asked.tokens)], (
+            f"{output.request} got {asked.tokens}, right is {asked.oracle}"
+        )
+        assert output.completion_tokens == len(asked.tokens), f"{output} comes with {len(asked.tokens)} tokens"
+        if output.finish_reason is not None:
+            asked.cause = output.stop_reason
+            self._end(asked, output.finish_reason)
+        elif asked.leave is not None and asked.leave.tokens is not None and len(asked.tokens) >= asked.leave.tokens:
+            self.give_up(asked)
+
+    def _named(self, request: str) -> Asked:
+        assert request in self._open, f"{request} was answered after its end"
+        return self._open[request]
+
+    def _end(self, asked: Asked, reason: str) -> None:
+        asked.end = reason
+        asked.answers += 1
+        del self._open[asked.request.id]
+        self.counters[f"ended {reason}"] += 1
+
+    def _resubmit(self) -> None:
+        for asked in list(self._open.values()):
+            if asked.left:
+                self._end(asked, "aborted")
+                continue
+            asked.resubmitted = True
+            self.counters["resubmitted"] += 1
+            again = resubmission(asked.request, pack(asked.tokens), len(asked.text))
+            self._send("scheduler", Submit(again, again=True))
+        if self.draining:
+            self._send("scheduler", Drain())

@@ -1,0 +1,37 @@
+"""The known bugs, by name, and how to plant one."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+from tests.simulation import mutations_of_requests, mutations_of_state
+from tests.simulation.planting import Patch
+from tests.simulation.scenario import draw
+from tests.simulation.shrink import failure
+
+MUTATIONS: dict[str, Callable[[Patch], None]] = {
+    name: value
+    for module in (mutations_of_state, mutations_of_requests)
+    for name, value in vars(module).items()
+    if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """The bug of this name, while the block runs."""
+    with ExitStack() as patches:
+        MUTATIONS[name](
+            lambda owner, attribute, value: patches.enter_context(mock.patch.object(owner, attribute, value))
+        )
+        yield
+
+
+def first_seed(name: str, seeds: Iterable[int]) -> int | None:
+    """The first seed that fails with this bug, and passes without it."""
+    for seed in seeds:
+        with planted(name):
+            failed = failure(draw(seed)) is not None
+        if failed and failure(draw(seed)) is None:
+            return seed
+    return None

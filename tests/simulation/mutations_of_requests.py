@@ -1,0 +1,315 @@
+"""Known bugs in what becomes of requests: admission, retirement, failure, replay, restart, shutdown."""
+
+from typing import Any
+
+from msgspec.structs import replace as replaced
+
+from actors.cache import Account, Cache
+from actors.forward import Forward
+from actors.messages import (
+    Extended,
+    Failure,
+    Ran,
+    Request,
+    Requeue,
+    Retire,
+    Retired,
+    Submit,
+)
+from actors.radix import Match, RadixTree
+from actors.result_processor import Record, ResultProcessor
+from actors.scheduler import Scheduler
+from actors.tokens import pack
+from models.stop_strings import StopStrings
+from tests.simulation import client
+from tests.simulation.planting import Patch
+
+
+def retired_before_its_event(patch: Patch) -> None:
+    """Forward reports a retirement at once, before the steps that it is behind: Stepped comes after Retired."""
+
+    def retire(self: Forward, message: Retire) -> None:
+        row = self.rows.pop(message.grant)
+        self._free_rows.append(row.index)
+        self.send("results", Retired(message.grant, message.reason, row.state, row.position))
+
+    patch(Forward, "_retire", retire)
+
+
+def retraction_without_donation(patch: Patch) -> None:
+    """The state of a retracted request is freed, though it is further than what the tree has."""
+    original = ResultProcessor._retired
+
+    def retired(self: ResultProcessor, message: Retired) -> None:
+        if message.reason == "retracted":
+            self._grants[message.grant].donated = message.position
+        original(self, message)
+
+    patch(ResultProcessor, "_retired", retired)
+
+
+def salts_ignored(patch: Patch) -> None:
+    """A request is matched in the tree of every tenant."""
+    original = RadixTree.match
+
+    def match(self: RadixTree, salt: str, tokens: bytes, limit: int) -> Match:
+        return original(self, "", tokens, limit)
+
+    patch(RadixTree, "match", match)
+
+
+def grant_used_again(patch: Patch) -> None:
+    """A request that was retracted comes back under its old grant."""
+    original = Scheduler._acquire
+
+    def acquire(self: Scheduler, record: Any) -> None:
+        if record.succeeds is not None:
+            self._grants = record.succeeds - 1
+        original(self, record)
+
+    patch(Scheduler, "_acquire", acquire)
+
+
+def failed_state_donated(patch: Patch) -> None:
+    """The state of a row whose step raised is donated like any other."""
+    original = ResultProcessor._retired
+
+    def retired(self: ResultProcessor, message: Retired) -> None:
+        message.poisoned = False
+        original(self, message)
+
+    patch(ResultProcessor, "_retired", retired)
+
+
+def step_behind_a_failed_one_believed(patch: Patch) -> None:
+    """Only the step that raised counts as failed, and not what its rows did in the next one."""
+    original = Forward._ran
+
+    def ran(self: Forward, message: Ran) -> None:
+        poisoned = set(self._poisoned)
+        if not message.error:
+            self._poisoned.clear()
+        original(self, message)
+        self._poisoned |= poisoned
+
+    patch(Forward, "_ran", ran)
+
+
+def replay_resampled(patch: Patch) -> None:
+    """A request that comes back draws its tokens anew."""
+
+    def requeue(self: ResultProcessor, record: Record) -> None:
+        sampling = replaced(record.request.sampling, temperature=1.0, seed=record.request.sampling.seed + 1)
+        request = replaced(record.request, sampling=sampling, tokens=pack(record.history))
+        record.request = request
+        record.suspect_until = max(record.suspect_until, record.failed_at)
+        self.send("scheduler", Requeue(request, record.suspect_until))
+
+    patch(ResultProcessor, "_requeue", requeue)
+
+
+def replay_forgets_its_output(patch: Patch) -> None:
+    """A request that comes back begins at its prompt, and its output is appended to what it had."""
+    original = ResultProcessor._requeue
+
+    def requeue(self: ResultProcessor, record: Record) -> None:
+        history = record.history
+        record.history = history[: record.request.prompt_len]
+        original(self, record)
+        record.history = history
+
+    patch(ResultProcessor, "_requeue", requeue)
+
+
+def restart_forgets_the_output(patch: Patch) -> None:
+    """After a restart a request is submitted as it came first, without the tokens delivered since."""
+    patch(client, "resubmission", lambda request, delivered, shown: request)
+
+
+def restart_repeats_the_text(patch: Patch) -> None:
+    """After a restart the text that the client has is given once more."""
+    original = client.resubmission
+
+    def resubmission(request: Request, delivered: bytes, shown: int) -> Request:
+        return original(request, delivered, 0)
+
+    patch(client, "resubmission", resubmission)
+
+
+def innocent_rows_fail(patch: Patch) -> None:
+    """A row that failed once beside a poisonous one is given up, and not tried alone."""
+    original = ResultProcessor._retired
+
+    def retired(self: ResultProcessor, message: Retired) -> None:
+        record = self._grants[message.grant]
+        record.suspect_until = max(record.suspect_until, record.failed_at)
+        original(self, message)
+
+    patch(ResultProcessor, "_retired", retired)
+
+
+def failure_without_its_rows(patch: Patch) -> None:
+    """A step that raised is reported, but not the first of its rows."""
+    original = Forward._ran
+
+    def ran(self: Forward, message: Ran) -> None:
+        send = self._reports
+        original(self, message)
+        for report in send:
+            failed: list[Failure] = getattr(report, "failed", [])
+            if failed:
+                del failed[0]
+
+    patch(Forward, "_ran", ran)
+
+
+def overrun_sample_shown(patch: Patch) -> None:
+    """The sample of a row that has finished is taken for output."""
+    original = ResultProcessor._stepped
+
+    def stepped(self: ResultProcessor, message: Any) -> None:
+        for grant in message.grants:
+            record = self._grants[grant]
+            if record.finish == "stop":
+                record.finish = None
+        original(self, message)
+
+    patch(ResultProcessor, "_stepped", stepped)
+
+
+def spares_kept_at_the_end(patch: Patch) -> None:
+    """A row that retires keeps the checkpoint slots that it has by it."""
+    original = Scheduler._retire
+
+    def retire(self: Scheduler, grant: int, reason: str) -> None:
+        row = self.state.rows.get(grant)
+        if row is not None:
+            self._forgotten = [*getattr(self, "_forgotten", []), *row.spares]
+            row.spares = []
+        original(self, grant, reason)
+
+    patch(Scheduler, "_retire", retire)
+
+
+def late_spares_kept(patch: Patch) -> None:
+    """Checkpoint slots that come for a row that is gone are not given back."""
+    original = Scheduler._spare
+
+    def spare(self: Scheduler, message: Any) -> None:
+        if message.grant in self.state.rows:
+            original(self, message)
+        else:
+            self._wants.discard(message.grant)
+            self._forgotten = [*getattr(self, "_forgotten", []), *message.slots]
+
+    patch(Scheduler, "_spare", spare)
+
+
+def checkpoint_waited_for_in_vain(patch: Patch) -> None:
+    """Where fewer checkpoint slots come than were asked for, the wanted position waits for ever."""
+    patch(Scheduler, "_skip", lambda self, row: setattr(row, "asked", 1))
+
+
+def retired_twice(patch: Patch) -> None:
+    """A row whose request is aborted is retired twice."""
+    original = Scheduler._abort
+
+    def abort(self: Scheduler, request: str, reason: Any) -> None:
+        record = self._records.get(request)
+        grant = record.grant if record is not None and record.admitted else None
+        original(self, request, reason)
+        if grant is not None:
+            self.send("forward", Retire(grant, "aborted"))
+
+    patch(Scheduler, "_abort", abort)
+
+
+def pages_of_an_aborted_row_sent(patch: Patch) -> None:
+    """New pages of a row that has retired go out with the next step."""
+    original = Scheduler._retire
+
+    def retire(self: Scheduler, grant: int, reason: str) -> None:
+        pages = dict(self._new_pages)
+        original(self, grant, reason)
+        self._new_pages.update(pages)
+
+    patch(Scheduler, "_retire", retire)
+
+
+def lone_request_ends_early(patch: Patch) -> None:
+    """A request that is alone ends with `length` while its own path still names pages twice."""
+    patch(Cache, "_take_from_own_path", lambda self, account: None)
+
+
+def copy_under_way_counts_as_full(patch: Patch) -> None:
+    """A request that is alone ends with `length` while the page that it copies from is still held for the copy."""
+    original = Cache._feed
+
+    def feed(self: Cache) -> None:
+        send = self.send
+        self.send = lambda to, sent: send(to, Extended(sent.pages, list(self._hungry)))
+        original(self)
+        self.send = send
+
+    patch(Cache, "_feed", feed)
+
+
+def stop_string_shown(patch: Patch) -> None:
+    """Text that may begin a stop string is not held back."""
+    patch(StopStrings, "_undecided", lambda self, text: 0)
+
+
+def budget_anew_after_a_retraction(patch: Patch) -> None:
+    """A request that comes back may draw max_tokens once more."""
+    original = ResultProcessor._requeue
+
+    def requeue(self: ResultProcessor, record: Record) -> None:
+        original(self, record)
+        more = record.request.stops.max_tokens + record.completion
+        record.request = replaced(record.request, stops=replaced(record.request.stops, max_tokens=more))
+
+    patch(ResultProcessor, "_requeue", requeue)
+
+
+def hungry_row_forgotten(patch: Patch) -> None:
+    """A row that waits for a page is forgotten as soon as another's account closes."""
+    original = Cache._close
+
+    def close(self: Cache, account: Account) -> None:
+        original(self, account)
+        self._hungry.clear()
+
+    patch(Cache, "_close", close)
+
+
+def id_taken_while_its_row_retires(patch: Patch) -> None:
+    """A request whose id was answered a moment ago takes the place of the one that is about to go."""
+    original = Scheduler._submit
+
+    def submit(self: Scheduler, message: Submit) -> None:
+        self._records.pop(message.request.id, None)
+        original(self, message)
+
+    patch(Scheduler, "_submit", submit)
+
+
+def shutdown_forgotten_after_its_lap(patch: Patch) -> None:
+    """The scheduler takes requests again once the drain is under way."""
+    original = Scheduler.act
+
+    def act(self: Scheduler) -> None:
+        original(self)
+        if self._drained:
+            self._draining = self._drained = False
+
+    patch(Scheduler, "act", act)
+
+
+def restart_counts_as_new(patch: Patch) -> None:
+    """A full queue refuses what was accepted before a restart."""
+    original = Scheduler._submit
+
+    def submit(self: Scheduler, message: Submit) -> None:
+        original(self, Submit(message.request))
+
+    patch(Scheduler, "_submit", submit)

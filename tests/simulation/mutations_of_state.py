@@ -1,0 +1,278 @@
+"""Known bugs in what holds the states: slots, leases, loans, pages, the tree, and the order of the stream."""
+
+from collections.abc import Callable
+from typing import Any
+
+from actors.cache import Account, Cache
+from actors.device import Work, WorkCheckpoint
+from actors.forward import Forward, Running
+from actors.lease import Lease, Ledger, Place
+from actors.messages import (
+    Admit,
+    Copied,
+    Donate,
+    Free,
+    Granted,
+    Retire,
+)
+from actors.pages import Pages
+from actors.radix import Match, Node, RadixTree
+from actors.result_processor import Record, ResultProcessor
+from actors.scheduler import Scheduler
+from actors.tokens import WIDTH
+from tests.simulation import driver
+from tests.simulation.hash_device import HashDevice
+from tests.simulation.planting import Patch
+
+
+def no_clear_on_reuse(patch: Patch) -> None:
+    """A fresh slot goes to its next request as the last one left it."""
+    patch(HashDevice, "clear", lambda self, slot: None)
+
+
+def copy_beside_the_stream(patch: Patch) -> None:
+    """Cached states are copied at once, on a stream of their own, before what is ahead of them is written."""
+    patch(HashDevice, "copy", HashDevice._copy)
+
+
+def page_copy_beside_the_stream(patch: Patch) -> None:
+    """Pages are copied at once, on a stream of their own."""
+    patch(HashDevice, "copy_page", HashDevice._copy_page)
+
+
+def donate_at_the_next_position(patch: Patch) -> None:
+    """A state is donated as if it had consumed one token more."""
+    original = ResultProcessor._donate
+
+    def donate(self: ResultProcessor, record: Record, state: Lease, position: int, closes: bool) -> None:
+        original(self, record, state, min(position + 1, len(record.history)), closes)
+
+    patch(ResultProcessor, "_donate", donate)
+
+
+def account_closed_in_flight(patch: Patch) -> None:
+    """The pages of a row are freed when it is retired, while a step that uses them is in flight."""
+    retire, close = Scheduler._retire, Cache._close
+
+    def early(self: Scheduler, grant: int, reason: str) -> None:
+        running = grant in self.state.rows
+        retire(self, grant, reason)
+        if running:
+            self.send("cache", Free([], closes=grant))
+
+    def receive(self: Cache, message: Any) -> None:
+        if isinstance(message, Donate) and message.grant not in self.accounts:
+            self.ledger.free(message.state)
+        elif isinstance(message, Free) and message.closes is not None and message.closes not in self.accounts:
+            for lease in message.slots:
+                self.ledger.free(lease)
+        else:
+            original(self, message)
+
+    original = Cache.receive
+    patch(Scheduler, "_retire", early)
+    patch(Cache, "receive", receive)
+    patch(Cache, "_close", lambda self, account: account.grant in self.accounts and close(self, account))
+
+
+def loan_not_returned(patch: Patch) -> None:
+    """Forward does not say that a state has been copied."""
+
+    def admit(self: Forward, message: Admit) -> None:
+        send = self.send
+        self.send = lambda to, sent: None if isinstance(sent, Copied) and message.source is not None else send(to, sent)
+        original(self, message)
+        self.send = send
+
+    original = Forward._admit
+    patch(Forward, "_admit", admit)
+
+
+def loan_ended_twice(patch: Patch) -> None:
+    """A loan ends when its copy is enqueued, and once more when the account closes."""
+    end, close = Cache._end_loans, Cache._close
+    ended: dict[tuple[int, int], Any] = {}
+
+    def end_loans(self: Cache, account: Account) -> None:
+        if account.loan is not None:
+            ended[id(self), account.grant] = account.loan
+        end(self, account)
+
+    def close_account(self: Cache, account: Account) -> None:
+        loan = ended.pop((id(self), account.grant), None)
+        if loan is not None:
+            self.ledger.end_loan(loan)
+        close(self, account)
+
+    patch(Cache, "_end_loans", end_loans)
+    patch(Cache, "_close", close_account)
+
+
+def eviction_under_a_loan(patch: Patch) -> None:
+    """A state is evicted though it is lent."""
+
+    def evict(self: Cache, keep: Node | None) -> Lease | None:
+        node = next((node for node in self.tree.states if node is not keep), None)
+        if node is None:
+            return None
+        lease = self.tree.take_state(node)
+        self.ledger.entries[lease.slot].loans = 0
+        self.ledger.free(lease)
+        return self.ledger.take("cache")
+
+    patch(Cache, "_evict_state", evict)
+
+
+def generation_not_bumped(patch: Patch) -> None:
+    """A slot is handed out again under the generation of its last lease."""
+
+    def take(self: Ledger, holder: str) -> Lease | None:
+        if not self._free:
+            return None
+        slot = self._free.pop()
+        entry = self.entries[slot]
+        entry.generation = max(entry.generation, 1)
+        self._place(slot, Place.OWNED, holder, "take")
+        return Lease(slot, entry.generation, self)
+
+    patch(Ledger, "take", take)
+
+
+def checkpoint_of_another_row(patch: Patch) -> None:
+    """Checkpoints of a packed step are taken by their index among the checkpoints, not by their request's row."""
+    original = HashDevice.run
+
+    def run(self: HashDevice, work: Work) -> None:
+        rows = [*(chunk.row for chunk in work.chunks), *work.decodes]
+        pairs = zip(work.checkpoints, rows, strict=False)
+        mixed = [WorkCheckpoint(row, checkpoint.position, checkpoint.slot) for checkpoint, row in pairs]
+        original(self, Work(work.step, work.chunks, work.decodes, work.positions, mixed))
+
+    patch(HashDevice, "run", run)
+
+
+def snapshot_at_the_end_of_the_chunk(patch: Patch) -> None:
+    """A checkpoint is taken when the chunk is through, and not where it was wanted."""
+    original = HashDevice._consume
+
+    def consume(self: HashDevice, row: Any, start: int, stop: int, wanted: dict[int, int]) -> None:
+        original(self, row, start, stop, {})
+        for slot in wanted.values():
+            self._write(slot, self.states[row.slot])
+
+    patch(HashDevice, "_consume", consume)
+
+
+def snapshot_after_overrun(patch: Patch) -> None:
+    """A row that ran one step too far is reported where it stopped, with the state behind that step."""
+    original = Forward._retire
+
+    def retire(self: Forward, message: Retire) -> None:
+        row = self.rows[message.grant]
+        if message.reason == "finished" and any(isinstance(report, Running) for report in self._reports):
+            row.position -= 1
+        original(self, message)
+
+    patch(Forward, "_retire", retire)
+
+
+def partial_page_not_copied(patch: Patch) -> None:
+    """Who resumes inside a page goes on in that page itself: two write in it."""
+    _resume_in_place(patch, lambda admit: True)
+
+
+def moved_state_keeps_its_page(patch: Patch) -> None:
+    """Who is given the tree's own state also goes on in its last page, which a fork may share."""
+    _resume_in_place(patch, lambda admit: admit.moved)
+
+
+def _resume_in_place(patch: Patch, when: Callable[[Admit], bool]) -> None:
+    original = Forward._admit
+
+    def admit(self: Forward, message: Admit) -> None:
+        copy = message.copy
+        if copy is not None and when(message):
+            message.pages = [copy.source if page == copy.target else page for page in message.pages]
+            message.copy = None
+            if message.source is None:
+                self.send("cache", Copied(message.grant))
+        original(self, message)
+
+    patch(Forward, "_admit", admit)
+
+
+def page_freed_though_named(patch: Patch) -> None:
+    """A page is free as soon as no request uses it, though a node of the tree names it."""
+
+    def release(self: Pages, pages: list[int]) -> None:
+        for page in pages:
+            self.users[page] -= 1
+            self.used -= not self.users[page]
+            if not self.users[page]:
+                self.names[page] = 0
+                self._reclaim(page)
+
+    patch(Pages, "release", release)
+
+
+def lease_lost_on_a_refused_send(patch: Patch) -> None:
+    """A send moves its leases one by one, and stops at the first that is dead."""
+
+    def depart(message: Any, sender: str, receiver: str, ledger: Ledger) -> None:
+        if isinstance(message, Free):
+            message.slots = [ledger.depart(lease, sender, receiver, "Free") for lease in message.slots]
+        else:
+            original(message, sender, receiver, ledger)
+
+    original = driver.depart
+    patch(driver, "depart", depart)
+
+
+def restored_at_a_wrong_position(patch: Patch) -> None:
+    """A request goes on from where the tree's tokens end, and not from where the state stands."""
+    original = Scheduler._granted
+
+    def granted(self: Scheduler, message: Granted) -> None:
+        record = self.state.acquiring.get(message.grant)
+        if record is not None and message.match:
+            message.match = min(message.matched_tokens, len(record.request.tokens) // WIDTH - 1)
+        original(self, message)
+
+    patch(Scheduler, "_granted", granted)
+
+
+def match_past_the_limit(patch: Patch) -> None:
+    """A state at the very end of the prompt is used, and then there is nothing to feed."""
+    original = RadixTree.match
+
+    def match(self: RadixTree, salt: str, tokens: bytes, limit: int) -> Match:
+        return original(self, salt, tokens, limit + 1)
+
+    patch(RadixTree, "match", match)
+
+
+def epoch_ignored(patch: Patch) -> None:
+    """A state that is donated after a flush is kept, behind a node that was forgotten."""
+    original = Cache._donate
+
+    def donate(self: Cache, message: Donate) -> None:
+        account = self.accounts[message.grant]
+        if account.epoch != self.tree.epoch:
+            account.epoch = self.tree.epoch
+        original(self, message)
+
+    patch(Cache, "_donate", donate)
+
+
+def pages_forgotten_at_a_split(patch: Patch) -> None:
+    """When a node is cut in two inside a page, only the upper half names that page."""
+    original = RadixTree._split
+
+    def split(self: RadixTree, node: Node, length: int) -> Node:
+        upper = original(self, node, length)
+        if upper.pages and node.pages and upper.pages[-1] == node.pages[0] and len(node.pages) > 1:
+            self.pages.unname(node.pages[:1])
+            del node.pages[0]
+        return upper
+
+    patch(RadixTree, "_split", split)

@@ -1,0 +1,236 @@
+"""What a seed draws before anything runs: the pools, what the clients ask, and the faults that strike."""
+
+import random
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from actors.actor import Address
+from actors.plan import Limits
+from actors.strategy import Strategy
+from tests.simulation.hash_device import VOCABULARY
+
+UNIT: tuple[Address, ...] = ("cache", "scheduler", "forward", "results")
+
+
+@dataclass(frozen=True)
+class Leave:
+    """A client gives up: some time after asking or, if `tokens` is set, as soon as it has had so many."""
+
+    how: Literal["aborted", "timeout", "gone"]
+    after: float
+    tokens: int | None
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request. Times in turns of an actor.
+
+    continues: if set, which of the answered ones it goes on from, as a share of them. reuses: it takes an answered id.
+    stop_piece: (start, length) of the right output's text that is its stop string. ends: message ends, and
+    prompt_logprobs_from, as shares of the prompt.
+    """
+
+    id: str
+    at: float
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop_ids: tuple[int, ...] = ()
+    stop_piece: tuple[int, int] | None = None
+    keep_stop: bool = False
+    ends: tuple[float, ...] = ()
+    priority: int = 0
+    salt: str = ""
+    seed: int | None = None
+    continues: float | None = None
+    reuses: bool = False
+    leave: Leave | None = None
+    logprobs: bool = False
+    prompt_logprobs_from: float | None = None
+
+
+@dataclass(frozen=True)
+class Crash:
+    """The actor raises: at its n-th send, or before or behind its n-th delivery."""
+
+    actor: Address
+    at: int
+    where: Literal["send", "before", "behind"]
+
+
+@dataclass(frozen=True)
+class BadStep:
+    """The n-th step that the device runs raises."""
+
+    run: int
+
+
+@dataclass(frozen=True)
+class Poison:
+    """Each step in which this request consumes the token at this position raises."""
+
+    request: str
+    position: int
+
+
+@dataclass(frozen=True)
+class NoRoom:
+    """For a while the cache grants nothing, and no page to a row that is not alone."""
+
+    at: float
+    until: float
+
+
+@dataclass(frozen=True)
+class NoCheckpoints:
+    """No checkpoint slot is ever given."""
+
+
+@dataclass(frozen=True)
+class RefusedSends:
+    """Before every n-th message with leases a send of the same leases beside a dead one is refused."""
+
+    every: int
+
+
+@dataclass(frozen=True)
+class FlushAt:
+    at: float
+
+
+@dataclass(frozen=True)
+class DrainAt:
+    """Shutdown while requests run and arrive."""
+
+    at: float
+
+
+Fault = Crash | BadStep | Poison | NoRoom | NoCheckpoints | RefusedSends | FlushAt | DrainAt
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """step_time: the mean duration of a device step in turns of an actor. lazy: an actor that is seldom served.
+
+    tree_tokens bounds the tree. schedule: the seed of everything that is drawn while it runs.
+    """
+
+    slots: int
+    pages: int
+    limits: Limits
+    tree_tokens: int
+    codec: bool
+    step_time: float
+    lazy: Address | None
+    asks: tuple[Ask, ...]
+    faults: tuple[Fault, ...]
+    schedule: int
+
+    @property
+    def room(self) -> int | None:
+        """Positions that the pages cover; None without attention."""
+        return self.pages * self.limits.page_size if self.limits.page_size else None
+
+    def without(self, *, ask: Ask | None = None, fault: Fault | None = None) -> "Scenario":
+        asks = tuple(other for other in self.asks if other is not ask)
+        return replace(self, asks=asks, faults=tuple(other for other in self.faults if other is not fault))
+
+    def with_faults(self, *faults: Fault) -> "Scenario":
+        """The same with these faults and no others."""
+        return replace(self, faults=faults)
+
+
+def draw(seed: int, strategy: Strategy | None = None, overlap: bool | None = None) -> Scenario:
+    """A seed's scenario; the strategy and the overlap are drawn too unless they are given."""
+    rng = random.Random(seed)
+    page_size = rng.choice([1, 2, 3, 4, 7])
+    paged = rng.random() < 0.7
+    longest = rng.choice([20, 30, 60, 60])
+    pages = -(-longest // page_size) + rng.choice([0, 0, 1, 5, 20, 100]) if paged else 0
+    max_running = rng.randint(1, 6)
+    strategies = list(Strategy)
+    drawn_strategy, drawn_depth = rng.choice(strategies), rng.choice([1, 2, 2])
+    limits = Limits(
+        max_running=max_running,
+        max_queue=rng.choice([3, 100, 100, 100]),
+        step_tokens=rng.choice([max_running + 1, 8, 16, 64]),
+        page_size=page_size if paged else 0,
+        chunk_size=rng.choice([2, 4, 8]),
+        track_interval=rng.choice([0, 3, 4, 8]),
+        depth=drawn_depth if overlap is None else 1 + overlap,
+        strategy=strategy or drawn_strategy,
+    )
+    gap = rng.choice([5, 20, 60, 150])
+    hasty = rng.choice([0, 0, 0.1, 0.4])
+    asks, at = [], 0.0
+    for index in range(rng.randint(4, 22)):
+        at += rng.expovariate(1 / gap)
+        asks.append(_draw_ask(rng, f"r{index}", at, hasty))
+    if paged and rng.random() < 0.25:
+        # Barely large enough for one of them, and perhaps for a page to copy from.
+        pages = -(-(len(rng.choice(asks).prompt) + 1) // page_size) + rng.choice([0, 1, 1])
+    return Scenario(
+        slots=rng.choice([1, 1, 2, max_running + 2, 4 * max_running, 8 * max_running]),
+        pages=pages,
+        limits=limits,
+        tree_tokens=rng.choice([50, 1 << 22, 1 << 22]),
+        codec=rng.random() < 0.1,
+        step_time=rng.choice([0.0, 3.0, 12.0, 40.0]),
+        lazy=rng.choice([None, None, *UNIT, "api"]),
+        asks=tuple(asks),
+        faults=tuple(_draw_faults(rng, asks, at + 100)),
+        schedule=rng.randrange(1 << 32),
+    )
+
+
+def _draw_ask(rng: random.Random, name: str, at: float, hasty: float) -> Ask:
+    family = random.Random(rng.randrange(2))
+    shared = [family.randrange(VOCABULARY) for _ in range(40)]
+    own = [rng.randrange(VOCABULARY) for _ in range(rng.choice([0, 0, 1, 5, 12]))]
+    prompt = shared[: rng.choice([rng.randint(1, 30), 12, 25])] + own
+    leave = None
+    if rng.random() < hasty:
+        tokens = rng.choice([None, rng.randint(0, 12)])
+        leave = Leave(rng.choice(["aborted", "timeout", "gone"]), rng.choice([0, 5, 30, 100]) * rng.random(), tokens)
+    return Ask(
+        id=name,
+        at=at,
+        prompt=tuple(prompt),
+        max_tokens=rng.randint(1, 17),
+        stop_ids=tuple(rng.sample(range(VOCABULARY), rng.choice([0, 0, 3, 12]))),
+        stop_piece=(rng.randrange(17), rng.randint(1, 3)) if rng.random() < 0.3 else None,
+        keep_stop=rng.random() < 0.3,
+        ends=tuple(rng.random() for _ in range(rng.choice([0, 0, 1, 2]))),
+        priority=rng.choice([0, 0, 0, 1, -1]),
+        salt=rng.choice(["", "", "", "tenant"]),
+        seed=rng.choice([None, rng.randrange(1000)]),
+        continues=rng.random() if rng.random() < 0.5 else None,
+        reuses=rng.random() < 0.1,
+        leave=leave,
+        logprobs=rng.random() < 0.3,
+        prompt_logprobs_from=rng.choice([None, None, None, None, None, 0.0, rng.random()]),
+    )
+
+
+def _draw_faults(rng: random.Random, asks: list[Ask], end: float) -> list[Fault]:
+    """About two kinds a seed; of each kind one or a few."""
+    faults: list[Fault] = []
+    if rng.random() < 0.25:
+        for _ in range(rng.choice([1, 1, 2])):
+            at = int(rng.choice([20, 60, 120]) * rng.random()) + 1
+            faults.append(Crash(rng.choice(UNIT), at, rng.choice(["send", "send", "before", "behind"])))
+    if rng.random() < 0.25:
+        faults += [BadStep(rng.randint(1, 60)) for _ in range(rng.choice([1, 2, 4]))]
+    if rng.random() < 0.2:
+        faults += [Poison(rng.choice(asks).id, rng.randrange(40)) for _ in range(rng.choice([1, 1, 2]))]
+    if rng.random() < 0.2:
+        begin = rng.uniform(0, end)
+        faults.append(NoRoom(begin, begin + rng.choice([10, 100, 300])))
+    if rng.random() < 0.1:
+        faults.append(NoCheckpoints())
+    if rng.random() < 0.2:
+        faults.append(RefusedSends(rng.choice([1, 3, 10])))
+    if rng.random() < 0.25:
+        faults += [FlushAt(rng.uniform(0, end)) for _ in range(rng.choice([1, 1, 3]))]
+    if rng.random() < 0.15:
+        faults.append(DrainAt(rng.uniform(0, end)))
+    return faults

@@ -1,0 +1,130 @@
+"""Makes a failing scenario small: fewer requests, fewer faults, smaller pools, fewer deliveries."""
+
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from actors.strategy import Strategy
+from tests.simulation.driver import Simulation
+from tests.simulation.scenario import Ask, BadStep, Crash, Fault, Scenario
+
+SCHEDULES = 3
+MOST_RUNS = 1000
+LAST_SCHEDULES = 40
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a scenario fails: the kind of error and where it was raised, and after how many deliveries."""
+
+    kind: str
+    where: str
+    message: str
+    deliveries: int
+
+    def like(self, other: "Failure") -> bool:
+        return (self.kind, self.where) == (other.kind, other.where)
+
+
+def failure(scenario: Scenario) -> Failure | None:
+    """Run it; None if it passes."""
+    simulation = Simulation(scenario)
+    try:
+        simulation.run()
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{frame.filename.rsplit('/', 1)[-1]}:{frame.name}"
+        return Failure(type(error).__name__, where, str(error), simulation.delivered)
+    return None
+
+
+def shrink(scenario: Scenario) -> tuple[Scenario, Failure]:
+    """The smallest scenario found that fails like this one, with its failure."""
+    found = failure(scenario)
+    if found is None:
+        raise ValueError("this scenario passes")
+    candidates, passed, runs = list(simpler(scenario)), 0, 0
+    while passed < len(candidates) and runs < MOST_RUNS:
+        at = runs % len(candidates)
+        failing = fails_like(candidates[at], found, SCHEDULES)
+        runs, passed = runs + 1, passed + 1
+        if failing is not None:
+            scenario, passed = failing, 0
+            candidates = list(simpler(scenario))
+    tried = [replace(scenario, schedule=scenario.schedule + more) for more in range(LAST_SCHEDULES)]
+    failures = [(other, how) for other in tried if (how := failure(other)) is not None and how.like(found)]
+    return min(failures, key=lambda pair: pair[1].deliveries)
+
+
+def fails_like(scenario: Scenario, found: Failure, schedules: int) -> Scenario | None:
+    """The scenario with the first of a few schedules under which it fails alike."""
+    for more in range(schedules):
+        tried = replace(scenario, schedule=scenario.schedule + more)
+        how = failure(tried)
+        if how is not None and how.like(found):
+            return tried
+    return None
+
+
+def simpler(scenario: Scenario) -> Iterator[Scenario]:
+    """What might fail too, the largest cuts first."""
+    asks, limits = scenario.asks, scenario.limits
+    half = len(asks) // 2
+    if half:
+        yield replace(scenario, asks=asks[:half])
+        yield replace(scenario, asks=asks[half:])
+    for ask in asks[::-1] if len(asks) > 1 else ():
+        yield scenario.without(ask=ask)
+    for index, fault in enumerate(scenario.faults):
+        yield scenario.without(fault=fault)
+        for other in earlier(fault):
+            yield replace(scenario, faults=(*scenario.faults[:index], other, *scenario.faults[index + 1 :]))
+    plain = {"codec": False, "lazy": None, "step_time": 0.0, "tree_tokens": 1 << 22}
+    for name, value in plain.items():
+        if getattr(scenario, name) != value:
+            yield replace(scenario, **{name: value})
+    simple = {"max_running": 1, "track_interval": 0, "depth": 1, "strategy": Strategy.NO_BUFFER, "max_queue": 100}
+    for name, value in simple.items():
+        if getattr(limits, name) != value:
+            yield replace(scenario, limits=replace(limits, **{name: value}))
+    for number in {1, scenario.slots // 2, scenario.slots - 1} - {0}:
+        if number < scenario.slots:
+            yield replace(scenario, slots=number)
+    for index, ask in enumerate(asks):
+        for other in simpler_asks(ask):
+            yield replace(scenario, asks=(*asks[:index], other, *asks[index + 1 :]))
+
+
+def earlier(fault: Fault) -> Iterator[Fault]:
+    """The same fault sooner: what comes before it may not be needed."""
+    match fault:
+        case Crash(at=at):
+            yield from (replace(fault, at=sooner) for sooner in sorted({1, at // 2, at - 1}) if 0 < sooner < at)
+        case BadStep(run):
+            yield from (BadStep(sooner) for sooner in sorted({1, run // 2, run - 1}) if 0 < sooner < run)
+
+
+def simpler_asks(ask: Ask) -> Iterator[Ask]:
+    plain = {
+        "stop_ids": (),
+        "stop_piece": None,
+        "keep_stop": False,
+        "ends": (),
+        "priority": 0,
+        "salt": "",
+        "seed": None,
+        "continues": None,
+        "reuses": False,
+        "leave": None,
+        "logprobs": False,
+        "prompt_logprobs_from": None,
+    }
+    for name, value in plain.items():
+        if getattr(ask, name) != value:
+            yield replace(ask, **{name: value})
+    for number in {1, ask.max_tokens // 2, ask.max_tokens - 1} - {0}:
+        if number < ask.max_tokens:
+            yield replace(ask, max_tokens=number)
+    for number in {1, len(ask.prompt) // 2, len(ask.prompt) - 1} - {0}:
+        if number < len(ask.prompt):
+            yield replace(ask, prompt=ask.prompt[:number])

@@ -1,0 +1,54 @@
+"""Messages as short lines for people."""
+
+from typing import Any
+
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields
+
+from actors.lease import Lease
+from actors.messages import Message, Request
+from actors.tokens import count, cut, unpack
+
+MOST_TOKENS = 6
+
+
+def line(at: float, sender: str, to: str, message: Message) -> str:
+    return f"{at:7.0f}  {sender:>9} → {to:<9}  {show(message)}"
+
+
+def show(value: Any) -> str:
+    match value:
+        case str():
+            return repr(value) if not value.isidentifier() else value
+        case bytes():
+            return tokens(value)
+        case Lease():
+            return f"slot {value._slot}#{value._generation}"
+        case Request():
+            output = count(value.tokens) - value.prompt_len
+            return f"{value.id} {tokens(value.tokens)}" + (f", {output} of them output" if output else "")
+        case Struct():
+            return f"{type(value).__name__}({', '.join(parts(value))})"
+        case list() | tuple():
+            return f"[{', '.join(map(show, value))}]"
+        case _:
+            return str(value)
+
+
+def parts(message: Struct) -> list[str]:
+    """The fields that say something: not those that are empty, None or as by default."""
+    found = []
+    for field in fields(message):
+        value = getattr(message, field.name)
+        if value is None or value is False or value in ([], "", b""):
+            continue
+        if field.default is not NODEFAULT and value == field.default:
+            continue
+        found.append(show(value) if field.name in ("request", "state") else f"{field.name}={show(value)}")
+    return found
+
+
+def tokens(packed: bytes) -> str:
+    number = count(packed)
+    some = " ".join(map(str, unpack(cut(packed, 0, MOST_TOKENS))))
+    return f"⟨{some}⟩" if number <= MOST_TOKENS else f"⟨{some} … {number}⟩"

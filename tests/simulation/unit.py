@@ -1,0 +1,87 @@
+"""The four actors over the hash device, put together as the relay does, with what a scenario wants refused."""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from actors.actor import Actor, Address
+from actors.cache import Cache
+from actors.forward import Forward
+from actors.lease import Lease, Ledger
+from actors.messages import Acquire
+from actors.pages import Pages
+from actors.result_processor import ResultProcessor
+from actors.scheduler import Scheduler
+from actors.transport import Codec
+from tests.simulation.checks import CacheChecks
+from tests.simulation.client import Letters
+from tests.simulation.hash_device import HashDevice
+from tests.simulation.scenario import NoCheckpoints
+
+if TYPE_CHECKING:
+    from tests.simulation.driver import Simulation
+
+
+class ScribblingPages(Pages):
+    """Tells the device of freed pages, so that it may overwrite them."""
+
+    device: HashDevice | None = None
+
+    def _reclaim(self, page: int) -> None:
+        super()._reclaim(page)
+        if not self.users[page] and not self.names[page] and self.device is not None:
+            self.device.scribble_page(page)
+
+
+class StingyCache(Cache):
+    """Refuses what the scenario wants refused."""
+
+    no_room = False
+    no_checkpoints = False
+
+    def _answer(self, acquire: Acquire) -> bool:
+        return not self.no_room and super()._answer(acquire)
+
+    def _take_pages(self, wanted: int) -> list[int] | None:
+        return None if self.no_room and len(self.accounts) > 1 else super()._take_pages(wanted)
+
+    def _spares(self, grant: int, wanted: int) -> list[Lease]:
+        if not self.no_checkpoints:
+            return super()._spares(grant, wanted)
+        self.counters["no checkpoint slot"] += wanted
+        return []
+
+
+class Unit:
+    """The four actors, which live and fall together.
+
+    generations: of each slot, how often it was taken. last_grant, salts, known and worth: of the grants so far, the
+    highest, whose they are, how far the tree knows each, and what the retired state of each is worth.
+    """
+
+    def __init__(self, simulation: "Simulation") -> None:
+        scenario, device = simulation.scenario, simulation.device
+        self.ledger = Ledger(scenario.slots, simulation.moved, simulation.violated)
+        self.codec = Codec(self.ledger) if scenario.codec else None
+        pages = ScribblingPages(scenario.pages, device.page_size)
+        pages.device = device
+        self.cache = StingyCache(simulation.sender("cache"), self.ledger, pages, scenario.tree_tokens)
+        self.cache.no_checkpoints = any(isinstance(fault, NoCheckpoints) for fault in scenario.faults)
+        self.scheduler = Scheduler(simulation.sender("scheduler"), scenario.limits)
+        self.forward = Forward(simulation.sender("forward"), device, scenario.limits.max_running)
+        self.results = ResultProcessor(simulation.sender("results"), Letters())
+        self.actors: dict[Address, Actor] = {
+            "cache": self.cache,
+            "scheduler": self.scheduler,
+            "forward": self.forward,
+            "results": self.results,
+        }
+        self.checks = CacheChecks(simulation, self.cache)
+        self.generations = [0] * scenario.slots
+        self.last_grant = 0
+        self.salts: dict[int, str] = {}
+        self.known: dict[int, int] = {}
+        self.worth: dict[int, int] = {}
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self.cache.counters + self.scheduler.counters + self.results.counters
