@@ -56,7 +56,7 @@ class Scheduler:
         self._grants = 0
         self._steps = 0
         self._draining = self._drained = False
-        self._waiting: dict[str, Submit] = {}
+        self._waiting: dict[str, Request] = {}
 
     def receive(self, message: Message) -> None:
         match message:
@@ -86,7 +86,7 @@ class Scheduler:
             case Over(request):
                 del self._records[request]
                 if request in self._waiting:
-                    self._submit(self._waiting.pop(request))
+                    self._accept(self._waiting.pop(request))
             case Drain():
                 self._draining = True
             case _:
@@ -108,16 +108,19 @@ class Scheduler:
     def _submit(self, submit: Submit) -> None:
         """One whose id was answered a moment ago waits until the row that had it is gone."""
         request = submit.request
-        if request.id in self._records:
-            self._waiting[request.id] = submit
-        elif self._draining:
+        if self._draining:
             self.send("api", Ended(request.id, "draining", "the server is shutting down"))
+        elif request.id in self._records:
+            self._waiting[request.id] = request
         elif len(self.state.queue) >= self.limits.max_queue and not submit.again:
             self.send("api", Ended(request.id, "queue_full", f"{self.limits.max_queue} requests are waiting"))
         else:
-            self._arrivals += 1
-            self._records[request.id] = Record(request, self._arrivals)
-            self._enqueue(self._records[request.id])
+            self._accept(request)
+
+    def _accept(self, request: Request) -> None:
+        self._arrivals += 1
+        self._records[request.id] = Record(request, self._arrivals)
+        self._enqueue(self._records[request.id])
 
     def _requeue(self, request: Request, suspect_until: int) -> None:
         record = self._records[request.id]

@@ -18,13 +18,14 @@ TOO_LARGE = "I am a tiny demonstration model: I only add numbers up to {}."
 class Lesson:
     """Chats of at most `longest` tokens with sums up to `largest`. A drill is copying and adding only.
 
-    sums, too_hard: how often sums, and other arithmetic, come up.
+    sums, too_hard, talk: how often sums, other arithmetic and small talk come up.
     """
 
     longest: int
     largest: int = 99
     sums: float = 0.25
     too_hard: float = 0.01
+    talk: float = 0.08
     drill: bool = False
 
 
@@ -182,7 +183,7 @@ class Chat:
             (0.3, lambda: self.tell(self.key(rng.random() < 0.3))),
             (0.33, lambda: self.ask(self.key(rng.random() < 0.75))),
             (self.lesson.sums, self.sum),
-            (0.08, self.small_talk),
+            (self.lesson.talk, self.small_talk),
             (0.05, self.other),
             (self.lesson.too_hard, self.other_arithmetic),
             (0.03, self.echo),

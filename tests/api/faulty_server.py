@@ -1,7 +1,7 @@
 """`python -m tests.api.faulty_server FAULT DIR [option=value …]`: the real server, with something broken in it.
 
-scheduler, cache, forward, results: this actor raises at its 200th message, once. device: a call on the device raises.
-prompt: the model raises whenever it is fed MARK. always: the cache raises at every request.
+scheduler, cache, forward, results: this actor raises at its 200th message, once. The others raise at a prompt with
+MARK in it. prompt: the model. device: a call on the device other than a step. always: the cache, whenever it is asked.
 """
 
 import sys
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from actors.cache import Cache
 from actors.forward import Forward
-from actors.messages import Acquire, Message
+from actors.messages import Acquire, Message, Request
 from actors.result_processor import ResultProcessor
 from actors.scheduler import Scheduler
+from actors.tokens import pack, unpack
 from actors.torch_device import TorchDevice
 from api.config import load
 from api.serve import serve
@@ -40,17 +41,14 @@ def break_actor(actor: Any, name: str) -> None:
 
 
 def break_device() -> None:
-    left = 40
-    clear = TorchDevice.clear
+    open_row = TorchDevice.open_row
 
-    def raising(device: TorchDevice, slot: int) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
+    def raising(device: TorchDevice, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
+        if MARK in unpack(request.tokens)[: request.prompt_len]:
             raise RuntimeError("the device is gone")
-        clear(device, slot)
+        open_row(device, row, grant, slot, request, pages)
 
-    TorchDevice.clear = raising  # type: ignore[method-assign]
+    TorchDevice.open_row = raising  # type: ignore[method-assign]
 
 
 def break_prompts() -> None:
@@ -68,7 +66,7 @@ def break_always() -> None:
     receive = Cache.receive
 
     def raising(cache: Cache, message: Message) -> None:
-        if isinstance(message, Acquire):
+        if isinstance(message, Acquire) and message.tokens.endswith(pack([MARK])):
             raise RuntimeError("the cache is broken")
         receive(cache, message)
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -23,6 +24,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_checkpoint(folder))
 
 
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder: Path = tmp_path_factory.mktemp("slow")
+    return str(make_checkpoint(folder, delay_ms=[10, 20]))
+
+
+def generate(prompt: list[int], count: int = 5) -> dict[str, Any]:
+    return {"input_ids": prompt, "sampling_params": {"max_new_tokens": count, "temperature": 0}}
+
+
 @pytest.mark.parametrize("actor", ACTORS)
 async def test_a_restart_is_a_pause(checkpoint: str, actor: str) -> None:
     with ServerProcess([FAULTY, actor, checkpoint, *SMALL, "max_queue=40"]) as server:
@@ -37,14 +48,13 @@ async def test_a_restart_is_a_pause(checkpoint: str, actor: str) -> None:
 
 async def test_a_request_that_cannot_be_computed_fails_alone(checkpoint: str) -> None:
     with ServerProcess([FAULTY, "prompt", checkpoint, *SMALL]) as server:
-        bad = {"input_ids": [1, 2, MARK], "sampling_params": {"max_new_tokens": 5, "temperature": 0}}
+        bad, good = generate([1, 2, MARK]), generate([1, 2, 3])
         async with aiohttp.ClientSession(server.url) as session:
 
             async def ask(stream: bool) -> tuple[int, bytes]:
                 async with session.post("/generate", json=bad | {"stream": stream}) as response:
                     return response.status, await response.read()
 
-            good = {**bad, "input_ids": [1, 2, 3]}
             others = [asyncio.create_task(asyncio.to_thread(server.post, "/generate", good)) for _ in range(8)]
             whole, events = await asyncio.gather(ask(stream=False), ask(stream=True))
             for status, answer in await asyncio.gather(*others):
@@ -59,10 +69,12 @@ async def test_a_request_that_cannot_be_computed_fails_alone(checkpoint: str) ->
 
 
 @pytest.mark.parametrize(("fault", "code", "what"), [("device", 5, "device"), ("always", 3, "engine")])
-async def test_what_cannot_go_on_answers_everyone_and_ends(checkpoint: str, fault: str, code: int, what: str) -> None:
-    with ServerProcess([FAULTY, fault, checkpoint, *SMALL, "restarts=1"], exit_code=code) as server:
-        body = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 150, "temperature": 0, "n": 60}}
-        asking = [asyncio.create_task(asyncio.to_thread(server.post, "/generate", body)) for _ in range(4)]
+async def test_what_cannot_go_on_answers_everyone_and_ends(slow: str, fault: str, code: int, what: str) -> None:
+    with ServerProcess([FAULTY, fault, slow, *SMALL, "restarts=1"], exit_code=code) as server:
+        bodies = [generate([1, 2, number], 150) for number in (0, 1, 2, MARK)]
+        asking = [asyncio.create_task(asyncio.to_thread(server.post, "/generate", body)) for body in bodies[:-1]]
+        await asyncio.to_thread(server.wait_until, lambda: server.get("/server_info")["open_requests"] == 3)
+        asking.append(asyncio.create_task(asyncio.to_thread(server.post, "/generate", bodies[-1])))
         for status, answer in await asyncio.gather(*asking):
             assert (status, answer["error"]["type"]) == (500, "server_error")
             assert answer["error"]["message"] == f"the {what} failed and the server is shutting down"

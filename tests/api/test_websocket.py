@@ -3,6 +3,8 @@
 import asyncio
 import json
 import random
+from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
+from socket import socket as Socket
 from typing import Any
 
 import aiohttp
@@ -12,6 +14,7 @@ from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from actors import tokens
 from api.generation import MERGE_ABOVE
+from api.websocket import OPEN_SOCKETS
 from tests.api.fake_ring import Served, serving
 
 pytestmark = pytest.mark.anyio
@@ -137,9 +140,18 @@ async def test_a_client_that_leaves_aborts_what_it_waits_for() -> None:
 
 
 async def test_a_slow_reader_gets_merged_deltas() -> None:
-    async with serving(max_model_len=200_000) as served:
-        served.ring.reply = "x" * 20_000
-        async with served.client.ws_connect(PATH, max_msg_size=0) as socket:
+    def small_buffer(address: Any) -> Socket:
+        made = Socket(*address[:3])
+        made.setsockopt(SOL_SOCKET, SO_RCVBUF, 8192)
+        made.setblocking(False)
+        return made
+
+    connector = aiohttp.TCPConnector(socket_factory=small_buffer)
+    async with serving(max_model_len=200_000) as served, aiohttp.ClientSession(connector=connector) as http:
+        served.ring.reply = "x" * 5_000
+        async with http.ws_connect(served.url + PATH[1:], max_msg_size=0) as socket:
+            [at_server] = served.client.app[OPEN_SOCKETS]
+            at_server.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, 8192)
             await create(socket, input="a")
             await socket.receive(10)
             # aiohttp's client stops reading its socket when what it has read is not taken.

@@ -15,6 +15,7 @@ FAILED_ONCE = [
     61,  # a full queue refused what had been accepted before a restart
     70,  # a restart of a request that fills the pool
     139,  # an id was used again before its last row was gone
+    3011485,  # a request that waited for its id was refused by a shutdown behind it
     142,  # a lone request ended before the pool was full
 ]
 
