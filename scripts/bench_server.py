@@ -37,6 +37,11 @@ def write_checkpoint(folder: Path, config: dict[str, Any], model: nn.Module) -> 
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
+def completion_tokens(line: bytes) -> int:
+    """How many tokens of the answer an event brings it to."""
+    return int(json.loads(line.removeprefix(b"data: "))["meta_info"]["completion_tokens"])
+
+
 class Served:
     """The server's process; the same measurements as bench_bare.Bare, over HTTP."""
 
@@ -91,13 +96,12 @@ class Served:
     ) -> list[tuple[float, int]]:
         sampling = {"max_new_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
-        arrivals: list[tuple[float, int]] = []
         async with session.post("/generate", json=body, raise_for_status=True) as answer:
-            async for line in answer.content:
-                if line.startswith(b"data: {"):
-                    at = time.perf_counter() - began
-                    event = json.loads(line.removeprefix(b"data: "))
-                    arrivals.append((at, event["meta_info"]["completion_tokens"]))
+            lines = [
+                (time.perf_counter() - began, line) async for line in answer.content if line.startswith(b"data: {")
+            ]
+        # Parsed when all is over: the client shares the server's cores.
+        arrivals = [(at, completion_tokens(line)) for at, line in lines]
         if not arrivals or arrivals[-1][1] != max_tokens:
             raise RuntimeError(f"asked for {max_tokens} tokens, got {arrivals[-1:]}")
         return arrivals
