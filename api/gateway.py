@@ -259,10 +259,12 @@ class Gateway:
         self._last_word(ended.request)
         if member is None:
             return
-        if ended.reason == "aborted":
-            member.finish_reason = "abort"
+        # With output out already, a request that was submitted again and fits no more has reached the pool's limit.
+        grown = ended.reason == "too_large" and member.completion_tokens > 0
+        if ended.reason == "aborted" or grown:
+            member.finish_reason = "length" if grown else "abort"
             counts = (member.prompt_tokens, member.cached_tokens, member.completion_tokens)
-            member.put(Output(ended.request, "", b"", *counts, finish_reason="abort"))
+            member.put(Output(ended.request, "", b"", *counts, finish_reason="length" if grown else "abort"))
             member.generation.wake()
         else:
             member.generation.fail(refusal(ended, self._timeout))

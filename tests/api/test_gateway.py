@@ -163,6 +163,19 @@ async def test_a_restart_submits_what_is_open_again_where_its_client_stands() ->
     assert gateway.submit([request("gone")]).members
 
 
+async def test_after_a_restart_what_no_longer_fits_has_reached_its_length() -> None:
+    post = Post()
+    with post.gateway.submit([request("a"), request("b")]) as generation:
+        post.output("a", 0)
+        await generation.next()
+        post.gateway.receive(Restarted())
+        post.gateway.receive(Ended("a", "too_large", "5 tokens do not fit"))
+        assert [output.finish_reason for _, output in await generation.next()] == ["length"]
+        post.gateway.receive(Ended("b", "too_large", "5 tokens do not fit"))
+        with pytest.raises(ApiError, match="do not fit"):
+            await generation.next()
+
+
 async def test_a_restart_ends_flushes_and_drains_again() -> None:
     post = Post()
     flushing = asyncio.ensure_future(post.gateway.flush())
