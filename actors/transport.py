@@ -61,7 +61,7 @@ class Codec:
 
     def _surrender(self, value: object) -> tuple[int, int]:
         if not isinstance(value, Lease):
-            raise NotImplementedError(f"{type(value).__name__} cannot travel in a message")
+            raise TypeError(f"{type(value).__name__} cannot travel in a message")
         return value.surrender("encoded")
 
     def _revive(self, type_: type, value: list[int]) -> Lease:
