@@ -52,6 +52,15 @@ class Device(Protocol):
     def copy_page(self, source: int, target: int) -> None:
         """Copy a KV page, all layers."""
 
+    def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
+        """Copy a state slot, and the KV of the first `position` tokens in `pages`, to host memory under `key`."""
+
+    def fill(self, key: int, slot: int, pages: list[int], first: int) -> None:
+        """The way back: `pages` are those of page index `first` and on."""
+
+    def drop(self, key: int) -> None:
+        """Forget a copy in host memory."""
+
     def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
         """Set a row up: its tokens, sampling parameters, state slot and pages."""
 
@@ -86,6 +95,15 @@ class DeviceThread:
 
     def copy_page(self, source: int, target: int) -> None:
         self._calls.put(lambda: self._device.copy_page(source, target))
+
+    def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
+        self._calls.put(lambda: self._device.export(key, slot, pages, position))
+
+    def fill(self, key: int, slot: int, pages: list[int], first: int) -> None:
+        self._calls.put(lambda: self._device.fill(key, slot, pages, first))
+
+    def drop(self, key: int) -> None:
+        self._calls.put(lambda: self._device.drop(key))
 
     def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
         self._calls.put(lambda: self._device.open_row(row, grant, slot, request, pages))

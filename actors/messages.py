@@ -13,7 +13,9 @@ from actors.tokens import Tokens
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 RetireReason: TypeAlias = Literal["finished", "limit", "capacity", "aborted", "timeout", "retracted", "failed"]
-Lost: TypeAlias = Literal["", "evicted", "misaligned", "never_kept"]
+Lost: TypeAlias = Literal["", "evicted", "misaligned", "never_kept", "damaged"]
+Origin: TypeAlias = Literal["slot", "tree", "host", "disk", "tokens"]
+Tier: TypeAlias = Literal["slot", "host", "disk", "tokens"]
 EndReason: TypeAlias = Literal["queue_full", "too_large", "aborted", "timeout", "draining"]
 
 
@@ -52,6 +54,7 @@ class Request(Struct, frozen=True, array_like=True):
     logprobs: how many alternatives to report for each output token; None reports no log probabilities at all.
     prompt_logprobs_from: report log probabilities of prompt tokens from this index on.
     message_ends: positions in the prompt at which a checkpoint is worth having.
+    session: the session whose turn this is; its name goes to the state at the turn's end.
     """
 
     id: str
@@ -66,6 +69,7 @@ class Request(Struct, frozen=True, array_like=True):
     prompt_logprobs_from: int | None = None
     skip_special_tokens: bool = True
     shown: int = 0
+    session: str = ""
 
 
 class Checkpoint(Struct, array_like=True):
@@ -81,11 +85,21 @@ class PageCopy(Struct, frozen=True, array_like=True):
     target: int
 
 
+class Fill(Struct, frozen=True, array_like=True):
+    """A stored state to go on from: it fills the grant's slot, and its KV the grant's pages from index `first` on."""
+
+    key: int
+    first: int
+
+
 # Messages that carry leases
 
 
 class Granted(Struct, tag=True, array_like=True):
-    """cache → scheduler. `state` is to be cleared, or filled from `source`, or (moved) it already holds `match`."""
+    """cache → scheduler. `state` is to be cleared, filled from `source` or `fill`, or (moved) it already holds `match`.
+
+    origin: where the state at `match` comes from; "tokens" if there is none.
+    """
 
     grant: int
     state: Lease
@@ -97,6 +111,8 @@ class Granted(Struct, tag=True, array_like=True):
     pages: list[int]
     copy: PageCopy | None
     branch: int | None
+    fill: Fill | None = None
+    origin: Origin = "tokens"
 
 
 class Spare(Struct, tag=True, array_like=True):
@@ -127,6 +143,8 @@ class Admit(Struct, tag=True, array_like=True):
     source: Loan | None
     pages: list[int]
     copy: PageCopy | None
+    fill: Fill | None = None
+    origin: Origin = "tokens"
 
 
 class Chunk(Struct, frozen=True, array_like=True):
@@ -208,6 +226,32 @@ class Donate(Struct, tag=True, array_like=True):
     closes: bool
 
 
+class SaveFromReq(Struct, tag=True, array_like=True):
+    """results → cache: the state at the end of a session's turn, which takes its name; closes the grant."""
+
+    grant: int
+    session: str
+    state: Lease
+    position: int
+    tokens: Tokens
+
+
+class Export(Struct, tag=True, array_like=True):
+    """cache → forward: copy this state, and the KV of its `position` tokens in `pages`, to host memory under `key`."""
+
+    key: int
+    state: Lease
+    pages: list[int]
+    position: int
+
+
+class Exported(Struct, tag=True, array_like=True):
+    """forward → cache: the copy is on the stream; slot and pages may be used again."""
+
+    key: int
+    state: Lease
+
+
 class Free(Struct, tag=True, array_like=True):
     """anyone → cache: slots back to the pool; `closes` names the grant whose account ends with it."""
 
@@ -246,6 +290,7 @@ class Acquire(Struct, tag=True, array_like=True):
     limit: int
     salt: str
     succeeds: int | None
+    session: str = ""
 
 
 class Cancel(Struct, tag=True, array_like=True):
@@ -303,6 +348,7 @@ class Admitted(Struct, tag=True, array_like=True):
     match: int
     matched_tokens: int
     lost: Lost
+    origin: Origin = "tokens"
 
 
 class Copied(Struct, tag=True, array_like=True):
@@ -362,6 +408,7 @@ class Output(Struct, array_like=True):
     prompt_logprobs: list[TokenLogprob] = []
     matched_tokens: int = 0
     lost: Lost = ""
+    origin: Origin = "tokens"
 
 
 class Delta(Struct, tag=True, array_like=True):
@@ -380,6 +427,66 @@ class Flushed(Struct, tag=True, array_like=True):
     """cache → api."""
 
     ticket: int
+
+
+class Drop(Struct, tag=True, array_like=True):
+    """cache → forward: these copies in host memory are wanted no more."""
+
+    keys: list[int]
+
+
+class Written(Struct, tag=True, array_like=True):
+    """disk → cache: the copy `key` is in its file; `error` says why it is not."""
+
+    key: int
+    error: str = ""
+
+
+class Loaded(Struct, tag=True, array_like=True):
+    """disk → cache: the file's state is in host memory under `key`; `error` says why it is not, and never will be."""
+
+    key: int
+    error: str = ""
+
+
+class Name(Struct, tag=True, array_like=True):
+    """api → cache: the session's name goes to the deepest state kept at or below the end of these tokens.
+
+    Answered by Kept. While an account of the session is open this waits.
+    """
+
+    session: str
+    salt: str
+    tokens: Tokens
+
+
+class Unname(Struct, tag=True, array_like=True):
+    """api → cache: the session is closed; copies that no other name holds are dropped."""
+
+    session: str
+
+
+class Suspend(Struct, tag=True, array_like=True):
+    """api → cache: move the session's state to the lowest tier there is; answered by Suspended."""
+
+    ticket: int
+    session: str
+
+
+class Suspended(Struct, tag=True, array_like=True):
+    """cache → api: where the session's state is now, and how many tokens it has consumed."""
+
+    ticket: int
+    tier: Tier
+    position: int
+
+
+class Kept(Struct, tag=True, array_like=True):
+    """cache → api: the state that bears this session's name is, from now on, in this tier."""
+
+    session: str
+    tier: Tier
+    position: int
 
 
 class Drain(Struct, tag=True, array_like=True):
@@ -411,6 +518,7 @@ class Restarted(Struct, tag=True, array_like=True):
 
 Message: TypeAlias = (
     Granted | Spare | Return | Admit | Step | Stepped | Retired | Donate | Free
+    | SaveFromReq | Export | Exported | Drop | Written | Loaded | Name | Unname | Suspend | Suspended | Kept
     | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed | Retire | Admitted | Copied
     | Settled | Requeue | Over | Ended | Delta | Flush | Flushed | Drain | Drained | Ran | Restarted
 )  # fmt: skip

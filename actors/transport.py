@@ -5,7 +5,21 @@ from collections.abc import Iterator
 import msgspec
 
 from actors.lease import Lease, Ledger
-from actors.messages import Admit, Donate, Free, Granted, Message, Retired, Return, Spare, Step, Stepped
+from actors.messages import (
+    Admit,
+    Donate,
+    Export,
+    Exported,
+    Free,
+    Granted,
+    Message,
+    Retired,
+    Return,
+    SaveFromReq,
+    Spare,
+    Step,
+    Stepped,
+)
 
 
 def depart(message: Message, sender: str, receiver: str, ledger: Ledger) -> None:
@@ -18,7 +32,7 @@ def depart(message: Message, sender: str, receiver: str, ledger: Ledger) -> None
         return ledger.depart(lease, sender, receiver, name)
 
     match message:
-        case Granted() | Return() | Admit() | Retired() | Donate():
+        case Granted() | Return() | Admit() | Retired() | Donate() | SaveFromReq() | Export() | Exported():
             message.state = move(message.state)
         case Spare() | Free():
             message.slots = [move(lease) for lease in message.slots]
@@ -36,7 +50,7 @@ def arrive(message: Message, receiver: str, ledger: Ledger) -> None:
 
 def leases_in(message: Message) -> Iterator[Lease]:
     match message:
-        case Granted() | Return() | Admit() | Retired() | Donate():
+        case Granted() | Return() | Admit() | Retired() | Donate() | SaveFromReq() | Export() | Exported():
             yield message.state
         case Spare() | Free():
             yield from message.slots

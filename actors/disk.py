@@ -1,0 +1,52 @@
+"""The seam to the disk: what the cache asks of it. Each call returns at once; answers come as messages."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from actors.tokens import Tokens
+
+
+class StateFile(Struct, frozen=True):
+    """A state on disk, as it was found at the start. size: bytes of the file."""
+
+    salt: str
+    tokens: Tokens
+    size: int
+
+
+class Disk(Protocol):
+    """States in files, each named by the digest of its salt and tokens: writing one again replaces it.
+
+    Calls are carried out in order.
+    """
+
+    def files(self) -> Sequence[StateFile]:
+        """What is there, and belongs to this model."""
+        ...
+
+    def write(self, key: int, salt: str, tokens: Tokens) -> None:
+        """Write the copy in host memory under `key` to its file; Written(key) follows."""
+
+    def read(self, key: int, salt: str, tokens: Tokens) -> None:
+        """Bring a file back to host memory under `key`; Loaded(key) follows. One that is damaged is deleted."""
+
+    def delete(self, salt: str, tokens: Tokens) -> None:
+        """Delete a file."""
+
+
+class NoDisk:
+    """Where no folder is given: nothing is ever asked of it."""
+
+    def files(self) -> Sequence[StateFile]:
+        return ()
+
+    def write(self, key: int, salt: str, tokens: Tokens) -> None:
+        raise AssertionError("there is no disk")
+
+    def read(self, key: int, salt: str, tokens: Tokens) -> None:
+        raise AssertionError("there is no disk")
+
+    def delete(self, salt: str, tokens: Tokens) -> None:
+        raise AssertionError("there is no disk")
