@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from actors.account import Account
 from actors.actor import Send
-from actors.lease import Lease, Ledger, Loan, Place
+from actors.disk import Disk
+from actors.lease import Lease, Ledger, Place
 from actors.messages import (
     Acquire,
     Cancel,
@@ -14,49 +16,36 @@ from actors.messages import (
     Donate,
     Drain,
     Drained,
+    Exported,
     Extend,
     Extended,
+    Fill,
     Flush,
     Flushed,
     Free,
     Granted,
     GrantPages,
+    Loaded,
     Message,
+    Name,
+    Origin,
     PageCopy,
     Refused,
     Return,
+    SaveFromReq,
     Spare,
+    Suspend,
+    Unname,
     Want,
+    Written,
 )
 from actors.pages import Pages
-from actors.radix import Match, Node, RadixTree
-from actors.tokens import Tokens, count
-
-
-@dataclass(slots=True)
-class Account:
-    """What an open grant holds of the cache: its path in the tree, its pages by index, and its loans.
-
-    behind: tokens that the cache knows of this grant past `node`, which was there and had to go.
-    """
-
-    grant: int
-    node: Node
-    epoch: int
-    pages: list[int]
-    source: Node | None = None
-    loan: Loan | None = None
-    copy_source: int | None = None
-    closing: bool = False
-    behind: Tokens = b""
-
-    @property
-    def position(self) -> int:
-        return self.node.end + count(self.behind)
-
-    @property
-    def on_loan(self) -> bool:
-        return self.loan is not None or self.copy_source is not None
+from actors.radix import Match, Node, RadixTree, path
+from actors.room import Room
+from actors.stored import NO_TIERS, Copy, There, TierLimits, copy_of
+from actors.tiers import Tiers
+from actors.tokens import count, cut
+from actors.waiting import Parked, Wait, Waiting
 
 
 @dataclass
@@ -67,25 +56,29 @@ class Cache:
     ledger: Ledger
     pages: Pages
     tree_tokens: int = 1 << 22
+    limits: TierLimits = NO_TIERS
+    disk: Disk | None = None
     counters: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.tree = RadixTree(self.pages)
+        self.tree: RadixTree[Lease] = RadixTree(self.pages)
         self.accounts: dict[int, Account] = {}
-        self._parked: dict[int, Acquire] = {}
+        self.tiers = Tiers(self.send, self.ledger, self.pages, self.tree, self.limits, self.disk, self._is_busy)
+        self.room = Room(self.ledger, self.pages, self.tree, self.tiers, self.counters)
+        self._sessions: Counter[str] = Counter()
+        self.waiting = Waiting(self.tiers.store)
         self._hungry: dict[int, None] = {}
-        self._flushed: dict[Node, Lease] = {}
+        self._flushed: dict[Node[Lease], Lease] = {}
         self._closed: list[int] = []
         self._report_short = False
-        self._slots_short = False
         self._draining = False
 
     def receive(self, message: Message) -> None:
         match message:
             case Acquire():
-                self._parked[message.grant] = message
+                self.waiting.park(message)
             case Cancel(grant):
-                if self._parked.pop(grant, None):
+                if self.waiting.forget(grant):
                     self.send("scheduler", Refused(grant, "cancelled", "the request was aborted"))
             case Want(grant, count):
                 self.send("scheduler", Spare(grant, count, self._spares(grant, count)))
@@ -98,6 +91,16 @@ class Cache:
                 self._undo(self.accounts[grant], state)
             case Donate():
                 self._donate(message)
+            case SaveFromReq():
+                self._save(message)
+            case Exported():
+                self.tiers.exported(message)
+            case Written(key, error):
+                self.tiers.written(key, error)
+            case Loaded(key, error):
+                self.waiting.loaded(self.tiers.store.loaded(key, error), error)
+            case Name() | Unname() | Suspend():
+                self.tiers.command(message)
             case Free(slots, closes):
                 for lease in slots:
                     self.ledger.free(lease)
@@ -108,17 +111,20 @@ class Cache:
                 self.send("api", Flushed(ticket))
             case Drain():
                 self._draining = True
+                self.tiers.suspend_all()
             case _:
                 raise TypeError(f"cache got {message!r}")
 
     def act(self) -> None:
+        self.tiers.act()
         self._feed()
         self._serve()
+        self.tiers.one_ahead()
         for grant in self._closed:
             self.send("scheduler", Closed(grant))
         self._closed.clear()
         self._bound_tree()
-        if self._draining and not self.accounts and self._astray() == 0:
+        if self._draining and not self.accounts and self._astray() == 0 and self.tiers.settled:
             self._draining = False
             self.send("api", Drained(self._lost()))
 
@@ -129,89 +135,114 @@ class Cache:
     # Granting
 
     def _serve(self) -> None:
-        """Answer parked Acquires in order until one has to wait for room. A row that waits for a page comes first."""
-        self._slots_short = False
-        for acquire in list(self._parked.values()):
-            if acquire.succeeds in self.accounts:
-                continue
-            if self._hungry or not self._answer(acquire):
-                return
-            del self._parked[acquire.grant]
+        """Answer parked Acquires in order until one has to wait for room. A row that waits for a page comes first.
 
-    def _answer(self, acquire: Acquire) -> bool:
+        One that waits for its copy keeps nobody waiting.
+        """
+        self.room.slots_short = False
+        for parked in self.waiting.in_order():
+            if parked.acquire.succeeds in self.accounts:
+                continue
+            waits_for = Wait.ROOM if self._hungry else self._answer(parked)
+            if waits_for is Wait.ROOM:
+                return
+            if waits_for is None:
+                self.waiting.forget(parked.acquire.grant)
+
+    def _answer(self, parked: Parked) -> Wait | None:
+        """Grant or refuse; else what it waits for."""
+        acquire = parked.acquire
         need = self.pages.cover(count(acquire.tokens) + 1)
         if need > len(self.pages.users):
             room = len(self.pages) * self.pages.size - 1
             text = f"{count(acquire.tokens)} tokens do not fit: the KV pages hold {room} tokens and one to generate"
             self.send("scheduler", Refused(acquire.grant, "too_large", text))
-            return True
+            return None
         match = self.tree.match(acquire.salt, acquire.tokens, acquire.limit)
-        if self._grant(acquire, match, need):
-            return True
-        # With nobody else to wait for, the match itself is in the way: begin cold, and let it be evicted.
-        cold = Match(self.tree.match(acquire.salt, b"", 0).node, match.tokens, "evicted")
-        return not self.accounts and cold.node is not match.node and self._grant(acquire, cold, need)
+        below = self.waiting.copy_for(parked, match.node.end)
+        if below is not None and copy_of(below).host is not There.YES:
+            return Wait.COPY
+        if self._grant(parked, match, below, need):
+            return None
+        if self.accounts or self.tiers.exports:
+            return Wait.ROOM
+        # With nobody else to wait for, the match itself is in the way: begin above it, and let it be evicted.
+        root = Match(self.tree.match(acquire.salt, b"", 0).node, match.tokens, "evicted")
+        again = root.node is not match.node and (
+            (below is not None and self._grant(parked, root, below, need)) or self._grant(parked, root, None, need)
+        )
+        return None if again else Wait.ROOM
 
-    def _grant(self, acquire: Acquire, match: Match, need: int) -> bool:
+    def _grant(self, parked: Parked, match: Match[Lease], below: Node[Copy] | None, need: int) -> bool:
         """Give a slot and `need` pages to go on from the match; False, with nothing kept, if there is no room."""
-        node, known = match.node, match.tokens
+        acquire, node = parked.acquire, match.node
         table = self.tree.table(node)
         whole = node.end // self.pages.size if table else 0
-        copy_source = table[whole] if whole < len(table) else None
-        shared = table[: whole + 1]
+        copy_source = table[whole] if whole < len(table) and below is None else None
+        shared = table[:whole] if copy_source is None else table[: whole + 1]
         node.pins += 1
         self.pages.share(shared)
-        fresh = self._fresh_pages(need - whole)
-        state, moved = self._state_slot(node) if fresh is not None else (None, False)
+        fresh = self.room.pages_for_a_grant(need - whole, reserve=len(self.accounts))
+        lent = node if below is None else None
+        state, moved = self.room.state_slot(lent, acquire.session) if fresh is not None else (None, False)
         if state is None:
             self.pages.release(shared)
             self.pages.release(fresh or [])
             self.tree.unpin(node)
             return False
         assert fresh is not None
-        account = Account(acquire.grant, node, self.tree.epoch, table[:whole] + fresh, copy_source=copy_source)
-        if node.state is not None:
+        account = Account(acquire.grant, node, self.tree.epoch, table[:whole] + fresh, acquire.session)
+        account.copy_source = copy_source
+        if moved:
+            account.named = acquire.session in node.names
+            self.tiers.names.leave_pool(acquire.session)
+        if below is not None:
+            account.fill, account.behind = below, cut(acquire.tokens, node.end, below.end)
+            self.tiers.store.lend(below)
+        elif node.state is not None:
             account.source, account.loan = node, self.ledger.lend(node.state)
-        self.accounts[acquire.grant] = account
-        self.tree.touch(node)
-        self.counters["prefix_cache_queries"] += count(acquire.tokens)
-        self.counters["prefix_cache_hits"] += node.end
-        branch = known if node.end < known < min(count(acquire.tokens), acquire.limit + 1) else None
-        copy = None if copy_source is None else PageCopy(copy_source, fresh[0])
-        pages = list(account.pages)
-        self.send(
-            "scheduler",
-            Granted(acquire.grant, state, node.end, known, match.lost, moved, account.loan, pages, copy, branch),
-        )
+        self._open(account)
+        self._granted(parked, account, match, state, moved)
         return True
 
-    def _fresh_pages(self, wanted: int) -> list[int] | None:
-        """Pages for a new grant, beside one kept back for each open grant, which will soon want one."""
-        reserve = len(self.accounts)
-        if self.pages.free + self.pages.cached < wanted + reserve and wanted:
-            return None
-        return self._take_pages(wanted)
+    def _open(self, account: Account) -> None:
+        self.accounts[account.grant] = account
+        if account.session:
+            self._sessions[account.session] += 1
+        self.tree.touch(account.node)
 
-    def _take_pages(self, wanted: int) -> list[int] | None:
-        while self.pages.free < wanted:
-            if not self._evict_leaf():
-                return None
-        return self.pages.take(wanted)
-
-    def _state_slot(self, node: Node) -> tuple[Lease | None, bool]:
-        """A slot for a grant that goes on from node; the node's own state, moved, if no other can be had."""
-        lease = self.ledger.take("cache") or self._evict_state(keep=node)
-        if lease is None and node.state is not None and not self.ledger.loans(node.state):
-            self.ledger.uncache(node.state, "cache")
-            return self.tree.take_state(node), True
-        self._slots_short = lease is None
-        return lease, False
+    def _granted(self, parked: Parked, account: Account, match: Match[Lease], state: Lease, moved: bool) -> None:
+        acquire, position = parked.acquire, account.position
+        length, known = count(acquire.tokens), max(match.tokens, position)
+        self.counters["prefix_cache_queries"] += length
+        self.counters["prefix_cache_hits"] += position
+        whole = account.node.end // self.pages.size
+        origin = _origin(parked, account, moved)
+        if self.tiers.names.opened.get(acquire.session):
+            self.counters[f"resumed_from_{origin}"] += 1
+        self.send(
+            "scheduler",
+            Granted(
+                acquire.grant,
+                state,
+                position,
+                known,
+                parked.lost or match.lost if account.fill is None else "",
+                moved,
+                account.loan,
+                list(account.pages),
+                None if account.copy_source is None else PageCopy(account.copy_source, account.pages[whole]),
+                known if position < known < min(length, acquire.limit + 1) else None,
+                None if account.fill is None else Fill(copy_of(account.fill).key, whole),
+                origin,
+            ),
+        )
 
     def _spares(self, grant: int, wanted: int) -> list[Lease]:
         """Checkpoint slots; none while a request waits for a slot to run in."""
         slots: list[Lease] = []
-        while len(slots) < wanted and not self._slots_short and grant in self.accounts:
-            lease = self.ledger.take("cache") or self._evict_state(keep=None)
+        while len(slots) < wanted and not self.room.slots_short and grant in self.accounts:
+            lease = self.room.spare_slot()
             if lease is None:
                 break
             slots.append(lease)
@@ -221,29 +252,37 @@ class Cache:
     def _feed(self) -> None:
         """A page to each row that waits for one, in the order of asking, and word of those that still wait.
 
-        Of one whose copy is under way there is no word yet: when that is done the page copied from may be its own.
+        Of one whose copy is under way there is no word yet: when that is done the page copied from may be its own. Nor
+        of any while a state leaves the pool, and its pages with it: an earlier word of them is taken back.
         """
         fed: list[GrantPages] = []
         for grant in list(self._hungry):
-            pages = self._take_pages(1) or self._take_from_own_path(self.accounts[grant])
+            pages = self.room.take_pages(1) or self._take_from_own_path(self.accounts[grant])
             if pages is None:
                 break
             self.accounts[grant].pages += pages
             fed.append(GrantPages(grant, pages))
             del self._hungry[grant]
-        if fed or self._report_short:
+        if self.tiers.exports and self._hungry:
+            if fed or self._report_short:
+                self.send("scheduler", Extended(fed, []))
+            self._report_short = True
+        elif fed or self._report_short:
             self._report_short = False
             short = [grant for grant in self._hungry if not self.accounts[grant].on_loan]
             self.send("scheduler", Extended(fed, short))
 
     def _take_from_own_path(self, account: Account) -> list[int] | None:
         """A grant that is alone may use the whole pool: what its own path names twice goes too."""
-        while len(self.accounts) == 1 and account.epoch == self.tree.epoch and not account.on_loan:
+        alone = len(self.accounts) == 1 and not self.tiers.exports
+        while alone and account.epoch == self.tree.epoch and not account.on_loan:
             node = account.node
             if node.parent is None or node.children:
                 return None
             account.node, account.behind = node.parent, node.tokens + account.behind
-            self._drop(node)
+            self.room.drop(node)
+            if self.tiers.exports:
+                return None
             if self.pages.free:
                 return self.pages.take(1)
         return None
@@ -278,11 +317,28 @@ class Cache:
             self.ledger.free(donate.state)
         self.tree.touch(node)
 
+    def _save(self, save: SaveFromReq) -> None:
+        """The turn's state is kept, and the session's name moves on to it."""
+        account = self.accounts[save.grant]
+        self._donate(Donate(save.grant, save.state, save.position, save.tokens, closes=False))
+        self._name(account)
+        self._close(account)
+
+    def _name(self, account: Account) -> None:
+        """The name goes to the deepest state that the turn has left; on a path that was flushed there is none."""
+        if account.session not in self.tiers.names.opened:
+            return
+        node = next((step for step in path(account.node) if step.state is not None), None)
+        if node is not None and account.epoch == self.tree.epoch:
+            self.tiers.names.put_in_pool(account.session, node)
+
     def _undo(self, account: Account, state: Lease) -> None:
         moved_from = account.node if account.loan is None and account.position and not account.behind else None
         if moved_from is not None and account.epoch == self.tree.epoch and moved_from.state is None:
             self.ledger.cache(state, moved_from.id)
             self.tree.set_state(moved_from, state)
+            if account.named and account.session in self.tiers.names.opened:
+                self.tiers.names.put_in_pool(account.session, moved_from)
         else:
             self.ledger.free(state)
         self._end_loans(account)
@@ -298,6 +354,9 @@ class Cache:
         if account.copy_source is not None:
             self.pages.release([account.copy_source])
             account.copy_source = None
+        if account.fill is not None:
+            self.tiers.store.end_loan(account.fill)
+            account.fill = None
         self._report_short |= account.grant in self._hungry
         if account.closing:
             self._close(account)
@@ -310,47 +369,35 @@ class Cache:
         del self.accounts[account.grant]
         self._hungry.pop(account.grant, None)
         self._report_short |= bool(self._hungry)
+        self._leave_session(account)
         self.pages.release(account.pages)
         if account.epoch == self.tree.epoch:
             self.tree.unpin(account.node)
         self._closed.append(account.grant)
 
-    # Evicting
+    def _leave_session(self, account: Account) -> None:
+        """A turn whose state was worth nothing leaves the name where it is, or at a state further up."""
+        names = self.tiers.names
+        if account.session:
+            self._sessions -= Counter([account.session])
+        if account.session in names.opened and not names.has(account.session):
+            self._name(account)
+            names.tell(account.session)
 
-    def _evict_state(self, keep: Node | None) -> Lease | None:
-        """The slot of the least recently used state that is not lent."""
-        for node in self.tree.states:
-            assert node.state is not None
-            if node is not keep and not self.ledger.loans(node.state):
-                self.counters["evicted_states"] += 1
-                node.evicted = True
-                self.ledger.free(self.tree.take_state(node))
-                return self.ledger.take("cache")
-        return None
+    def _is_busy(self, session: str) -> bool:
+        return session in self._sessions
 
-    def _evict_leaf(self) -> bool:
-        """Drop the least recently used leaf that no open grant goes on from, and its state."""
-        for node in self.tree.nodes:
-            if not node.children and not node.pins:
-                self._drop(node)
-                return True
-        return False
-
-    def _drop(self, leaf: Node) -> None:
-        if leaf.state is not None:
-            self.ledger.free(self.tree.take_state(leaf))
-            self.counters["evicted_states"] += 1
-        self.counters["evicted_pages"] += len(leaf.pages)
-        self.tree.remove(leaf)
+    # Forgetting
 
     def _bound_tree(self) -> None:
-        while self.tree.tokens > self.tree_tokens and self._evict_leaf():
+        while self.tree.tokens > self.tree_tokens and self.room.evict_leaf():
             pass
 
     def _flush(self) -> None:
         """Forget every path; a state that is lent goes when its loan ends, an older Donate when it arrives."""
         for node in self.tree.clear():
             assert node.state is not None
+            self.tiers.names.lost_in_pool(node)
             if self.ledger.loans(node.state):
                 self._flushed[node] = node.state
             else:
@@ -371,3 +418,11 @@ class Cache:
             if entry.place not in (Place.FREE, Place.CACHED) or entry.loans
         ]
         return lost + [f"page {page}: held by a grant" for page, users in enumerate(self.pages.users) if users]
+
+
+def _origin(parked: Parked, account: Account, moved: bool) -> Origin:
+    if account.fill is not None:
+        return "disk" if parked.read else "host"
+    if moved:
+        return "slot"
+    return "tree" if account.position else "tokens"

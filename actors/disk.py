@@ -1,10 +1,11 @@
 """The seam to the disk: what the cache asks of it. Each call returns at once; answers come as messages."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
+from actors.messages import Loaded, Written
 from actors.tokens import Tokens
 
 
@@ -34,6 +35,16 @@ class Disk(Protocol):
 
     def delete(self, salt: str, tokens: Tokens) -> None:
         """Delete a file."""
+
+
+class DiskThread(Disk, Protocol):
+    """A disk whose calls are carried out while it is started; it outlives the unit of actors."""
+
+    def start(self, deliver: Callable[[Written | Loaded], None]) -> None:
+        """deliver is called from a thread of its own."""
+
+    def close(self) -> None:
+        """Carry out what was asked for, and forget the copies in host memory."""
 
 
 class NoDisk:

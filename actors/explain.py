@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from actors.forward import Forward
-from actors.lease import Ledger
+from actors.lease import Lease, Ledger
 from actors.radix import Node, RadixTree, path
 from actors.scheduler import Scheduler
 
@@ -18,7 +18,7 @@ class Use:
 
 
 def explain_slots(
-    ledger: Ledger, scheduler: Scheduler, forward: Forward, tree: RadixTree, now: float
+    ledger: Ledger, scheduler: Scheduler, forward: Forward, tree: RadixTree[Lease], now: float
 ) -> list[dict[str, object]]:
     uses = dict(_uses(scheduler, forward, tree))
     unknown = Use(None, None)
@@ -37,7 +37,7 @@ def explain_slots(
     ]
 
 
-def _uses(scheduler: Scheduler, forward: Forward, tree: RadixTree) -> Iterator[tuple[int, Use]]:
+def _uses(scheduler: Scheduler, forward: Forward, tree: RadixTree[Lease]) -> Iterator[tuple[int, Use]]:
     """By slot: cached states, the states of running rows, and the spare checkpoint slots that rows keep."""
     for node in tree.states:
         if node.state is not None:
@@ -51,12 +51,12 @@ def _uses(scheduler: Scheduler, forward: Forward, tree: RadixTree) -> Iterator[t
             yield spare.slot, Use(None, row.record.request.id)
 
 
-def explain_tree(tree: RadixTree) -> list[dict[str, object]]:
+def explain_tree(tree: RadixTree[Lease]) -> list[dict[str, object]]:
     """Roots first; `slot` is that of the node's state, None where it keeps none."""
     return [_explain_node(node) for node in (*tree.roots.values(), *tree.nodes)]
 
 
-def _explain_node(node: Node) -> dict[str, object]:
+def _explain_node(node: Node[Lease]) -> dict[str, object]:
     *_, root = path(node)
     return {
         "id": node.id,
@@ -66,6 +66,7 @@ def _explain_node(node: Node) -> dict[str, object]:
         "pages": list(node.pages),
         "slot": node.state.slot if node.state is not None else None,
         "evicted": node.evicted,
+        "sessions": sorted(node.names),
         "pins": node.pins,
         "salt": root.salt,
     }

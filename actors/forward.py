@@ -13,6 +13,9 @@ from actors.messages import (
     Checkpoint,
     Copied,
     Drain,
+    Drop,
+    Export,
+    Exported,
     Failure,
     Message,
     Ran,
@@ -72,6 +75,12 @@ class Forward:
                 self._retire(message)
             case Ran():
                 self._ran(message)
+            case Export(key, state, pages, position):
+                self.device.export(key, state.slot, pages, position)
+                self.send("cache", Exported(key, state))
+            case Drop(keys):
+                for key in keys:
+                    self.device.drop(key)
             case Drain():
                 self._reports.append(message)
             case _:
@@ -101,14 +110,18 @@ class Forward:
         self.rows[admit.grant] = row
         if admit.source is not None:
             self.device.copy(admit.source.slot, row.state.slot)
+        elif admit.fill is not None:
+            self.device.fill(admit.fill.key, row.state.slot, admit.pages[admit.fill.first :], admit.fill.first)
         elif not admit.moved:
             self.device.clear(row.state.slot)
         if admit.copy is not None:
             self.device.copy_page(admit.copy.source, admit.copy.target)
-        if admit.source is not None or admit.copy is not None:
+        if not (admit.source is None and admit.copy is None and admit.fill is None):
             self.send("cache", Copied(admit.grant))
         self.device.open_row(row.index, admit.grant, row.state.slot, admit.request, admit.pages)
-        self._reports.append(Admitted(admit.grant, admit.request, admit.match, admit.matched_tokens, admit.lost))
+        self._reports.append(
+            Admitted(admit.grant, admit.request, admit.match, admit.matched_tokens, admit.lost, admit.origin)
+        )
 
     def _step(self, step: Step) -> None:
         for given in step.pages:

@@ -55,6 +55,7 @@ class Request(Struct, frozen=True, array_like=True):
     prompt_logprobs_from: report log probabilities of prompt tokens from this index on.
     message_ends: positions in the prompt at which a checkpoint is worth having.
     session: the session whose turn this is; its name goes to the state at the turn's end.
+    trace: the W3C trace id of the client's request; every message about this one carries it in its envelope.
     """
 
     id: str
@@ -70,6 +71,7 @@ class Request(Struct, frozen=True, array_like=True):
     skip_special_tokens: bool = True
     shown: int = 0
     session: str = ""
+    trace: str = ""
 
 
 class Checkpoint(Struct, array_like=True):

@@ -1,9 +1,11 @@
 """The ring, put together and supervised: four actors around one device, the api beside them, a ledger over all."""
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import NoReturn
 
 import anyio
@@ -12,15 +14,20 @@ import anyio.to_thread
 from actors.actor import Actor, Address, Send
 from actors.cache import Cache
 from actors.device import Device, DeviceThread
+from actors.disk import DiskThread
+from actors.events import Event, UnitEvent, move_event
 from actors.explain import explain_slots, explain_tree
 from actors.forward import Forward
 from actors.lease import Ledger, Move, Place, Violation
-from actors.messages import Message, Ran, Restarted
+from actors.messages import Loaded, Message, Ran, Restarted, Written
 from actors.pages import Pages
 from actors.plan import Limits
 from actors.result_processor import ResultProcessor, Vocabulary
 from actors.runtime import Runtime
 from actors.scheduler import Scheduler
+from actors.stored import NO_TIERS, TierLimits
+from actors.timings import Timings, timed
+from actors.tracing import Traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,7 @@ class RelayConfig:
     slots: int
     pages: int
     limits: Limits
+    tiers: TierLimits = NO_TIERS
     codec_check: bool = False
     poison_freed: bool = False
     restarts: int = 3
@@ -53,11 +61,22 @@ class Unit:
         self._on_move = relay.on_move
         moved = self._poison if config.poison_freed else relay.on_move
         self.ledger = Ledger(config.slots, moved, relay.on_violation, self._loop.time)
-        self.runtime = Runtime(self.ledger, config.codec_check)
+        self.runtime = Runtime(
+            self.ledger,
+            config.codec_check,
+            relay.clock,
+            relay.timings,
+            Traces(self._trace_of_queued),
+            relay.numbers,
+            relay.record,
+        )
         self.device = DeviceThread(device, self._fail)
         limits, sender = config.limits, self.runtime.sender
         pages = Pages(config.pages, max(limits.page_size, 1))
-        self.cache = Cache(sender("cache"), self.ledger, pages)
+        self._disk = relay.disk
+        if self._disk is not None:
+            self._disk.start(self._from_disk)
+        self.cache = Cache(sender("cache"), self.ledger, pages, limits=config.tiers, disk=self._disk)
         self.scheduler = Scheduler(sender("scheduler"), limits)
         self.forward = Forward(sender("forward"), self.device, limits.max_running)
         self.results = ResultProcessor(sender("results"), vocabulary)
@@ -80,10 +99,19 @@ class Unit:
         """Drain the stream. Handles that are still about may drop."""
         self.ledger.close()
         await anyio.to_thread.run_sync(self.device.close)
+        if self._disk is not None:
+            await anyio.to_thread.run_sync(self._disk.close)
 
     def deliver(self, ran: Ran) -> None:
         """From the device's thread."""
         self._loop.call_soon_threadsafe(self.runtime.send, "device", "forward", ran)
+
+    def _from_disk(self, message: Written | Loaded) -> None:
+        self._loop.call_soon_threadsafe(self.runtime.send, "disk", "cache", message)
+
+    def _trace_of_queued(self, grant: int) -> str:
+        record = self.scheduler.state.acquiring.get(grant)
+        return record.request.trace if record is not None else ""
 
     def _poison(self, move: Move) -> None:
         """On the stream behind every use of the slot by its last holder, and before any by the next."""
@@ -105,6 +133,7 @@ class Relay:
     device: given the delivery of results (called from the device's thread), makes the device.
     api: given its way to send, makes the api's actor, which outlives the unit.
     on_restart is told what broke a unit that is made anew.
+    record is given all that happens, from this thread and the device's; it has to return at once.
     """
 
     def __init__(
@@ -116,10 +145,15 @@ class Relay:
         on_move: Callable[[Move], None] | None = None,
         on_violation: Callable[[Violation], None] | None = None,
         on_restart: Callable[[Exception], None] | None = None,
+        record: Callable[[Event], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        disk: DiskThread | None = None,
     ) -> None:
-        self.on_move, self.on_violation, self._on_restart = on_move, on_violation, on_restart
-        self._config, self._vocabulary = config, vocabulary
-        self._device = device(self._deliver)
+        self.on_violation, self._on_restart = on_violation, on_restart
+        self.on_move = on_move if record is None else _recording(record, clock, on_move)
+        self.record, self.clock, self.timings, self.numbers = record, clock, Timings(), count(1)
+        self._config, self._vocabulary, self.disk = config, vocabulary, disk
+        self._device = timed(device(self._deliver), self.timings, clock, record)
         self._restarted: deque[float] = deque(maxlen=config.restarts + 1)
         self._before: Counter[str] = Counter()
         self._moves_before: Counter[str] = Counter()
@@ -144,6 +178,11 @@ class Relay:
     def ledger(self) -> Ledger:
         return self.unit.ledger
 
+    @property
+    def trace(self) -> str:
+        """The trace of the message that is being received; empty if there is none."""
+        return self.unit.runtime.traces.current
+
     def audit(self) -> list[Violation]:
         """Every lease that an actor holds, against the ledger."""
         return self.ledger.audit({address: actor.leases() for address, actor in self.unit.actors.items()})
@@ -163,7 +202,8 @@ class Relay:
             "waiting": len(unit.scheduler.state.queue),
             "slots": {str(place): self.ledger.counts[place] for place in Place},
             "pages": {"free": pages.free, "used": pages.used, "cached": pages.cached},
-            "mailbox_depth": {address: len(box.messages) for address, box in unit.runtime.mailboxes.items()},
+            "stored": unit.cache.tiers.store.figures(),
+            "mailbox_depth": {address: len(box.envelopes) for address, box in unit.runtime.mailboxes.items()},
         }
 
     def debug_slots(self) -> list[dict[str, object]]:
@@ -177,6 +217,8 @@ class Relay:
         return explain_tree(self.unit.cache.tree)
 
     def _make_unit(self) -> Unit:
+        if self.record is not None:
+            self.record(UnitEvent(self.clock(), self._config.slots))
         unit = Unit(self._config, self._device, self._vocabulary, self)
         unit.runtime.add("api", self._api)
         return unit
@@ -199,19 +241,38 @@ class Relay:
         self._moves_before += old.ledger.moves
         self.unit = self._make_unit()
         mailbox = self.unit.runtime.mailboxes["api"]
-        for message in (*old.runtime.mailboxes["api"].messages, Restarted()):
-            mailbox.put(message)
-        while mailbox.messages:
+        for envelope in old.runtime.mailboxes["api"].envelopes:
+            mailbox.put(envelope)
+        self.unit.runtime.send("supervision", "api", Restarted())
+        while mailbox.envelopes:
             self.unit.runtime.deliver("api")
         self._api.act()
 
     def _counted(self) -> Counter[str]:
         unit = self.unit
         own = Counter(lease_violations=self.ledger.violations, messages=unit.runtime.delivered)
-        return unit.cache.counters + unit.scheduler.counters + unit.results.counters + own
+        return (
+            unit.cache.counters
+            + unit.cache.tiers.store.counters
+            + unit.cache.tiers.counters
+            + unit.scheduler.counters
+            + unit.results.counters
+            + own
+        )
 
     def _deliver(self, ran: Ran) -> None:
         self.unit.deliver(ran)
 
     def _send_from_api(self, to: Address, message: Message) -> None:
         self.unit.runtime.send("api", to, message)
+
+
+def _recording(
+    record: Callable[[Event], None], clock: Callable[[], float], on_move: Callable[[Move], None] | None
+) -> Callable[[Move], None]:
+    def moved(move: Move) -> None:
+        record(move_event(move, clock()))
+        if on_move is not None:
+            on_move(move)
+
+    return moved

@@ -25,6 +25,7 @@ from actors.messages import (
     Retired,
     RetireReason,
     RowLogprobs,
+    SaveFromReq,
     Settled,
     Stepped,
     TokenLogprob,
@@ -218,6 +219,7 @@ class ResultProcessor:
                 prompt_logprobs=record.prompt_logprobs,
                 matched_tokens=min(record.first.matched_tokens, request.prompt_len),
                 lost=record.first.lost,
+                origin=record.first.origin,
             )
         )
         record.new_tokens, record.new_logprobs, record.prompt_logprobs = [], [], []
@@ -237,10 +239,19 @@ class ResultProcessor:
             self._requeue(record)
         else:
             self._answer(record, reason)
-        if retired.position > record.donated and not retired.poisoned:
-            self._donate(record, retired.state, retired.position, closes=True)
+        self._settle_state(record, retired)
+
+    def _settle_state(self, record: Record, retired: Retired) -> None:
+        session, state, position = record.request.session, retired.state, retired.position
+        if retired.poisoned:
+            self.send("cache", Free([state], closes=retired.grant))
+        elif session:
+            tokens = pack(record.history[record.donated : position])
+            self.send("cache", SaveFromReq(retired.grant, session, state, position, tokens))
+        elif position > record.donated:
+            self._donate(record, state, position, closes=True)
         else:
-            self.send("cache", Free([retired.state], closes=retired.grant))
+            self.send("cache", Free([state], closes=retired.grant))
 
     def _requeue(self, record: Record) -> None:
         record.request = replace(record.request, tokens=pack(record.history))

@@ -196,6 +196,8 @@ class Scheduler:
                 granted.source,
                 granted.pages,
                 granted.copy,
+                granted.fill,
+                granted.origin,
             ),
         )
 
@@ -273,7 +275,7 @@ class Scheduler:
         if request.prompt_logprobs_from is not None and count(request.tokens) == request.prompt_len:
             limit = min(limit, max(request.prompt_logprobs_from - 1, 0))
         succeeds = record.succeeds if record.succeeds is not None else self._predecessor(request)
-        self.send("cache", Acquire(record.grant, request.tokens, limit, request.salt, succeeds))
+        self.send("cache", Acquire(record.grant, request.tokens, limit, request.salt, succeeds, request.session))
 
     def _predecessor(self, request: Request) -> int | None:
         """The grant that this request goes on from, if its state is on its way to the tree: a client may be faster."""

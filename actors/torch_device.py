@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from actors import host_states
 from actors.device import Work, WorkChunk
+from actors.host_states import HostStates
 from actors.messages import Ran, Request, RowLogprobs, TokenLogprob
 from kernels.sampling import (
     SamplingParams,
@@ -45,9 +47,16 @@ class TorchDevice:
     """Runs on one thread. Sampled tokens stay on the device in `last_token` and feed the next step."""
 
     def __init__(
-        self, model: Model, pools: Pools, max_running: int, max_model_len: int, deliver: Callable[[Ran], None]
+        self,
+        model: Model,
+        pools: Pools,
+        max_running: int,
+        max_model_len: int,
+        deliver: Callable[[Ran], None],
+        host: HostStates | None = None,
     ) -> None:
         device = pools.state[0].device
+        self._host = host if host is not None else HostStates()
         self.model, self.pools, self.torch_device = model, pools, device
         self._deliver = deliver
         self._rows: dict[int, Row] = {}
@@ -73,6 +82,15 @@ class TorchDevice:
 
     def copy_page(self, source: int, target: int) -> None:
         self.pools.copy_page(source, target)
+
+    def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
+        self._host.put(key, host_states.export(self.pools, slot, pages, position))
+
+    def fill(self, key: int, slot: int, pages: list[int], first: int) -> None:
+        host_states.fill(self.pools, slot, pages, first, self._host.get(key))
+
+    def drop(self, key: int) -> None:
+        self._host.drop(key)
 
     def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
         sampling = request.sampling
@@ -109,6 +127,7 @@ class TorchDevice:
 
     @torch.inference_mode()
     def _run(self, work: Work) -> Ran:
+        torch.set_flush_denormal(True)  # Of this thread: states decay into numbers on which a CPU is slow.
         batch = self._batch(work)
         hidden = self.model.forward(batch, self.pools)
         self._keep_decode_checkpoints(work)

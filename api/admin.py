@@ -11,6 +11,7 @@ from api import errors
 from api.engine import SERVER, Engine, Relay, Server
 from api.handling import answer_json
 from api.parsing import convert, read_object
+from api.security import owner_of
 from api.version import VERSION
 
 
@@ -80,6 +81,12 @@ async def server_info(request: web.Request) -> web.Response:
         "served_model_name": server.name,
         "options": server.config.shown(),
         "open_requests": server.gateway.open_requests,
+        "sessions": {"open": len(server.sessions), "bytes": server.sessions.memory_bytes},
+        "responses": {
+            "stored": len(server.responses),
+            "running": server.responses.running,
+            "bytes": server.responses.bytes,
+        },
     }
     if server.relay is not None:
         info["counters"] = server.relay.counters()
@@ -94,8 +101,34 @@ async def metrics(request: web.Request) -> web.Response:
 
 
 async def debug_slots(request: web.Request) -> web.Response:
-    """Which slot is where, with whom, since when, and whose state it holds."""
-    return answer_json(ring(request).debug_slots())
+    """Which slot is where, with whom, since when, and whose state it holds; `?session=` marks those of its history."""
+    relay = ring(request)
+    slots = relay.debug_slots()
+    if "session" in request.query:
+        mark(slots, request.query["session"], slots_of(find_key(request), relay.debug_tree()))
+    return answer_json(slots)
+
+
+def find_key(request: web.Request) -> str | None:
+    """The name that the caller's session has in the ring. It does not count as used by that."""
+    sessions = request.app[SERVER].sessions.list(owner_of(request))
+    return next((session.key for session in sessions if session.id == request.query["session"]), None)
+
+
+def slots_of(key: str | None, tree: list[dict[str, Any]]) -> set[int]:
+    """The slots of the states on the way to the node that the session goes on from."""
+    nodes = {node["id"]: node for node in tree}
+    node = next((node for node in tree if key in node["sessions"]), None)
+    slots = set()
+    while node is not None:
+        slots.add(node["slot"])
+        node = nodes.get(node["parent"])
+    return slots
+
+
+def mark(slots: list[dict[str, Any]], session: str, own: set[int]) -> None:
+    for entry in slots:
+        entry["session"] = session if entry["slot"] in own else None
 
 
 async def debug_tree(request: web.Request) -> web.Response:

@@ -6,12 +6,14 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 from aiohttp import web
+from structlog.contextvars import bound_contextvars
 
 from api import (
     admin,
     errors,
     openai_chat,
     openai_completions,
+    page,
     responses,
     session_routes,
     session_turns,
@@ -22,13 +24,13 @@ from api import (
 from api.answers import milliseconds, summary
 from api.engine import SERVER, Server
 from api.errors import ApiError
-from api.handling import GENERATION, REQUEST_ID, STREAM_ERROR, new_id
+from api.handling import GENERATION, REQUEST_ID, STREAM_ERROR, TRACE, new_id
 from api.security import Guard, cors_headers
+from api.trace_context import read_trace_context
 from api.version import VERSION
 
 GUARD = web.AppKey("guard", Guard)
-QUIET = frozenset({"/health", "/ready", "/metrics"})
-CLIENT_GONE = 499
+QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/slots"})
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -40,9 +42,11 @@ def make_app(server: Server) -> web.Application:
     app[GUARD] = Guard(server.config)
     app[websocket.OPEN_SOCKETS] = set()
     app.on_shutdown.append(websocket.close_all)
+    app.on_shutdown.append(end_tasks)
     app.on_response_prepare.append(add_headers)
     app.add_routes(
         [
+            web.get("/", page.page),
             web.get("/v1/models", admin.models),
             web.get("/v1/models/{model:.+}", admin.model),
             web.post("/v1/chat/completions", openai_chat.chat_completions),
@@ -52,6 +56,7 @@ def make_app(server: Server) -> web.Application:
             web.get("/v1/responses/{response}", responses.get_response),
             web.delete("/v1/responses/{response}", responses.delete_response),
             web.post("/v1/responses/{response}/cancel", responses.cancel_response),
+            web.get("/v1/responses/{response}/input_items", responses.get_input_items),
             web.post("/v1/sessions", session_routes.create_session),
             web.get("/v1/sessions", session_routes.list_sessions),
             web.get("/v1/sessions/{session}", session_routes.get_session),
@@ -59,6 +64,7 @@ def make_app(server: Server) -> web.Application:
             web.post("/v1/sessions/{session}/turns", session_turns.create_turn),
             web.post("/v1/sessions/{session}/fork", session_routes.fork_session),
             web.post("/v1/sessions/{session}/rewind", session_routes.rewind_session),
+            web.post("/v1/sessions/{session}/suspend", session_routes.suspend_session),
             web.post("/open_session", sglang_sessions.open_session),
             web.post("/close_session", sglang_sessions.close_session),
             web.post("/generate", sglang_sessions.generate),
@@ -82,12 +88,23 @@ def make_app(server: Server) -> web.Application:
     return app
 
 
+async def end_tasks(app: web.Application) -> None:
+    await app[SERVER].end_tasks()
+
+
 @web.middleware
 async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Checks who calls, turns every failure into an error object, and writes the request's canonical log line."""
+    """Gives the request its ids; all that is logged on its way has that of its trace."""
     request[REQUEST_ID] = new_id("req")
+    request[TRACE] = read_trace_context(request.headers.getall("traceparent", []))
+    with bound_contextvars(trace_id=request[TRACE].trace_id):
+        return await answer(request, handler)
+
+
+async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Checks who calls, turns every failure into an error object, and writes the request's canonical log line."""
     started = time.monotonic()
-    status, code = CLIENT_GONE, None
+    status, code = errors.CLIENT_LEFT, None
     try:
         response = await guarded(request, handler)
         status, code = response.status, request.get(STREAM_ERROR)
@@ -98,7 +115,7 @@ async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
     except asyncio.CancelledError:
         raise
     except ConnectionError:
-        return web.Response(status=CLIENT_GONE)  # Nobody reads it; aiohttp would log the exception as an error.
+        return web.Response(status=errors.CLIENT_LEFT)  # Nobody reads it; aiohttp would log the exception as an error.
     except Exception as error:
         structlog.get_logger().exception("a handler failed", id=request[REQUEST_ID], path=request.path)
         status, code = 500, "internal_error"
@@ -141,6 +158,8 @@ def error_response(error: ApiError) -> web.Response:
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = f"baton/{VERSION}"
     response.headers["x-request-id"] = request.get(REQUEST_ID, "-")
+    if TRACE in request:
+        response.headers["x-trace-id"] = request[TRACE].trace_id
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers.update(cors_headers(request))
 
@@ -161,7 +180,6 @@ def account(request: web.Request, status: int, code: str | None, seconds: float)
     generation = request.get(GENERATION)
     if generation is not None:
         line |= {"request": generation.members[0].request.id} | summary(generation)
-        for member in generation.members:
-            server.metrics.ended(member, server.gateway.clock())
+        server.ended(generation, code or (str(status) if status >= 400 else None))
     log = structlog.get_logger()
     (log.debug if request.path in QUIET else log.info)("request", **line)

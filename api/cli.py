@@ -1,13 +1,15 @@
 """The command line: `baton serve [DIR] | chat | version`. Options of serve are made from api.config.Config."""
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from api import config as configuration
+from api.chat_client import DEFAULT_URL
 from api.config import Config, ConfigError, flag, is_size, variable
 from api.version import VERSION
 
@@ -21,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command == "chat":
         from api.chat import chat
 
+        options["api_key"] = options["api_key"] or first_key(os.environ)
         return chat(**options)
     try:
         config = configuration.load(options)
@@ -46,13 +49,21 @@ def parser() -> argparse.ArgumentParser:
     for field in configuration.fields():
         add_option(serve, field)
     talk = commands.add_parser("chat", help="chat with a running server", description="Chat with a running server.")
-    talk.add_argument("--url", default="http://127.0.0.1:8000", help="the server [%(default)s]")
-    talk.add_argument("--api-key", help="key to send, if the server wants one")
-    talk.add_argument("--system", help="system message to begin with")
+    talk.add_argument("--url", default=DEFAULT_URL, help="the server [%(default)s]")
+    talk.add_argument("--api-key", help="key to send, if the server wants one (BATON_API_KEY)")
+    which = talk.add_mutually_exclusive_group()
+    which.add_argument("--session", metavar="ID", help="go on with this session")
+    which.add_argument("--fork", metavar="ID", help="go on in a copy of this session")
+    talk.add_argument("--system", help="system message of a new session")
     talk.add_argument("--temperature", type=float, help="sampling temperature [the model's default]")
     talk.add_argument("--max-tokens", type=int, help="most tokens of an answer")
     commands.add_parser("version", help="print the version")
     return top
+
+
+def first_key(environment: Mapping[str, str]) -> str | None:
+    """Of the variable that gives a server its keys, of which any will do."""
+    return environment.get(variable("api_key"), "").partition(",")[0].strip() or None
 
 
 def add_option(to: argparse.ArgumentParser, field: msgspec.inspect.Field) -> None:

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from actors.strategy import Strategy
 
 SIZE = {"metavar": "SIZE"}
+AtLeastZero: TypeAlias = Annotated[int, Meta(ge=0)]
 AtLeastOne: TypeAlias = Annotated[int, Meta(ge=1)]
 AtLeastTwo: TypeAlias = Annotated[int, Meta(ge=2)]
 UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -60,11 +61,31 @@ class Config(Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, description="most sessions; a new one takes the place of the least recently used")
     ] = 1024
     session_idle_timeout: Annotated[
-        float, Meta(gt=0, le=1e9, description="seconds after which a session that nobody uses is forgotten")
+        float,
+        Meta(
+            gt=0, le=1e9, description="seconds after which an unused session is forgotten, or suspended (--session-dir)"
+        ),
     ] = 86400.0
+    session_dir: Annotated[
+        str | None, Meta(description="folder in which sessions survive a restart [none: they live in memory]")
+    ] = None
+    session_disk: Annotated[int, Meta(ge=2**20, description="most disk that --session-dir may take", extra=SIZE)] = (
+        10 * 2**30
+    )
+    host_memory: Annotated[
+        AtLeastZero | None,
+        Meta(description="host memory for states that lost their slot [an eighth of what is free]", extra=SIZE),
+    ] = None
+    session_slots: Annotated[
+        AtLeastZero | None, Meta(description="most slots that sessions may keep between their turns [all]")
+    ] = None
+    session_log: Annotated[
+        AtLeastOne, Meta(description="most bytes of the log of one session; a full one takes no more turns", extra=SIZE)
+    ] = 2**24
     response_retention: Annotated[
         float, Meta(ge=0, le=1e9, description="seconds for which responses can be gone on from; 0 stores none")
     ] = 86400.0
+    response_memory: Annotated[int, Meta(ge=0, description="most bytes of stored responses", extra=SIZE)] = 2**28
     api_key: Annotated[
         tuple[str, ...], Meta(description="key that clients must send; repeatable, commas in the environment")
     ] = ()
@@ -91,6 +112,12 @@ class Config(Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="debug logs every move of a lease")
     ] = "info"
+    trace_file: Annotated[
+        str | None, Meta(description="write every message, step and move of a slot to this file, for scripts/trace")
+    ] = None
+    otel: Annotated[
+        bool, Meta(description="export a span for each request with OpenTelemetry; its OTEL_* variables say where")
+    ] = False
     codec_check: Annotated[bool, Meta(description="encode and decode every message of the ring on its way")] = False
     poison_freed: Annotated[bool, Meta(description="overwrite freed slots, so that a read of a stale state shows")] = (
         False

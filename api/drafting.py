@@ -54,7 +54,7 @@ class Wishes:
     names: what the endpoint calls a field, where that differs, for error messages.
     """
 
-    max_tokens: int | None
+    max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

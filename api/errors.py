@@ -7,6 +7,7 @@ from msgspec import Struct
 
 RETRY_QUEUE_S = 1
 RETRY_UNAVAILABLE_S = 5
+CLIENT_LEFT = 499
 
 
 class ErrorDetail(Struct):
@@ -85,6 +86,11 @@ def timed_out(seconds: float) -> ApiError:
     """504, with the header that keeps the openai client from trying the same again."""
     message = f"the request was not finished within {seconds:g} s"
     return ApiError(504, message, "timeout_error", code="request_timeout", headers={"x-should-retry": "false"})
+
+
+def client_left() -> ApiError:
+    """Nobody gets it: it ends what the client waited for."""
+    return ApiError(CLIENT_LEFT, "the client has left", "client_error", code="client_left")
 
 
 def internal(message: str) -> ApiError:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from msgspec.structs import replace
 
@@ -18,16 +18,23 @@ from actors.messages import (
     Ended,
     Flush,
     Flushed,
+    Kept,
     Message,
+    Name,
     Output,
     Request,
     Restarted,
     Submit,
+    Suspend,
+    Suspended,
+    Unname,
 )
 from actors.resubmission import resubmission
+from actors.tokens import Tokens
 from api import errors
 from api.errors import ApiError
 from api.generation import Generation, Member, Why
+from api.trace_context import Call
 
 
 class Observer(Protocol):
@@ -46,8 +53,25 @@ class Unobserved:
         pass
 
 
+class Sessions(Protocol):
+    """Whose names the ring keeps: told where their states are, and asked for them when the ring was made anew."""
+
+    def kept(self, kept: Kept) -> None: ...
+
+    def named(self) -> Iterable[Name]: ...
+
+
+class NoSessions:
+    def kept(self, kept: Kept) -> None:
+        pass
+
+    def named(self) -> Iterable[Name]:
+        return ()
+
+
 class Gateway:
-    """The actor named api. Its mailbox brings Delta, Ended, Flushed, Drained and Restarted; handlers call the others.
+    """The actor named api. Its mailbox brings Delta, Ended, Flushed, Suspended, Kept, Drained and Restarted; handlers
+    call the others.
 
     Everything runs in one event loop. An id stays taken until the ring has given its last word on it, so that a late
     output of an aborted request can never reach another one. It outlives the unit of the other actors: what was open
@@ -58,6 +82,7 @@ class Gateway:
         self, timeout: float, observer: Observer | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.clock = clock
+        self.sessions: Sessions = NoSessions()
         self.draining = False
         self._timeout = timeout
         self._observer: Observer = observer or Unobserved()
@@ -66,6 +91,7 @@ class Gateway:
         self._abandoned: set[str] = set()
         self._tickets = count(1)
         self._flushes: dict[int, asyncio.Future[None]] = {}
+        self._suspending: dict[int, asyncio.Future[Suspended]] = {}
         self._drained: asyncio.Future[list[str]] | None = None
         self._lost: ApiError | None = None
         self._quiet = asyncio.Event()
@@ -91,6 +117,11 @@ class Gateway:
             case Flushed():
                 if (flush := self._flushes.pop(message.ticket, None)) is not None and not flush.done():
                     flush.set_result(None)
+            case Suspended():
+                if (asked := self._suspending.pop(message.ticket, None)) is not None and not asked.done():
+                    asked.set_result(message)
+            case Kept():
+                self.sessions.kept(message)
             case Drained():
                 if self._drained is not None and not self._drained.done():
                     self._drained.set_result(message.astray)
@@ -107,15 +138,16 @@ class Gateway:
 
     # For handlers
 
-    def submit(self, requests: Sequence[Request]) -> Generation:
-        """Send these into the ring. Raises 400 for an id in use, 503 while draining."""
+    def submit(self, drafts: Sequence[Request], call: Call | None = None) -> Generation:
+        """Send these into the ring, as part of the call's trace. Raises 400 for an id in use, 503 while draining."""
         if self.draining:
             raise errors.unavailable("the server is shutting down", "draining")
+        requests = drafts if call is None else [replace(draft, trace=call.trace.trace_id) for draft in drafts]
         ids = [request.id for request in requests]
         taken = next((i for i in ids if i in self._open or i in self._abandoned), None)
         if taken is not None or len(set(ids)) < len(ids):
             raise errors.bad_request(f"the request id {taken or ids[0]!r} is in use", "rid", "duplicate_request_id")
-        generation = Generation(self, self._timeout)
+        generation = Generation(self, self._timeout, call)
         now = self.clock()
         for index, request in enumerate(requests):
             member = Member(index, request, generation, now, prompt_tokens=request.prompt_len)
@@ -152,6 +184,31 @@ class Gateway:
         finally:
             self._flushes.pop(ticket, None)
 
+    def name(self, session: str, salt: str, tokens: Tokens) -> None:
+        """The session is open, and goes on from `tokens`. Before there is a ring this is left to `name_all`."""
+        if self._send is not None:
+            self._post("cache", Name(session, salt, tokens))
+
+    def unname(self, session: str) -> None:
+        """The session is closed."""
+        if self._send is not None:
+            self._post("cache", Unname(session))
+
+    def name_all(self) -> None:
+        """The ring is new, and knows no session."""
+        for name in self.sessions.named():
+            self._post("cache", name)
+
+    async def suspend(self, session: str) -> Suspended:
+        """Let the session's state leave its slot; returns where it is when that is done."""
+        ticket = next(self._tickets)
+        self._suspending[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            self._post("cache", Suspend(ticket, session))
+            return await self._suspending[ticket]
+        finally:
+            self._suspending.pop(ticket, None)
+
     async def drain(self, patience: float, grace: float = 10.0) -> list[str]:
         """Refuse new requests, give open ones `patience` seconds, tell the rest 503; then send Drain around the ring.
 
@@ -186,10 +243,11 @@ class Gateway:
             self._drained.set_exception(error)
 
     def fail_all(self, error: ApiError) -> None:
-        """Answer every open request, and whoever waits for a flush, with `error`."""
-        for flush in self._flushes.values():
-            if not flush.done():
-                flush.set_exception(error)
+        """Answer every open request, and whoever waits for a flush or a suspension, with `error`."""
+        waiting: list[asyncio.Future[Any]] = [*self._flushes.values(), *self._suspending.values()]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
         for generation in {id(m.generation): m.generation for m in self._open.values()}.values():
             generation.fail(error)
 
@@ -212,6 +270,10 @@ class Gateway:
         for flush in self._flushes.values():
             if not flush.done():
                 flush.set_result(None)
+        for ticket, asked in self._suspending.items():
+            if not asked.done():
+                asked.set_result(Suspended(ticket, "tokens", 0))
+        self.name_all()
         for id, member in list(self._open.items()):
             if member.aborted:
                 self._ended(Ended(id, "aborted", "the request was aborted"))
@@ -240,8 +302,15 @@ class Gateway:
         member.shown += len(output.text)
         if output.finish_reason is not None:
             self._last_word(output.request)
-        known = {"cached_tokens": first.cached_tokens, "matched_tokens": first.matched_tokens, "lost": first.lost}
-        member.put(replace(output, **known))
+        member.put(
+            replace(
+                output,
+                cached_tokens=first.cached_tokens,
+                matched_tokens=first.matched_tokens,
+                lost=first.lost,
+                origin=first.origin,
+            )
+        )
         if output.finish_reason == "error":
             member.generation.fail(errors.internal(f"the model failed on this request: {output.stop_reason}"))
         member.generation.wake()

@@ -12,21 +12,14 @@ from actors.messages import Output, Request, TokenLogprob
 from api import errors
 from api.answers import Answer, collect, cut_to_prompt, finite, token_text
 from api.drafting import (
-    Bias,
     Choices,
     Count,
     Id,
-    MinP,
-    Penalty,
     Priority,
     Prompt,
-    RepetitionPenalty,
     Salt,
     Seed,
-    Temperature,
-    TopK,
     TopLogprobs,
-    TopP,
     Wishes,
     draft,
     encode,
@@ -36,6 +29,7 @@ from api.engine import SERVER, Engine, Text
 from api.generation import Generation
 from api.handling import answer_json, new_id, submit
 from api.parsing import convert, read_object
+from api.sampling_fields import SamplingFields, sampling_wishes
 from api.sse import stream
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -96,25 +90,12 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: Salt = ""
 
 
-class SamplingParams(Struct, forbid_unknown_fields=True, kw_only=True):
+class SamplingParams(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     max_new_tokens: Count = DEFAULT_MAX_NEW_TOKENS
     min_new_tokens: Count = 0
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    logit_bias: dict[str, Bias] = field(default_factory=dict)
     sampling_seed: Seed | None = None
-    seed: Seed | None = None
     n: Choices = 1
-    stop: str | list[str] = field(default_factory=list)
-    stop_token_ids: list[int] = field(default_factory=list)
-    ignore_eos: bool = False
     no_stop_trim: bool = False
-    skip_special_tokens: bool = True
 
 
 @dataclass(frozen=True)
@@ -198,23 +179,12 @@ def wishes_of(
     params: SamplingParams, asked: GenerateRequest, choice: int, logprobs: int | None, start: int | None
 ) -> Wishes:
     seed = params.sampling_seed if params.sampling_seed is not None else params.seed
-    return Wishes(
+    return sampling_wishes(
+        params,
         max_tokens=params.max_new_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logit_bias=params.logit_bias,
-        seed=seed_of(seed, choice),
         min_tokens=params.min_new_tokens,
-        stop=params.stop,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
+        seed=seed_of(seed, choice),
         keep_stop_string=params.no_stop_trim,
-        skip_special_tokens=params.skip_special_tokens,
         priority=asked.priority,
         salt=asked.cache_salt or asked.extra_key,
         logprobs=logprobs,

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, Self, TypeAlias
 
-from actors.messages import Lost, Output, Request
+from actors.messages import Lost, Origin, Output, Request
 from api import errors
 from api.errors import ApiError
+from api.trace_context import Call
 
 MERGE_ABOVE = 64
 Why: TypeAlias = Literal["aborted", "timeout"]
@@ -57,6 +58,10 @@ class Member:
     def lost(self) -> Lost:
         return self.first.lost if self.first is not None else ""
 
+    @property
+    def origin(self) -> Origin:
+        return self.first.origin if self.first is not None else "tokens"
+
     def put(self, output: Output) -> None:
         self.pending.append(output)
         if len(self.pending) > MERGE_ABOVE:
@@ -86,6 +91,7 @@ def merge(outputs: Sequence[Output]) -> Output:
         prompt_logprobs=[item for o in outputs for item in o.prompt_logprobs],
         matched_tokens=last.matched_tokens,
         lost=last.lost,
+        origin=last.origin,
     )
 
 
@@ -96,8 +102,9 @@ class Generation:
     aborts whatever is not finished.
     """
 
-    def __init__(self, gateway: Owner, timeout: float) -> None:
+    def __init__(self, gateway: Owner, timeout: float, call: Call | None = None) -> None:
         self.members: list[Member] = []
+        self.call = call
         self.created = gateway.clock()
         self.ended: float | None = None
         self._gateway = gateway

@@ -10,9 +10,12 @@ from actors.messages import Request
 from api import errors
 from api.engine import SERVER
 from api.generation import Generation
+from api.security import host_name
+from api.trace_context import Call, TraceContext
 
 GENERATION: web.RequestKey[Generation] = web.RequestKey("generation", Generation)
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
+TRACE: web.RequestKey[TraceContext] = web.RequestKey("trace", TraceContext)
 STREAM_ERROR: web.RequestKey[str] = web.RequestKey("stream_error", str)
 
 
@@ -28,9 +31,20 @@ def submit(request: web.Request, drafts: Sequence[Request]) -> Generation:
         raise errors.bad_request(
             f"{len(drafts)} sequences in one request; at most {most} can wait", None, "batch_too_large"
         )
-    generation = server.gateway.submit(drafts)
+    generation = server.gateway.submit(drafts, call_of(request))
     request[GENERATION] = generation
     return generation
+
+
+def call_of(request: web.Request) -> Call:
+    resource = request.match_info.route.resource
+    return Call(
+        request[TRACE],
+        resource.canonical if resource is not None else "",
+        host_name(request.headers.get("Host", "")),
+        request.app[SERVER].config.port,
+        request.match_info.get("session", ""),
+    )
 
 
 def answer_json(value: object, status: int = 200) -> web.Response:

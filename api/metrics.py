@@ -1,12 +1,15 @@
 """Prometheus metrics under the names that dashboards for other engines know, in a registry of their own."""
 
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from actors.timings import BOUNDS, Timings
+from actors.timings import Histogram as Timing
 from api.generation import Member
 
 PREFIX = "baton:"
@@ -14,7 +17,20 @@ LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 FAMILIAR = {"running": "num_requests_running", "waiting": "num_requests_waiting"}
 OWN = frozenset({"prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "request_success"})
-LABELS = {"slots": "place", "pages": "use", "mailbox_depth": "actor", "mailbox_wait": "actor", "lease_moves": "kind"}
+LABELS = {
+    "slots": "place",
+    "pages": "use",
+    "mailbox_depth": "actor",
+    "actor_busy_seconds": "actor",
+    "lease_moves": "kind",
+}
+HELP = {
+    "mailbox_wait_seconds": "From the sending of a message to its delivery.",
+    "relay_overhead_seconds": "From the end of a step to the beginning of the next that has a row in common with it.",
+    "actor_busy_seconds": "Time that an actor has worked on the event loop.",
+    "device_busy_seconds": "Time that the device has spent in steps.",
+    "steps": "Steps of the device.",
+}
 
 
 class Ring(Protocol):
@@ -25,6 +41,9 @@ class Ring(Protocol):
     def gauges(self) -> dict[str, float | dict[str, int]]: ...
 
     def lease_moves(self) -> Mapping[str, int]: ...
+
+    @property
+    def timings(self) -> Timings: ...
 
 
 class Metrics:
@@ -101,18 +120,35 @@ class RingCollector(Collector):
         yield self._family(CounterMetricFamily, "lease_moves", self._ring.lease_moves())
         for name, gauge in self._ring.gauges().items():
             yield self._family(GaugeMetricFamily, name, gauge)
+        yield from self._timings(self._ring.timings)
+
+    def _timings(self, timings: Timings) -> Iterable[Metric]:
+        waits: dict[tuple[str, ...], Timing] = {(actor,): waited for actor, waited in timings.waits.items()}
+        yield self._histogram("mailbox_wait_seconds", ("actor",), waits)
+        yield self._histogram("relay_overhead_seconds", (), {(): timings.overhead})
+        yield self._family(CounterMetricFamily, "actor_busy_seconds", dict(timings.busy))
+        yield self._family(CounterMetricFamily, "device_busy_seconds", timings.device_busy)
+        yield self._family(CounterMetricFamily, "steps", timings.steps)
+
+    def _histogram(self, name: str, labels: tuple[str, ...], timings: Mapping[tuple[str, ...], Timing]) -> Metric:
+        """timings: by the values of the labels."""
+        family = HistogramMetricFamily(PREFIX + name, HELP[name], labels=["model_name", *labels])
+        for values, timing in timings.items():
+            counts = zip([*map(str, BOUNDS), "+Inf"], accumulate(timing.counts), strict=True)
+            family.add_metric([self._model, *values], list(counts), timing.total)
+        return family
 
     def _family(
         self,
         kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
         key: str,
-        value: float | Mapping[str, int],
+        value: float | Mapping[str, float],
     ) -> Metric:
         """One family; a mapping's keys become the values of a label."""
         name = FAMILIAR.get(key, key)
         labelled = isinstance(value, Mapping)
         labels = ["model_name", *([LABELS.get(key, "kind")] if labelled else [])]
-        family = kind(PREFIX + name, name.replace("_", " ").capitalize() + ".", labels=labels)
+        family = kind(PREFIX + name, HELP.get(name, name.replace("_", " ").capitalize() + "."), labels=labels)
         if isinstance(value, Mapping):
             for label, amount in value.items():
                 family.add_metric([self._model, str(label)], amount)

@@ -11,58 +11,24 @@ from actors.messages import Output, Request, TokenLogprob
 from api import errors
 from api.answers import Usage, collect, finite, token_text, usage
 from api.chat_prompt import read_messages, render
-from api.drafting import (
-    Bias,
-    Choices,
-    Count,
-    MinP,
-    Penalty,
-    Priority,
-    RepetitionPenalty,
-    Salt,
-    Seed,
-    Temperature,
-    TopK,
-    TopLogprobs,
-    TopP,
-    Wishes,
-    draft,
-    seed_of,
-)
+from api.drafting import Choices, Salt, TopLogprobs, draft, seed_of
 from api.engine import SERVER, Engine, Server, Text
 from api.generation import Generation
 from api.handling import answer_json, new_id, submit
 from api.openai_fields import IGNORED, UNSUPPORTED, StreamOptions, refuse
 from api.parsing import convert, read_object
+from api.sampling_fields import RequestFields, request_wishes
 from api.sse import stream
 
 
-class ChatRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class ChatRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
-    model: str | None = None
     max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
-    min_tokens: Count = 0
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    logit_bias: dict[str, Bias] = field(default_factory=dict)
-    seed: Seed | None = None
     n: Choices = 1
-    stop: str | list[str] = field(default_factory=list)
-    stop_token_ids: list[int] = field(default_factory=list)
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
     logprobs: bool = False
     top_logprobs: TopLogprobs = 0
-    stream: bool = False
     stream_options: StreamOptions | None = None
-    priority: Priority = 0
     cache_salt: Salt = ""
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -173,24 +139,10 @@ async def chat_requests(engine: Engine, asked: ChatRequest, id: str) -> list[Req
             engine,
             id if asked.n == 1 else f"{id}_{index}",
             prompt,
-            Wishes(
+            request_wishes(
+                asked,
                 max_tokens=limit,
-                temperature=asked.temperature,
-                top_p=asked.top_p,
-                top_k=asked.top_k,
-                min_p=asked.min_p,
-                repetition_penalty=asked.repetition_penalty,
-                presence_penalty=asked.presence_penalty,
-                frequency_penalty=asked.frequency_penalty,
-                logit_bias=asked.logit_bias,
                 seed=seed_of(asked.seed, index),
-                min_tokens=asked.min_tokens,
-                stop=asked.stop,
-                stop_token_ids=asked.stop_token_ids,
-                ignore_eos=asked.ignore_eos,
-                keep_stop_string=asked.include_stop_str_in_output,
-                skip_special_tokens=asked.skip_special_tokens,
-                priority=asked.priority,
                 salt=asked.cache_salt,
                 logprobs=asked.top_logprobs if asked.logprobs else None,
                 names={"prompt": "messages"},

@@ -5,68 +5,32 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from aiohttp import web
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from actors.messages import Output, Request, TokenLogprob
 from api import errors
 from api.answers import Answer, Usage, collect, cut_to_prompt, finite, token_text, usage
-from api.drafting import (
-    Bias,
-    Choices,
-    Count,
-    MinP,
-    Penalty,
-    Priority,
-    Prompt,
-    RepetitionPenalty,
-    Salt,
-    Seed,
-    Temperature,
-    TopK,
-    TopLogprobs,
-    TopP,
-    Wishes,
-    draft,
-    encode,
-    seed_of,
-)
+from api.drafting import Choices, Count, Prompt, Salt, TopLogprobs, draft, encode, seed_of
 from api.engine import SERVER, Engine, Server, Text
 from api.generation import Generation
 from api.handling import answer_json, new_id, submit
 from api.openai_fields import IGNORED, UNSUPPORTED, StreamOptions, refuse
 from api.parsing import convert, read_object
+from api.sampling_fields import RequestFields, request_wishes
 from api.sse import stream
 
 DEFAULT_MAX_TOKENS = 16
 
 
-class CompletionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class CompletionRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
     prompt: str | Annotated[list[Any], Meta(min_length=1)]
-    model: str | None = None
     max_tokens: Count = DEFAULT_MAX_TOKENS
-    min_tokens: Count = 0
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    logit_bias: dict[str, Bias] = field(default_factory=dict)
-    seed: Seed | None = None
     n: Choices = 1
     best_of: int | None = None
     echo: bool = False
-    stop: str | list[str] = field(default_factory=list)
-    stop_token_ids: list[int] = field(default_factory=list)
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
     add_special_tokens: bool = True
     logprobs: TopLogprobs | None = None
-    stream: bool = False
     stream_options: StreamOptions | None = None
-    priority: Priority = 0
     cache_salt: Salt = ""
 
     @property
@@ -160,24 +124,10 @@ def completion_requests(engine: Engine, asked: CompletionRequest, prompts: Seque
             engine,
             id if single else f"{id}_{position * asked.n + index}",
             prompt,
-            Wishes(
+            request_wishes(
+                asked,
                 max_tokens=asked.max_tokens,
-                temperature=asked.temperature,
-                top_p=asked.top_p,
-                top_k=asked.top_k,
-                min_p=asked.min_p,
-                repetition_penalty=asked.repetition_penalty,
-                presence_penalty=asked.presence_penalty,
-                frequency_penalty=asked.frequency_penalty,
-                logit_bias=asked.logit_bias,
                 seed=seed_of(asked.seed, index),
-                min_tokens=asked.min_tokens,
-                stop=asked.stop,
-                stop_token_ids=asked.stop_token_ids,
-                ignore_eos=asked.ignore_eos,
-                keep_stop_string=asked.include_stop_str_in_output,
-                skip_special_tokens=asked.skip_special_tokens,
-                priority=asked.priority,
                 salt=asked.cache_salt,
                 logprobs=asked.logprobs,
                 prompt_logprobs_from=0 if asked.echo and asked.logprobs is not None else None,

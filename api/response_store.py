@@ -5,67 +5,107 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
+
+import msgspec
 
 from api import errors
 from api.errors import ApiError
+from api.response_events import Transcript
 
+Key: TypeAlias = tuple[bytes, str]
 MOST = 10_000
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class StoredResponse:
     """One response, and the chain of those that it goes on from, which it keeps although they may be deleted.
 
-    messages: its input, without instructions. body: as clients see it. answer: its text.
+    messages: its input, without instructions. session, base, turn: if it is a turn of a session, that one, the number
+    that it goes on from, and its own once it has ended. holders: how many keep it (the store, and responses that go on
+    from it); its size counts while there are any.
     """
 
     id: str
-    previous: "StoredResponse | None"
+    transcript: Transcript
+    previous: "StoredResponse | None" = None
     messages: list[dict[str, Any]]
-    body: dict[str, Any] = field(default_factory=dict)
-    answer: str = ""
+    session: str | None = None
+    base: int = 0
+    turn: int = 0
     stored: float = 0.0
+    size: int = 0
+    holders: int = 0
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
+    def body(self) -> dict[str, Any]:
+        """As clients see it."""
+        return self.transcript.body
+
+    @property
     def running(self) -> bool:
-        return bool(self.body["status"] == "in_progress")
+        return not self.transcript.over
+
+    def measure(self) -> None:
+        """To be called when it is over."""
+        self.size = self.transcript.size + len(msgspec.json.encode(self.messages))
+
+    @property
+    def said(self) -> list[dict[str, Any]]:
+        """Its input and its answer."""
+        if self.transcript.feeds_only:
+            return self.messages
+        return [*self.messages, {"role": "assistant", "content": self.transcript.text}]
 
 
-def conversation(last: StoredResponse | None) -> list[dict[str, Any]]:
-    """The messages up to `last` and its answer. Instructions are not handed on."""
-    chain = []
+def chain(last: StoredResponse | None) -> list[StoredResponse]:
+    """Those up to `last`, oldest first."""
+    responses = []
     while last is not None:
-        chain.append(last)
+        responses.append(last)
         last = last.previous
-    messages: list[dict[str, Any]] = []
-    for response in reversed(chain):
-        messages += response.messages
-        messages.append({"role": "assistant", "content": response.answer})
-    return messages
+    return responses[::-1]
 
 
 class ResponseStore:
-    """retention: seconds; with 0 nothing is stored. The oldest go first."""
+    """retention: seconds; with 0 nothing is stored. cap: bytes. The oldest go first; those that run are not dropped.
 
-    def __init__(self, retention: float, clock: Callable[[], float] = time.monotonic) -> None:
+    bytes: of the JSON of all that have ended and are stored, or gone on from by such.
+    """
+
+    def __init__(self, retention: float, cap: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.enabled = retention > 0
+        self.bytes = 0
         self._retention = retention
+        self._cap = cap
         self._clock = clock
-        self._responses: OrderedDict[tuple[bytes, str], StoredResponse] = OrderedDict()
+        self._running: dict[Key, StoredResponse] = {}
+        self._ended: OrderedDict[Key, StoredResponse] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._responses)
+        return len(self._running) + len(self._ended)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
 
     def put(self, owner: bytes, response: StoredResponse) -> None:
+        """One that runs."""
+        self._running[owner, response.id] = response
+
+    def ended(self, owner: bytes, response: StoredResponse) -> None:
+        """From now on it has an age, and counts. Nothing happens if it was not put here, or deleted."""
+        if self._running.pop((owner, response.id), None) is None:
+            return
         response.stored = self._clock()
-        self._responses[owner, response.id] = response
+        self._ended[owner, response.id] = response
+        self._hold(response)
         self._drop()
 
     def find(self, owner: bytes, id: str) -> StoredResponse | None:
         self._drop()
-        return self._responses.get((owner, id))
+        return self._running.get((owner, id)) or self._ended.get((owner, id))
 
     def get(self, owner: bytes, id: str) -> StoredResponse:
         """Raises 404."""
@@ -75,15 +115,35 @@ class ResponseStore:
         return response
 
     def delete(self, owner: bytes, id: str) -> None:
-        self._responses.pop((owner, id), None)
+        self._running.pop((owner, id), None)
+        if (response := self._ended.pop((owner, id), None)) is not None:
+            self._release(response)
 
     def _drop(self) -> None:
         expired = self._clock() - self._retention
-        while self._responses:
-            oldest = next(iter(self._responses.values()))
-            if oldest.stored > expired and len(self._responses) <= MOST:
+        while self._ended:
+            oldest = next(iter(self._ended.values()))
+            if oldest.stored > expired and len(self._ended) <= MOST and self.bytes <= self._cap:
                 return
-            self._responses.popitem(last=False)
+            self._ended.popitem(last=False)
+            self._release(oldest)
+
+    def _hold(self, response: StoredResponse | None) -> None:
+        """Count it, and what it goes on from."""
+        while response is not None:
+            response.holders += 1
+            if response.holders > 1:
+                return
+            self.bytes += response.size
+            response = response.previous
+
+    def _release(self, response: StoredResponse | None) -> None:
+        while response is not None:
+            response.holders -= 1
+            if response.holders > 0:
+                return
+            self.bytes -= response.size
+            response = response.previous
 
 
 def no_previous(id: str) -> ApiError:

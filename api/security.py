@@ -5,20 +5,25 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Iterable
+from urllib.parse import unquote
 
 from aiohttp import web
 
 from api import errors
 from api.config import Config
-from api.engine import SERVER
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+PAGE = "/"
+PROBES = frozenset({"/health", "/ready"})
+KEYLESS = PROBES | {PAGE}
+SUBPROTOCOL = "responses"
+KEY_SUBPROTOCOL = "openai-insecure-api-key."
 CORS_HEADERS = {
     "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
-    "Access-Control-Expose-Headers": "x-request-id, retry-after",
+    "Access-Control-Expose-Headers": "x-request-id, x-trace-id, retry-after",
     "Access-Control-Max-Age": "600",
 }
 CORS_ORIGIN: web.RequestKey[str] = web.RequestKey("cors_origin", str)
+OWNER: web.RequestKey[bytes] = web.RequestKey("owner", bytes)
 
 
 class Guard:
@@ -31,10 +36,10 @@ class Guard:
 
     def admit(self, request: web.Request) -> None:
         """403 for a foreign Host or Origin, 401 without a key. A preflight is let in without one."""
-        if request.path not in OPEN_PATHS:
+        if request.path not in PROBES:
             self._check_host(request)
         self._check_origin(request)
-        if request.path not in OPEN_PATHS and request.method != "OPTIONS":
+        if request.path not in KEYLESS and request.method != "OPTIONS":
             self._check_key(request)
 
     def _check_host(self, request: web.Request) -> None:
@@ -47,7 +52,8 @@ class Guard:
         origin = request.headers.get("Origin")
         if origin is None:
             # Requests that a page makes without CORS (an image, a link's prefetch) say only this.
-            if request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and "*" not in self._origins:
+            foreign = request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site")
+            if foreign and "*" not in self._origins and not follows_link(request):
                 raise errors.forbidden("cross-origin requests are refused: see --cors")
             return
         if "*" in self._origins or origin.lower() in self._origins:
@@ -58,17 +64,39 @@ class Guard:
     def _check_key(self, request: web.Request) -> None:
         if not self._keys:
             return
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not matches(digest(key.strip()), self._keys):
+        key = given_key(request)
+        if key is None or not matches(digest(key), self._keys):
             raise errors.unauthorized()
+        request[OWNER] = digest(key)
+
+
+def given_key(request: web.Request) -> str | None:
+    """A page cannot set the headers of its websocket, but its subprotocols; what a token cannot hold is %-encoded."""
+    header = request.headers.get("Authorization")
+    if header is not None:
+        scheme, _, key = header.partition(" ")
+        return key.strip() if scheme.lower() == "bearer" else None
+    if request.headers.get("Upgrade", "").lower() != "websocket":
+        return None
+    offered = subprotocols(request)
+    keys = [name.removeprefix(KEY_SUBPROTOCOL) for name in offered if name.startswith(KEY_SUBPROTOCOL)]
+    return unquote(keys[0]) if len(keys) == 1 else None
+
+
+def subprotocols(request: web.Request) -> list[str]:
+    """What a websocket's client offers to speak."""
+    return [name.strip() for name in request.headers.get("Sec-WebSocket-Protocol", "").split(",") if name.strip()]
 
 
 def owner_of(request: web.Request) -> bytes:
     """Whose sessions and responses this request may use: those of its API key, or of everyone where there are none."""
-    config = request.app[SERVER].config
-    if not config.api_key and config.api_key_file is None:
-        return b""
-    return digest(request.headers.get("Authorization", "").partition(" ")[2].strip())
+    owner: bytes = request.get(OWNER, b"")
+    return owner
+
+
+def follows_link(request: web.Request) -> bool:
+    """Somebody opens the chat page by a link elsewhere. Nothing happens by that, and it cannot be framed."""
+    return request.path == PAGE and request.headers.get("Sec-Fetch-Dest") == "document"
 
 
 def cors_headers(request: web.Request) -> dict[str, str]:

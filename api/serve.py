@@ -25,6 +25,7 @@ from api.errors import ApiError
 from api.gateway import Gateway
 from api.metrics import Metrics
 from api.progress import ProgressBar
+from api.telemetry import open_spans
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
@@ -32,6 +33,11 @@ Progress = Callable[[int, int], None]
 SWITCH_INTERVAL_S = 1e-4
 BACKLOG = 1024
 LAST_WRITES_S = 5.0
+LAST_SPANS_S = 5.0
+GRACE_S = 10.0
+GRACE_WITH_FILES_S = 60.0
+SWEEPS = 4  # in the time after which a session is idle
+MOST_BETWEEN_SWEEPS_S = 30.0
 
 
 class Exit(IntEnum):
@@ -59,11 +65,15 @@ class RunningRelay(Relay, Protocol):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in memory. `notes` say what the pools were sized to and why; `connect` makes the ring, in the loop."""
+    """A model in memory. `notes` say what the pools were sized to and why; `connect` makes the ring, in the loop.
+
+    close: called when the ring has ended.
+    """
 
     engine: Engine
     notes: list[str]
     connect: Callable[[Gateway], RunningRelay]
+    close: Callable[[], None] | None = None
 
 
 Load = Callable[[Config, Progress], Loaded]
@@ -97,6 +107,7 @@ class Process:
         name = config.served_model_name or (Path(config.model).resolve().name if config.model else "baton")
         metrics = Metrics(name)
         self._server = Server(config, Gateway(config.request_timeout, metrics), metrics, name)
+        self._server.spans = open_spans(config, name)
 
     async def run(self) -> Exit:
         runner = web.AppRunner(
@@ -109,11 +120,21 @@ class Process:
                 tasks.start_soon(self._watch_signals, tasks.cancel_scope)
                 code = await self._serve(tasks)
                 await runner.cleanup()
+                await self._server.sessions.close_files()
                 tasks.cancel_scope.cancel()
                 return code
             return Exit.UNCLEAN
         finally:
             await runner.cleanup()
+            with anyio.CancelScope(shield=True):
+                await self._server.sessions.close_files()
+            await self._close_spans()
+
+    async def _close_spans(self) -> None:
+        """Give the collector a moment for the last ones."""
+        if self._server.spans is not None:
+            with anyio.move_on_after(LAST_SPANS_S, shield=True):
+                await in_daemon_thread(self._server.spans.close)
 
     async def _open_port(self, runner: web.AppRunner) -> None:
         """Listen at once: until the model is there, /ready and everything that needs it answer 503."""
@@ -135,7 +156,10 @@ class Process:
         if loaded is None:
             return Exit.OK
         server = self._server
+        await server.sessions.restore(loaded.engine.vocab_size)
         await tasks.start(self._carry_ring, loaded)
+        server.gateway.name_all()
+        tasks.start_soon(self._sweep_sessions)
         gc.collect()
         gc.freeze()
         server.engine = loaded.engine
@@ -179,11 +203,21 @@ class Process:
             what = "device" if lost else "engine"
             self._server.gateway.lose_ring(errors.internal(f"the {what} failed and the server is shutting down"))
             self._stop.set()
+        finally:
+            if loaded.close is not None:
+                loaded.close()
+
+    async def _sweep_sessions(self) -> None:
+        pause = min(self._config.session_idle_timeout / SWEEPS, MOST_BETWEEN_SWEEPS_S)
+        while True:
+            await asyncio.sleep(pause)
+            await self._server.sessions.sweep()
 
     async def _drain(self) -> Exit:
         self._log.info("draining", open_requests=self._server.gateway.open_requests)
+        grace = GRACE_S if self._config.session_dir is None else GRACE_WITH_FILES_S
         try:
-            astray = await self._server.gateway.drain(self._config.drain_timeout)
+            astray = await self._server.gateway.drain(self._config.drain_timeout, grace)
         except (TimeoutError, ApiError):
             self._log.error("the ring did not drain")
             return self._failure if self._failure is not None else Exit.UNCLEAN

@@ -2,25 +2,35 @@
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
+from msgspec.structs import replace
+
+from actors.messages import Request, Tier
 from actors.tokens import Tokens, common_prefix, count, cut, unpack
 from api import errors
 from api.errors import ApiError
 from api.generation import Generation, Member
 from api.session_log import Turn, TurnStatus, backwards, history
+from api.session_records import VERSION, Header, Record, Rewound, record_of
+from api.session_saver import Saver
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 CONTEXT = 16
 REFUSALS = (400, 429, 503)
 ENDS: dict[str, TurnStatus] = {"stop": "completed", "length": "completed", "abort": "aborted", "error": "failed"}
+FAILURES: dict[int, TurnStatus] = {504: "timeout", errors.CLIENT_LEFT: "disconnected"}
 
 
 @dataclass(eq=False, kw_only=True)
 class Session:
     """owner: a digest of the API key that made it. nodes: by request id, the turns that a branching one can go on from.
+    key: its name in the ring, and of its file. saver: None if it lives in memory only. tier, kept: where the ring has
+    its state, and how many tokens that has consumed.
 
     Turn numbers are never used twice, also after a rewind: whoever names one means exactly that turn.
     """
@@ -32,6 +42,11 @@ class Session:
     idle_timeout: float
     branching: bool = False
     parent: tuple[str, int] | None = None
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    saver: Saver | None = None
+    tier: Tier = "tokens"
+    kept: int = 0
+    suspended: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     used: float = field(init=False)
     closed: bool = False
@@ -39,6 +54,7 @@ class Session:
     tokens: Tokens = b""
     last_number: int = 0
     nodes: dict[str, Turn] = field(default_factory=dict)
+    log_cap: int | None = None
     running: "OpenTurn | None" = None
 
     def __post_init__(self) -> None:
@@ -52,6 +68,13 @@ class Session:
     @property
     def position(self) -> int:
         return count(self.tokens)
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of its turns: tokens and texts."""
+        if self.branching:
+            return sum(turn.own_bytes for turn in self.nodes.values())
+        return self.head.log_bytes if self.head is not None else 0
 
     def is_busy(self) -> bool:
         """A turn is over with its last token, whether its client has read that or not: it is settled here."""
@@ -72,8 +95,12 @@ class Session:
             raise ApiError(409, message, "conflict_error", "after", "session_moved_on")
 
     def begin(self, request: str) -> "OpenTurn":
-        """A turn that goes on from the last one, unless it is told otherwise. Raises 409."""
+        """A turn that goes on from the last one, unless it is told otherwise. Raises 400, 409."""
         self.check_idle()
+        if self.log_cap is not None and self.log_bytes >= self.log_cap:
+            message = f"session {self.id!r} is full (--session-log): rewind it, fork it earlier, or begin another"
+            raise errors.bad_request(message, "session", "session_full")
+        self.suspended = False
         self.running = OpenTurn(self, request)
         return self.running
 
@@ -81,6 +108,8 @@ class Session:
         self.head, self.tokens, self.last_number = turn, tokens, turn.number
         if self.branching:
             self.nodes[turn.request] = turn
+        if self.saver is not None:
+            self.saver.note(record_of(turn))
 
     def find(self, number: int) -> Turn | None:
         """The turn of this number; None for 0, before the first. Raises 400."""
@@ -94,10 +123,46 @@ class Session:
         self.check_idle()
         self.head = self.find(number)
         self.tokens = history(self.head)
+        if self.saver is not None:
+            self.saver.rewrite()
+
+    def forget_after(self, base: Turn | None) -> None:
+        """A branching session cannot go on any more from what went on from `base`; from nothing, if that is None."""
+        gone = [rid for rid, turn in self.nodes.items() if turn is not base and base in (None, *backwards(turn))]
+        for rid in gone:
+            del self.nodes[rid]
+        if self.saver is not None:
+            self.saver.outdate()
+
+    async def saved(self) -> None:
+        """Returns when its log is on the disk, if it has a file. Raises ApiError 507 if that cannot be."""
+        if self.saver is not None:
+            await self.saver.saved()
+
+    def records(self) -> list[Record]:
+        """What its file holds when it is written anew."""
+        kept = {turn.number: turn for end in (self.head, *self.nodes.values()) for turn in backwards(end)}
+        turns: list[Record] = [record_of(kept[number]) for number in sorted(kept)]
+        behind = [Rewound(self.number)] if self.number != max(kept, default=0) else []
+        return [self._header(), *turns, *behind]
+
+    def _header(self) -> Header:
+        return Header(
+            version=VERSION,
+            id=self.id,
+            owner=self.owner,
+            salt=self.salt,
+            idle_timeout=self.idle_timeout,
+            branching=self.branching,
+            created=self.created,
+            parent=self.parent,
+            last_number=self.last_number,
+        )
 
 
 class OpenTurn:
-    """A turn from its reservation to its end. As a context it settles when it is left, whatever happened.
+    """A turn from its reservation to its end. As a context it settles when it is left, whatever happened, and is on the
+    disk before its client reads an error.
 
     base, before: what it goes on from. prompt: the whole history that is sent into the ring. feeds_only: the token that
     comes back is not wanted.
@@ -116,6 +181,15 @@ class OpenTurn:
         self.done = asyncio.Event()
         self._generation: Generation | None = None
         self._decode: Decode = lambda ids: ""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.settle()
+        if isinstance(error, ApiError):
+            with suppress(ApiError):
+                await self.save()
 
     def __enter__(self) -> Self:
         return self
@@ -139,9 +213,24 @@ class OpenTurn:
     def go_on_from(self, base: Turn | None) -> None:
         self.base, self.before = base, history(base)
 
+    def take(self, request: Request) -> Request:
+        """`request` as this turn's: its state is kept in the session's name."""
+        self.prompt = request.tokens
+        return replace(request, session=self.session.key)
+
     def sent(self, generation: Generation, decode: Decode) -> None:
         """`generation` is what the ring makes of the prompt."""
         self._generation, self._decode = generation, decode
+
+    async def save(self) -> None:
+        """Settle, and return when the turn is on the disk (at once, if the session lives in memory).
+
+        To be awaited before the client reads that the turn is over: what it has read survives a crash. Raises
+        ApiError 507 (session_not_saved) if it cannot be written; the turn stays in the session, and is written
+        with the next.
+        """
+        self.settle()
+        await self.session.saved()
 
     def settle(self) -> None:
         """Note what has come, once. A turn that the ring refused leaves no trace."""
@@ -185,7 +274,7 @@ def status_of(member: Member, error: ApiError | None) -> TurnStatus:
         return ENDS[member.finish_reason]
     if error is None:
         return "disconnected"
-    return "timeout" if error.status == 504 else "failed"
+    return FAILURES.get(error.status, "failed")
 
 
 def answer_text(decode: Decode, member: Member, output: Tokens) -> str:

@@ -1,12 +1,15 @@
 """A session's log: its turns, each linked to the one that it went on from, with every token verbatim."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
+
+import msgspec
 
 from actors.tokens import Tokens, count, cut
 
 TurnStatus: TypeAlias = Literal["completed", "aborted", "timeout", "disconnected", "failed"]
+TITLE_LENGTH = 100
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -15,7 +18,7 @@ class Turn:
 
     It went on from the first `start` tokens of the history up to `previous`, and added `input` and `output`.
     messages: what the client said, if it was a turn of chat. answer: the model's text, stop strings included; None if
-    the turn only fed its input.
+    the turn only fed its input. log_bytes: of all turns up to this one.
     """
 
     previous: "Turn | None"
@@ -30,6 +33,16 @@ class Turn:
     answer: str | None
     created: int
     cached_tokens: int
+    log_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        said = len(msgspec.json.encode([self.messages, self.answer]))
+        before = self.previous.log_bytes if self.previous is not None else 0
+        object.__setattr__(self, "log_bytes", before + len(self.input) + len(self.output) + said)
+
+    @property
+    def own_bytes(self) -> int:
+        return self.log_bytes - (self.previous.log_bytes if self.previous is not None else 0)
 
     @property
     def end(self) -> int:
@@ -67,3 +80,13 @@ def conversation(head: Turn | None) -> list[dict[str, Any]]:
         if turn.answer is not None:
             messages.append({"role": "assistant", "content": turn.answer})
     return messages
+
+
+def title(head: Turn | None) -> str | None:
+    """What was said first, in short; None where nothing was said in chat."""
+    said = (text_of(message) for turn in turns(head) for message in turn.messages or () if message["role"] == "user")
+    return next(said, None)
+
+
+def text_of(message: dict[str, Any]) -> str:
+    return " ".join(str(message["content"]).split())[:TITLE_LENGTH]

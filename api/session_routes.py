@@ -1,5 +1,6 @@
-"""/v1/sessions: create, list, look at, fork, rewind and close."""
+"""/v1/sessions: create, list, look at, fork, rewind, suspend and close."""
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 from aiohttp import web
@@ -9,11 +10,12 @@ from actors.tokens import count
 from api import errors
 from api.drafting import Count, Salt
 from api.engine import SERVER, Server
+from api.errors import ApiError
 from api.handling import answer_json
 from api.parsing import convert, read_object
 from api.security import owner_of
 from api.session import Session
-from api.session_log import Turn, turns
+from api.session_log import Turn, title, turns
 
 SessionId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 
@@ -44,6 +46,7 @@ async def create_session(request: web.Request) -> web.Response:
     asked = convert(await read_object(request), CreateRequest)
     server.ready()
     session = server.sessions.create(owner_of(request), asked.id, asked.cache_salt, asked.idle_timeout)
+    await server.sessions.created(session)
     return answer_json(describe(session))
 
 
@@ -58,8 +61,10 @@ async def get_session(request: web.Request) -> web.Response:
     server, session = find(request)
     server.ready()
     # Settles a turn that is over, so it comes before the log is read.
-    description = describe(session)
-    return answer_json(description | {"turns": [describe_turn(turn) for turn in turns(session.head)]})
+    session.is_busy()
+    with suppress(ApiError):
+        await session.saved()
+    return answer_json(describe(session) | {"turns": [describe_turn(turn) for turn in turns(session.head)]})
 
 
 async def delete_session(request: web.Request) -> web.Response:
@@ -69,6 +74,7 @@ async def delete_session(request: web.Request) -> web.Response:
     server.sessions.close(session)
     if session.is_busy() and session.running is not None:
         server.gateway.abort(session.running.request)
+    await session.saved()
     return answer_json({"id": session.id, "object": "session.deleted", "deleted": True})
 
 
@@ -79,15 +85,26 @@ async def fork_session(request: web.Request) -> web.Response:
     session.check_after(asked.after)
     session.is_busy()
     turn = session.head if asked.turn is None else session.find(asked.turn)
-    return answer_json(describe(server.sessions.fork(session, turn, asked.id)))
+    fork = server.sessions.fork(session, turn, asked.id)
+    await server.sessions.created(fork)
+    return answer_json(describe(fork))
 
 
 async def rewind_session(request: web.Request) -> web.Response:
     asked = convert(await read_object(request), RewindRequest)
-    _, session = find(request)
+    server, session = find(request)
     session.check_after(asked.after)
-    session.rewind(asked.turn)
+    server.sessions.rewind(session, asked.turn)
+    await session.saved()
     return answer_json(describe(session))
+
+
+async def suspend_session(request: web.Request) -> web.Response:
+    """Let the session's state leave its slot; answered when it is where it is to stay."""
+    server, session = find(request)
+    server.ready()
+    await server.sessions.suspend(session)
+    return answer_json({"id": session.id, "state": describe_state(session)})
 
 
 def find(request: web.Request) -> tuple[Server, Session]:
@@ -103,18 +120,27 @@ def read_after(request: web.Request) -> int | None:
 
 
 def describe(session: Session) -> dict[str, Any]:
-    """turn: the last one that has ended; position: the tokens of the history up to it."""
+    """turn: the last one that has ended; position: the tokens of the history up to it; last_turn_at: null before it."""
     busy = session.is_busy()
     return {
         "id": session.id,
         "object": "session",
+        "title": title(session.head),
         "created_at": session.created,
+        "last_turn_at": session.head.created if session.head is not None else None,
         "idle_timeout": session.idle_timeout,
         "status": "busy" if busy else "idle",
         "turn": session.number,
         "position": session.position,
+        "state": describe_state(session),
+        "saved": session.saver.error is None if session.saver is not None else None,
         "parent": {"session": session.parent[0], "turn": session.parent[1]} if session.parent else None,
     }
+
+
+def describe_state(session: Session) -> dict[str, Any]:
+    """Where the ring has the state that the next turn goes on from, and how many tokens that has consumed."""
+    return {"tier": session.tier, "position": session.kept}
 
 
 def describe_turn(turn: Turn) -> dict[str, Any]:

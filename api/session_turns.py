@@ -2,35 +2,23 @@
 
 from typing import Any
 
+import msgspec
 from aiohttp import web
 from msgspec import Struct, field
 
-from actors.messages import Output
+from actors.messages import Lost, Origin, Output
 from actors.tokens import unpack
 from api import errors
 from api.answers import Answer, Usage, collect, cut_to_prompt, usage
 from api.chat_prompt import read_messages, render
-from api.drafting import (
-    Bias,
-    Count,
-    MinP,
-    Penalty,
-    Priority,
-    Prompt,
-    RepetitionPenalty,
-    Seed,
-    Temperature,
-    TopK,
-    TopP,
-    Wishes,
-    draft,
-    encode,
-)
+from api.drafting import Count, Prompt, Wishes, draft, encode
 from api.engine import SERVER, Engine
+from api.errors import ApiError
 from api.generation import Generation
-from api.handling import answer_json, new_id, submit
+from api.handling import STREAM_ERROR, answer_json, new_id, submit
 from api.openai_fields import IGNORED
 from api.parsing import convert, read_object
+from api.sampling_fields import RequestFields, request_wishes
 from api.security import owner_of
 from api.session import OpenTurn
 from api.session_log import conversation
@@ -38,7 +26,7 @@ from api.session_store import no_session
 from api.sse import stream
 
 
-class TurnRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class TurnRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
     """messages, text or input_ids: what is new in this turn. after: the last turn that the client knows of.
 
     With max_tokens 0 the turn is fed to the model and nothing more.
@@ -48,25 +36,7 @@ class TurnRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     text: str | None = None
     input_ids: list[int] | None = None
     after: Count | None = None
-    model: str | None = None
     max_tokens: Count | None = None
-    min_tokens: Count = 0
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    logit_bias: dict[str, Bias] = field(default_factory=dict)
-    seed: Seed | None = None
-    stop: str | list[str] = field(default_factory=list)
-    stop_token_ids: list[int] = field(default_factory=list)
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    stream: bool = False
-    priority: Priority = 0
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -86,7 +56,9 @@ class TurnDelta(Struct, tag_field="type", tag="turn.delta"):
 
 
 class TurnEnded(Struct, tag_field="type", tag="turn.ended"):
-    """position: tokens in the session's history now."""
+    """position: tokens in the session's history now. resumed_from: where the state was that it went on from; lost: why
+    tokens that were known had to be computed again.
+    """
 
     id: str
     session: str
@@ -100,6 +72,8 @@ class TurnEnded(Struct, tag_field="type", tag="turn.ended"):
     finish_reason: str | None
     stop_reason: str | int | None
     usage: Usage
+    resumed_from: Origin
+    lost: Lost
 
 
 async def create_turn(request: web.Request) -> web.StreamResponse:
@@ -108,20 +82,32 @@ async def create_turn(request: web.Request) -> web.StreamResponse:
     engine = server.ready(asked.model)
     session = server.sessions.get(owner_of(request), request.match_info["session"])
     session.check_after(asked.after)
-    with session.begin(new_id("turn")) as turn:
+    async with session.begin(new_id("turn")) as turn:
         turn.feeds_only = asked.max_tokens == 0
         prompt = await read_input(engine, asked, turn)
-        drafted = draft(engine, turn.request, prompt, wishes_of(asked, session.salt))
-        turn.prompt = drafted.tokens
+        drafted = turn.take(draft(engine, turn.request, prompt, wishes_of(asked, session.salt)))
         if session.closed:
             raise no_session(session.id)
         with submit(request, [drafted]) as generation:
             turn.sent(generation, engine.text.decode)
             writer = TurnWriter(turn, generation)
             if asked.stream:
-                return await stream(request, generation, writer, server.config.ping_interval)
+                return await stream(request, generation, writer, server.config.ping_interval, turn.save)
             [answer] = await collect(generation)
-            return answer_json(writer.ended(answer))
+            return await answer_saved(request, turn, writer.ended(answer))
+
+
+async def answer_saved(request: web.Request, turn: OpenTurn, answer: object) -> web.Response:
+    """The answer when the turn is on the disk. If it cannot be brought there: with the error in it, and its status."""
+    try:
+        await turn.save()
+    except ApiError as error:
+        request[STREAM_ERROR] = error.code or error.type
+        whole = msgspec.to_builtins(answer) | msgspec.to_builtins(error.body())
+        response = answer_json(whole, error.status)
+        response.headers.update(error.headers)
+        return response
+    return answer_json(answer)
 
 
 async def read_input(engine: Engine, asked: TurnRequest, turn: OpenTurn) -> Prompt:
@@ -132,43 +118,31 @@ async def read_input(engine: Engine, asked: TurnRequest, turn: OpenTurn) -> Prom
     if not getattr(asked, given[0]):
         raise errors.bad_request(f"{given[0]}: there is nothing to feed", given[0], "empty_turn")
     if asked.messages is not None:
-        return await read_chat(engine, asked, turn)
+        return await extend_chat(engine, turn, read_messages(asked.messages), asked.chat_template_kwargs)
     new = Prompt(asked.input_ids or [])
     if asked.text is not None:
         new = await encode(engine, asked.text, add_special_tokens=not turn.before)
     return Prompt(unpack(turn.before) + new.tokens)
 
 
-async def read_chat(engine: Engine, asked: TurnRequest, turn: OpenTurn) -> Prompt:
-    """The rendering of the whole conversation, of which the ring computes what goes beyond the session's history."""
+async def extend_chat(
+    engine: Engine, turn: OpenTurn, messages: list[dict[str, Any]], template_kwargs: dict[str, Any]
+) -> Prompt:
+    """The rendering of the whole conversation, of which the ring computes what goes beyond the session's history.
+
+    Raises 400.
+    """
     if turn.base is not None and turn.base.messages is None:
         message = "the session's last turn was not one of chat: go on with text or input_ids"
         raise errors.bad_request(message, "messages", "not_a_chat")
-    messages = read_messages(asked.messages or [])
     turn.messages = tuple(messages)
-    whole = conversation(turn.base) + messages
-    return await render(engine, whole, not turn.feeds_only, asked.chat_template_kwargs)
+    return await render(engine, conversation(turn.base) + messages, not turn.feeds_only, template_kwargs)
 
 
 def wishes_of(asked: TurnRequest, salt: str) -> Wishes:
-    return Wishes(
+    return request_wishes(
+        asked,
         max_tokens=asked.max_tokens,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        min_p=asked.min_p,
-        repetition_penalty=asked.repetition_penalty,
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        logit_bias=asked.logit_bias,
-        seed=asked.seed,
-        min_tokens=asked.min_tokens,
-        stop=asked.stop,
-        stop_token_ids=asked.stop_token_ids,
-        ignore_eos=asked.ignore_eos,
-        keep_stop_string=asked.include_stop_str_in_output,
-        skip_special_tokens=asked.skip_special_tokens,
-        priority=asked.priority,
         salt=salt,
         names={"prompt": next(n for n in ("messages", "text", "input_ids") if getattr(asked, n) is not None)},
     )
@@ -201,6 +175,7 @@ class TurnWriter:
         assert settled is not None
         if self._turn.feeds_only:
             cut_to_prompt([answer])
+        [member] = self._generation.members
         return TurnEnded(
             id=self._started.id,
             session=self._started.session,
@@ -214,4 +189,6 @@ class TurnWriter:
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
             usage=usage(self._generation, scoring=self._turn.feeds_only),
+            resumed_from=member.origin,
+            lost=member.lost,
         )

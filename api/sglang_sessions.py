@@ -1,5 +1,6 @@
 """Sessions as SGLang's clients use them: /open_session, /close_session, and /generate with session_params."""
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -13,11 +14,13 @@ from api import generate as plain
 from api.answers import collect
 from api.drafting import Count, encode
 from api.engine import SERVER, Engine
+from api.errors import ApiError
 from api.handling import answer_json, new_id, submit
 from api.parsing import convert, read_object
 from api.security import owner_of
 from api.session import OpenTurn, Session
-from api.session_log import Turn, backwards
+from api.session_log import Turn
+from api.session_turns import answer_saved
 from api.sse import stream
 
 
@@ -54,6 +57,7 @@ async def open_session(request: web.Request) -> web.Response:
     session = server.sessions.create(
         owner_of(request), asked.session_id, idle_timeout=asked.timeout, branching=not asked.streaming
     )
+    await server.sessions.created(session)
     return answer_json(session.id)
 
 
@@ -66,6 +70,8 @@ async def close_session(request: web.Request) -> web.Response:
         server.sessions.close(session)
         if session.is_busy() and session.running is not None:
             server.gateway.abort(session.running.request)
+        with suppress(ApiError):
+            await session.saved()
     return web.Response()
 
 
@@ -97,22 +103,22 @@ async def generate_turn(request: web.Request, body: dict[str, Any]) -> web.Strea
     id = asked.rid or new_id("gen")
     if id in session.nodes:
         raise errors.bad_request(f"the session has a request {id!r} already", "rid", "duplicate_request_id")
-    with session.begin(id) as turn:
+    async with session.begin(id) as turn:
         turn.go_on_from(base)
         items = await read_items(engine, asked, params, turn)
         if session.closed:
             raise invalid(f"session {params.id!r} was closed", "id")
-        turn.prompt, turn.feeds_only = items[0].request.tokens, items[0].scoring
-        with submit(request, [items[0].request]) as generation:
+        turn.feeds_only = items[0].scoring
+        with submit(request, [turn.take(items[0].request)]) as generation:
             turn.sent(generation, engine.text.decode)
             if params.replace:
-                forget_after(session, base)
+                session.forget_after(base)
             writer = plain.Writer(engine.text, asked, items, generation)
             if asked.stream:
                 encoder = plain.GenerateEncoder(writer, alone=True)
-                return await stream(request, generation, encoder, server.config.ping_interval)
+                return await stream(request, generation, encoder, server.config.ping_interval, turn.save)
             [answer] = await collect(generation)
-            return answer_json(writer.result(0, answer))
+            return await answer_saved(request, turn, writer.result(0, answer))
 
 
 def read_params(params: object) -> SessionParams:
@@ -147,13 +153,6 @@ def pick_base(session: Session, params: SessionParams) -> Turn | None:
     if params.rid is not None and (session.head is None or params.rid != session.head.request):
         raise invalid(f"the streaming session's last request is not {params.rid!r}", "rid")
     return session.head
-
-
-def forget_after(session: Session, base: Turn | None) -> None:
-    """All that went on from `base`; everything, if it is None."""
-    gone = [rid for rid, turn in session.nodes.items() if turn is not base and base in (None, *backwards(turn))]
-    for rid in gone:
-        del session.nodes[rid]
 
 
 async def read_items(

@@ -1,8 +1,8 @@
 """Server-sent events: opening late enough for a refusal to be a status, and errors afterwards as events."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeAlias
 
 import msgspec
 import structlog
@@ -24,6 +24,9 @@ HEADERS = {
 }
 
 
+Save: TypeAlias = Callable[[], Awaitable[None]]
+
+
 class Encoder(Protocol):
     """Turns outputs into the events of one endpoint."""
 
@@ -38,10 +41,20 @@ def frames(events: Sequence[object]) -> bytes:
     return b"".join([b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events])
 
 
+async def nothing_to_save() -> None:
+    pass
+
+
 async def stream(
-    request: web.Request, generation: Generation, encoder: Encoder, ping_interval: float
+    request: web.Request,
+    generation: Generation,
+    encoder: Encoder,
+    ping_interval: float,
+    save: Save = nothing_to_save,
 ) -> web.StreamResponse:
     """Answer with the events of `generation`.
+
+    save: awaited before the last of them; an ApiError that it raises becomes one more.
 
     Waits for its first output, or `ping_interval` seconds, before the status goes out: an ApiError until then is
     raised, later it becomes an event. Raises ConnectionResetError if the client is gone or has stopped reading.
@@ -55,13 +68,15 @@ async def stream(
         while True:
             events = [event for index, output in batch for event in encoder.delta(index, output)]
             if generation.finished:
-                await writer.write(frames([*events, *encoder.closing()]) + DONE)
+                closing = encoder.closing()
+                await writer.write(frames([*events, *closing, *await errors_of(request, save)]) + DONE)
                 break
             await writer.write(frames(events) if batch else PING)
             batch = await generation.next(ping_interval)
     except ApiError as error:
+        unsaved = await errors_of(request, save)
         request[STREAM_ERROR] = error.code or error.type
-        await writer.write(frames([error.body()]) + DONE)
+        await writer.write(frames([error.body(), *unsaved]) + DONE)
     except ConnectionError:
         raise
     except Exception:
@@ -69,6 +84,16 @@ async def stream(
         request[STREAM_ERROR] = "internal_error"
         await writer.write(frames([errors.internal("the server failed to encode the answer").body()]) + DONE)
     return response
+
+
+async def errors_of(request: web.Request, save: Save) -> list[object]:
+    """None, or the one that it raises."""
+    try:
+        await save()
+    except ApiError as error:
+        request[STREAM_ERROR] = error.code or error.type
+        return [error.body()]
+    return []
 
 
 class Writer:

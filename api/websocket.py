@@ -1,6 +1,7 @@
 """GET /v1/responses as a websocket: `response.create` comes in, the events of the response go out.
 
-Events with the same stream_id are one lane: its responses come one after the other, those of other lanes beside them.
+`response.resume` asks for those of a response that another socket began. Events with the same stream_id are one lane:
+its responses come one after the other, those of other lanes beside them.
 """
 
 import asyncio
@@ -10,16 +11,19 @@ from typing import Any
 import msgspec
 import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
+from msgspec import Struct
 
 from api import errors
-from api.answers import summary
+from api.drafting import Count
 from api.engine import SERVER, Server
 from api.errors import ApiError
 from api.handling import REQUEST_ID
-from api.response_events import Event
+from api.parsing import convert
+from api.response_events import Event, Reader
+from api.response_request import read_request
+from api.response_start import start_response
 from api.response_store import StoredResponse
-from api.responses import draft_response, read_request
-from api.security import owner_of
+from api.security import SUBPROTOCOL, owner_of, subprotocols
 from api.sse import STALLED_S
 
 OPEN_SOCKETS = web.AppKey("open_sockets", set[web.WebSocketResponse])
@@ -31,7 +35,10 @@ MOST_UNANSWERED_PINGS = 8
 async def connect(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
     server.ready()
-    socket = web.WebSocketResponse(autoping=False, max_msg_size=server.config.body_limit, timeout=1.0)
+    check_subprotocol(request)
+    socket = web.WebSocketResponse(
+        autoping=False, max_msg_size=server.config.body_limit, protocols=(SUBPROTOCOL,), timeout=1.0
+    )
     if not socket.can_prepare(request).ok:
         message = "this is a websocket's address: POST creates a response"
         raise ApiError(426, message, "invalid_request_error", code="upgrade_required", headers={"Upgrade": "websocket"})
@@ -44,17 +51,34 @@ async def connect(request: web.Request) -> web.StreamResponse:
     return socket
 
 
+def check_subprotocol(request: web.Request) -> None:
+    """A client that offers some must offer the one that is spoken: a key among them is never sent back. Raises 400."""
+    offered = subprotocols(request)
+    if offered and SUBPROTOCOL not in offered:
+        raise errors.bad_request(f"offer the subprotocol {SUBPROTOCOL!r}, or none", code="unknown_subprotocol")
+
+
 async def close_all(app: web.Application) -> None:
     sockets = app[OPEN_SOCKETS]
     for socket in list(sockets):
         await socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server is shutting down")
 
 
+class ResumeRequest(Struct, forbid_unknown_fields=True):
+    """starting_after: the last event that the client has seen."""
+
+    response_id: str
+    starting_after: Count | None = None
+
+
 class Lane:
-    """Responses that are asked for in a row. latest: the last one, which the next may go on from, stored or not."""
+    """Responses that are asked for in a row, each as the event's type and its fields.
+
+    latest: the last one, which the next may go on from, stored or not.
+    """
 
     def __init__(self) -> None:
-        self.waiting: deque[dict[str, Any]] = deque()
+        self.waiting: deque[tuple[str, dict[str, Any]]] = deque()
         self.task: asyncio.Task[None] | None = None
         self.running: str | None = None
         self.latest: StoredResponse | None = None
@@ -103,8 +127,8 @@ class Connection:
             event = read_event(data)
             stream_id = read_stream_id(event)
             match event.pop("type", None):
-                case "response.create":
-                    self._enqueue(stream_id, event)
+                case "response.create" | "response.resume" as kind:
+                    self._enqueue(stream_id, kind, event)
                 case "response.cancel":
                     self._cancel(stream_id, event.get("response_id"))
                 case kind:
@@ -112,13 +136,13 @@ class Connection:
         except ApiError as error:
             await self._send_error(stream_id, error)
 
-    def _enqueue(self, stream_id: str | None, body: dict[str, Any]) -> None:
+    def _enqueue(self, stream_id: str | None, kind: str, body: dict[str, Any]) -> None:
         if stream_id not in self._lanes and len(self._lanes) >= MOST_LANES:
             self._drop_idle_lanes()
         lane = self._lanes.setdefault(stream_id, Lane())
         if len(lane.waiting) >= MOST_WAITING:
             raise errors.queue_full(f"{MOST_WAITING} responses wait already")
-        lane.waiting.append(body)
+        lane.waiting.append((kind, body))
         if lane.task is None or lane.task.done():
             lane.task = asyncio.ensure_future(self._run(stream_id, lane))
 
@@ -131,14 +155,19 @@ class Connection:
         """Abort what the lane is at, or the response named: it ends as `response.incomplete`."""
         running = {lane.running for lane in self._lanes.values()} - {None}
         id = response_id if response_id is not None else self._lanes.get(stream_id, Lane()).running
-        if id not in running:
+        if not (isinstance(id, str) and (id in running or self._runs_elsewhere(id))):
             raise errors.bad_request("there is no such response running", "response_id", "response_not_found")
-        self._server.gateway.abort(str(id))
+        self._server.gateway.abort(id)
+
+    def _runs_elsewhere(self, id: str) -> bool:
+        """In the background, or for another connection of the same owner."""
+        stored = self._server.responses.find(self._owner, id)
+        return stored is not None and stored.running
 
     async def _run(self, stream_id: str | None, lane: Lane) -> None:
         while lane.waiting:
             try:
-                await self._respond(stream_id, lane, lane.waiting.popleft())
+                await self._respond(stream_id, lane, *lane.waiting.popleft())
             except ApiError as error:
                 await self._send_error(stream_id, error)
             except ConnectionError:
@@ -147,22 +176,32 @@ class Connection:
                 self._log.exception("a response failed")
                 await self._send_error(stream_id, errors.internal("the server failed"))
 
-    async def _respond(self, stream_id: str | None, lane: Lane, body: dict[str, Any]) -> None:
+    async def _respond(self, stream_id: str | None, lane: Lane, kind: str, body: dict[str, Any]) -> None:
         given = {name: value for name, value in body.items() if value is not None and name != "stream"}
-        drafted = await draft_response(self._server, self._owner, read_request(given), lane.latest)
-        generation = self._server.gateway.submit([drafted.request])
-        lane.running = drafted.request.id
         try:
-            with generation, drafted.start(self._server, self._owner, generation) as events:
-                lane.latest = drafted.response
-                while not events.over:
-                    for event in await events.next():
-                        await self._send(stream_id, event)
+            await (self._resume if kind == "response.resume" else self._create)(stream_id, lane, given)
         finally:
             lane.running = None
-            [member] = generation.members
-            self._server.metrics.ended(member, self._server.gateway.clock())
-            self._log.info("response", response=drafted.request.id, **summary(generation))
+
+    async def _create(self, stream_id: str | None, lane: Lane, body: dict[str, Any]) -> None:
+        asked = read_request(body)
+        with await start_response(self._request, asked, lane.latest) as run:
+            lane.running, lane.latest = run.response.id, run.response
+            if not asked.background:
+                await run.begun()
+            await self._send_all(stream_id, Reader(run.transcript))
+
+    async def _resume(self, stream_id: str | None, lane: Lane, body: dict[str, Any]) -> None:
+        asked = convert(body, ResumeRequest)
+        response = self._server.responses.get(self._owner, asked.response_id)
+        reader = Reader(response.transcript, asked.starting_after if asked.starting_after is not None else -1)
+        lane.running, lane.latest = response.id, response
+        await self._send_all(stream_id, reader)
+
+    async def _send_all(self, stream_id: str | None, reader: Reader) -> None:
+        while not reader.over:
+            for event in await reader.next():
+                await self._send(stream_id, event)
 
     async def _send_error(self, stream_id: str | None, error: ApiError) -> None:
         detail = msgspec.to_builtins(error.body())["error"]

@@ -1,31 +1,39 @@
 """From options to a ring that can run: the model, its text side, the pools, and the relay over them."""
 
 import os
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 import structlog
 import torch
 
+from actors.host_states import HostStates
 from actors.lease import Move, Violation
 from actors.plan import Limits
 from actors.relay import Relay, RelayConfig
 from actors.sizing import DEFAULT_MEMORY, PoolSizes, size_pools
+from actors.state_files import StateFiles
+from actors.stored import TierLimits
 from actors.torch_device import TorchDevice
 from api.config import Config
 from api.engine import Engine
 from api.gateway import Gateway
 from api.serve import Loaded, Progress, StartError
+from api.trace_file import TraceFile
 from models.batch import Model, Pools, allocate
+from models.fingerprint import fingerprint
 from models.loading import load_model
 from models.text import Text, load_text
 
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 LONGEST_BY_DEFAULT = 131_072
+HOST_SHARE = 0.125
 
 
 def load(config: Config, on_progress: Progress) -> Loaded:
     """Load the model, size and allocate the pools. Raises StartError with what is wrong, for the user."""
+    trace = open_trace_file(config.trace_file)
     path = Path(config.model) if config.model else bundled_model()
     try:
         device = pick_device(config.device)
@@ -34,11 +42,24 @@ def load(config: Config, on_progress: Progress) -> Loaded:
         length = model_length(config, model)
         sizes = size(config, model, length, device)
         pools = allocate(model, sizes.slots, sizes.pages, sizes.page_size, device)
+        below = below_the_pool(config, model, sizes, path)
     except (ValueError, OSError, torch.OutOfMemoryError) as error:
         raise StartError(str(error)) from error
     info = {"family": type(model).__name__, "device": str(device), "slots": sizes.slots, "pages": sizes.pages}
     engine = Engine(text, model.vocab_size, length, info)
-    return Loaded(engine, notes(sizes), lambda gateway: connect(config, model, pools, sizes, text, length, gateway))
+    return Loaded(
+        engine,
+        notes(sizes),
+        lambda gateway: connect(config, model, pools, below, sizes, text, length, gateway, trace),
+        trace.close if trace is not None else None,
+    )
+
+
+def open_trace_file(name: str | None) -> TraceFile | None:
+    try:
+        return TraceFile(Path(name)) if name is not None else None
+    except OSError as error:
+        raise StartError(f"--trace-file: {error}") from error
 
 
 def bundled_model() -> Path:
@@ -78,6 +99,32 @@ def size(config: Config, model: Model, length: int, device: torch.device) -> Poo
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Below:
+    """Where states go that leave the pool; disk: None without --session-dir."""
+
+    limits: TierLimits
+    host: HostStates
+    disk: StateFiles | None
+
+
+def below_the_pool(config: Config, model: Model, sizes: PoolSizes, path: Path) -> Below:
+    """What is free is that of the host, also beside an accelerator; a tenth of the disk is left for the logs."""
+    memory = config.host_memory
+    limits = TierLimits(
+        host_bytes=memory if memory is not None else int(free_memory(torch.device("cpu")) * HOST_SHARE),
+        disk_bytes=config.session_disk * 9 // 10 if config.session_dir is not None else 0,
+        state_bytes=sizes.slot_bytes,
+        token_bytes=sizes.page_bytes // sizes.page_size if sizes.pages else 0,
+        session_slots=config.session_slots,
+    )
+    host = HostStates()
+    if config.session_dir is None:
+        return Below(limits, host, None)
+    model_id = fingerprint(path, model.state_shapes(), model.page_shapes())
+    return Below(limits, host, StateFiles(Path(config.session_dir) / "states", model_id, host))
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes that can still be had: of the device, or of this machine within the container's limit."""
     if device.type == "cuda":
@@ -107,7 +154,15 @@ def notes(sizes: PoolSizes) -> list[str]:
 
 
 def connect(
-    config: Config, model: Model, pools: Pools, sizes: PoolSizes, text: Text, length: int, gateway: Gateway
+    config: Config,
+    model: Model,
+    pools: Pools,
+    below: "Below",
+    sizes: PoolSizes,
+    text: Text,
+    length: int,
+    gateway: Gateway,
+    trace: TraceFile | None = None,
 ) -> Relay:
     """The relay around this model's device; to be called inside the event loop."""
     limits = Limits(
@@ -128,19 +183,29 @@ def connect(
         )
 
     def on_violation(violation: Violation) -> None:
-        log.error("lease violation", slot=violation.slot, known=violation.known, claimed=violation.claimed)
+        about = log.bind(trace_id=relay.trace) if relay.trace else log
+        about.error("lease violation", slot=violation.slot, known=violation.known, claimed=violation.claimed)
 
     def on_restart(broken: Exception) -> None:
         log.error("the engine is made anew", exc_info=broken)
 
-    return Relay(
+    relay = Relay(
         RelayConfig(
-            sizes.slots, sizes.pages, limits, config.codec_check, config.poison_freed, restarts=config.restarts
+            sizes.slots,
+            sizes.pages,
+            limits,
+            below.limits,
+            config.codec_check,
+            config.poison_freed,
+            restarts=config.restarts,
         ),
-        lambda deliver: TorchDevice(model, pools, sizes.max_running, length, deliver),
+        lambda deliver: TorchDevice(model, pools, sizes.max_running, length, deliver, below.host),
         text,
         gateway.bind,
         on_move if config.log_level == "debug" else None,
         on_violation,
         on_restart,
+        trace.record if trace is not None else None,
+        disk=below.disk,
     )
+    return relay

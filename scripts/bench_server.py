@@ -49,7 +49,7 @@ class Served:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self._url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"
         self._log = (folder / "server.log").open("wb")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "api.cli", "serve", str(folder), "--port", str(port), *options],
@@ -83,11 +83,13 @@ class Served:
         begin = max(arrivals[0][0] for arrivals in streams)
         end = min(arrivals[-1][0] for arrivals in streams)
         counts = [[count for at, count in arrivals if begin <= at <= end] for arrivals in streams]
+        if begin >= end or not all(counts):
+            raise RuntimeError(f"the {len(prompts)} answers were never under way all at once: take more steps")
         return sum(within[-1] - within[0] for within in counts) / (end - begin)
 
     async def _generate(self, prompts: list[list[int]], max_tokens: int) -> list[list[tuple[float, int]]]:
         """Of each answer, when how many of its tokens had arrived, in seconds since all were asked for."""
-        async with aiohttp.ClientSession(self._url) as session:
+        async with aiohttp.ClientSession(self.url) as session:
             began = time.perf_counter()
             return await asyncio.gather(*(self._stream(session, prompt, max_tokens, began) for prompt in prompts))
 
@@ -108,7 +110,7 @@ class Served:
 
     async def _is_ready(self) -> bool:
         give_up = time.monotonic() + START_TIMEOUT_S
-        async with aiohttp.ClientSession(self._url) as session:
+        async with aiohttp.ClientSession(self.url) as session:
             while time.monotonic() < give_up and self._process.poll() is None:
                 with contextlib.suppress(aiohttp.ClientError):
                     async with session.get("/ready") as answer:

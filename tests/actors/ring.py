@@ -4,11 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from actors.actor import Send
 from actors.device import Device
+from actors.events import Event
+from actors.host_states import HostStates
 from actors.lease import Lease
 from actors.messages import (
     Abort,
@@ -18,17 +21,24 @@ from actors.messages import (
     Ended,
     Flush,
     Flushed,
+    Kept,
     Message,
+    Name,
     Request,
     Restarted,
     Sampling,
     Stops,
     Submit,
+    Suspend,
+    Suspended,
     TokenLogprob,
+    Unname,
 )
 from actors.plan import Limits
 from actors.relay import Relay, RelayConfig
 from actors.resubmission import resubmission
+from actors.state_files import StateFiles
+from actors.stored import NO_TIERS, TierLimits
 from actors.tokens import pack, unpack
 from actors.torch_device import TorchDevice
 from models.batch import Model, Pools, allocate
@@ -48,6 +58,7 @@ class Answer:
     cached: int = 0
     matched: int = 0
     lost: str = ""
+    origin: str = ""
     end: str | None = None
     reason: str | int | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,6 +83,8 @@ class Ring:
         self.answers: dict[str, Answer] = {}
         self.drained: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self.flushed = asyncio.Event()
+        self.kept: dict[str, tuple[str, int]] = {}
+        self.suspended: list[Suspended] = []
         self._heard = asyncio.Event()
         self.relay: Relay
         self.carrying: asyncio.Task[None]
@@ -95,6 +108,7 @@ class Ring:
                     assert output.completion_tokens == len(answer.tokens)
                     answer.cached, answer.matched = output.cached_tokens, output.matched_tokens
                     answer.lost, answer.reason = output.lost, output.stop_reason
+                    answer.origin = output.origin
                     self._end(output.request, output.finish_reason)
             case Ended(request, reason):
                 self._end(request, reason)
@@ -105,6 +119,10 @@ class Ring:
                         self._send("scheduler", Submit(again, again=True))
             case Flushed():
                 self.flushed.set()
+            case Kept(session, tier, position):
+                self.kept[session] = tier, position
+            case Suspended():
+                self.suspended.append(message)
             case Drained(astray):
                 self.drained.set_result(astray)
             case _:
@@ -145,6 +163,26 @@ class Ring:
     def abort(self, name: str) -> None:
         self._send("scheduler", Abort(name))
 
+    def name(self, session: str, tokens: list[int]) -> None:
+        self._send("cache", Name(session, "", pack(tokens)))
+
+    def unname(self, session: str) -> None:
+        self._send("cache", Unname(session))
+
+    async def turn(self, session: str, prompt: list[int], max_tokens: int = 8) -> Answer:
+        """One turn of a session, and the save behind it."""
+        if session not in self.kept:
+            self.name(session, [])
+        answer = await self.ask(prompt, max_tokens, session=session)
+        await self.until(lambda: not self.relay.unit.cache.accounts)
+        return answer
+
+    async def suspend(self, session: str) -> Suspended:
+        answered = len(self.suspended)
+        self._send("cache", Suspend(answered, session))
+        await self.until(lambda: len(self.suspended) > answered)
+        return self.suspended[-1]
+
     async def flush(self) -> None:
         self.flushed.clear()
         self._send("cache", Flush(1))
@@ -166,6 +204,9 @@ async def running(
     poison_freed: bool = False,
     restarts: int = 0,
     wrap: Callable[[TorchDevice], Device] = lambda device: device,
+    tiers: TierLimits = NO_TIERS,
+    folder: Path | None = None,
+    record: Callable[[Event], None] | None = None,
     **limits: object,
 ) -> AsyncIterator[Ring]:
     """A running ring, drained and audited at the end; raises what ended its run before that."""
@@ -173,9 +214,13 @@ async def running(
     pools = allocate(model, slots, pages, page_size, torch.device("cpu"))
     chosen = Limits(**{"chunk_size": model.chunk_size, "page_size": page_size if pages else 0, **limits})
     ring = Ring(model, pools)
-    make: Callable[..., Device] = lambda deliver: wrap(TorchDevice(model, pools, chosen.max_running, 1024, deliver))  # noqa: E731
-    config = RelayConfig(slots, pages, chosen, codec_check, poison_freed, restarts)
-    ring.relay = Relay(config, make, Letters(), ring.bind)
+    host = HostStates()
+    make: Callable[..., Device] = lambda deliver: wrap(  # noqa: E731
+        TorchDevice(model, pools, chosen.max_running, 1024, deliver, host)
+    )
+    config = RelayConfig(slots, pages, chosen, tiers, codec_check, poison_freed, restarts)
+    disk = StateFiles(folder, "this model", host) if folder is not None else None
+    ring.relay = Relay(config, make, Letters(), ring.bind, disk=disk, record=record)
     carrying = ring.carrying = asyncio.create_task(ring.relay.run())
     try:
         yield ring

@@ -6,6 +6,7 @@ from actors.actor import Send
 from actors.lease import Lease, Ledger, Place
 from actors.messages import Abort, Free, Message
 from actors.runtime import Mailbox, Runtime
+from actors.tracing import Envelope
 
 
 class Recorder:
@@ -28,14 +29,14 @@ class Recorder:
 
 def test_a_cancelled_waiter_loses_nothing() -> None:
     async def scenario() -> None:
-        mailbox = Mailbox()
+        mailbox, envelope = Mailbox(), Envelope(Abort("a"), "api", 1, "", 0.0)
         waiter = asyncio.create_task(mailbox.wait())
         await asyncio.sleep(0)
-        mailbox.put(Abort("a"))
+        mailbox.put(envelope)
         waiter.cancel()
         await asyncio.gather(waiter, return_exceptions=True)
         await asyncio.wait_for(mailbox.wait(), 1)
-        assert list(mailbox.messages) == [Abort("a")]
+        assert list(mailbox.envelopes) == [envelope]
 
     asyncio.run(scenario())
 

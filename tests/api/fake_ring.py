@@ -22,11 +22,16 @@ from actors.messages import (
     Flush,
     Flushed,
     Message,
+    Name,
     Output,
     Request,
     Submit,
+    Suspend,
+    Suspended,
     TokenLogprob,
+    Unname,
 )
+from actors.timings import Timings
 from api.app import make_app
 from api.config import Config
 from api.engine import Engine, Server
@@ -102,6 +107,11 @@ class FakeRing:
             case Flush(ticket):
                 assert to == "cache"
                 loop.call_soon(self.deliver, Flushed(ticket))
+            case Name() | Unname():
+                assert to == "cache"
+            case Suspend(ticket):
+                assert to == "cache"
+                loop.call_soon(self.deliver, Suspended(ticket, "host", 5))
             case Drain():
                 loop.call_soon(self.deliver, Drained([]))
             case _:
@@ -168,6 +178,13 @@ class FakeRing:
 
     def counters(self) -> dict[str, int]:
         return {"checkpoints_missed": 3, "generation_tokens": 7}
+
+    @property
+    def timings(self) -> Timings:
+        timings = Timings()
+        timings.waits["cache"].observe(2e-5)
+        timings.busy["cache"] += 0.5
+        return timings
 
     def lease_moves(self) -> Mapping[str, int]:
         return {"take": 5, "free": 4}
@@ -240,8 +257,12 @@ class Served:
 async def serving(ready: bool = True, **options: Any) -> AsyncIterator[Served]:
     server, ring = make_server(Config(**options), ready)
     test_server = TestServer(make_app(server))  # cancels handlers of clients that go away, as the server does
-    async with TestClient(test_server) as client:
-        yield Served(client, server, ring)
+    await server.sessions.restore(VOCAB)
+    try:
+        async with TestClient(test_server) as client:
+            yield Served(client, server, ring)
+    finally:
+        await server.sessions.close_files()
 
 
 async def read_events(response: ClientResponse) -> list[bytes]:

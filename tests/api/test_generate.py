@@ -154,6 +154,12 @@ async def test_metrics() -> None:
     assert float(values[f"baton:checkpoints_missed_total{model}"]) == 3
     assert float(values['baton:slots{model_name="fake",place="free"}']) == 7
     assert float(values['baton:lease_moves_total{kind="take",model_name="fake"}']) == 5
+    waits = 'baton:mailbox_wait_seconds_{}actor="cache",{}model_name="fake"}}'
+    counts = [float(values[waits.format("bucket{", f'le="{le}",')]) for le in ("1e-05", "2.5e-05", "+Inf")]
+    assert counts == [0, 1, 1] and float(values[waits.format("sum{", "")]) == 2e-5
+    assert float(values['baton:actor_busy_seconds_total{actor="cache",model_name="fake"}']) == 0.5
+    assert float(values[f"baton:relay_overhead_seconds_count{model}"]) == 0
+    assert float(values[f"baton:steps_total{model}"]) == 0
     assert float(values['baton:http_requests_total{path="/generate",status="200"}']) == 1
     assert float(values['baton:http_requests_total{path="unknown",status="404"}']) == 1
     names = [line.split()[2] for line in lines if line.startswith("# TYPE")]

@@ -177,7 +177,7 @@ async def test_log_probabilities() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "web_search"}]), ("background", True), ("conversation", "c"), ("truncation", "auto"),
+        ("tools", [{"type": "web_search"}]), ("conversation", {"name": "c"}), ("after", 1), ("truncation", "auto"),
         ("text", {"format": {"type": "json_object"}}), ("reasoning", {"effort": "high"}), ("nonsense", 1),
         ("input", []), ("input", [{"type": "function_call_output", "call_id": "x", "output": ""}]),
         ("input", [{"role": "user", "content": [{"type": "input_image"}]}]),

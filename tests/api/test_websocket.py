@@ -63,6 +63,40 @@ async def test_the_official_client() -> None:
             assert (await connection.recv()).error.code == "model_not_found"
 
 
+async def test_the_official_client_in_a_conversation_cancels_and_resumes() -> None:
+    async with serving(max_model_len=1000) as served:
+        _, session = await served.post("/v1/sessions", {})
+        client = openai.AsyncOpenAI(base_url=f"{served.url}v1", api_key="none", max_retries=0)
+        served.ring.pause = 0.02
+        async with client:
+            async with client.responses.connect() as connection:
+                await connection.response.create(model="fake", input="a", conversation=session["id"])
+                created: Any = await connection.recv()
+                cancel: Any = {"type": "response.cancel", "response_id": created.response.id}
+                await connection.send(cancel)
+                last: Any = created
+                while last.type != "response.incomplete":
+                    last = await connection.recv()
+                assert (last.response.status, last.response.conversation.id) == ("cancelled", session["id"])
+                await connection.response.create(
+                    model="fake", input="b", conversation=session["id"], background=True, stream=True
+                )
+                first: list[Any] = [await connection.recv() for _ in range(7)]
+            resume: Any = {
+                "type": "response.resume",
+                "response_id": first[0].response.id,
+                "starting_after": first[-1].sequence_number,
+            }
+            async with client.responses.connect() as connection:
+                await connection.send(resume)
+                rest: list[Any] = [await connection.recv()]
+                while rest[-1].type != "response.completed":
+                    rest.append(await connection.recv())
+        deltas = [event.delta for event in first + rest if event.type == "response.output_text.delta"]
+        assert "".join(deltas) == rest[-1].response.output_text == REPLY
+        assert rest[-1].response.model_extra["turn"] == 2
+
+
 async def test_http_and_websocket_share_the_stored_responses() -> None:
     async with serving() as served, served.client.ws_connect(PATH) as socket:
         await create(socket, input="a", max_output_tokens=2)
@@ -82,6 +116,7 @@ async def test_events_that_make_no_sense_are_answered_and_the_socket_stays() -> 
             ('{"type": "response.create"}', "missing_required_parameter"),
             ('{"type": "response.create", "input": "a", "nonsense": 1}', "unknown_parameter"),
             ('{"type": "response.cancel"}', "response_not_found"),
+            ('{"type": "response.cancel", "response_id": []}', "response_not_found"),
             ('{"type": "response.create", "input": "a", "stream_id": 7}', "invalid_value"),
         ):
             await socket.send_str(text)

@@ -1,14 +1,18 @@
 """From options to a ring: what cannot be served is said in one line."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import msgspec
 import pytest
+import structlog
 import torch
 
+from actors.relay import Relay
 from actors.strategy import Strategy
 from api.config import Config
+from api.gateway import Gateway
 from api.serve import StartError
 from api.wiring import free_memory, load, model_length
 from models.hash import HashModel
@@ -57,3 +61,22 @@ def test_the_longest_sequence() -> None:
 
 def test_free_memory_is_within_this_machine() -> None:
     assert 0 < free_memory(torch.device("cpu")) < 2**50
+
+
+def test_a_violation_is_logged_with_the_trace_of_the_message_that_showed_it(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+
+    async def scenario() -> None:
+        loaded = load(Config(model=str(tmp_path), state_slots=4, host_memory=0), lambda done, total: None)
+        relay = loaded.connect(Gateway(1.0))
+        assert isinstance(relay, Relay)
+        relay.unit.runtime.traces.current = "a" * 32
+        relay.ledger.quarantine(1, "claimed by a test")
+        relay.unit.runtime.traces.current = ""
+        relay.ledger.quarantine(2, "claimed by a test")
+        await relay.unit.close()
+
+    with structlog.testing.capture_logs() as logged:
+        asyncio.run(scenario())
+    violations = [line for line in logged if line["event"] == "lease violation"]
+    assert [(line["slot"], line.get("trace_id")) for line in violations] == [(1, "a" * 32), (2, None)]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.simulation.driver import Simulation
     from tests.simulation.unit import Unit
 
+PLACES = tuple(Place)
 HELD = (Place.OWNED, Place.CACHED)
 
 
@@ -37,7 +38,7 @@ def check_leases(unit: "Unit") -> None:
             claimed.add(lease._slot)
     places = [entry.place for entry in entries]
     sound &= len(claimed) == counts[Place.OWNED] + counts[Place.CACHED]
-    sound &= all(places.count(place) == counts[place] for place in Place)
+    sound &= all(places.count(place) == counts[place] for place in PLACES)
     sound &= len(unit.ledger._free) == counts[Place.FREE]
     if not sound:
         found = unit.ledger.audit({name: actor.leases() for name, actor in unit.actors.items()})
@@ -90,10 +91,12 @@ class CacheChecks:
                 users[page] += 1
             if account.copy_source is not None:
                 users[account.copy_source] += 1
+        for page in (page for pages in cache.tiers.exports.values() for page in pages):
+            users[page] += 1
         for node in cache.tree.nodes:
             for page in node.pages:
                 names[page] += 1
-        assert users == pages.users, "the pages' users are not the accounts'"
+        assert users == pages.users, "the pages' users are not the accounts and the exports"
         assert names == pages.names, "the pages' names are not the tree's"
         free = sum(1 for user, name in zip(users, names, strict=True) if not user and not name)
         assert free == len(pages._free) == len(set(pages._free)), "the free pages are not those that nobody names"
@@ -180,6 +183,7 @@ def check_end(simulation: "Simulation") -> None:
     assert not unit.results.records and not unit.cache.accounts and not unit.forward.rows
     assert not unit.scheduler._records
     assert unit.ledger.violations == 0
+    unit.session_checks.check_end(crashed=any(count for name, count in simulation.counters.items() if "crash" in name))
 
 
 def check_answer(asked: Asked, scenario: Scenario) -> None:

@@ -1,7 +1,9 @@
 """The api's actor in the simulation: it asks, gives up, asks again after a restart, and remembers what it was told."""
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from actors.actor import Send
 from actors.messages import (
@@ -11,6 +13,7 @@ from actors.messages import (
     Drained,
     Ended,
     Flushed,
+    Kept,
     Message,
     Output,
     Request,
@@ -18,12 +21,15 @@ from actors.messages import (
     Sampling,
     Stops,
     Submit,
+    Suspended,
     TokenLogprob,
 )
 from actors.resubmission import resubmission
 from actors.tokens import pack, unpack
 from tests.simulation.hash_device import oracle
 from tests.simulation.scenario import Ask, Leave, Scenario
+from tests.simulation.sessions import Session, Sessions
+from tests.simulation.talks import Turn
 
 LONGEST_PROMPT = 42
 
@@ -39,12 +45,14 @@ class Letters:
 class Asked:
     """A request, the right output if nothing but max_tokens stops it, and what has come back.
 
-    left: it was given up. late: asked after the shutdown began. resubmitted: asked again after a restart.
+    left: it was given up. late: asked after the shutdown began. resubmitted: asked again after a restart. session: whose
+    turn it is.
     """
 
     request: Request
     oracle: list[int]
     leave: Leave | None
+    session: Session | None = None
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -58,9 +66,12 @@ class Asked:
 
 
 class Client:
-    """An id stays taken until its request is answered; one that was given up is answered too, but to nobody."""
+    """An id stays taken until its request is answered; one that was given up is answered too, but to nobody.
 
-    def __init__(self, scenario: Scenario, send: Send) -> None:
+    later: has `fire` called with something after some time.
+    """
+
+    def __init__(self, scenario: Scenario, send: Send, later: Callable[[float, Any], None]) -> None:
         self.asked: list[Asked] = []
         self.drained: list[list[str]] = []
         self.flushed = 0
@@ -68,7 +79,11 @@ class Client:
         self.counters: Counter[str] = Counter()
         self._scenario = scenario
         self._send = send
+        self._later = later
         self._open: dict[str, Asked] = {}
+        self._now: deque[Any] = deque()
+        self._handed_over = False
+        self.sessions = Sessions(send, self._ask_turn, self._soon)
 
     @property
     def open(self) -> list[str]:
@@ -88,36 +103,32 @@ class Client:
                 self.flushed += 1
             case Drained(astray):
                 self.drained.append(astray)
+            case Kept() | Suspended():
+                self.sessions.receive(message)
             case Restarted():
+                self.sessions.restarted()
                 self._resubmit()
             case _:
                 raise TypeError(f"the api got {message!r}")
 
     def act(self) -> None:
-        pass
+        """What comes at once, as soon as everything that was there to be received has been."""
+        while self._now:
+            self.fire(self._now.popleft())
+
+    def fire(self, what: Any) -> None:
+        match what:
+            case Ask():
+                self.ask(what)
+            case Asked():
+                self.give_up(what)
+            case _:
+                self.sessions.fire(what)
 
     def leases(self) -> tuple[()]:
         return ()
 
-    def ask(self, ask: Ask) -> Asked:
-        request, right = self._request(ask)
-        asked = Asked(request, right, ask.leave, late=self.draining)
-        self.asked.append(asked)
-        self._open[request.id] = asked
-        self._send("scheduler", Submit(request))
-        return asked
-
-    def give_up(self, asked: Asked) -> None:
-        if asked.end is None and not asked.left and asked.leave is not None:
-            asked.left = True
-            self.counters[f"client {asked.leave.how}"] += 1
-            self._send("scheduler", Abort(asked.request.id, "timeout" if asked.leave.how == "timeout" else "aborted"))
-
-    def drain(self) -> None:
-        self.draining = True
-        self._send("scheduler", Drain())
-
-    def _request(self, ask: Ask) -> tuple[Request, list[int]]:
+    def ask(self, ask: Ask) -> None:
         """Half of the requests are the next turn of one that was answered; some take an answered one's id."""
         prompt, salt, name = list(ask.prompt), ask.salt, ask.id
         answered = [asked for asked in self.asked if asked.end is not None]
@@ -129,6 +140,58 @@ class Client:
         if ask.reuses and answered and answered[-1].request.id not in self._open:
             name = answered[-1].request.id
             self.counters["duplicate id"] += 1
+        self._submit(name, prompt, salt, ask)
+
+    def _ask_turn(self, turn: Turn, session: Session, prompt: list[int]) -> Asked:
+        return self._submit(turn.ask.id, prompt, session.salt, turn.ask, session)
+
+    def _submit(self, name: str, prompt: list[int], salt: str, ask: Ask, session: Session | None = None) -> Asked:
+        request, right = self._request(name, prompt, salt, ask, session.name if session is not None else "")
+        asked = Asked(request, right, ask.leave, session, late=self.draining)
+        self.asked.append(asked)
+        self._open[request.id] = asked
+        self._send("scheduler", Submit(request))
+        if ask.leave is not None and ask.leave.tokens is None:
+            self._later(ask.leave.after, asked)
+        return asked
+
+    def give_up(self, asked: Asked) -> None:
+        if asked.end is None and not asked.left and asked.leave is not None:
+            asked.left = True
+            self.counters[f"client {asked.leave.how}"] += 1
+            self._send("scheduler", Abort(asked.request.id, "timeout" if asked.leave.how == "timeout" else "aborted"))
+            if asked.leave.how == "gone" and asked.session is not None:
+                self.sessions.ended(asked.session, asked)
+
+    def wind_down(self) -> bool:
+        """The next thing to do at the end, as soon as all is quiet; False if there is none."""
+        sessions = self.sessions
+        if not self.draining and self._scenario.hand_over and not self._handed_over:
+            self._handed_over = True
+            for session in sessions.open.values():
+                sessions.suspend(session)
+        elif not self.draining:
+            self.drain()
+        elif sessions.open:
+            for session in list(sessions.open.values()):
+                sessions.close(session)
+        else:
+            return False
+        return True
+
+    def _soon(self, after: float, what: Any) -> None:
+        if after:
+            self._later(after, what)
+        else:
+            self._now.append(what)
+
+    def drain(self) -> None:
+        self.draining = True
+        self._send("scheduler", Drain())
+
+    def _request(
+        self, name: str, prompt: list[int], salt: str, ask: Ask, session: str
+    ) -> tuple[Request, list[int]]:
         sampling = Sampling(temperature=0.0) if ask.seed is None else Sampling(seed=ask.seed)
         right = oracle(prompt, ask.max_tokens, sampling, self._scenario.pages > 0)
         strings = ()
@@ -149,6 +212,7 @@ class Client:
             message_ends=ends,
             logprobs=0 if ask.logprobs else None,
             prompt_logprobs_from=begin,
+            session=session,
         )
         return request, right
 
@@ -177,6 +241,8 @@ class Client:
         asked.answers += 1
         del self._open[asked.request.id]
         self.counters[f"ended {reason}"] += 1
+        if asked.session is not None:
+            self.sessions.ended(asked.session, asked)
 
     def _resubmit(self) -> None:
         for asked in list(self._open.values()):

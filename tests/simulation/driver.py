@@ -18,22 +18,29 @@ from actors.messages import (
     Flush,
     Free,
     Granted,
+    Kept,
+    Loaded,
     Message,
     Ran,
     Requeue,
     Restarted,
     Retired,
+    SaveFromReq,
     Stepped,
+    Suspended,
+    Written,
 )
 from actors.radix import path
 from actors.transport import arrive, depart, leases_in
 from tests.simulation.checks import check_end, check_leases
-from tests.simulation.client import Asked, Client
+from tests.simulation.client import Client
+from tests.simulation.disk import SimulatedDisk
 from tests.simulation.hash_device import HashDevice, Row
 from tests.simulation.scenario import (
-    Ask,
     BadStep,
+    BadWrite,
     Crash,
+    DamagedFile,
     DrainAt,
     FlushAt,
     NoRoom,
@@ -59,6 +66,7 @@ class Simulation:
         self.scenario = scenario = draw(scenario) if isinstance(scenario, int) else scenario
         self.rng = random.Random(scenario.schedule)
         self.now = 0.0
+        self.most_turns = MOST_TURNS
         self.delivered = 0
         self.counters: Counter[str] = Counter()
         self.trace: list[str] = []
@@ -76,40 +84,47 @@ class Simulation:
         page_size = max(scenario.limits.page_size, 1)
         fault = self._device_fault if self._bad_steps or self._poison else (lambda run, moved: "")
         self.device = HashDevice(scenario.slots, scenario.pages, page_size, self._ran, self._duration, fault)
-        self.client = Client(scenario, self.sender("api"))
+        self.disk = SimulatedDisk(self.device, scenario.tiers.in_file, self._answered, self._disk_duration)
+        self.disk.bad_writes = self._files_of(BadWrite)
+        self.disk.damaged_files = self._files_of(DamagedFile)
+        self.client = Client(scenario, self.sender("api"), lambda after, what: self._at(self.now + after, what))
         self.unit = Unit(self)
 
     def run(self) -> None:
         """Until every request is answered and the ring is drained; AssertionError or an actor's error if not."""
         try:
-            for _ in range(MOST_TURNS):
+            for _ in range(self.most_turns):
                 if not self._turn():
                     break
             else:
-                raise AssertionError(f"no end after {MOST_TURNS} turns, {self.client.open} are open")
+                raise AssertionError(f"no end after {self.most_turns} turns, {self.client.open} are open")
             check_end(self)
         finally:
             self.unit.ledger.close()
             self.counters += self.unit.counters + self.client.counters
+            self.counters += self.client.sessions.counters + self.disk.counters
 
     # Time
 
     def _turn(self) -> bool:
-        """One delivery, one turn to act, or one call on the device; False when nothing is left to do."""
+        """One delivery, one turn to act, or one call on the device or the disk; False when nothing is left to do."""
         while self._timers and self._timers[0][0] <= self.now:
             self._fire(heappop(self._timers)[2])
-        device = self.device
-        device.now = self.now
+        device, disk = self.device, self.disk
+        device.now = disk.now = self.now
         ready = self._ready
-        number = len(ready) + (device.due is not None and device.due <= self.now)
+        on_device = device.due is not None and device.due <= self.now
+        on_disk = disk.due is not None and disk.due <= self.now
+        number = len(ready) + on_device + on_disk
         if not number:
             return self._wait()
         self.now += 1
         choice = int(self.rng.random() * number)
         if choice < len(ready) and ready[choice][1] == self.scenario.lazy and self.rng.random() < 0.9:
             choice = int(self.rng.random() * number)
-        if choice == len(ready):
-            device.execute()
+        if choice >= len(ready):
+            engine = device if on_device and choice == len(ready) else disk
+            engine.execute()
             return True
         try:
             self._carry(choice)
@@ -120,16 +135,13 @@ class Simulation:
     def _wait(self) -> bool:
         """Nothing can move now: on to the next moment at which something can; at the end, shut down."""
         times = [self._timers[0][0]] if self._timers else []
-        if self.device.due is not None:
-            times.append(self.device.due)
+        times += [engine.due for engine in (self.device, self.disk) if engine.due is not None]
+        self.unit.session_checks.check_quiet(moving=bool(times))
         if times:
             self.now = max(self.now, min(times))
             return True
         assert not self.client.open, f"nothing moves, and {self.client.open} are open"
-        if self.client.draining:
-            return False
-        self.client.drain()
-        return True
+        return self.client.wind_down()
 
     def _at(self, time: float, what: Any) -> None:
         self._timer_ids += 1
@@ -137,12 +149,6 @@ class Simulation:
 
     def _fire(self, what: Any) -> None:
         match what:
-            case Ask():
-                asked = self.client.ask(what)
-                if asked.leave is not None and asked.leave.tokens is None:
-                    self._at(self.now + asked.leave.after, asked)
-            case Asked():
-                self.client.give_up(what)
             case FlushAt():
                 self._send("api", "cache", Flush(1))
             case DrainAt():
@@ -152,6 +158,9 @@ class Simulation:
                 self.counters["no room"] += what
                 self.unit.cache.no_room = what
                 self._ready_to("act", "cache")
+            case _:
+                self.client.fire(what)
+                self.client.act()
 
     # Messages
 
@@ -205,6 +214,7 @@ class Simulation:
             check_leases(self.unit)
             if to == "cache":
                 self.unit.checks.check()
+                self.unit.session_checks.check()
 
     def _deliver(self, actor: Any, to: Address, message: Message) -> None:
         self._dirty = True
@@ -213,11 +223,21 @@ class Simulation:
         if self._crashes and to != "api":
             self._turns[to] += 1
             self._crash(to, "before", self._turns[to])
-        actor.receive(message)
+        if isinstance(message, SaveFromReq):
+            epoch = self.unit.cache.accounts[message.grant].epoch
+            actor.receive(message)
+            self.unit.session_checks.saved(message, epoch)
+        else:
+            actor.receive(message)
         if self._crashes and to != "api":
             self._crash(to, "behind", self._turns[to])
         if to != "api":
             self._ready_to("act", to)
+        else:
+            actor.act()
+
+    def _answered(self, answer: Written | Loaded) -> None:
+        self._send("disk", "cache", answer)
 
     def _ran(self, ran: Ran) -> None:
         self._send("device", "forward", ran)
@@ -232,7 +252,8 @@ class Simulation:
                 assert grant > unit.last_grant, f"grant {grant} is used again"
                 unit.last_grant = grant
                 unit.salts[grant] = salt
-            case Granted(grant, moved=moved, copy=copy):
+            case Granted(grant, moved=moved, copy=copy, origin=origin):
+                self.counters[f"goes on from {origin}"] += 1
                 self.counters["moved states"] += moved
                 self.counters["page copies"] += copy is not None
                 *_, root = path(unit.cache.accounts[grant].node)
@@ -243,6 +264,8 @@ class Simulation:
                 unit.known[grant] = match
             case Donate(grant, _, position):
                 unit.known[grant] = position
+            case Kept() | Suspended():
+                unit.session_checks.told(message)
             case Retired(grant, _, _, position, poisoned):
                 unit.worth[grant] = 0 if poisoned else position
             case Free(_, closes) if closes is not None and closes in unit.known:
@@ -275,8 +298,8 @@ class Simulation:
         self._bad_steps = {fault.run for fault in faults if isinstance(fault, BadStep)}
         self._poison = {(fault.request, fault.position) for fault in faults if isinstance(fault, Poison)}
         self._refuse_every = next((fault.every for fault in faults if isinstance(fault, RefusedSends)), 0)
-        for ask in self.scenario.asks:
-            self._at(ask.at, ask)
+        for each in (*self.scenario.asks, *self.scenario.talks):
+            self._at(each.at, each)
         for fault in faults:
             match fault:
                 case FlushAt(at) | DrainAt(at):
@@ -284,6 +307,11 @@ class Simulation:
                 case NoRoom(at, until):
                     self._at(at, True)
                     self._at(until, False)
+
+    def _files_of(self, kind: type[BadWrite] | type[DamagedFile]) -> set[int]:
+        """Which of the files that are written this fault strikes."""
+        faults = [fault for fault in self.scenario.faults if isinstance(fault, kind)]
+        return {at for fault in faults for at in range(fault.at, fault.at + fault.more + 1)}
 
     def _crash(self, actor: str, where: str, at: int) -> None:
         if (actor, where, at) in self._crashes:
@@ -296,6 +324,7 @@ class Simulation:
         no_room = self.unit.cache.no_room
         self.counters += self.unit.counters
         crashes, self._crashes = self._crashes, set()
+        self._restart_disk()
         self.device.reset()
         late = [message for (_, to), queue in self._queues.items() if to == "api" for message in queue]
         self._queues.clear()
@@ -306,7 +335,14 @@ class Simulation:
             self.trace.append(f"{self.now:7.0f}  {actor} crashes, the four are made anew")
         for message in (*late, Restarted()):
             self.client.receive(message)
+        self.client.act()
         self._crashes = crashes
+
+    def _restart_disk(self) -> None:
+        """Of what was asked of the disk some is done, and the rest never."""
+        self.device.drain()
+        if self.disk.calls:
+            self.disk.reset(int(self.rng.random() * (len(self.disk.calls) + 1)))
 
     def _device_fault(self, run: int, moved: list[tuple[Row, int, int]]) -> str:
         if run in self._bad_steps:
@@ -339,3 +375,6 @@ class Simulation:
         """Drawn: steps about the scenario's step_time, other calls a tenth of that."""
         mean = self.scenario.step_time
         return 2 * mean * self.rng.random() * (1.0 if step else 0.1) if mean else 0.0
+
+    def _disk_duration(self) -> float:
+        return 2 * self.scenario.disk_time * self.rng.random()

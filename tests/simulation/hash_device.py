@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import mul
 from typing import Any
 
@@ -18,10 +19,6 @@ WEIGHTS = [position % FOLD_PERIOD + 1 for position in range(4 * FOLD_PERIOD)]
 
 class DeviceError(AssertionError):
     """The device was asked for something that no correct ring asks for."""
-
-
-class StepFault(Exception):
-    """An injected failure of a step."""
 
 
 def draw_token(state: int, fold: int, sampling: Sampling, position: int) -> int:
@@ -42,6 +39,15 @@ def oracle(tokens: Sequence[int], count: int, sampling: Sampling, paged: bool) -
     return output
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A state in host memory, with the entries of the tokens that it has consumed (none without pages)."""
+
+    state: int
+    entries: tuple[int, ...]
+    position: int
+
+
 class Row:
     """A row as the device has it: `places` are its positions' entries in the page pool."""
 
@@ -60,6 +66,8 @@ class HashDevice:
 
     due: when the oldest call is done, None if there is none. `kept` and `guarded` are the state slots and the page
     entries that the tree names: a write to one is an error at once, and so is a row's slot or page freed under a step.
+    vault: the copies in host memory by key, which the disk reads and writes too; `exporting` and `dropping` are the
+    keys of which the stream still holds the call.
     """
 
     def __init__(
@@ -75,6 +83,9 @@ class HashDevice:
         self.entries = [GARBAGE] * (pages * page_size)
         self.guarded = bytearray(pages * page_size)
         self.kept: set[int] = set()
+        self.vault: dict[int, Copy] = {}
+        self.exporting: set[int] = set()
+        self.dropping: set[int] = set()
         self.page_size = page_size
         self.rows: dict[int, Row] = {}
         self.stream: deque[tuple[int, Callable[..., None], tuple[Any, ...]]] = deque()
@@ -99,6 +110,19 @@ class HashDevice:
 
     def copy_page(self, source: int, target: int) -> None:
         self._enqueue(self._copy_page, source, target)
+
+    def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
+        if key in self.exporting or key in self.vault:
+            raise DeviceError(f"there is a copy {key} already")
+        self.exporting.add(key)
+        self._enqueue(self._export, key, slot, list(pages), position)
+
+    def fill(self, key: int, slot: int, pages: list[int], first: int) -> None:
+        self._enqueue(self._fill, key, slot, list(pages), first)
+
+    def drop(self, key: int) -> None:
+        self.dropping.add(key)
+        self._enqueue(self._drop, key)
 
     def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
         self._opened[row] = (slot, list(pages))
@@ -133,16 +157,20 @@ class HashDevice:
 
     def reset(self) -> None:
         """Drain the stream, and overwrite everything: what comes next can rely on nothing."""
-        while self.stream:
-            self.execute()
+        self.drain()
         self.states[:] = [GARBAGE] * len(self.states)
         self.entries[:] = [GARBAGE] * len(self.entries)
         self.guarded[:] = bytes(len(self.guarded))
         self.kept.clear()
+        self.vault.clear()
         self.rows.clear()
         self.passed = 0
 
     # Execution
+
+    def drain(self) -> None:
+        while self.stream:
+            self.execute()
 
     def execute(self) -> None:
         _, call, arguments = self.stream.popleft()
@@ -178,6 +206,39 @@ class HashDevice:
     def _copy_page(self, source: int, target: int) -> None:
         for offset in range(self.page_size):
             self._append(target * self.page_size + offset, self.entries[source * self.page_size + offset])
+
+    def _export(self, key: int, slot: int, pages: list[int], position: int) -> None:
+        self.exporting.remove(key)
+        state, entries = self.states[slot], self._entries(pages, position)
+        if GARBAGE in (state, *entries):
+            raise DeviceError(f"copy {key} of slot {slot} and pages {pages} is of what was freed or never written")
+        self.vault[key] = Copy(state, entries, position)
+
+    def _entries(self, pages: list[int], position: int) -> tuple[int, ...]:
+        if not self.entries:
+            return ()
+        size = self.page_size
+        if len(pages) * size < position:
+            raise DeviceError(f"pages {pages} do not cover {position} tokens")
+        return tuple(self.entries[pages[at // size] * size + at % size] for at in range(position))
+
+    def _fill(self, key: int, slot: int, pages: list[int], first: int) -> None:
+        copy, size = self._copy_of(key), self.page_size
+        self._write(slot, copy.state)
+        if copy.entries and (first + len(pages)) * size < copy.position:
+            raise DeviceError(f"copy {key} at {copy.position} does not fit into {pages} from page {first} on")
+        for at in range(first * size, len(copy.entries)):
+            self._append(pages[at // size - first] * size + at % size, copy.entries[at])
+
+    def _drop(self, key: int) -> None:
+        self.dropping.remove(key)
+        self._copy_of(key)
+        del self.vault[key]
+
+    def _copy_of(self, key: int) -> Copy:
+        if key not in self.vault:
+            raise DeviceError(f"there is no copy {key}")
+        return self.vault[key]
 
     def _append(self, place: int, entry: int) -> None:
         if self.guarded[place]:

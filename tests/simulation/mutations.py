@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from tests.simulation import mutations_of_requests, mutations_of_state
+from tests.simulation import mutations_of_requests, mutations_of_sessions, mutations_of_state
 from tests.simulation.planting import Patch
 from tests.simulation.scenario import draw
 from tests.simulation.shrink import failure
 
 MUTATIONS: dict[str, Callable[[Patch], None]] = {
     name: value
-    for module in (mutations_of_state, mutations_of_requests)
+    for module in (mutations_of_state, mutations_of_requests, mutations_of_sessions)
     for name, value in vars(module).items()
     if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
 }

@@ -6,10 +6,13 @@ from typing import Literal
 
 from actors.actor import Address
 from actors.plan import Limits
+from actors.stored import TierLimits
 from actors.strategy import Strategy
 from tests.simulation.hash_device import VOCABULARY
+from tests.simulation.talks import Talk, draw_talks, draw_tiers
 
 UNIT: tuple[Address, ...] = ("cache", "scheduler", "forward", "results")
+WITH_SESSIONS = 0.4
 
 
 @dataclass(frozen=True)
@@ -104,14 +107,31 @@ class DrainAt:
     at: float
 
 
-Fault = Crash | BadStep | Poison | NoRoom | NoCheckpoints | RefusedSends | FlushAt | DrainAt
+@dataclass(frozen=True)
+class BadWrite:
+    """The n-th file cannot be written, nor can so many after it."""
+
+    at: int
+    more: int = 0
+
+
+@dataclass(frozen=True)
+class DamagedFile:
+    """The n-th file is damaged as soon as it is written, and so are so many after it."""
+
+    at: int
+    more: int = 0
+
+
+Fault = Crash | BadStep | Poison | NoRoom | NoCheckpoints | RefusedSends | FlushAt | DrainAt | BadWrite | DamagedFile
 
 
 @dataclass(frozen=True)
 class Scenario:
     """step_time: the mean duration of a device step in turns of an actor. lazy: an actor that is seldom served.
 
-    tree_tokens bounds the tree. schedule: the seed of everything that is drawn while it runs.
+    tree_tokens bounds the tree. schedule: the seed of everything that is drawn while it runs. disk_time: the mean
+    duration of a call on the disk. hand_over: every session is suspended before the shutdown.
     """
 
     slots: int
@@ -124,6 +144,10 @@ class Scenario:
     asks: tuple[Ask, ...]
     faults: tuple[Fault, ...]
     schedule: int
+    talks: tuple[Talk, ...] = ()
+    tiers: TierLimits = TierLimits()
+    disk_time: float = 0.0
+    hand_over: bool = False
 
     @property
     def room(self) -> int | None:
@@ -168,7 +192,7 @@ def draw(seed: int, strategy: Strategy | None = None, overlap: bool | None = Non
     if paged and rng.random() < 0.25:
         # Barely large enough for one of them, and perhaps for a page to copy from.
         pages = -(-(len(rng.choice(asks).prompt) + 1) // page_size) + rng.choice([0, 1, 1])
-    return Scenario(
+    scenario = Scenario(
         slots=rng.choice([1, 1, 2, max_running + 2, 4 * max_running, 8 * max_running]),
         pages=pages,
         limits=limits,
@@ -179,6 +203,32 @@ def draw(seed: int, strategy: Strategy | None = None, overlap: bool | None = Non
         asks=tuple(asks),
         faults=tuple(_draw_faults(rng, asks, at + 100)),
         schedule=rng.randrange(1 << 32),
+    )
+    rng = random.Random(f"sessions of {seed}")
+    return _with_sessions(rng, scenario, hasty) if rng.random() < WITH_SESSIONS else scenario
+
+
+def _with_sessions(rng: random.Random, scenario: Scenario, hasty: float) -> Scenario:
+    """Sessions, and a few of the requests beside them."""
+    talks = draw_talks(rng, lambda name, at: _draw_ask(rng, name, at, hasty / 2))
+    faults = list(scenario.faults)
+    if rng.random() < 0.15:
+        faults.append(Crash(rng.choice(UNIT), rng.randint(40, 400), rng.choice(["send", "before", "behind"])))
+    if rng.random() < 0.25:
+        faults.append(BadWrite(rng.randint(1, 6), rng.choice([0, 0, 1000])))
+    if rng.random() < 0.25:
+        faults.append(DamagedFile(rng.randint(1, 4), rng.choice([0, 1000])))
+    if rng.random() < 0.15:
+        turn = rng.choice(rng.choice(talks).turns)
+        faults.append(Poison(turn.ask.id, rng.randrange(60)))
+    return replace(
+        scenario,
+        asks=scenario.asks[: rng.choice([0, 2, 8])],
+        faults=tuple(faults),
+        talks=talks,
+        tiers=draw_tiers(rng, scenario.pages > 0),
+        disk_time=rng.choice([0.0, 5.0, 50.0, 300.0]),
+        hand_over=rng.random() < 0.3,
     )
 
 

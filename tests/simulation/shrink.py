@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from actors.strategy import Strategy
 from tests.simulation.driver import Simulation
 from tests.simulation.scenario import Ask, BadStep, Crash, Fault, Scenario
+from tests.simulation.talks import Talk, Turn
 
 SCHEDULES = 3
 MOST_RUNS = 1000
@@ -75,11 +76,12 @@ def simpler(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, asks=asks[half:])
     for ask in asks[::-1] if len(asks) > 1 else ():
         yield scenario.without(ask=ask)
+    yield from with_fewer_talks(scenario)
     for index, fault in enumerate(scenario.faults):
         yield scenario.without(fault=fault)
         for other in earlier(fault):
             yield replace(scenario, faults=(*scenario.faults[:index], other, *scenario.faults[index + 1 :]))
-    plain = {"codec": False, "lazy": None, "step_time": 0.0, "tree_tokens": 1 << 22}
+    plain = {"codec": False, "lazy": None, "step_time": 0.0, "tree_tokens": 1 << 22, "disk_time": 0.0, "hand_over": False}
     for name, value in plain.items():
         if getattr(scenario, name) != value:
             yield replace(scenario, **{name: value})
@@ -93,6 +95,18 @@ def simpler(scenario: Scenario) -> Iterator[Scenario]:
     for index, ask in enumerate(asks):
         for other in simpler_asks(ask):
             yield replace(scenario, asks=(*asks[:index], other, *asks[index + 1 :]))
+    for index, talk in enumerate(scenario.talks):
+        for simple in simpler_talks(talk):
+            yield replace(scenario, talks=(*scenario.talks[:index], simple, *scenario.talks[index + 1 :]))
+
+
+def with_fewer_talks(scenario: Scenario) -> Iterator[Scenario]:
+    talks = scenario.talks
+    half = len(talks) // 2
+    for some in (talks[:half], talks[half:]) if half else ():
+        yield replace(scenario, talks=some)
+    for index in range(len(talks)):
+        yield replace(scenario, talks=(*talks[:index], *talks[index + 1 :]))
 
 
 def earlier(fault: Fault) -> Iterator[Fault]:
@@ -128,3 +142,34 @@ def simpler_asks(ask: Ask) -> Iterator[Ask]:
     for number in {1, len(ask.prompt) // 2, len(ask.prompt) - 1} - {0}:
         if number < len(ask.prompt):
             yield replace(ask, prompt=ask.prompt[:number])
+
+
+def simpler_talks(talk: Talk) -> Iterator[Talk]:
+    """Fewer turns and commands; each turn at once and with a simpler request."""
+    for index, command in enumerate(talk.commands):
+        yield replace(talk, commands=(*talk.commands[:index], *talk.commands[index + 1 :]))
+        if command.after:
+            at_once = replace(command, after=0.0)
+            yield replace(talk, commands=(*talk.commands[:index], at_once, *talk.commands[index + 1 :]))
+        for turns in fewer(command.turns):
+            fork = replace(command, turns=turns)
+            yield replace(talk, commands=(*talk.commands[:index], fork, *talk.commands[index + 1 :]))
+    for turns in fewer(talk.turns):
+        yield replace(talk, turns=turns)
+    for index, turn in enumerate(talk.turns):
+        for other in simpler_turns(turn):
+            yield replace(talk, turns=(*talk.turns[:index], other, *talk.turns[index + 1 :]))
+
+
+def fewer(turns: tuple[Turn, ...]) -> Iterator[tuple[Turn, ...]]:
+    for index in reversed(range(len(turns))):
+        yield (*turns[:index], *turns[index + 1 :])
+
+
+def simpler_turns(turn: Turn) -> Iterator[Turn]:
+    if turn.back is not None:
+        yield Turn(turn.ask)
+    if turn.ask.at:
+        yield replace(turn, ask=replace(turn.ask, at=0.0))
+    for ask in simpler_asks(turn.ask):
+        yield replace(turn, ask=ask)

@@ -37,9 +37,6 @@ class Device(HashDevice):
         request = Request("r", pack([3, 1, 4, 1, 5]), 5, GREEDY, Stops(4))
         self.open_row(0, 1, 0, request, [0, 1, 2])
 
-    def drain(self) -> None:
-        while self.stream:
-            self.execute()
 
 
 def test_nothing_is_there_before_its_time() -> None:

@@ -1,18 +1,22 @@
 """The four actors over the hash device, put together as the relay does, with what a scenario wants refused."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from actors.actor import Actor, Address
 from actors.cache import Cache
 from actors.forward import Forward
 from actors.lease import Lease, Ledger
-from actors.messages import Acquire
 from actors.pages import Pages
 from actors.result_processor import ResultProcessor
+from actors.room import Room
 from actors.scheduler import Scheduler
 from actors.transport import Codec
+from actors.waiting import Parked, Wait
+from actors.waiting import Parked, Wait
 from tests.simulation.checks import CacheChecks
+from tests.simulation.checks_of_sessions import SessionChecks
 from tests.simulation.client import Letters
 from tests.simulation.hash_device import HashDevice
 from tests.simulation.scenario import NoCheckpoints
@@ -32,17 +36,26 @@ class ScribblingPages(Pages):
             self.device.scribble_page(page)
 
 
+class StingyRoom(Room):
+    refuses: Callable[[], bool]
+
+    def take_pages(self, wanted: int) -> list[int] | None:
+        return None if self.refuses() else super().take_pages(wanted)
+
+
 class StingyCache(Cache):
     """Refuses what the scenario wants refused."""
 
     no_room = False
     no_checkpoints = False
 
-    def _answer(self, acquire: Acquire) -> bool:
-        return not self.no_room and super()._answer(acquire)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.room = room = StingyRoom(self.ledger, self.pages, self.tree, self.tiers, self.counters)
+        room.refuses = lambda: self.no_room and len(self.accounts) > 1
 
-    def _take_pages(self, wanted: int) -> list[int] | None:
-        return None if self.no_room and len(self.accounts) > 1 else super()._take_pages(wanted)
+    def _answer(self, parked: Parked) -> Wait | None:
+        return Wait.ROOM if self.no_room else super()._answer(parked)
 
     def _spares(self, grant: int, wanted: int) -> list[Lease]:
         if not self.no_checkpoints:
@@ -64,7 +77,9 @@ class Unit:
         self.codec = Codec(self.ledger) if scenario.codec else None
         pages = ScribblingPages(scenario.pages, device.page_size)
         pages.device = device
-        self.cache = StingyCache(simulation.sender("cache"), self.ledger, pages, scenario.tree_tokens)
+        self.cache = StingyCache(
+            simulation.sender("cache"), self.ledger, pages, scenario.tree_tokens, scenario.tiers, simulation.disk
+        )
         self.cache.no_checkpoints = any(isinstance(fault, NoCheckpoints) for fault in scenario.faults)
         self.scheduler = Scheduler(simulation.sender("scheduler"), scenario.limits)
         self.forward = Forward(simulation.sender("forward"), device, scenario.limits.max_running)
@@ -76,6 +91,7 @@ class Unit:
             "results": self.results,
         }
         self.checks = CacheChecks(simulation, self.cache)
+        self.session_checks = SessionChecks(simulation, self.cache)
         self.generations = [0] * scenario.slots
         self.last_grant = 0
         self.salts: dict[int, str] = {}

@@ -1,0 +1,87 @@
+"""Copies of states in host memory, by key: made by the device's thread, written and read by the disk's."""
+
+import threading
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.batch import Pools
+
+
+@dataclass(frozen=True, slots=True)
+class HostState:
+    """state: one tensor for each of the pools'; kv: for each page tensor, [position, ...]. All in host memory.
+
+    ready: the event on the device's stream behind which they are written; None if they are.
+    """
+
+    position: int
+    state: list[Tensor]
+    kv: list[Tensor]
+    ready: torch.cuda.Event | None = None
+
+
+class HostStates:
+    """Safe between threads."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, HostState] = {}
+        self._changed = threading.Condition()
+
+    def put(self, key: int, state: HostState) -> None:
+        with self._changed:
+            self._states[key] = state
+            self._changed.notify_all()
+
+    def get(self, key: int) -> HostState:
+        return self._states[key]
+
+    def drop(self, key: int) -> None:
+        with self._changed:
+            self._states.pop(key, None)
+
+    def clear(self) -> None:
+        with self._changed:
+            self._states.clear()
+
+    def wait_for(self, key: int, seconds: float) -> HostState | None:
+        """The copy as soon as it has been made; None if that takes longer."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._states, seconds):
+                return None
+            state = self._states[key]
+        if state.ready is not None:
+            state.ready.synchronize()
+        return state
+
+
+def export(pools: Pools, slot: int, pages: list[int], position: int) -> HostState:
+    """Enqueue the copy of a slot, and of the KV of `position` tokens in `pages`, to host memory."""
+    device = pools.state[0].device
+    state = [_to_host(tensor[slot]) for tensor in pools.state]
+    index = torch.tensor(pages, dtype=torch.int64, device=device)
+    kv = [_to_host(tensor[index].flatten(0, 1)[:position]) for tensor in pools.pages]
+    ready = None
+    if device.type == "cuda":
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record()
+    return HostState(position, state, kv, ready)
+
+
+def fill(pools: Pools, slot: int, pages: list[int], first: int, copy: HostState) -> None:
+    """The way back: `pages` hold the KV from page index `first` on."""
+    for tensor, value in zip(pools.state, copy.state, strict=True):
+        tensor[slot].copy_(value, non_blocking=True)
+    size = pools.page_size
+    for tensor, kv in zip(pools.pages, copy.kv, strict=True):
+        for page, start in zip(pages, range(first * size, copy.position, size), strict=False):
+            entries = kv[start : start + size]
+            tensor[page, : len(entries)].copy_(entries, non_blocking=True)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    if tensor.device.type != "cuda":
+        return tensor.clone()
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

@@ -1,0 +1,103 @@
+"""The envelope in which every message travels, and which trace it belongs to."""
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from actors.messages import (
+    Abort,
+    Acquire,
+    Admit,
+    Admitted,
+    Cancel,
+    Closed,
+    Copied,
+    Donate,
+    Ended,
+    Free,
+    Granted,
+    Message,
+    Over,
+    Refused,
+    Requeue,
+    Retire,
+    Retired,
+    Return,
+    SaveFromReq,
+    Spare,
+    Submit,
+    Want,
+)
+
+
+class Envelope(Struct, frozen=True, array_like=True, gc=False):
+    """A message on its way. trace: a W3C trace id, or empty; sent: by the runtime's clock, in seconds."""
+
+    message: Message
+    sender: str
+    sequence: int
+    trace: str
+    sent: float
+
+
+class Traces:
+    """Knows the trace of each open request and grant; `current` is that of the message being received.
+
+    A message that names a request or a grant belongs to its trace. One that names neither inherits `current`, which is
+    empty while an actor acts: what concerns a whole batch belongs to nobody's trace.
+    queued: the trace of a request that has a grant id and no grant yet.
+    """
+
+    def __init__(self, queued: Callable[[int], str]) -> None:
+        self.current = ""
+        self._queued = queued
+        self._grants: dict[int, str] = {}
+        self._requests: dict[str, str] = {}
+        by_grant = (Granted, Spare, Return, Retired, Donate, SaveFromReq, Cancel, Want, Retire, Copied)
+        self._readers: dict[type, Callable[..., str]] = {
+            **dict.fromkeys(by_grant, self._of_grant),
+            **dict.fromkeys((Closed, Refused), self._of_closed_grant),
+            **dict.fromkeys((Submit, Requeue), self._of_new_request),
+            **dict.fromkeys((Over, Ended), self._of_ended_request),
+            Admit: self._of_admit,
+            Admitted: self._of_admitted,
+            Acquire: self._of_acquire,
+            Abort: self._of_abort,
+            Free: self._of_free,
+        }
+
+    def of(self, message: Message) -> str:
+        read = self._readers.get(type(message))
+        return self.current if read is None else read(message)
+
+    def _of_grant(
+        self, message: Granted | Spare | Return | Retired | Donate | SaveFromReq | Cancel | Want | Retire | Copied
+    ) -> str:
+        return self._grants.get(message.grant, self.current)
+
+    def _of_closed_grant(self, message: Closed | Refused) -> str:
+        return self._grants.pop(message.grant, self.current)
+
+    def _of_new_request(self, message: Submit | Requeue) -> str:
+        trace = self._requests[message.request.id] = message.request.trace
+        return trace
+
+    def _of_ended_request(self, message: Over | Ended) -> str:
+        return self._requests.pop(message.request, self.current)
+
+    def _of_admit(self, message: Admit) -> str:
+        trace = self._grants[message.grant] = message.request.trace
+        return trace
+
+    def _of_admitted(self, message: Admitted) -> str:
+        return message.request.trace
+
+    def _of_acquire(self, message: Acquire) -> str:
+        trace = self._grants[message.grant] = self._queued(message.grant)
+        return trace
+
+    def _of_abort(self, message: Abort) -> str:
+        return self._requests.get(message.request, self.current)
+
+    def _of_free(self, message: Free) -> str:
+        return self.current if message.closes is None else self._grants.get(message.closes, self.current)

@@ -1,0 +1,198 @@
+"""The calls of `baton chat`: sessions, and turns as streams of events."""
+
+import json
+import time
+from collections.abc import Generator
+from contextlib import closing
+from http.client import HTTPException
+from typing import Any, TypeAlias, TypeVar
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+import msgspec
+from msgspec import Struct
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+TURN_TIMEOUT_S = 600
+CALL_TIMEOUT_S = 30
+SETTLE_S = 10
+POLL_S = 0.05
+
+T = TypeVar("T")
+
+
+class ChatError(Exception):
+    """The server cannot be reached, or refused; the message says why. status: 0 where none came."""
+
+    def __init__(self, message: str, status: int = 0, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class State(Struct):
+    """Where a session's state is, and how many tokens it has consumed."""
+
+    tier: str
+    position: int
+
+
+class Turn(Struct):
+    turn: int
+    status: str
+    position: int
+    input_tokens: int
+    output_tokens: int
+    messages: list[dict[str, Any]] | None
+    text: str | None
+
+
+class Session(Struct):
+    id: str
+    turn: int
+    position: int
+    status: str
+    created_at: int
+    last_turn_at: int | None = None
+    state: State | None = None
+    turns: list[Turn] = []
+
+
+class Sessions(Struct):
+    data: list[Session]
+
+
+class PromptTokensDetails(Struct):
+    cached_tokens: int
+
+
+class Usage(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Started(Struct, tag_field="type", tag="turn.started"):
+    turn: int
+
+
+class Delta(Struct, tag_field="type", tag="turn.delta"):
+    text: str
+
+
+class Ended(Struct, tag_field="type", tag="turn.ended"):
+    turn: int
+    status: str
+    position: int
+    finish_reason: str | None
+    usage: Usage
+    resumed_from: str = ""
+    lost: str = ""
+
+
+Event: TypeAlias = Started | Delta | Ended
+
+
+class ChatClient:
+    """One server. Every call raises ChatError."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def model(self) -> str:
+        models = self._call("GET", "/v1/models", dict[str, Any])
+        try:
+            return str(models["data"][0]["id"])
+        except (KeyError, IndexError, TypeError):
+            raise ChatError(f"{self.url} lists no model") from None
+
+    def create(self) -> Session:
+        return self._call("POST", "/v1/sessions", Session, {})
+
+    def sessions(self) -> list[Session]:
+        """Most recently used first."""
+        return self._call("GET", "/v1/sessions", Sessions).data
+
+    def session(self, id: str) -> Session:
+        """With its turns."""
+        return self._call("GET", path_of(id), Session)
+
+    def settled(self, id: str) -> Session:
+        """The session once its turn is over, or as it is after SETTLE_S."""
+        deadline = time.monotonic() + SETTLE_S
+        while (session := self.session(id)).status == "busy" and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        return session
+
+    def fork(self, id: str, turn: int | None, after: int) -> Session:
+        return self._call("POST", f"{path_of(id)}/fork", Session, {"turn": turn, "after": after})
+
+    def rewind(self, id: str, turn: int, after: int) -> Session:
+        return self._call("POST", f"{path_of(id)}/rewind", Session, {"turn": turn, "after": after})
+
+    def close(self, id: str, after: int) -> None:
+        self._call("DELETE", f"{path_of(id)}?after={after}", dict[str, Any])
+
+    def turn(self, id: str, body: dict[str, Any]) -> Generator[Event, None, None]:
+        """A turn's events as they come. Closing it ends the turn."""
+        ended = False
+        with self._open("POST", f"{path_of(id)}/turns", body | {"stream": True}, TURN_TIMEOUT_S) as response:
+            try:
+                for line in response:
+                    if line.startswith(b"data: {"):
+                        event = read_event(line[len(b"data: ") :])
+                        ended = ended or isinstance(event, Ended)
+                        yield event
+            except (OSError, HTTPException) as error:
+                if not ended:
+                    raise ChatError(f"the connection broke: {error}") from None
+        if not ended:
+            raise ChatError("the server went away in mid-answer")
+
+    def _call(self, method: str, path: str, type: type[T], body: dict[str, Any] | None = None) -> T:
+        with closing(self._open(method, path, body, CALL_TIMEOUT_S)) as response:
+            try:
+                return msgspec.json.decode(response.read(), type=type)
+            except msgspec.DecodeError as error:
+                raise ChatError(f"{self.url} answers otherwise than Baton does: {error}") from None
+            except (OSError, HTTPException) as error:
+                raise ChatError(f"the connection broke: {error}") from None
+
+    def _open(self, method: str, path: str, body: dict[str, Any] | None, timeout: float) -> Any:
+        data = json.dumps(body).encode() if body is not None else None
+        try:
+            return urlopen(Request(self.url + path, data, self._headers, method=method), timeout=timeout)
+        except HTTPError as error:
+            with error:
+                raise refusal(error) from None
+        except (URLError, OSError, HTTPException, ValueError) as error:
+            raise ChatError(f"cannot reach {self.url}: {getattr(error, 'reason', error)}") from None
+
+
+def path_of(id: str) -> str:
+    return f"/v1/sessions/{quote(id, safe='')}"
+
+
+def read_event(data: bytes) -> Event:
+    """Raises ChatError for an error, and for what is no event of a turn."""
+    try:
+        event = msgspec.json.decode(data)
+        if "error" in event:
+            raise ChatError(str(event["error"]["message"]), code=event["error"]["code"])
+        known: Event = msgspec.convert(event, Event)
+        return known
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise ChatError(f"the answer cannot be read: {error}") from None
+
+
+def refusal(error: HTTPError) -> ChatError:
+    """With the message of the error object, else the status line."""
+    try:
+        detail = json.loads(error.read())["error"]
+        return ChatError(str(detail["message"]), error.code, detail["code"])
+    except (OSError, HTTPException, ValueError, KeyError, TypeError):
+        return ChatError(f"{error.code} {error.reason}", error.code)

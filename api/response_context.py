@@ -1,0 +1,63 @@
+"""What a response goes on from: a chain of stored responses, or the turns of a session."""
+
+from typing import Any
+
+from api import errors
+from api.engine import Server
+from api.errors import ApiError
+from api.response_request import ResponseRequest
+from api.response_store import StoredResponse, chain, no_previous
+from api.session import OpenTurn
+from api.session_log import Turn, backwards
+from api.session_log import conversation as messages_up_to
+
+
+def open_turn(server: Server, owner: bytes, asked: ResponseRequest, id: str) -> OpenTurn | None:
+    """The turn of the conversation that the response is to be. Raises 404, 409."""
+    if asked.session is None:
+        return None
+    session = server.sessions.find(owner, asked.session)
+    if session is None:
+        raise no_conversation(asked.session)
+    session.check_after(asked.after)
+    turn = session.begin(id)
+    turn.feeds_only = not asked.generate
+    return turn
+
+
+def find_previous(server: Server, owner: bytes, id: str | None, latest: StoredResponse | None) -> StoredResponse | None:
+    """latest: one that may be gone on from although it is not stored. Raises 400."""
+    if id is None:
+        return None
+    previous = latest if latest is not None and latest.id == id else server.responses.find(owner, id)
+    if previous is None:
+        raise no_previous(id)
+    if previous.running:
+        message = f"response {id!r} is not finished"
+        raise errors.bad_request(message, "previous_response_id", "previous_response_in_progress")
+    return previous
+
+
+def conversation(server: Server, owner: bytes, last: StoredResponse | None) -> list[dict[str, Any]]:
+    """The messages up to `last` and its answer. Instructions are not handed on. Raises 400."""
+    responses = chain(last)
+    messages: list[dict[str, Any]] = []
+    if last is not None and responses[0].session is not None:
+        first = responses.pop(0)
+        turn = find_turn(server, owner, first.session, first.turn)
+        if turn is None:
+            raise no_previous(last.id)
+        messages = messages_up_to(turn)
+    for response in responses:
+        messages += response.said
+    return messages
+
+
+def find_turn(server: Server, owner: bytes, session: str | None, number: int) -> Turn | None:
+    """A turn that the session still has."""
+    found = server.sessions.find(owner, session) if session is not None else None
+    return next((turn for turn in backwards(found.head) if turn.number == number), None) if found is not None else None
+
+
+def no_conversation(id: str) -> ApiError:
+    return ApiError(404, f"there is no session {id!r}", "not_found_error", "conversation", "session_not_found")

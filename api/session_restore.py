@@ -1,0 +1,71 @@
+"""Sessions from their files, as they were."""
+
+from collections.abc import Callable
+
+import numpy as np
+import structlog
+
+from actors.tokens import Tokens
+from api.session import Session
+from api.session_files import SessionFiles, StoredLog
+from api.session_log import Turn, history
+from api.session_records import Damaged, Header, Rewound, TurnRecord, turn_of
+
+
+def read_sessions(files: SessionFiles, vocab_size: int, clock: Callable[[], float]) -> list[tuple[Session, int]]:
+    """Every session, least recently used first, and the size of its file. Blocks.
+
+    One whose tokens this model does not have is left in its file; one whose records contradict each other is set aside.
+    """
+    found = []
+    for stored in files.read_all():
+        try:
+            session = session_of(stored, clock)
+        except Damaged as damage:
+            files.set_aside(stored.key, str(damage))
+            continue
+        if highest(session.tokens) < vocab_size:
+            found.append((session, stored.size))
+        else:
+            structlog.get_logger().error("a session is of another model", session=session.id, file=stored.key)
+    return sorted(found, key=lambda pair: pair[0].used)
+
+
+def session_of(stored: StoredLog, clock: Callable[[], float]) -> Session:
+    """Raises Damaged."""
+    header, *records = stored.records
+    if not isinstance(header, Header):
+        raise Damaged("its first record is not a header")
+    session = Session(
+        id=header.id,
+        owner=header.owner,
+        salt=header.salt,
+        clock=clock,
+        idle_timeout=header.idle_timeout,
+        branching=header.branching,
+        parent=header.parent,
+        created=header.created,
+        key=stored.key,
+        last_number=header.last_number,
+        suspended=True,
+    )
+    session.used = clock() - stored.age
+    known: dict[int, Turn] = {}
+    for record in records:
+        match record:
+            case TurnRecord():
+                known[record.number] = turn = turn_of(record, known)
+                session.append(turn, b"")
+            case Rewound(number):
+                if number and number not in known:
+                    raise Damaged(f"it goes back to turn {number}, which is not there")
+                session.head = known.get(number)
+            case Header():
+                raise Damaged("it has two headers")
+    session.tokens = history(session.head)
+    session.last_number = max(session.last_number, header.last_number)
+    return session
+
+
+def highest(tokens: Tokens) -> int:
+    return int(np.frombuffer(tokens, dtype=np.int32).max(initial=0))

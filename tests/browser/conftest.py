@@ -1,0 +1,60 @@
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from tests.api.server_process import ServerProcess
+from tests.browser.driving import Tab
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+# Both end with the package: other tests run event loops, of which a thread has one at a time.
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="package")
+def server(browser: Browser) -> Iterator[ServerProcess]:
+    with ServerProcess() as server:
+        yield server
+
+
+@pytest.fixture
+def new_tab(browser: Browser) -> Iterator[Callable[..., Tab]]:
+    tabs: list[Tab] = []
+
+    def open_tab(server: ServerProcess, **options: Any) -> Tab:
+        tabs.append(Tab(browser, server, **options))
+        return tabs[-1]
+
+    yield open_tab
+    for tab in tabs:
+        tab.context.close()
+
+
+@pytest.fixture
+def tab(new_tab: Callable[..., Tab], server: ServerProcess) -> Iterator[Tab]:
+    """Nothing may go wrong unseen in it, and it asks nothing of anybody but its server."""
+    tab = new_tab(server).open()
+    yield tab
+    assert tab.errors == []
+    own = (server.url, server.url.replace("http", "ws"), "data:")
+    assert [url for url in tab.requests if not url.startswith(own)] == []

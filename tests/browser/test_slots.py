@@ -1,0 +1,59 @@
+"""The map of the slots: live, complete, and with this chat's own marked."""
+
+from playwright.sync_api import expect
+
+from tests.browser.driving import PATIENCE_MS, Tab
+
+
+def counted(tab: Tab) -> dict[str, int]:
+    rows = tab.page.locator("#legend li")
+    names = rows.locator("span").evaluate_all("spans => spans.map((span) => span.firstChild.data)")
+    return dict(zip(names, map(int, rows.locator("b").all_text_contents()), strict=True))
+
+
+def test_every_slot_is_shown(tab: Tab) -> None:
+    tab.talk("My name is Clara.")
+    expect(tab.page.locator(".slot[data-place=cached]").first).to_be_visible()
+    places = [entry["place"] for entry in tab.server.get("/debug/slots")]
+    expect(tab.page.locator(".slot")).to_have_count(len(places))
+    tab.page.wait_for_function(
+        f"document.querySelectorAll('.slot[data-place=cached]').length === {places.count('cached')}"
+    )
+    legend = counted(tab)
+    assert legend["Cached"] == places.count("cached") > 0
+    assert sum(legend.values()) - legend["This chat"] == len(places)
+
+
+def test_a_running_answer_holds_a_slot(tab: Tab) -> None:
+    tab.begin_long()
+    own = tab.page.locator(".slot[data-place=owned].mine")
+    expect(own).to_have_text("F", timeout=PATIENCE_MS)
+    own.hover()
+    about = tab.page.locator("#about")
+    expect(about).to_contain_text("owned by forward")
+    expect(about).to_contain_text("this chat")
+    tab.page.keyboard.press("Escape")
+    tab.sees("Stopped")
+    expect(own).to_have_count(0)
+
+
+def test_the_states_of_this_chat_are_marked(tab: Tab) -> None:
+    tab.talk("My name is Ottilie.", "What is my name?")
+    mine = tab.page.locator(".slot[data-place=cached].mine")
+    expect(mine.first).to_be_visible()
+    positions = {turn["position"] for turn in tab.kept()["turns"]}  # type: ignore[attr-defined]
+    shown = mine.evaluate_all("cells => cells.map((cell) => cell.entry.position)")
+    assert positions <= set(shown)
+    tab.page.get_by_role("button", name="New chat").click()
+    expect(mine).to_have_count(0)
+
+
+def test_nobody_asks_while_nobody_looks(tab: Tab) -> None:
+    expect(tab.page.locator(".slot").first).to_be_visible()
+    tab.page.get_by_role("button", name="Close the state slots").click()
+    asked = len(tab.requests)
+    tab.page.wait_for_timeout(1500)
+    assert len(tab.requests) == asked
+    tab.page.get_by_role("button", name="State slots").click()
+    tab.page.wait_for_timeout(1500)
+    assert len([url for url in tab.requests[asked:] if "/debug/slots" in url]) >= 2

@@ -1,0 +1,157 @@
+"""scripts/trace over the log of a ring in this process, and over made-up ones. tests/api has that of a real server."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from actors.events import (
+    ActEvent,
+    DroppedEvent,
+    Event,
+    HeaderEvent,
+    MessageEvent,
+    MoveEvent,
+    RequestEvent,
+    StepEvent,
+    UnitEvent,
+)
+from scripts.trace_events import trace_events
+from scripts.trace_log import Holding, dropped, read_log, rebuild_ledger
+from tests.actors.test_tracing import record_ring
+from tests.api.server_process import ROOT
+from tests.scripts.trace_format import TraceEvent, check
+
+HEADER = HeaderEvent(1, 1.7e9, 100.0)
+TRACE = "a" * 32
+
+
+def made_up() -> list[Event]:
+    """A request whose one step ran, with what the api and the device did beside their messages."""
+    return [
+        HEADER,
+        UnitEvent(100.0, 2),
+        MoveEvent(100.2, 1, 1, "owned", "cache", "take"),
+        MessageEvent(1, "Submit", "api", "scheduler", 100.1, 100.2, 100.3, TRACE, requests=("r",)),
+        RequestEvent(100.1, "r", "queued", TRACE, 3),
+        ActEvent("scheduler", 100.4, 100.6),
+        MessageEvent(2, "Step", "scheduler", "forward", 100.5, 100.7, 100.8, step=1),
+        StepEvent(1, 100.75, 101.0, 1, 3),
+        MessageEvent(3, "Ran", "device", "forward", 101.1, 101.2, 101.3, step=1),
+        RequestEvent(101.2, "r", "admitted", TRACE),
+        RequestEvent(101.3, "r", "first_token", tokens=1),
+        MoveEvent(101.4, 1, 1, "cached", "node 5", "cache"),
+        RequestEvent(101.5, "r", "ended", tokens=1, reason="length"),
+    ]
+
+
+def write(path: Path, log: Sequence[Event]) -> Path:
+    path.write_bytes(msgspec.json.Encoder().encode_lines(log))
+    return path
+
+
+def of_phase(events: Sequence[TraceEvent], phase: str) -> list[TraceEvent]:
+    return [event for event in events if event["ph"] == phase]
+
+
+def tracks(events: Sequence[TraceEvent]) -> dict[tuple[int, int], str]:
+    return {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+
+
+def test_each_message_flows_from_what_sent_it_to_what_received_it() -> None:
+    events = trace_events(made_up())
+    check(events)
+    names = tracks(events)
+    ends = {(e["id"], e["ph"]): (names[e["pid"], e["tid"]], e["ts"]) for e in events if e["ph"] in "sf"}
+    assert ends[1, "s"] == ("api", 100_000.0) and ends[1, "f"] == ("scheduler", 200_000.0)
+    assert ends[2, "s"] == ("scheduler", 500_000.0) and ends[2, "f"] == ("forward", 700_000.0)
+    assert ends[3, "s"] == ("device", pytest.approx(1_000_000)) and ends[3, "f"] == ("forward", 1_200_000.0)
+    [work] = [id for id, _ in ends if id > 3 and (id, "s") in ends and (id, "f") in ends][:1]
+    assert ends[work, "s"][0] == "forward" and ends[work, "f"] == ("device", 750_000.0)
+
+
+def test_tracks_show_what_actors_did_and_who_held_a_slot() -> None:
+    events = trace_events(made_up())
+    names = tracks(events)
+    did = [(names[e["pid"], e["tid"]], e["name"], e["ts"], e["dur"]) for e in of_phase(events, "X")]
+    assert ("scheduler", "Submit", 200_000.0, 100_000.0) in did
+    assert ("scheduler", "act", 400_000.0, 200_000.0) in did
+    assert ("api", "send Submit", 100_000.0, 1.0) in did
+    assert ("device", "step 1", 750_000.0, 250_000.0) in did
+    assert [each for each in did if each[0].startswith("slot")] == [
+        ("slot 1", "cache", 200_000.0, 1_200_000.0),
+        ("slot 1", "node 5", 1_400_000.0, 100_000.0),
+    ]
+    [submit] = [e for e in events if e["ph"] == "X" and e["name"] == "Submit"]
+    assert (submit["args"]["trace"], submit["args"]["waited_us"]) == (TRACE, 100_000.0)
+
+
+def test_a_request_is_a_span_with_its_phases() -> None:
+    spans = [(e["ph"], e["name"], e["ts"] / 1e6) for e in trace_events(made_up()) if e.get("cat") == "request"]
+    assert spans == [
+        ("b", "r", 0.1), ("b", "queued", 0.1), ("e", "queued", 1.2), ("b", "prefill", 1.2), ("e", "prefill", 1.3),
+        ("b", "decode", 1.3), ("e", "decode", 1.5), ("e", "r", 1.5),
+    ]  # fmt: skip
+
+
+def test_what_is_open_when_the_log_ends_is_closed() -> None:
+    log = [event for event in made_up() if not (isinstance(event, RequestEvent) and event.what == "ended")]
+    events = trace_events(log)
+    check(events)
+    [end] = [e for e in of_phase(events, "e") if e["name"] == "r"]
+    assert end["args"]["finish_reason"] == "open at the end of the log"
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_the_trace_of_a_ring_is_well_formed(restart: bool) -> None:
+    recorded, answers, ring = record_ring(restart)
+    log = [HeaderEvent(1, 0.0, min(e.at for e in recorded if isinstance(e, UnitEvent))), *recorded]
+    events = trace_events(log)
+    check(events)
+    messages = [event for event in recorded if isinstance(event, MessageEvent)]
+    flows = [event["id"] for event in of_phase(events, "s")]
+    assert {message.sequence for message in messages} <= set(flows)
+    ids = {event["id"] for event in of_phase(events, "b")}
+    assert ids == {answer.request.id for answer in answers}
+    known = [(entry.place, entry.holder, entry.generation) for entry in ring.relay.ledger.entries]
+    assert [(holding.place, holding.holder, holding.generation) for holding in rebuild_ledger(log)] == known
+
+
+def test_the_ledger_begins_anew_with_each_unit() -> None:
+    log = [*made_up(), UnitEvent(102.0, 1), MoveEvent(103.0, 0, 1, "owned", "cache", "take")]
+    assert rebuild_ledger(log) == [Holding(0, "owned", "cache", 1)]
+    assert rebuild_ledger(made_up()) == [Holding(0, "free", "pool", 0), Holding(1, "cached", "node 5", 1)]
+
+
+def test_a_log_that_ends_within_a_line_is_read_up_to_there(tmp_path: Path) -> None:
+    path = write(tmp_path / "log", made_up())
+    path.write_bytes(path.read_bytes()[:-5])
+    assert read_log(path) == made_up()[:-1]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b'{"type":"act"}\n', b"not json\n"])
+def test_what_is_not_a_log_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "log").write_bytes(content)
+    with pytest.raises(ValueError, match="log"):
+        read_log(tmp_path / "log")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    script = str(ROOT / "scripts" / "trace")
+    return subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_writes_the_trace_and_prints_the_ledger(tmp_path: Path) -> None:
+    log = write(tmp_path / "log", [*made_up(), DroppedEvent(3), DroppedEvent(2)])
+    assert dropped(read_log(log)) == 5
+    done = run(str(log), "-o", str(tmp_path / "out.json"))
+    assert done.returncode == 0 and "5 events are missing" in done.stderr
+    check(json.loads((tmp_path / "out.json").read_text())["traceEvents"])
+    slots = run(str(log), "--slots")
+    assert json.loads(slots.stdout)[1] == {"slot": 1, "place": "cached", "holder": "node 5", "generation": 1}
+    nothing = run(str(tmp_path / "absent"))
+    assert nothing.returncode == 1 and "absent" in nothing.stderr and "Traceback" not in nothing.stderr

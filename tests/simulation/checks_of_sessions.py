@@ -1,0 +1,151 @@
+"""What must hold of sessions' names and of the copies below the pool, after every delivery, when all is quiet, at the end."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from actors.cache import Cache
+from actors.messages import Kept, SaveFromReq, Suspended, Tier
+from actors.radix import Node, RadixTree, root_of, tokens_to
+from actors.stored import Copy, There, copy_of
+from actors.tokens import Tokens, unpack
+from tests.simulation.disk import check_copy
+from tests.simulation.sessions import Session
+
+if TYPE_CHECKING:
+    from tests.simulation.driver import Simulation
+
+
+class SessionChecks:
+    """A copy that was found right is not hashed again as long as it is the same."""
+
+    def __init__(self, simulation: "Simulation", cache: Cache) -> None:
+        self._device = simulation.device
+        self._disk = simulation.disk
+        self._client = simulation.client
+        self._limits = simulation.scenario.tiers
+        self._cache = cache
+        self._store = cache.tiers.store
+        self._names = cache.tiers.names
+        self._right: dict[Node[Copy], tuple[object, ...]] = {}
+        self._on = bool(simulation.scenario.talks)
+
+    def check(self) -> None:
+        if self._on:
+            check_names(self._names.in_pool, self._cache.tree)
+            check_names(self._names.stored, self._store.tree)
+            self._check_loans()
+            self._check_bytes()
+            for node in self._store.tree.states:
+                self._check_copy(node, copy_of(node))
+
+    def told(self, message: Kept | Suspended) -> None:
+        """What the api is told of a state's place is so as it is said, and the state is really there."""
+        session = message.session if isinstance(message, Kept) else self._client.sessions.suspending[message.ticket]
+        tier, position, node = self._place(session)
+        said = (message.tier, message.position)
+        assert said == (tier, position), f"{message} is said of {session}, which is at {tier}, {position}"
+        if node is not None and tier == "disk":
+            assert name_of(node) in self._disk.stored, f"{message}: {session} has no file"
+
+    def saved(self, save: SaveFromReq, epoch: int) -> None:
+        """The session's name is at the end of its turn now. epoch: the tree's as the turn's account was opened."""
+        if save.position and save.session in self._names.opened and epoch == self._cache.tree.epoch:
+            node = self._names.in_pool.get(save.session)
+            at = node.end if node is not None else None
+            assert at == save.position, f"{save.session} was saved at {save.position}, and its name is at {at}"
+
+    def check_quiet(self, moving: bool) -> None:
+        """No message is under way. moving: the device or the disk have something to do, or a client will."""
+        if not self._on:
+            return
+        waiting = {command.session for command in self._cache.tiers._commands}
+        for session in self._client.sessions.open.values():
+            if session.name not in waiting and not self._cache._is_busy(session.name):
+                self._check_kept(session)
+        if not moving:
+            assert not waiting, f"commands of {waiting} wait for nothing"
+            self._check_nothing_is_forgotten()
+
+    def _check_kept(self, session: Session) -> None:
+        """What was told last is how it is, and the name is on the way to where the session's log has got to."""
+        tier, position, _ = self._place(session.name)
+        kept = session.kept
+        if not self._is_coming(session.name):
+            assert kept is not None, f"nothing was told of {session.name}"
+            assert (kept.tier, kept.position) == (tier, position), f"{kept} was told last, it is {tier}, {position}"
+        for node in (self._names.in_pool.get(session.name), self._names.stored.get(session.name)):
+            if session.running is not None:
+                break
+            at = unpack(tokens_to(node)) if node is not None else []
+            assert session.may_stand_at(at), f"{session.name} stands at {at}, its turns are {session.log}"
+
+    def _check_nothing_is_forgotten(self) -> None:
+        """Nothing is in host memory or on disk of which the cache does not know."""
+        copies = [(node, copy_of(node)) for node in self._store.tree.states]
+        assert not self._store.busy and not any(copy.busy for _, copy in copies), "a copy is busy, and nothing moves"
+        assert self._device.vault.keys() == {copy.key for _, copy in copies if copy.host is There.YES}
+        assert self._disk.stored.keys() == {name_of(node) for node, copy in copies if copy.disk is There.YES}
+        assert not self._client.sessions.suspending, f"not answered: {self._client.sessions.suspending}"
+
+    def check_end(self, crashed: bool) -> None:
+        """All sessions are closed. A file whose session was closed as the server crashed is found again without a name."""
+        if self._on:
+            names = self._names
+            assert not names.opened and not names.in_pool and not names.stored, "a name is left"
+            left = [name_of(node) for node in self._store.tree.states]
+            assert crashed or not left, f"copies are left: {left}"
+            assert self._cache.tiers.settled
+
+    def _place(self, session: str) -> tuple[Tier, int, Node[Copy] | None]:
+        pool, stored = self._names.in_pool.get(session), self._names.stored.get(session)
+        if pool is not None:
+            return "slot", pool.end, None
+        return ("tokens", 0, None) if stored is None else (copy_of(stored).tier, stored.end, stored)
+
+    def _is_coming(self, session: str) -> bool:
+        stored = self._names.stored.get(session)
+        return stored is not None and copy_of(stored).host is There.COMING
+
+    def _check_loans(self) -> None:
+        """A request that waits for a copy or is filled from it has one loan on it, and nobody else has."""
+        lent: Counter[Node[Copy]] = Counter()
+        lent.update(account.fill for account in self._cache.accounts.values() if account.fill is not None)
+        lent.update(parked.awaits for parked in self._cache.waiting.in_order() if parked.awaits is not None)
+        for node in self._store.tree.states:
+            assert copy_of(node).loans == lent.pop(node, 0), f"the loans of {node.id} are not its requests'"
+        assert not any(node.state is not None for node in lent), "a copy that is not in the tree is lent"
+
+    def _check_bytes(self) -> None:
+        copies = [copy_of(node) for node in self._store.tree.states]
+        host = sum(copy.size for copy in copies if copy.host is not There.NO)
+        disk = sum(copy.file_size for copy in copies if copy.disk is not There.NO)
+        assert self._store.host_bytes == host <= self._limits.host_bytes, f"{host} bytes in host memory"
+        assert self._store.disk_bytes == disk <= self._limits.disk_bytes, f"{disk} bytes on disk"
+        assert self._disk.bytes <= self._limits.disk_bytes, f"{self._disk.bytes} bytes in files"
+
+    def _check_copy(self, node: Node[Copy], copy: Copy) -> None:
+        there = self._device.vault.get(copy.key) if copy.host is There.YES else None
+        found = (copy.key, copy.host, copy.disk, copy.busy, id(there))
+        if self._right.get(node) == found:
+            return
+        self._right[node] = found
+        assert copy.host is not There.NO or copy.disk is not There.NO or copy.busy, f"{node.id} is nowhere"
+        if copy.host is There.YES:
+            assert there is not None or copy.key in self._device.exporting, f"copy {copy.key} is not there"
+            if there is not None:
+                check_copy(there, tokens_to(node), self._device)
+        if copy.disk is There.YES and copy.host is not There.COMING:
+            assert name_of(node) in self._disk.stored, f"the file of {unpack(tokens_to(node))} is not there"
+
+
+def check_names(names: Mapping[str, Node], tree: RadixTree) -> None:
+    """Each name is on one node, which has a state, and each node knows its names."""
+    for session, node in names.items():
+        assert node in tree.states, f"{session} is at a node without a state"
+        assert session in node.names, f"{session} is not among the names of its node"
+    assert sum(len(node.names) for node in tree.nodes) == len(names), "a node has a name that is elsewhere"
+
+
+def name_of(node: Node[Copy]) -> tuple[str, Tokens]:
+    return root_of(node).salt, tokens_to(node)

@@ -1,0 +1,82 @@
+"""Sessions in the simulator: what the seeds reach of them, and a thousand on few slots."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from actors.plan import Limits
+from actors.stored import TierLimits
+from tests.simulation.driver import Simulation
+from tests.simulation.scenario import Ask, Scenario, draw
+from tests.simulation.talks import Command, Talk, Turn
+
+STATE, TOKEN = 1000, 10
+
+
+def many_sessions(number: int, seed: int) -> Scenario:
+    """Sessions of three turns on 16 slots, with copies of a tenth of them in host memory and of the rest on disk."""
+    rng = random.Random(seed)
+    talks = [talk(rng, f"s{index}", 40.0 * rng.random() * number) for index in range(number)]
+    one = TierLimits(0, 0, STATE, TOKEN)
+    return Scenario(
+        slots=16,
+        pages=160,
+        limits=Limits(max_running=6, max_queue=2 * number, step_tokens=32, page_size=4, chunk_size=4),
+        tree_tokens=1 << 22,
+        codec=False,
+        step_time=0.0,
+        lazy=None,
+        asks=(),
+        faults=(),
+        schedule=seed,
+        talks=tuple(talks),
+        tiers=TierLimits(number // 10 * one.in_memory(20), number * one.in_file(24), STATE, TOKEN),
+        disk_time=2.0,
+    )
+
+
+def talk(rng: random.Random, name: str, at: float) -> Talk:
+    turns = []
+    for index in range(3):
+        prompt = tuple(rng.randrange(61) for _ in range(8 if index == 0 else 2))
+        turns.append(Turn(Ask(f"{name}.{index}", rng.choice([0.0, 500.0, 2000.0]) * rng.random(), prompt, 3)))
+    return Talk(name, at, "", tuple(turns), (Command(0, "ended", 0.0, "suspend"),) if rng.random() < 0.1 else ())
+
+
+def check_many_sessions(number: int) -> None:
+    simulation = Simulation(many_sessions(number, 1))
+    simulation.most_turns = 2000 * number
+    simulation.run()
+    reached, client = simulation.counters, simulation.client
+    assert len(client.asked) == 3 * number and {asked.end for asked in client.asked} <= {"length", "stop"}
+    below = reached["goes on from host"] + reached["goes on from disk"]
+    assert below > 1.8 * number, f"{below} of {2 * number} turns went on from a copy"
+    assert not simulation.device.vault and not simulation.disk.stored
+
+
+def test_many_sessions_on_sixteen_slots() -> None:
+    """All turns right, the caps kept at every delivery, and in the end nothing is pinned."""
+    check_many_sessions(200)
+
+
+@pytest.mark.soak
+def test_a_thousand_sessions_on_sixteen_slots() -> None:
+    check_many_sessions(1000)
+
+
+def test_the_seeds_reach_what_sessions_are_for() -> None:
+    reached: Counter[str] = Counter()
+    for seed in (seed for seed in range(400) if draw(seed).talks):
+        simulation = Simulation(seed)
+        simulation.run()
+        reached += simulation.counters
+    expected = {
+        *(f"session {how}" for how in ("suspended", "forked", "forked in a turn", "branched", "rewound")),
+        *(f"session {how}" for how in ("closed", "closed in a turn")),
+        *(f"suspended to {tier}" for tier in ("slot", "host", "disk", "tokens")),
+        *(f"goes on from {tier}" for tier in ("slot", "tree", "host", "disk", "tokens")),
+        *("written file", "read file", "deleted file", "failed write", "damaged file", "calls lost in a restart"),
+        *("retracted", "resubmitted", "client gone"),
+    }
+    assert expected <= reached.keys(), expected - reached.keys()
