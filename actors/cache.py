@@ -380,8 +380,9 @@ class Cache:
         names = self.tiers.names
         if account.session:
             self._sessions -= Counter([account.session])
-        if account.session in names.opened and not names.has(account.session):
-            self._name(account)
+        if account.session in names.opened and account.session not in names.in_pool:
+            if not names.has(account.session):
+                self._name(account)
             names.tell(account.session)
 
     def _is_busy(self, session: str) -> bool:

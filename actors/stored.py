@@ -49,7 +49,7 @@ class Copy:
     """A state that left the pool: in host memory under `key`, in a file, or both; the sizes in bytes are its own.
 
     loans: requests that wait for it or are filled from it. wanted: False when no session can go on from it any more;
-    then it goes as soon as nothing is under way with it.
+    then it goes as soon as nothing is under way with it. unwritable: a write of it has failed.
     """
 
     key: int

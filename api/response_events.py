@@ -54,6 +54,8 @@ class Transcript:
         started = (*QUEUED, "response.in_progress") if body["background"] else (QUEUED[0], "response.in_progress")
         self._first = (*started, *(() if feeds_only else ITEM_ADDED))
         self._last = () if feeds_only else ITEM_DONE
+        self._item_id = item_id(body["id"])
+        self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
     @property
     def text(self) -> str:
@@ -142,7 +144,7 @@ class Transcript:
             case "response.output_item.added":
                 return {"output_index": 0, "item": self._item("in_progress", [])}
             case "response.content_part.added":
-                return {**self._place(), "part": self._part("", [])}
+                return {**self._place, "part": self._part("", [])}
         status = "queued" if self.body["background"] and kind in QUEUED else "in_progress"
         return {"response": {**self.body, **UNENDED, "status": status}}
 
@@ -156,14 +158,14 @@ class Transcript:
         infos: list[msgspec.Raw] = []
         if self._describe is not None:
             infos = self._infos[self._info_marks[index - 1] if index else 0 : self._info_marks[index]]
-        return {**self._place(), "delta": text, "logprobs": infos}
+        return {**self._place, "delta": text, "logprobs": infos}
 
     def _closing(self, kind: str) -> dict[str, Any]:
         match kind:
             case "response.output_text.done":
-                return {**self._place(), "text": self.text, "logprobs": self._infos}
+                return {**self._place, "text": self.text, "logprobs": self._infos}
             case "response.content_part.done":
-                return {**self._place(), "part": self._part(self.text, self._infos)}
+                return {**self._place, "part": self._part(self.text, self._infos)}
         return {"output_index": 0, "item": self._whole()}
 
     def _whole(self) -> dict[str, Any]:
@@ -171,14 +173,10 @@ class Transcript:
         return self._item(status, [self._part(self.text, self._infos)])
 
     def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        id = item_id(self.body["id"])
-        return {"id": id, "type": "message", "role": "assistant", "status": status, "content": content}
+        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def _part(self, text: str, infos: list[msgspec.Raw]) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": infos}
-
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": item_id(self.body["id"]), "output_index": 0, "content_index": 0}
 
 
 class Reader:

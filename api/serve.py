@@ -120,7 +120,6 @@ class Process:
                 tasks.start_soon(self._watch_signals, tasks.cancel_scope)
                 code = await self._serve(tasks)
                 await runner.cleanup()
-                await self._server.sessions.close_files()
                 tasks.cancel_scope.cancel()
                 return code
             return Exit.UNCLEAN

@@ -3,7 +3,6 @@
 What is appended is on the disk when the call returns. A whole file is written beside its place and then moved there.
 """
 
-import fcntl
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -32,6 +31,8 @@ class SessionFiles:
 
     def __init__(self, folder: Path) -> None:
         """Raises ConfigError if the folder cannot be used, or another server has it."""
+        import fcntl  # Windows has none, and serves without a folder.
+
         self._logs = folder / "sessions"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

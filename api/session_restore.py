@@ -28,7 +28,18 @@ def read_sessions(files: SessionFiles, vocab_size: int, clock: Callable[[], floa
             found.append((session, stored.size))
         else:
             structlog.get_logger().error("a session is of another model", session=session.id, file=stored.key)
-    return sorted(found, key=lambda pair: pair[0].used)
+    return newest(files, sorted(found, key=lambda pair: pair[0].used))
+
+
+def newest(files: SessionFiles, found: list[tuple[Session, int]]) -> list[tuple[Session, int]]:
+    """Of sessions with the same id the last one: the file of the other could not be deleted."""
+    by_id: dict[tuple[bytes, str], tuple[Session, int]] = {}
+    for session, size in found:
+        older = by_id.pop((session.owner, session.id), None)
+        if older is not None:
+            files.set_aside(older[0].key, f"there is a later session {session.id!r}")
+        by_id[session.owner, session.id] = session, size
+    return list(by_id.values())
 
 
 def session_of(stored: StoredLog, clock: Callable[[], float]) -> Session:

@@ -66,10 +66,7 @@ class SessionStore:
             return
         files = self._disk.files
         for session, size in await self._disk.run(lambda: read_sessions(files, vocab_size, self._clock)):
-            if (session.owner, session.id) in self._sessions:
-                files.set_aside(session.key, f"there is another session {session.id!r}")
-            else:
-                self._take_in(session, size)
+            self._take_in(session, size)
         structlog.get_logger().info("sessions restored", sessions=len(self), log_bytes=self._disk.used)
 
     async def close_files(self) -> None:

@@ -106,8 +106,8 @@ def cached_tokens(ended: dict[str, Any]) -> int:
 async def measure(served: Served, folder: Path, shape: Shape, rounds: int, threads: int) -> None:
     async with aiohttp.ClientSession(served.url, timeout=aiohttp.ClientTimeout()) as http:
         client = Client(http, shape.vocabulary)
-        early = await client.grow(1, shape.history // (shape.turns - 1))
         late = await client.grow(shape.turns - 1, shape.history)
+        early = await client.grow(1, shape.history // (shape.turns - 1))
         pairs = await alternate(client, early, late, shape.new, rounds)
         whole_rounds = min(rounds, MOST_WHOLE_ROUNDS)
         peer = await against_transformers(client, late, shape.new, whole_rounds, folder, threads)

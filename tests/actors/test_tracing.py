@@ -4,8 +4,9 @@ import asyncio
 import random
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from actors.device import Work, WorkChunk
@@ -56,6 +57,16 @@ def test_a_message_belongs_to_the_trace_of_what_it_names() -> None:
     traces.current = ""
     assert traces.of(Closed(7)) == "b" and traces.of(Retire(7, "finished")) == "", "the grant is forgotten"
     assert traces.of(Over("r")) == "a" and traces.of(Ended("r", "aborted", "")) == "", "the request is forgotten"
+
+
+def test_no_message_that_names_a_request_or_a_grant_is_forgotten() -> None:
+    known = vars(Traces(lambda grant: ""))["_readers"]
+    naming = {
+        kind
+        for kind in get_args(Message)
+        if {field.name for field in msgspec.structs.fields(kind)} & {"request", "grant", "closes"}
+    }
+    assert naming == known.keys()
 
 
 class Forwarder:

@@ -4,7 +4,6 @@ import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +15,14 @@ from typing import Self
 ROOT = Path(__file__).resolve().parents[2]
 CTRL_C, CTRL_D, UP, CTRL_U = "\x03", "\x04", "\x1b[A", "\x15"
 PATIENCE_S = 60.0
+OWN_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+# A parent that ignores SIGINT, as a shell does for what runs in the background, hands that on.
+RUN = """\
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
 
@@ -26,13 +33,13 @@ class PtyProcess:
         self._master, slave = pty.openpty()
         clean = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
+            [sys.executable, "-c", OWN_TERMINAL + RUN, *arguments],
             cwd=ROOT,
             env=clean | {"PYTHONPATH": str(ROOT), "TERM": "xterm"} | environment,
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            preexec_fn=own_terminal,
+            start_new_session=True,
         )
         os.close(slave)
         self.raw = ""
@@ -81,13 +88,3 @@ class PtyProcess:
             return False
         self.raw += data.decode(errors="replace")
         return bool(data)
-
-
-def own_terminal() -> None:
-    """Make standard input the controlling terminal, so that Ctrl-C is a signal."""
-    import fcntl
-    import termios
-
-    os.setsid()
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.pty_process import CTRL_C, CTRL_D, CTRL_U, UP, PtyProcess
+from tests.api.pty_process import CTRL_C, CTRL_D, CTRL_U, RUN, UP, PtyProcess
 from tests.api.server_process import ROOT, SERVE, ServerProcess
 
 HELLO = "Hello, wörld."
@@ -76,7 +76,7 @@ def test_stopping_before_the_first_token(talk: Talk) -> None:
 
 def test_a_script_is_ended_by_ctrl_c(pausing: ServerProcess) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "api.cli", "chat", "--url", pausing.url],
+        [sys.executable, "-c", RUN, "api.cli", "chat", "--url", pausing.url],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

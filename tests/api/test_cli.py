@@ -22,13 +22,16 @@ def test_options_of_every_kind() -> None:
     parsed = parse(
         "folder", "--port", "0", "--memory", "1.5G", "--no-overlap", "--api-key", "a", "--api-key", "b", "--dtype",
         "bfloat16", "--request-timeout", "2.5", "--codec-check", "--body-limit", "64K", "--state-strategy",
-        "extra_buffer", "--tree-slots", "3", "--restarts", "0", "--poison-freed",
+        "extra_buffer", "--tree-slots", "3", "--restarts", "0", "--poison-freed", "--session-dir", "d",
+        "--session-disk", "20M", "--host-memory", "0", "--session-slots", "0",
     )  # fmt: skip
     assert (parsed.model, parsed.port, parsed.memory, parsed.no_overlap) == ("folder", 0, 3 * 2**29, True)
     assert (parsed.api_key, parsed.dtype, parsed.request_timeout) == (("a", "b"), "bfloat16", 2.5)
     assert (parsed.codec_check, parsed.body_limit) == (True, 65536)
     assert (parsed.state_strategy, parsed.tree_slots) == (Strategy.EXTRA_BUFFER, 3)
     assert (parsed.restarts, parsed.poison_freed) == (0, True)
+    assert (parsed.session_dir, parsed.session_disk) == ("d", 20 * 2**20)
+    assert (parsed.host_memory, parsed.session_slots) == (0, 0)
 
 
 def test_the_environment_sets_what_the_command_line_does_not() -> None:
@@ -53,6 +56,8 @@ def test_the_environment_sets_what_the_command_line_does_not() -> None:
         (["--dtype", "int8"], {}, "--dtype"),
         (["--state-strategy", "hoard"], {}, "--state-strategy"),
         (["--tree-slots", "-1"], {}, "--tree-slots"),
+        (["--session-disk", "1K"], {}, "--session-disk"),
+        (["--host-memory", "-1"], {}, "--host-memory"),
         (["--device", "tpu"], {}, "--device"),
         (["--cors", "example.org"], {}, "--cors"),
         (["--api-key", " "], {}, "--api-key"),

@@ -5,6 +5,7 @@ import errno
 import os
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,6 +129,14 @@ def test_a_session_as_it_was(files: SessionFiles) -> None:
     files.replace("k", session.records())
     [stored] = files.read_all()
     assert session_of(stored, lambda: 0.0).number == 1
+
+
+def test_of_sessions_with_one_id_the_later_counts(files: SessionFiles) -> None:
+    for key, age in (("a", 9), ("b", 5), ("c", 7)):
+        files.replace(key, [HEADER])
+        os.utime(path_of(files, key), (time.time() - age,) * 2)
+    assert [session.key for session, _ in read_sessions(files, 2**31, lambda: 0.0)] == ["b"]
+    assert not path_of(files, "a").exists() and not path_of(files, "c").exists()
 
 
 def test_a_session_of_another_model_is_left_alone(files: SessionFiles) -> None:

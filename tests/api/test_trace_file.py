@@ -6,9 +6,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import structlog
 
 from actors.events import ActEvent, DroppedEvent, HeaderEvent, MoveEvent, RequestEvent, StepEvent
+from api.config import Config
+from api.serve import StartError
 from api.trace_file import TraceFile
+from api.wiring import load
 from scripts.trace_events import trace_events
 from scripts.trace_log import dropped, read_log, rebuild_ledger
 from tests.api.hash_traffic import Traffic, make_checkpoint, troubles, wait_home
@@ -66,18 +70,19 @@ def test_what_the_disk_is_too_slow_for_is_dropped_and_counted(tmp_path: Path) ->
 
 
 def test_a_full_disk_ends_the_file_and_nothing_else() -> None:
-    file = TraceFile(Path("/dev/full"))
-    for _ in range(3):
+    with structlog.testing.capture_logs() as logged:
+        file = TraceFile(Path("/dev/full"))
         file.record(ActEvent("cache", 1.0, 2.0))
-    file.close()
-    file.record(ActEvent("cache", 1.0, 2.0))
+        file.close()
+        file.record(ActEvent("cache", 1.0, 2.0))
+    assert [(line["event"], "No space left" in line["error"]) for line in logged] == [
+        ("the trace file ends here", True)
+    ]
 
 
 def test_a_file_that_cannot_be_opened_is_named() -> None:
-    arguments = [*SERVE, "--trace-file", "/nowhere/log"]
-    with ServerProcess(arguments, wait_ready=False, exit_code=1) as server:
-        assert server.wait() == 1
-    assert "--trace-file" in "".join(server.output) and "/nowhere/log" in "".join(server.output)
+    with pytest.raises(StartError, match=r"--trace-file: .*/nowhere/log"):
+        load(Config(trace_file="/nowhere/log"), lambda done, total: None)
 
 
 @pytest.mark.anyio

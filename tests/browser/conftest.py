@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.api.server_process import ServerProcess
-from tests.browser.driving import Tab
+from tests.browser.driving import Tab, delete
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (
@@ -32,9 +32,18 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="package")
-def server(browser: Browser) -> Iterator[ServerProcess]:
+def started(browser: Browser) -> Iterator[ServerProcess]:
     with ServerProcess() as server:
         yield server
+
+
+@pytest.fixture
+def server(started: ServerProcess) -> ServerProcess:
+    """As new: no chats, no states."""
+    for session in started.get("/v1/sessions")["data"]:
+        delete(started, session["id"])
+    started.post("/flush_cache", {})
+    return started
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The chat page as somebody uses it: a tab of a real Chromium on a real server."""
 
 import re
+from urllib.request import Request, urlopen
 
 from playwright.sync_api import Browser, Locator, expect
 
@@ -25,6 +26,11 @@ new MutationObserver(() => {
   if (words && words.textContent.length !== lengths.at(-1)) lengths.push(words.textContent.length);
 }).observe(document, { subtree: true, childList: true, characterData: true });
 """
+
+
+def delete(server: ServerProcess, session: str) -> None:
+    with urlopen(Request(f"{server.url}/v1/sessions/{session}", method="DELETE"), timeout=60):
+        pass
 
 
 class Tab:

@@ -62,9 +62,8 @@ def tab_to(page: Page, name: str, key: str = "Tab") -> None:
 
 
 def overflows(page: Page) -> bool:
-    return bool(
-        page.evaluate("document.documentElement.scrollWidth > innerWidth || scroll.scrollWidth > scroll.clientWidth")
-    )
+    places = "[document.documentElement, document.querySelector('#scroll'), document.querySelector('#map .body')]"
+    return bool(page.evaluate(f"{places}.some((place) => place.scrollWidth > place.clientWidth)"))
 
 
 def test_by_keyboard_alone(tab: Tab) -> None:

@@ -16,9 +16,7 @@ def test_every_slot_is_shown(tab: Tab) -> None:
     expect(tab.page.locator(".slot[data-place=cached]").first).to_be_visible()
     places = [entry["place"] for entry in tab.server.get("/debug/slots")]
     expect(tab.page.locator(".slot")).to_have_count(len(places))
-    tab.page.wait_for_function(
-        f"document.querySelectorAll('.slot[data-place=cached]').length === {places.count('cached')}"
-    )
+    expect(tab.page.locator(".slot[data-place=cached]")).to_have_count(places.count("cached"))
     legend = counted(tab)
     assert legend["Cached"] == places.count("cached") > 0
     assert sum(legend.values()) - legend["This chat"] == len(places)

@@ -5,13 +5,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.api.server_process import SERVE, ServerProcess
-from tests.browser.driving import PATIENCE_MS, Tab
+from tests.browser.driving import PATIENCE_MS, Tab, delete
 
 KEY = "s3cret/ key (100%)"
 
@@ -20,11 +19,6 @@ def free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])
-
-
-def delete(server: ServerProcess, session: str) -> None:
-    with urlopen(Request(f"{server.url}/v1/sessions/{session}", method="DELETE"), timeout=60):
-        pass
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
-"""What must hold of sessions' names and of the copies below the pool, after every delivery, when all is quiet, at the end."""
+"""What must hold of names and of the copies below the pool: at every delivery, when all is quiet, at the end."""
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actors.cache import Cache
 from actors.messages import Kept, SaveFromReq, Suspended, Tier
@@ -74,9 +74,11 @@ class SessionChecks:
         if not self._is_coming(session.name):
             assert kept is not None, f"nothing was told of {session.name}"
             assert (kept.tier, kept.position) == (tier, position), f"{kept} was told last, it is {tier}, {position}"
-        for node in (self._names.in_pool.get(session.name), self._names.stored.get(session.name)):
-            if session.running is not None:
-                break
+        nodes: tuple[Node[Any] | None, ...] = (
+            self._names.in_pool.get(session.name),
+            self._names.stored.get(session.name),
+        )
+        for node in nodes if session.running is None else ():
             at = unpack(tokens_to(node)) if node is not None else []
             assert session.may_stand_at(at), f"{session.name} stands at {at}, its turns are {session.log}"
 
@@ -89,7 +91,7 @@ class SessionChecks:
         assert not self._client.sessions.suspending, f"not answered: {self._client.sessions.suspending}"
 
     def check_end(self, crashed: bool) -> None:
-        """All sessions are closed. A file whose session was closed as the server crashed is found again without a name."""
+        """All sessions are closed. A file whose session was closed during a crash is found again without a name."""
         if self._on:
             names = self._names
             assert not names.opened and not names.in_pool and not names.stored, "a name is left"
@@ -139,7 +141,7 @@ class SessionChecks:
             assert name_of(node) in self._disk.stored, f"the file of {unpack(tokens_to(node))} is not there"
 
 
-def check_names(names: Mapping[str, Node], tree: RadixTree) -> None:
+def check_names(names: Mapping[str, Node[Any]], tree: RadixTree[Any]) -> None:
     """Each name is on one node, which has a state, and each node knows its names."""
     for session, node in names.items():
         assert node in tree.states, f"{session} is at a node without a state"

@@ -45,8 +45,8 @@ class Letters:
 class Asked:
     """A request, the right output if nothing but max_tokens stops it, and what has come back.
 
-    left: it was given up. late: asked after the shutdown began. resubmitted: asked again after a restart. session: whose
-    turn it is.
+    left: it was given up. late: asked after the shutdown began. resubmitted: asked again after a restart.
+    session: whose turn it is.
     """
 
     request: Request
@@ -189,9 +189,7 @@ class Client:
         self.draining = True
         self._send("scheduler", Drain())
 
-    def _request(
-        self, name: str, prompt: list[int], salt: str, ask: Ask, session: str
-    ) -> tuple[Request, list[int]]:
+    def _request(self, name: str, prompt: list[int], salt: str, ask: Ask, session: str) -> tuple[Request, list[int]]:
         sampling = Sampling(temperature=0.0) if ask.seed is None else Sampling(seed=ask.seed)
         right = oracle(prompt, ask.max_tokens, sampling, self._scenario.pages > 0)
         strings = ()

@@ -1,4 +1,4 @@
-"""A disk of files in the simulation: its calls are carried out late, in order, and go wrong where the scenario says so."""
+"""A disk of files: its calls are carried out late, in order, and go wrong where the scenario says so."""
 
 from collections import Counter, deque
 from collections.abc import Callable

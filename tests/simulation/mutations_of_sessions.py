@@ -11,6 +11,7 @@ from actors.forward import Forward
 from actors.lease import Lease
 from actors.messages import Admit, Export, Exported, Granted, Name, SaveFromReq, Step, Suspend, Unname
 from actors.radix import Node
+from actors.room import Room
 from actors.scheduler import Scheduler
 from actors.stored import Copy, Store, There, copy_of
 from actors.tiers import Tiers
@@ -208,7 +209,7 @@ def closed_session_named(patch: Patch) -> None:
     original = Cache._name
 
     def name(self: Cache, account: Account) -> None:
-        self.tiers.names.opened.setdefault(account.session)
+        self.tiers.names.opened[account.session] = None
         original(self, account)
 
     patch(Cache, "_name", name)
@@ -247,3 +248,40 @@ def filled_from_the_wrong_page_on(patch: Patch) -> None:
         original(self, message)
 
     patch(Forward, "_admit", admit)
+
+
+def failed_turn_keeps_its_place(patch: Patch) -> None:
+    """The api is not told where a session's state is after a turn that took it along and failed."""
+    original = Cache._leave_session
+
+    def leave_session(self: Cache, account: Account) -> None:
+        tell, names = self.tiers.names.tell, self.tiers.names
+        names.tell = lambda session: None if session in names.stored else tell(session)  # type: ignore[method-assign]
+        original(self, account)
+        names.tell = tell  # type: ignore[method-assign]
+
+    patch(Cache, "_leave_session", leave_session)
+
+
+def word_of_short_pages_not_taken_back(patch: Patch) -> None:
+    """A row that waits for a page counts as stuck while a state leaves the pool, and its pages with it."""
+    original = Cache._feed
+
+    def feed(self: Cache) -> None:
+        send = self.send
+        self.send = lambda to, sent: None if self.tiers.exports and not sent.pages else send(to, sent)
+        original(self)
+        self.send = send
+
+    patch(Cache, "_feed", feed)
+
+
+def granted_a_state_that_was_lost(patch: Patch) -> None:
+    """A state that had to go for the very request that was to go on from it is gone on from."""
+    original = Room.state_slot
+
+    def state_slot(self: Room, node: Node[Lease] | None, session: str) -> tuple[Lease | None, bool]:
+        lease, moved = original(self, node, session)
+        return lease or self._ledger.take("cache"), moved
+
+    patch(Room, "state_slot", state_slot)

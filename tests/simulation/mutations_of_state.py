@@ -18,6 +18,7 @@ from actors.messages import (
 from actors.pages import Pages
 from actors.radix import Match, Node, RadixTree
 from actors.result_processor import Record, ResultProcessor
+from actors.room import Room
 from actors.scheduler import Scheduler
 from actors.tokens import WIDTH
 from tests.simulation import driver
@@ -111,16 +112,16 @@ def loan_ended_twice(patch: Patch) -> None:
 def eviction_under_a_loan(patch: Patch) -> None:
     """A state is evicted though it is lent."""
 
-    def evict(self: Cache, keep: Node | None) -> Lease | None:
-        node = next((node for node in self.tree.states if node is not keep), None)
+    def evict(self: Room, keep: Node | None) -> Lease | None:
+        node = next((node for node in self._tree.states if node is not keep), None)
         if node is None:
             return None
-        lease = self.tree.take_state(node)
-        self.ledger.entries[lease.slot].loans = 0
-        self.ledger.free(lease)
-        return self.ledger.take("cache")
+        lease = self._tree.take_state(node)
+        self._ledger.entries[lease.slot].loans = 0
+        self._ledger.free(lease)
+        return self._ledger.take("cache")
 
-    patch(Cache, "_evict_state", evict)
+    patch(Room, "_evict_state", evict)
 
 
 def generation_not_bumped(patch: Patch) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from actors.actor import Address
 from actors.plan import Limits
-from actors.stored import TierLimits
+from actors.stored import NO_TIERS, TierLimits
 from actors.strategy import Strategy
 from tests.simulation.hash_device import VOCABULARY
 from tests.simulation.talks import Talk, draw_talks, draw_tiers
@@ -145,7 +145,7 @@ class Scenario:
     faults: tuple[Fault, ...]
     schedule: int
     talks: tuple[Talk, ...] = ()
-    tiers: TierLimits = TierLimits()
+    tiers: TierLimits = NO_TIERS
     disk_time: float = 0.0
     hand_over: bool = False
 

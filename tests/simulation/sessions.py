@@ -21,7 +21,7 @@ Log = list[tuple[int, ...]]
 
 @dataclass(eq=False)
 class Session:
-    """log: the history behind each of its turns, the last one the session's own; turns that were forgotten are not in it.
+    """log: the history behind each of its turns, but for those that were forgotten; the last is the session's own.
 
     strays: where an abandoned turn may have got to. kept: what the cache told last.
     """
@@ -48,7 +48,7 @@ class Session:
 
 
 class Sessions:
-    """ask: sends one turn, the whole history with what is new behind it. later: has `fire` called some time from now."""
+    """ask: sends one turn, the whole history with what is new behind it. later: has `fire` called after some time."""
 
     def __init__(self, send: Send, ask: Callable[[Turn, Session, list[int]], "Asked"], later: Later) -> None:
         self.open: dict[str, Session] = {}
@@ -93,7 +93,7 @@ class Sessions:
         self._moment(session, "begun")
 
     def ended(self, session: Session, asked: "Asked") -> None:
-        """A turn was answered, or its client went away: it is over for the api, whatever the ring still does with it."""
+        """A turn was answered, or its client went away: then it is over for the api, and not yet for the ring."""
         if session.running is not asked:
             return
         session.running = None
@@ -172,4 +172,3 @@ class Sessions:
                 self._send("cache", Suspend(ticket, name))
             else:
                 del self.suspending[ticket]
-

@@ -81,7 +81,14 @@ def simpler(scenario: Scenario) -> Iterator[Scenario]:
         yield scenario.without(fault=fault)
         for other in earlier(fault):
             yield replace(scenario, faults=(*scenario.faults[:index], other, *scenario.faults[index + 1 :]))
-    plain = {"codec": False, "lazy": None, "step_time": 0.0, "tree_tokens": 1 << 22, "disk_time": 0.0, "hand_over": False}
+    plain = {
+        "codec": False,
+        "lazy": None,
+        "step_time": 0.0,
+        "tree_tokens": 1 << 22,
+        "disk_time": 0.0,
+        "hand_over": False,
+    }
     for name, value in plain.items():
         if getattr(scenario, name) != value:
             yield replace(scenario, **{name: value})

@@ -17,7 +17,7 @@ A_COPY = 30
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: `ask.prompt` is what is new in it, and it comes `ask.at` after the last one's end, at once if that is 0.
+    """One turn: `ask.prompt` is what is new in it. It comes `ask.at` after the last one's end, at once if that is 0.
 
     back: which of the turns so far it goes on from, as a share of them; None is the last. rewinds: the later ones are
     forgotten first, where otherwise the session has branches.
@@ -32,8 +32,8 @@ class Turn:
 class Command:
     """What is done to a session some time after its n-th turn has begun or ended.
 
-    rewind: to before its last turn. idle: closed unless it is in a turn. reopens: a session of the same name takes over the turns that are left.
-    fork, turns: the name and the turns of what is forked off.
+    rewind: to before its last turn. idle: closed unless it is in a turn. reopens: a session of the same name takes over
+    the turns that are left. fork, turns: the name and the turns of what is forked off.
     """
 
     turn: int
@@ -67,7 +67,9 @@ def draw_talks(rng: random.Random, draw_ask: DrawAsk) -> tuple[Talk, ...]:
         at += rng.expovariate(1 / gap)
         name = f"s{index}"
         turns = _draw_turns(rng, name, draw_ask, hasty, rng.randint(1, 5))
-        commands = [_draw_command(rng, f"{name}f{n}", draw_ask, hasty, len(turns)) for n in range(rng.choice([0, 1, 3]))]
+        commands = [
+            _draw_command(rng, f"{name}f{n}", draw_ask, hasty, len(turns)) for n in range(rng.choice([0, 1, 3]))
+        ]
         talks.append(Talk(name, at, rng.choice(["", "", "tenant"]), turns, tuple(commands)))
     return tuple(talks)
 

@@ -3,9 +3,10 @@
 import pytest
 
 from actors.device import Work, WorkCheckpoint, WorkChunk
-from actors.messages import Acquire, Ran, Request, Sampling, Stops, Submit
+from actors.messages import Acquire, Loaded, Ran, Request, Sampling, Stops, Submit, Written
 from actors.tokens import pack, unpack
 from models.hash_definition import expected_output
+from tests.simulation.disk import SimulatedDisk
 from tests.simulation.driver import Simulation
 from tests.simulation.hash_device import VOCABULARY, DeviceError, HashDevice, oracle
 from tests.simulation.trace import line
@@ -36,7 +37,6 @@ class Device(HashDevice):
         self.clear(0)
         request = Request("r", pack([3, 1, 4, 1, 5]), 5, GREEDY, Stops(4))
         self.open_row(0, 1, 0, request, [0, 1, 2])
-
 
 
 def test_nothing_is_there_before_its_time() -> None:
@@ -79,6 +79,103 @@ def test_a_checkpoint_that_is_not_crossed_is_an_error() -> None:
     device.run(Work(1, [WorkChunk(0, 0, 2, False)], [], [], [WorkCheckpoint(0, 3, 3)]))
     with pytest.raises(DeviceError, match="does not cross"):
         device.execute()
+
+
+def exported() -> Device:
+    """Its row has been fed three tokens, and copied to host memory under key 7."""
+    device = Device()
+    device.run(Work(1, [WorkChunk(0, 0, 3, False)], [], [], []))
+    device.export(7, 0, [0, 1], 3)
+    return device
+
+
+def test_a_copy_is_made_in_stream_order_and_comes_back_whole() -> None:
+    device = exported()
+    assert 7 in device.exporting and not device.vault
+    device.fill(7, 2, [6], 1)
+    device.drop(7)
+    device.drain()
+    assert device.states[2] == device.states[0] and device.entries[12] == device.entries[2] and not device.vault
+
+
+def test_a_copy_of_what_was_freed_is_an_error() -> None:
+    device = Device()
+    device.drain()
+    device.scribble_slot(0)
+    device.export(7, 0, [0, 1], 3)
+    with pytest.raises(DeviceError, match="freed or never written"):
+        device.drain()
+
+
+@pytest.mark.parametrize(("pages", "first"), [([6], 0), ([], 1)])
+def test_a_copy_that_does_not_fit_is_an_error(pages: list[int], first: int) -> None:
+    device = exported()
+    device.fill(7, 2, pages, first)
+    with pytest.raises(DeviceError, match="does not fit"):
+        device.drain()
+
+
+def test_a_copy_that_was_dropped_is_an_error() -> None:
+    device = exported()
+    device.drop(7)
+    device.fill(7, 2, [5, 6], 0)
+    with pytest.raises(DeviceError, match="no copy 7"):
+        device.drain()
+
+
+class Disk(SimulatedDisk):
+    """Over a device that makes copy 7; files are as large as their tokens are many."""
+
+    def __init__(self) -> None:
+        self.device = exported()
+        self.told: list[Written | Loaded] = []
+        super().__init__(self.device, lambda position: position, self.told.append)
+
+    def drain(self) -> None:
+        self.device.drain()
+        while self.calls:
+            self.execute()
+
+
+FED = pack([3, 1, 4])
+
+
+def test_a_file_is_written_when_the_copy_is_there_and_read_back() -> None:
+    disk = Disk()
+    disk.write(7, "", FED)
+    assert disk.due is None
+    disk.device.drain()
+    assert disk.due is not None
+    disk.read(8, "", FED)
+    disk.drain()
+    assert disk.told == [Written(7), Loaded(8)] and disk.bytes == 3
+    assert disk.device.vault[8] == disk.device.vault[7]
+
+
+def test_a_file_that_is_damaged_is_told_of_and_deleted() -> None:
+    disk = Disk()
+    disk.damaged_files = {1}
+    disk.write(7, "", FED)
+    disk.read(8, "", FED)
+    disk.drain()
+    assert disk.told == [Written(7), Loaded(8, "injected: the checksum differs")]
+    assert not disk.stored and 8 not in disk.device.vault
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_kill_leaves_whole_files_only(calls: int) -> None:
+    disk = Disk()
+    disk.write(7, "", FED)
+    disk.device.drain()
+    disk.reset(calls)
+    assert len(disk.stored) == calls and not disk.told and not disk.calls
+
+
+def test_a_file_of_other_tokens_is_an_error() -> None:
+    disk = Disk()
+    disk.write(7, "", pack([3, 1, 5]))
+    with pytest.raises(AssertionError, match="right is"):
+        disk.drain()
 
 
 def test_a_seed_is_drained_and_checked_to_the_end() -> None:

@@ -14,7 +14,6 @@ from actors.room import Room
 from actors.scheduler import Scheduler
 from actors.transport import Codec
 from actors.waiting import Parked, Wait
-from actors.waiting import Parked, Wait
 from tests.simulation.checks import CacheChecks
 from tests.simulation.checks_of_sessions import SessionChecks
 from tests.simulation.client import Letters
