@@ -58,7 +58,8 @@ class Record:
 
     `history` is every token given or sampled; history[:donated] is what the cache knows of it under this grant.
     skip: characters of its text still to come that the client has. failed_at: where its grant failed, and `error` why;
-    suspect_until: where it failed before, and is run by itself.
+    suspect_until: where it failed before, and is run by itself. start: where its grant went on from; moved: with the
+    tree's own state, where others have a copy.
     """
 
     request: Request
@@ -71,6 +72,8 @@ class Record:
     suspect_until: int = 0
     error: str = ""
     grant: int = 0
+    start: int = 0
+    moved: bool = False
     donated: int = 0
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -126,6 +129,7 @@ class ResultProcessor:
             earlier = record.detokenizer.push(record.history[request.prompt_len :])
             self._output(record, record.stops.push(earlier))
         record.grant, record.donated, record.failed_at = admitted.grant, admitted.match, 0
+        record.start, record.moved = admitted.match, admitted.origin == "slot"
         self._grants[admitted.grant] = record
 
     def _record(self, admitted: Admitted) -> Record:
@@ -243,7 +247,8 @@ class ResultProcessor:
 
     def _settle_state(self, record: Record, retired: Retired) -> None:
         session, state, position = record.request.session, retired.state, retired.position
-        if retired.poisoned:
+        worth = position > record.start or record.moved  # else it is where it came from, and its copy may be under way
+        if retired.poisoned or not worth:
             self.send("cache", Free([state], closes=retired.grant))
         elif session:
             tokens = pack(record.history[record.donated : position])

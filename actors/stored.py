@@ -149,7 +149,10 @@ class Store:
         """Have the copy in host memory, now or soon; False if there is no room for it."""
         copy = copy_of(node)
         if copy.host is There.NO:
-            if copy.disk is not There.YES or not self._host_room(copy.size):
+            copy.loans += 1  # it must not go to make room for itself
+            room = copy.disk is There.YES and self._host_room(copy.size)
+            copy.loans -= 1
+            if not room:
                 return False
             self._come(node)
             self._disk.read(copy.key, root_of(node).salt, tokens_to(node))
@@ -169,6 +172,7 @@ class Store:
             self.host_bytes -= copy.size
             self.disk_bytes -= copy.file_size
             copy.host = copy.disk = There.NO
+            self._forget(node)
         self._settle(node)
         return node
 

@@ -63,7 +63,7 @@ class Waiting:
         """The copy is there, or never will be."""
         for parked in self._parked.values():
             if error and parked.awaits is node:
-                parked.lost = "damaged"
+                parked.awaits, parked.lost = None, "damaged"
 
     def _let_go(self, parked: Parked) -> None:
         if parked.awaits is not None:

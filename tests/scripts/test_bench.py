@@ -36,7 +36,7 @@ def ratio(lines: list[str], name: str) -> tuple[float, int]:
 
 
 def test_the_server_beside_the_bare_loop() -> None:
-    lines = bench("--rounds", "1", "--layers", "1", "--steps", "128")
+    lines = bench("--rounds", "1", "--layers", "1", "--threads", "1", "--steps", "64")
     rows = table(lines)
     assert list(rows) == ["prefill 2048", "decode 1", "decode 4", "decode 16"]
     for bare, server, shown in rows.values():
@@ -45,7 +45,7 @@ def test_the_server_beside_the_bare_loop() -> None:
 
 
 def test_sessions() -> None:
-    sizes = ["--layers", "1", "--history", "4000", "--turns", "4", "--new", "8"]
+    sizes = ["--layers", "1", "--threads", "1", "--history", "4000", "--turns", "4", "--new", "8"]
     lines = bench("--rounds", "2", "sessions", *sizes)
     rows = table(lines)
     early, late, cold, transformers = rows.values()

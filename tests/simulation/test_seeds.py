@@ -17,6 +17,12 @@ FAILED_ONCE = [
     139,  # an id was used again before its last row was gone
     3011485,  # a request that waited for its id was refused by a shutdown behind it
     142,  # a lone request ended before the pool was full
+    205,  # a request went on from a state that had to go for it
+    202,  # a row was called stuck while a session's state was leaving the pool
+    7969,  # after a failed turn the api took a session's state to be where it was before
+    40298,  # a damaged file was told of as kept
+    103198,  # a copy was lost to make room in host memory for itself
+    110933,  # a turn that ended before its first step was saved ahead of the copy that filled its slot
 ]
 
 
