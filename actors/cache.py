@@ -28,7 +28,6 @@ from actors.messages import (
     Loaded,
     Message,
     Name,
-    Origin,
     PageCopy,
     Refused,
     Return,
@@ -41,6 +40,7 @@ from actors.messages import (
 )
 from actors.pages import Pages
 from actors.radix import Match, Node, RadixTree, path
+from actors.requests import Origin
 from actors.room import Room
 from actors.stored import NO_TIERS, Copy, There, TierLimits, copy_of
 from actors.tiers import Tiers

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from actors.messages import Request
+from actors.requests import Request
 
 
 class WorkChunk(Struct, frozen=True, array_like=True):

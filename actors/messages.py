@@ -9,69 +9,8 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from actors.lease import Lease, Loan
+from actors.requests import EndReason, Lost, Origin, Output, Request, RetireReason, RowLogprobs, Tier
 from actors.tokens import Tokens
-
-FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
-RetireReason: TypeAlias = Literal["finished", "limit", "capacity", "aborted", "timeout", "retracted", "failed"]
-Lost: TypeAlias = Literal["", "evicted", "misaligned", "never_kept", "damaged"]
-Origin: TypeAlias = Literal["slot", "tree", "host", "disk", "tokens"]
-Tier: TypeAlias = Literal["slot", "host", "disk", "tokens"]
-EndReason: TypeAlias = Literal["queue_full", "too_large", "aborted", "timeout", "draining"]
-
-
-class Sampling(Struct, frozen=True, array_like=True):
-    """How the next token is drawn. temperature 0 is greedy, top_k 0 no limit; logit_bias maps ids to addends."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
-    seed: int = 0
-
-
-class Stops(Struct, frozen=True, array_like=True):
-    """When a request is finished. `token_ids` already holds the EOS ids unless the client ignores them.
-
-    Until min_tokens are out, token_ids are not drawn.
-    """
-
-    max_tokens: int
-    min_tokens: int = 0
-    strings: tuple[str, ...] = ()
-    token_ids: tuple[int, ...] = ()
-    keep_stop_string: bool = False
-
-
-class Request(Struct, frozen=True, array_like=True):
-    """One request, drawn up by the api; seeds are drawn there too, so that a replay samples alike.
-
-    tokens[:prompt_len] is the prompt. A retracted or resubmitted request comes back with its output appended.
-    shown: how many characters of that output's text the client has been given.
-    logprobs: how many alternatives to report for each output token; None reports no log probabilities at all.
-    prompt_logprobs_from: report log probabilities of prompt tokens from this index on.
-    message_ends: positions in the prompt at which a checkpoint is worth having.
-    session: the session whose turn this is; its name goes to the state at the turn's end.
-    trace: the W3C trace id of the client's request; every message about this one carries it in its envelope.
-    """
-
-    id: str
-    tokens: Tokens
-    prompt_len: int
-    sampling: Sampling
-    stops: Stops
-    priority: int = 0
-    salt: str = ""
-    message_ends: tuple[int, ...] = ()
-    logprobs: int | None = None
-    prompt_logprobs_from: int | None = None
-    skip_special_tokens: bool = True
-    shown: int = 0
-    session: str = ""
-    trace: str = ""
 
 
 class Checkpoint(Struct, array_like=True):
@@ -167,22 +106,6 @@ class Step(Struct, tag=True, array_like=True):
     sit_out: list[int]
     checkpoints: list[Checkpoint]
     pages: list[GrantPages]
-
-
-class TokenLogprob(Struct, frozen=True, array_like=True):
-    """The log probability of one token (None for the first of a prompt), and the best alternatives with theirs."""
-
-    token: int
-    logprob: float | None
-    top: list[tuple[int, float]]
-
-
-class RowLogprobs(Struct, frozen=True, array_like=True):
-    """Log probabilities of the tokens at indices start, start + 1, … of a grant's history."""
-
-    grant: int
-    start: int
-    items: list[TokenLogprob]
 
 
 class Failure(Struct, frozen=True, array_like=True):
@@ -389,28 +312,6 @@ class Ended(Struct, tag=True, array_like=True):
     request: str
     reason: EndReason
     message: str
-
-
-class Output(Struct, array_like=True):
-    """What one step adds to one request. The first one comes, empty, when the request is admitted.
-
-    `tokens` holds every new token, `text` what may be shown of them; the counts are totals up to here. Of the prompt,
-    matched_tokens were known to the tree and cached_tokens not computed again; `lost` says why those are fewer.
-    """
-
-    request: str
-    text: str
-    tokens: Tokens
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    logprobs: list[TokenLogprob] = []
-    prompt_logprobs: list[TokenLogprob] = []
-    matched_tokens: int = 0
-    lost: Lost = ""
-    origin: Origin = "tokens"
 
 
 class Delta(Struct, tag=True, array_like=True):

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from actors.lease import Lease
-from actors.messages import Chunk, Request, RetireReason
+from actors.messages import Chunk
+from actors.requests import Request, RetireReason
 from actors.strategy import Strategy, most, resident
 from actors.tokens import count
 

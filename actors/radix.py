@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from actors.messages import Lost
 from actors.pages import Pages
+from actors.requests import Lost
 from actors.tokens import WIDTH, Tokens, common_prefix, count, cut
 
 S = TypeVar("S")

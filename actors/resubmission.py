@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from actors.messages import Request
+from actors.requests import Request
 from actors.tokens import Tokens, cut
 
 

@@ -15,21 +15,16 @@ from actors.messages import (
     Donate,
     Drain,
     Ended,
-    FinishReason,
     Free,
     Message,
-    Output,
     Over,
-    Request,
     Requeue,
     Retired,
-    RetireReason,
-    RowLogprobs,
     SaveFromReq,
     Settled,
     Stepped,
-    TokenLogprob,
 )
+from actors.requests import FinishReason, Output, Request, RetireReason, RowLogprobs, TokenLogprob
 from actors.tokens import pack, unpack
 from models.detokenizer import Detokenizer
 from models.stop_strings import StopStrings

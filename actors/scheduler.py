@@ -15,7 +15,6 @@ from actors.messages import (
     Closed,
     Drain,
     Ended,
-    EndReason,
     Extend,
     Extended,
     Free,
@@ -24,10 +23,8 @@ from actors.messages import (
     Message,
     Over,
     Refused,
-    Request,
     Requeue,
     Retire,
-    RetireReason,
     Return,
     Settled,
     Spare,
@@ -36,6 +33,7 @@ from actors.messages import (
     Want,
 )
 from actors.plan import Limits, Plan, Record, Row, State, StepPlan, checkpoint_positions, horizon, moved_rows, plan
+from actors.requests import EndReason, Request, RetireReason
 from actors.strategy import most
 from actors.tokens import count
 

@@ -7,9 +7,10 @@ from enum import Enum, auto
 
 from actors.actor import Send
 from actors.disk import Disk, NoDisk
-from actors.messages import Drop, Tier
+from actors.messages import Drop
 from actors.pages import Pages
 from actors.radix import Node, RadixTree, root_of, tokens_to
+from actors.requests import Tier
 from actors.tokens import Tokens, count
 
 FILE_OVERHEAD = 8192

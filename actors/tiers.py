@@ -6,10 +6,11 @@ from collections.abc import Callable
 from actors.actor import Send
 from actors.disk import Disk
 from actors.lease import Lease, Ledger, Place
-from actors.messages import Export, Exported, Name, Suspend, Suspended, Tier, Unname
+from actors.messages import Export, Exported, Name, Suspend, Suspended, Unname
 from actors.names import Names
 from actors.pages import Pages
 from actors.radix import Node, RadixTree, root_of, tokens_to
+from actors.requests import Tier
 from actors.stored import Store, There, TierLimits, copy_of
 from actors.tokens import count
 

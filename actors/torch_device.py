@@ -9,7 +9,8 @@ from torch import Tensor
 from actors import host_states
 from actors.device import Work, WorkChunk
 from actors.host_states import HostStates
-from actors.messages import Ran, Request, RowLogprobs, TokenLogprob
+from actors.messages import Ran
+from actors.requests import Request, RowLogprobs, TokenLogprob
 from kernels.sampling import (
     SamplingParams,
     TokenCounts,

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from actors.messages import Acquire, Lost
+from actors.messages import Acquire
 from actors.radix import Node
+from actors.requests import Lost
 from actors.stored import Copy, Store, There, copy_of
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from actors import tokens
-from actors.messages import Output, TokenLogprob
+from actors.requests import Output, TokenLogprob
 from api.engine import Text
 from api.generation import Generation
 

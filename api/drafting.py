@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias, TypeVar
 from msgspec import Meta
 
 from actors import tokens
-from actors.messages import Request, Sampling, Stops
+from actors.requests import Request, Sampling, Stops
 from api import errors
 from api.engine import Engine
 

@@ -21,14 +21,13 @@ from actors.messages import (
     Kept,
     Message,
     Name,
-    Output,
-    Request,
     Restarted,
     Submit,
     Suspend,
     Suspended,
     Unname,
 )
+from actors.requests import Output, Request
 from actors.resubmission import resubmission
 from actors.tokens import Tokens
 from api import errors

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct, field
 
-from actors.messages import Output, Request, TokenLogprob
+from actors.requests import Output, Request, TokenLogprob
 from api import errors
 from api.answers import Answer, collect, cut_to_prompt, finite, token_text
 from api.drafting import (

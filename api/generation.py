@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, Self, TypeAlias
 
-from actors.messages import Lost, Origin, Output, Request
+from actors.requests import Lost, Origin, Output, Request
 from api import errors
 from api.errors import ApiError
 from api.trace_context import Call

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
-from actors.messages import Request
+from actors.requests import Request
 from api import errors
 from api.engine import SERVER
 from api.generation import Generation

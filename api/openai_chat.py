@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from aiohttp import web
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from actors.messages import Output, Request, TokenLogprob
+from actors.requests import Output, Request, TokenLogprob
 from api import errors
 from api.answers import Usage, collect, finite, token_text, usage
 from api.chat_prompt import read_messages, render

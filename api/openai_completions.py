@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from aiohttp import web
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from actors.messages import Output, Request, TokenLogprob
+from actors.requests import Output, Request, TokenLogprob
 from api import errors
 from api.answers import Answer, Usage, collect, cut_to_prompt, finite, token_text, usage
 from api.drafting import Choices, Count, Prompt, Salt, TopLogprobs, draft, encode, seed_of

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from actors.messages import Output
+from actors.requests import Output
 from api import errors
 from api.errors import ApiError
 from api.generation import Member

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import structlog
 
-from actors.messages import Output
+from actors.requests import Output
 from api import errors
 from api.answers import summary
 from api.engine import Server

@@ -9,7 +9,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from actors.messages import Output, Request
+from actors.requests import Output, Request
 from api import errors
 from api.chat_prompt import render
 from api.drafting import Prompt, draft

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeAlias
 
 from msgspec.structs import replace
 
-from actors.messages import Request, Tier
+from actors.requests import Request, Tier
 from actors.tokens import Tokens, common_prefix, count, cut, unpack
 from api import errors
 from api.errors import ApiError

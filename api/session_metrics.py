@@ -6,7 +6,7 @@ from typing import get_args
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from actors.messages import Tier
+from actors.requests import Tier
 from api.metrics import PREFIX
 from api.session_store import SessionStore
 

@@ -9,7 +9,8 @@ from typing import Protocol
 
 import structlog
 
-from actors.messages import Kept, Name, Suspended, Tier
+from actors.messages import Kept, Name, Suspended
+from actors.requests import Tier
 from actors.tokens import Tokens
 from api import errors
 from api.errors import ApiError

@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct, field
 
-from actors.messages import Lost, Origin, Output
+from actors.requests import Lost, Origin, Output
 from actors.tokens import unpack
 from api import errors
 from api.answers import Answer, Usage, collect, cut_to_prompt, usage

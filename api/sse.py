@@ -8,7 +8,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from actors.messages import Output
+from actors.requests import Output
 from api import errors
 from api.errors import ApiError
 from api.generation import Generation

@@ -24,18 +24,15 @@ from actors.messages import (
     Kept,
     Message,
     Name,
-    Request,
     Restarted,
-    Sampling,
-    Stops,
     Submit,
     Suspend,
     Suspended,
-    TokenLogprob,
     Unname,
 )
 from actors.plan import Limits
 from actors.relay import Relay, RelayConfig
+from actors.requests import Request, Sampling, Stops, TokenLogprob
 from actors.resubmission import resubmission
 from actors.state_files import StateFiles
 from actors.stored import NO_TIERS, TierLimits

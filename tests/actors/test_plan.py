@@ -2,8 +2,9 @@
 
 import copy
 
-from actors.messages import Chunk, Request, Sampling, Stops
+from actors.messages import Chunk
 from actors.plan import Limits, Record, Row, State, checkpoint_positions, plan
+from actors.requests import Request, Sampling, Stops
 from actors.tokens import pack
 
 

@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
-from actors.messages import Sampling, Stops
 from actors.radix import path
+from actors.requests import Sampling, Stops
 from actors.tokens import unpack
 from models.batch import Batch, Model, Pools, Prefill, allocate
 from models.hash import HashModel

@@ -1,21 +1,9 @@
 import pytest
 
 from actors.lease import Ledger
-from actors.messages import (
-    Acquire,
-    Admit,
-    Closed,
-    Granted,
-    Message,
-    Request,
-    Retire,
-    Sampling,
-    Settled,
-    Step,
-    Stops,
-    Submit,
-)
+from actors.messages import Acquire, Admit, Closed, Granted, Message, Retire, Settled, Step, Submit
 from actors.plan import Limits
+from actors.requests import Request, Sampling, Stops
 from actors.scheduler import Scheduler
 from actors.tokens import pack
 

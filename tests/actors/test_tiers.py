@@ -68,9 +68,9 @@ def test_a_suspended_session_goes_on_in_another_server(family: str, tmp_path: Pa
                 histories[f"s{i}"] = prompt + answer.tokens
             suspended = await ring.suspend("s0")
             assert (suspended.tier, suspended.position) == ("disk", len(histories["s0"]) - 1)
-            assert len(list(tmp_path.iterdir())) == 1
+            assert len(files(tmp_path)) == 1
         # The others were written by the drain.
-        assert len(list(tmp_path.iterdir())) == 3
+        assert len(files(tmp_path)) == 3
 
     async def second() -> None:
         async with running(model, tiers=limits(model, disk=10), folder=tmp_path, page_size=8) as ring:
@@ -81,7 +81,7 @@ def test_a_suspended_session_goes_on_in_another_server(family: str, tmp_path: Pa
             assert await talk(ring, model, histories, [4, 5]) == ["disk"] * 3
             for session in histories:
                 ring.unname(session)
-        assert not list(tmp_path.iterdir())
+        assert not files(tmp_path)
 
     asyncio.run(first())
     asyncio.run(second())
@@ -96,7 +96,7 @@ def test_a_damaged_file_is_told_of_and_costs_only_time(damage: str, tmp_path: Pa
             prompt = prompts(6, 1)[0]
             answer = await ring.turn("s", prompt)
             await ring.suspend("s")
-            [path] = tmp_path.iterdir()
+            [path] = files(tmp_path)
             spoil(path, damage)
             history = prompt + answer.tokens
             answer = await ring.turn("s", [*history, 7])
@@ -116,7 +116,7 @@ def test_what_is_of_no_use_at_the_start_is_deleted(damage: str, tmp_path: Path) 
     async def scenario(after: bool) -> None:
         async with running(model, tiers=limits(model, disk=10), folder=tmp_path) as ring:
             if after:
-                assert not list(tmp_path.iterdir())
+                assert not files(tmp_path)
                 ring.name("s", prompt)
                 await ring.until(lambda: "s" in ring.kept)
                 assert ring.kept["s"] == ("tokens", 0)
@@ -125,7 +125,7 @@ def test_what_is_of_no_use_at_the_start_is_deleted(damage: str, tmp_path: Path) 
 
     prompt = prompts(7, 1)[0]
     asyncio.run(scenario(after=False))
-    [path] = tmp_path.iterdir()
+    [path] = files(tmp_path)
     (tmp_path / "half.tmp").write_bytes(b"half")
     if damage == "other model":
         content = path.read_bytes()
@@ -143,6 +143,10 @@ async def quiet(ring: Ring) -> None:
         while calm < 3:
             await asyncio.sleep(0.005)
             calm = calm + 1 if ring.relay.unit.cache.tiers.settled else 0
+
+
+def files(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
 
 
 def spoil(path: Path, damage: str) -> None:

@@ -12,22 +12,8 @@ import pytest
 from actors.device import Work, WorkChunk
 from actors.events import ActEvent, Event, MessageEvent, MoveEvent, RequestEvent, StepEvent, UnitEvent
 from actors.lease import Ledger
-from actors.messages import (
-    Abort,
-    Acquire,
-    Closed,
-    Ended,
-    Free,
-    Message,
-    Over,
-    Request,
-    Retire,
-    Sampling,
-    Settled,
-    Stops,
-    Submit,
-    Want,
-)
+from actors.messages import Abort, Acquire, Closed, Ended, Free, Message, Over, Retire, Settled, Submit, Want
+from actors.requests import Request, Sampling, Stops
 from actors.runtime import Runtime
 from actors.timings import BOUNDS, Histogram, Timings, timed
 from actors.tracing import Traces

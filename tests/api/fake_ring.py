@@ -18,19 +18,16 @@ from actors.messages import (
     Drain,
     Drained,
     Ended,
-    EndReason,
     Flush,
     Flushed,
     Message,
     Name,
-    Output,
-    Request,
     Submit,
     Suspend,
     Suspended,
-    TokenLogprob,
     Unname,
 )
+from actors.requests import EndReason, Output, Request, TokenLogprob
 from actors.timings import Timings
 from api.app import make_app
 from api.config import Config

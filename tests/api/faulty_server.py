@@ -11,7 +11,8 @@ from torch import Tensor
 
 from actors.cache import Cache
 from actors.forward import Forward
-from actors.messages import Acquire, Message, Request
+from actors.messages import Acquire, Message
+from actors.requests import Request
 from actors.result_processor import ResultProcessor
 from actors.scheduler import Scheduler
 from actors.tokens import pack, unpack

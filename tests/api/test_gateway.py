@@ -5,22 +5,8 @@ import asyncio
 import pytest
 
 from actors import tokens
-from actors.messages import (
-    Abort,
-    Delta,
-    Drain,
-    Drained,
-    Ended,
-    Flush,
-    Flushed,
-    Message,
-    Output,
-    Request,
-    Restarted,
-    Sampling,
-    Stops,
-    Submit,
-)
+from actors.messages import Abort, Delta, Drain, Drained, Ended, Flush, Flushed, Message, Restarted, Submit
+from actors.requests import Output, Request, Sampling, Stops
 from api.errors import ApiError, internal
 from api.gateway import Gateway
 from api.generation import MERGE_ABOVE

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from actors.cache import Cache
-from actors.messages import Kept, SaveFromReq, Suspended, Tier
+from actors.messages import Kept, SaveFromReq, Suspended
 from actors.radix import Node, RadixTree, root_of, tokens_to
+from actors.requests import Tier
 from actors.stored import Copy, There, copy_of
 from actors.tokens import Tokens, unpack
 from tests.simulation.disk import check_copy

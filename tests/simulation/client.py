@@ -6,24 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.actor import Send
-from actors.messages import (
-    Abort,
-    Delta,
-    Drain,
-    Drained,
-    Ended,
-    Flushed,
-    Kept,
-    Message,
-    Output,
-    Request,
-    Restarted,
-    Sampling,
-    Stops,
-    Submit,
-    Suspended,
-    TokenLogprob,
-)
+from actors.messages import Abort, Delta, Drain, Drained, Ended, Flushed, Kept, Message, Restarted, Submit, Suspended
+from actors.requests import Output, Request, Sampling, Stops, TokenLogprob
 from actors.resubmission import resubmission
 from actors.tokens import pack, unpack
 from tests.simulation.hash_device import oracle

@@ -7,7 +7,8 @@ from operator import mul
 from typing import Any
 
 from actors.device import Work
-from actors.messages import Ran, Request, RowLogprobs, Sampling, TokenLogprob
+from actors.messages import Ran
+from actors.requests import Request, RowLogprobs, Sampling, TokenLogprob
 from actors.tokens import pack, unpack
 from models.hash_definition import FOLD_PERIOD, MODULUS, add_entry, next_state, output_hash
 

@@ -6,17 +6,9 @@ from msgspec.structs import replace as replaced
 
 from actors.cache import Account, Cache
 from actors.forward import Forward
-from actors.messages import (
-    Extended,
-    Failure,
-    Ran,
-    Request,
-    Requeue,
-    Retire,
-    Retired,
-    Submit,
-)
+from actors.messages import Extended, Failure, Ran, Requeue, Retire, Retired, Submit
 from actors.radix import Match, RadixTree
+from actors.requests import Request
 from actors.result_processor import Record, ResultProcessor
 from actors.scheduler import Scheduler
 from actors.tokens import pack

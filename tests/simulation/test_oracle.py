@@ -3,7 +3,8 @@
 import pytest
 
 from actors.device import Work, WorkCheckpoint, WorkChunk
-from actors.messages import Acquire, Loaded, Ran, Request, Sampling, Stops, Submit, Written
+from actors.messages import Acquire, Loaded, Ran, Submit, Written
+from actors.requests import Request, Sampling, Stops
 from actors.tokens import pack, unpack
 from models.hash_definition import expected_output
 from tests.simulation.disk import SimulatedDisk

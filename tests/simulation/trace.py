@@ -6,7 +6,8 @@ from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
 
 from actors.lease import Lease
-from actors.messages import Message, Request
+from actors.messages import Message
+from actors.requests import Request
 from actors.tokens import count, cut, unpack
 
 MOST_TOKENS = 6
