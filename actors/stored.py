@@ -117,6 +117,10 @@ class Store:
             "disk_bytes": self.disk_bytes,
         }
 
+    def can_hold(self, position: int) -> bool:
+        """Whether a copy of so many tokens fits into host memory at all."""
+        return self.limits.in_memory(position) <= self.limits.host_bytes
+
     # Finding
 
     def match(self, salt: str, tokens: Tokens, limit: int) -> Node[Copy] | None:
@@ -205,8 +209,8 @@ class Store:
         node = self._writing.pop(key)
         copy = copy_of(node)
         copy.disk = There.NO if error else There.YES
+        copy.unwritable = bool(error)
         if error:
-            copy.unwritable = True
             self.counters["failed_writes"] += 1
             self.disk_bytes -= copy.file_size
         self._changed(node)
@@ -291,7 +295,7 @@ class Store:
             copy = copy_of(node)
             if self.host_bytes + size - soon <= cap:
                 break
-            if copy.host is There.YES and self.has_disk and self.write(node):
+            if copy.host is There.YES and self.has_disk and not copy.unwritable and self.write(node):
                 soon += copy.size
             elif copy.host is There.YES:
                 self._forget(node)

@@ -62,14 +62,14 @@ class Tiers:
         if (cap := self.store.limits.session_slots) is not None:
             named = [node for node in self._tree.states if node.names]
             for node in named[: max(len(named) - cap, 0)]:
-                self.demote(node, may_lose=False)
+                self.demote(node, may_lose=not self.store.can_hold(node.end))
         self.store.write_ahead()
 
     def one_ahead(self) -> None:
         """Have a slot at hand where the next to go is a session's, whose copy takes a moment."""
-        if not self._ledger.counts[Place.FREE] and not self.exports and self.store.limits.host_bytes:
+        if not self._ledger.counts[Place.FREE] and not self.exports:
             node = next((node for node in self._tree.states if not self._ledger.loans(_state(node))), None)
-            if node is not None and node.names:
+            if node is not None and node.names and self.store.can_hold(node.end):
                 self.demote(node, may_lose=False)
 
     def suspend_all(self) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.state_files import StateFiles
 from actors.stored import TierLimits
 from models.batch import Model
 from tests.actors.ring import Ring, running
@@ -233,5 +234,42 @@ def test_a_fork_and_its_parent_go_on_from_one_state(tmp_path: Path) -> None:
                 answer = await ring.turn(session, [*history, token])
                 assert answer.tokens == greedy(model, [*history, token], 8)
                 assert answer.cached == len(history) - 1
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_fails_is_not_asked_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small("mamba2")
+
+    def full(self: StateFiles, key: int, salt: str, tokens: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(StateFiles, "_write", full)
+
+    async def scenario() -> None:
+        tiers = limits(model, host=1, disk=10, session_slots=0)
+        async with running(model, tiers=tiers, folder=tmp_path) as ring:
+            histories = {f"s{i}": prompt for i, prompt in enumerate(prompts(12, 4))}
+            for session, prompt in histories.items():
+                histories[session] = prompt + (await ring.turn(session, prompt)).tokens
+                await quiet(ring)
+            assert 1 <= ring.relay.counters()["failed_writes"] <= 4
+            # The newest has taken the place of those that could not be written.
+            assert [tier for tier, _ in ring.kept.values()] == ["tokens"] * 3 + ["host"]
+            assert (await ring.suspend("s3")).tier == "host"
+            for session, history in histories.items():
+                assert (await ring.turn(session, [*history, 1])).tokens == greedy(model, [*history, 1], 8)
+
+    asyncio.run(scenario())
+
+
+def test_the_slots_of_sessions_are_bounded_also_where_nothing_is_below() -> None:
+    model = small("mamba2")
+
+    async def scenario() -> None:
+        async with running(model, tiers=limits(model, host=0, session_slots=1)) as ring:
+            for i, prompt in enumerate(prompts(13, 3)):
+                await ring.turn(f"s{i}", prompt)
+            assert sorted(tier for tier, _ in ring.kept.values()) == ["slot", "tokens", "tokens"]
 
     asyncio.run(scenario())
