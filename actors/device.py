@@ -61,6 +61,9 @@ class Device(Protocol):
     def drop(self, key: int) -> None:
         """Forget a copy in host memory."""
 
+    def drop_all(self) -> None:
+        """Forget every copy in host memory."""
+
     def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
         """Set a row up: its tokens, sampling parameters, state slot and pages."""
 
@@ -104,6 +107,9 @@ class DeviceThread:
 
     def drop(self, key: int) -> None:
         self._calls.put(lambda: self._device.drop(key))
+
+    def drop_all(self) -> None:
+        self._calls.put(self._device.drop_all)
 
     def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
         self._calls.put(lambda: self._device.open_row(row, grant, slot, request, pages))

@@ -44,7 +44,7 @@ class DiskThread(Disk, Protocol):
         """deliver is called from a thread of its own."""
 
     def close(self) -> None:
-        """Carry out what was asked for, and forget the copies in host memory."""
+        """Carry out what was asked for."""
 
 
 class NoDisk:

@@ -27,6 +27,7 @@ class HostStates:
 
     def __init__(self) -> None:
         self._states: dict[int, HostState] = {}
+        self._complete = False
         self._changed = threading.Condition()
 
     def put(self, key: int, state: HostState) -> None:
@@ -44,13 +45,21 @@ class HostStates:
     def clear(self) -> None:
         with self._changed:
             self._states.clear()
+            self._complete = False
+
+    def complete(self) -> None:
+        """No further copy will be made: whoever waits for one waits in vain."""
+        with self._changed:
+            self._complete = True
+            self._changed.notify_all()
 
     def wait_for(self, key: int, seconds: float) -> HostState | None:
         """The copy as soon as it has been made; None if that takes longer."""
         with self._changed:
-            if not self._changed.wait_for(lambda: key in self._states, seconds):
-                return None
-            state = self._states[key]
+            self._changed.wait_for(lambda: key in self._states or self._complete, seconds)
+            state = self._states.get(key)
+        if state is None:
+            return None
         if state.ready is not None:
             state.ready.synchronize()
         return state
@@ -65,7 +74,7 @@ def export(pools: Pools, slot: int, pages: list[int], position: int) -> HostStat
     ready = None
     if device.type == "cuda":
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record()
+        ready.record(torch.cuda.current_stream(device))
     return HostState(position, state, kv, ready)
 
 
@@ -83,5 +92,8 @@ def fill(pools: Pools, slot: int, pages: list[int], first: int, copy: HostState)
 def _to_host(tensor: Tensor) -> Tensor:
     if tensor.device.type != "cuda":
         return tensor.clone()
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    try:
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    except RuntimeError:  # No more memory can be pinned; the copy takes longer.
+        return tensor.cpu()
     return host.copy_(tensor, non_blocking=True)

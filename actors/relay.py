@@ -71,6 +71,7 @@ class Unit:
             relay.record,
         )
         self.device = DeviceThread(device, self._fail)
+        self.device.drop_all()
         limits, sender = config.limits, self.runtime.sender
         pages = Pages(config.pages, max(limits.page_size, 1))
         self._disk = relay.disk

@@ -56,6 +56,7 @@ class StateFiles:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._deliver: Callable[[Written | Loaded], None] = lambda message: None
+        self._found: list[StateFile] | None = None
 
     def start(self, deliver: Callable[[Written | Loaded], None]) -> None:
         """deliver: is called from the thread."""
@@ -64,20 +65,33 @@ class StateFiles:
         self._thread.start()
 
     def close(self) -> None:
-        """Finish what was asked for, then end the thread. What is in host memory is forgotten."""
+        """Finish what was asked for, then end the thread. The device has made all the copies that it will."""
+        self._host.complete()
         if self._thread is not None:
             self._calls.put(None)
             self._thread.join()
             self._thread = None
-        self._host.clear()
 
-    def files(self) -> Sequence[StateFile]:
-        """Oldest first. What is unfinished, damaged or of another model is deleted."""
+    def scan(self) -> None:
+        """Look at the files, which may take a while. What is unfinished, damaged or of another model is deleted.
+
+        Raises OSError.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in self._folder.glob(f"*{UNFINISHED}"):
+        for path in self._folder.glob(f"*{UNFINISHED}*"):
             path.unlink()
         paths = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
-        return list(self._sound(paths))
+        self._found = list(self._sound(paths))
+
+    def files(self) -> Sequence[StateFile]:
+        """Oldest first, as they are now, or as `scan` has found them a moment ago."""
+        if self._found is None:
+            try:
+                self.scan()
+            except OSError as error:
+                structlog.get_logger().error("state files cannot be looked at", error=str(error))
+        found, self._found = self._found or [], None
+        return found
 
     def write(self, key: int, salt: str, tokens: Tokens) -> None:
         self._calls.put(lambda: self._deliver(Written(key, self._attempt(lambda: self._write(key, salt, tokens)))))
@@ -111,6 +125,7 @@ class StateFiles:
             raise StateFileError(f"copy {key} was not made within {COPY_TIMEOUT_S:.0f} s")
         tensors = to_tensors(tokens, copy)
         path = self._path(salt, tokens)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = path.with_suffix(UNFINISHED)
         try:
             save_file(tensors, unfinished, Header(salt, self._model, checksum(tensors)).to_metadata())
@@ -131,7 +146,7 @@ class StateFiles:
                 raise StateFileError("its checksum is wrong")
             if tensors["tokens"].numpy().tobytes() != tokens:
                 raise StateFileError("its tokens are not those of its name")
-        except (StateFileError, SafetensorError, OSError, KeyError) as error:
+        except (StateFileError, SafetensorError, KeyError) as error:
             path.unlink(missing_ok=True)
             raise StateFileError(f"{path.name}: {error}") from error
         self._host.put(key, from_tensors(tensors))
@@ -171,7 +186,8 @@ def from_tensors(tensors: dict[str, Tensor]) -> HostState:
 def read_file(path: Path) -> tuple[Header, dict[str, Tensor]]:
     """Raises StateFileError, SafetensorError, OSError."""
     with safe_open(path, "pt") as file:
-        return read_header(file), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        # What it gives is a view of the file, which may change or go.
+        return read_header(file), {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
 
 
 def read_tokens(path: Path) -> tuple[Header, Tokens]:

@@ -1,7 +1,7 @@
 """Copies of states below the pool, in host memory and on disk: which there are, and what goes when there is no room."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -92,6 +92,7 @@ class Store:
         self.counters: Counter[str] = Counter()
         self._disk: Disk = disk if disk is not None and limits.disk_bytes else NoDisk()
         self._send, self._changed, self._gone = send, changed, gone
+        self._in_host: OrderedDict[Node[Copy], None] = OrderedDict()
         self._coming: dict[int, Node[Copy]] = {}
         self._writing: dict[int, Node[Copy]] = {}
         self._keys = 0
@@ -111,7 +112,7 @@ class Store:
         """Copies, and the bytes that they take or are about to."""
         copies = [copy_of(node) for node in self.tree.states]
         return {
-            "host": sum(copy.host is There.YES for copy in copies),
+            "host": len(self._in_host),
             "disk": sum(copy.disk is There.YES for copy in copies),
             "host_bytes": self.host_bytes,
             "disk_bytes": self.disk_bytes,
@@ -163,6 +164,7 @@ class Store:
             self._disk.read(copy.key, root_of(node).salt, tokens_to(node))
             self.counters["disk_reads"] += 1
         self.tree.touch(node)
+        self._in_host.move_to_end(node)
         return True
 
     def loaded(self, key: int, error: str) -> Node[Copy]:
@@ -174,9 +176,9 @@ class Store:
             self._changed(node)
         else:
             self.counters["damaged_files"] += 1
-            self.host_bytes -= copy.size
+            self._no_longer_in_host(node)
             self.disk_bytes -= copy.file_size
-            copy.host = copy.disk = There.NO
+            copy.disk = There.NO
             self._forget(node)
         self._settle(node)
         return node
@@ -221,16 +223,16 @@ class Store:
         """Keep the file only, if nothing is under way."""
         copy = copy_of(node)
         if copy.host is There.YES and copy.disk is There.YES and not copy.busy:
-            self._leave_host(copy)
+            self._leave_host(node)
             self._changed(node)
 
     def write_ahead(self) -> None:
         """Where host memory is three quarters full, write what has no file yet, so that it may go at once.
 
-        For that no other file has to go, and what could not be written is not tried again.
+        One at a time; for that no other file has to go, and what could not be written is not tried again.
         """
-        if self.has_disk and self.host_bytes > self.limits.host_bytes * 3 // 4:
-            for node in list(self.tree.states):
+        if self.has_disk and not self._writing and self.host_bytes > self.limits.host_bytes * 3 // 4:
+            for node in self._in_host:
                 copy = copy_of(node)
                 fits = self.disk_bytes + copy.file_size <= self.limits.disk_bytes
                 if copy.host is There.YES and copy.disk is There.NO and copy.wanted and not copy.unwritable and fits:
@@ -244,6 +246,12 @@ class Store:
         copy_of(node).wanted = False
         self._settle(node)
 
+    def release_unnamed(self) -> None:
+        """Files that were there at the start, and that no session has claimed."""
+        for node in list(self.tree.states):
+            if not node.names:
+                self.release(node)
+
     def _settle(self, node: Node[Copy]) -> None:
         """What is neither in host memory nor on disk, or not wanted, is forgotten once nothing is under way with it."""
         copy = node.state
@@ -255,7 +263,7 @@ class Store:
         copy = copy_of(node)
         self._gone(node)
         if copy.host is There.YES:
-            self._leave_host(copy)
+            self._leave_host(node)
         if copy.disk is There.YES:
             self._leave_disk(node)
         self.tree.take_state(node)
@@ -264,10 +272,15 @@ class Store:
             self.tree.remove(node)
             node = parent
 
-    def _leave_host(self, copy: Copy) -> None:
-        self._send("forward", Drop([copy.key]))
+    def _leave_host(self, node: Node[Copy]) -> None:
+        self._send("forward", Drop([copy_of(node).key]))
+        self._no_longer_in_host(node)
+
+    def _no_longer_in_host(self, node: Node[Copy]) -> None:
+        copy = copy_of(node)
         copy.host = There.NO
         self.host_bytes -= copy.size
+        del self._in_host[node]
 
     def _leave_disk(self, node: Node[Copy]) -> None:
         copy = copy_of(node)
@@ -285,13 +298,13 @@ class Store:
         cap = self.limits.host_bytes
         if self.host_bytes + size <= cap:
             return True
-        for node in self._idle() if size <= cap else ():
+        for node in self._idle(self._in_host) if size <= cap else ():
             copy = copy_of(node)
             if self.host_bytes + size > cap and copy.host is There.YES and copy.disk is There.YES:
-                self._leave_host(copy)
+                self._leave_host(node)
                 self._changed(node)
         soon = sum(copy_of(node).size for node in self._writing.values())
-        for node in self._idle() if size <= cap else ():
+        for node in self._idle(self._in_host) if size <= cap else ():
             copy = copy_of(node)
             if self.host_bytes + size - soon <= cap:
                 break
@@ -305,7 +318,7 @@ class Store:
         cap = self.limits.disk_bytes
         if self.disk_bytes + size <= cap:
             return True
-        for node in self._idle() if size <= cap else ():
+        for node in self._idle(self.tree.states) if size <= cap else ():
             copy = copy_of(node)
             if self.disk_bytes + size <= cap:
                 break
@@ -317,9 +330,9 @@ class Store:
                 self._forget(node)
         return self.disk_bytes + size <= cap
 
-    def _idle(self) -> Iterator[Node[Copy]]:
+    def _idle(self, nodes: Iterable[Node[Copy]]) -> Iterator[Node[Copy]]:
         """Those with which nothing is under way, the least recently used first."""
-        for node in list(self.tree.states):
+        for node in list(nodes):
             if node.state is not None and not node.state.busy:
                 yield node
 
@@ -349,6 +362,7 @@ class Store:
         copy.key, copy.host = self._keys, There.COMING
         self.host_bytes += copy.size
         self._coming[copy.key] = node
+        self._in_host[node] = None
 
 
 def copy_of(node: Node[Copy]) -> Copy:

@@ -11,7 +11,7 @@ from actors.names import Names
 from actors.pages import Pages
 from actors.radix import Node, RadixTree, root_of, tokens_to
 from actors.requests import Tier
-from actors.stored import Store, There, TierLimits, copy_of
+from actors.stored import Copy, Store, There, TierLimits, copy_of
 from actors.tokens import count
 
 Command = Name | Unname | Suspend
@@ -37,21 +37,19 @@ class Tiers:
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._send, self._ledger, self._pages, self._tree, self._is_busy = send, ledger, pages, tree, is_busy
-        self.store = Store(
-            limits,
-            disk,
-            send,
-            changed=lambda node: self.names.changed_in_store(node),
-            gone=lambda node: self.names.lost_in_store(node),
-        )
-        self.names = Names(send, self.store.release)
+        self.names = Names(send, lambda node: self.store.release(node))
+        self.store = Store(limits, disk, send, self.names.changed_in_store, self.names.lost_in_store)
         self.exports: dict[int, list[int]] = {}
         self._commands: list[Command] = []
 
     @property
     def settled(self) -> bool:
         """Nothing is under way, and nothing is waiting."""
-        return not self.exports and not self._commands and not self.store.busy
+        return not self._commands and not self._under_way
+
+    @property
+    def _under_way(self) -> bool:
+        return bool(self.exports) or self.store.busy
 
     def command(self, command: Command) -> None:
         self._commands.append(command)
@@ -73,8 +71,9 @@ class Tiers:
                 self.demote(node, may_lose=False)
 
     def suspend_all(self) -> None:
-        """Before the end: what has a name goes to its file."""
+        """Before the end: what has a name goes to its file, and files that nobody names go."""
         if self.store.has_disk:
+            self.store.release_unnamed()
             self._commands += [Suspend(UNASKED, session) for session in self.names.opened]
 
     # Down
@@ -120,10 +119,13 @@ class Tiers:
         """Where it failed, the copy in host memory is the lowest that there is."""
         node = self.store.written(key, error)
         if error:
-            failed = [c for c in self._commands if isinstance(c, Suspend) and c.session in node.names]
+            failed = [c for c in self._commands if isinstance(c, Suspend) and self._goes_on_from(c.session, node)]
             self._commands = [command for command in self._commands if command not in failed]
             for suspend in failed:
                 self._answer(suspend, "host", node.end)
+
+    def _goes_on_from(self, session: str, node: Node[Copy]) -> bool:
+        return session not in self.names.in_pool and self.names.stored.get(session) is node
 
     # Commands
 
@@ -159,7 +161,8 @@ class Tiers:
             if self._ledger.loans(_state(pool)):
                 return False
             if not self.demote(pool, may_lose=False):
-                return self._answer(suspend, "slot", pool.end)
+                # There is no room, or not yet: what is on its way makes some.
+                return not self._under_way and self._answer(suspend, "slot", pool.end)
         stored = self.names.stored.get(session)
         if stored is None:
             return self._answer(suspend, "tokens", 0)

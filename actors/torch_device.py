@@ -93,6 +93,9 @@ class TorchDevice:
     def drop(self, key: int) -> None:
         self._host.drop(key)
 
+    def drop_all(self) -> None:
+        self._host.clear()
+
     def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
         sampling = request.sampling
         tokens = torch.frombuffer(bytearray(request.tokens), dtype=torch.int32).to(self.torch_device, torch.int64)

@@ -157,7 +157,7 @@ async def abort_request(request: web.Request) -> web.Response:
         return answer_json({"aborted": server.gateway.abort_all()})
     if not asked.rid:
         raise errors.bad_request("rid is required", "rid", "missing_required_parameter")
-    return answer_json({"aborted": server.gateway.abort(asked.rid)})
+    return answer_json({"aborted": server.gateway.abort_batch(asked.rid)})
 
 
 async def flush_cache(request: web.Request) -> web.Response:

@@ -25,7 +25,7 @@ def read_message(message: Mapping[str, Any], at: str) -> dict[str, Any]:
     role = fields.pop("role", None)
     if role in ("tool", "function"):
         raise errors.unsupported(f"{at}.role", "does not support tools yet")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise errors.bad_request(f"{at}.role: expected one of {', '.join(ROLES)}, got {role!r}", f"{at}.role")
     content = fields.pop("content", None)
     if content is None:
@@ -55,8 +55,9 @@ def read_content(content: object, at: str) -> str:
 def read_part(part: object, at: str) -> str:
     if not isinstance(part, dict):
         raise errors.bad_request(f"{at} must be an object", at, "invalid_value")
-    if part.get("type") not in TEXT_PARTS:
-        raise errors.unsupported(at, f"is of type {part.get('type')!r}: {TEXT_ONLY}")
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
+        raise errors.unsupported(at, f"is of type {kind!r}: {TEXT_ONLY}")
     if not isinstance(part.get("text"), str):
         raise errors.bad_request(f"{at}.text must be a string", f"{at}.text", "invalid_value")
     return str(part["text"])

@@ -142,10 +142,15 @@ class Server:
         """The engine, for a request that names `model`. Raises 503 while loading or draining, 404 for another model."""
         if self.phase == "draining":
             raise errors.unavailable("the server is shutting down", "draining")
-        if self.engine is None:
-            raise errors.unavailable("the model is loading", "loading")
+        engine = self.loaded()
         if model is not None and model not in (self.name, "default"):
             raise errors.unknown_model(model, self.name)
+        return engine
+
+    def loaded(self) -> Engine:
+        """The engine, for what a drain does not end. Raises 503 while loading: the folder's sessions come later."""
+        if self.engine is None:
+            raise errors.unavailable("the model is loading", "loading")
         return self.engine
 
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 RETRY_QUEUE_S = 1
 RETRY_UNAVAILABLE_S = 5
 CLIENT_LEFT = 499
+DO_NOT_RETRY = {"x-should-retry": "false"}
 
 
 class ErrorDetail(Struct):
@@ -85,7 +86,13 @@ def unavailable(message: str, code: str) -> ApiError:
 def timed_out(seconds: float) -> ApiError:
     """504, with the header that keeps the openai client from trying the same again."""
     message = f"the request was not finished within {seconds:g} s"
-    return ApiError(504, message, "timeout_error", code="request_timeout", headers={"x-should-retry": "false"})
+    return ApiError(504, message, "timeout_error", code="request_timeout", headers=DO_NOT_RETRY)
+
+
+def kept(error: ApiError) -> ApiError:
+    """`error` for a client whose turn is in the session nonetheless: to send it again would say it twice."""
+    headers = {name: value for name, value in error.headers.items() if name != "Retry-After"} | DO_NOT_RETRY
+    return ApiError(error.status, error.message, error.type, error.param, error.code, headers)
 
 
 def client_left() -> ApiError:

@@ -163,8 +163,13 @@ class Gateway:
                 self._abandoned.add(member.request.id)
                 self._post("scheduler", Abort(member.request.id, reason))
 
-    def abort(self, rid: str) -> int:
-        """End the request `rid`, or the members of the batch `rid`, as if each had finished; returns how many."""
+    def abort(self, id: str) -> None:
+        """End this request, as if it had finished."""
+        if id in self._open:
+            self._abort([id])
+
+    def abort_batch(self, rid: str) -> int:
+        """End the request `rid`, and the members of the batch `rid`, as if each had finished; returns how many."""
         own = [id for id in self._open if id == rid or (id.startswith(f"{rid}_") and id[len(rid) + 1 :].isdigit())]
         self._abort(own)
         return len(own)

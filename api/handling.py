@@ -9,6 +9,7 @@ from aiohttp import web
 from actors.requests import Request
 from api import errors
 from api.engine import SERVER
+from api.errors import ApiError
 from api.generation import Generation
 from api.security import host_name
 from api.trace_context import Call, TraceContext
@@ -49,3 +50,12 @@ def call_of(request: web.Request) -> Call:
 
 def answer_json(value: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def answer_with_error(request: web.Request, answer: object, error: ApiError) -> web.Response:
+    """An answer that is all there, and what went wrong with it: the error in it, and its status."""
+    request[STREAM_ERROR] = error.code or error.type
+    whole = msgspec.to_builtins(answer) | msgspec.to_builtins(error.body())
+    response = answer_json(whole, error.status)
+    response.headers.update(error.headers)
+    return response

@@ -4,20 +4,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from api import errors
-from api.engine import Server
-from api.response_context import find_turn
 from api.response_events import item_id
 from api.response_store import StoredResponse, chain
 from api.session_log import turns
 
 Item: TypeAlias = dict[str, Any]
 MOST = 100
+MOST_DIGITS = 10
 DEFAULT = 20
 
 
-def list_items(server: Server, owner: bytes, response: StoredResponse, query: Mapping[str, str]) -> dict[str, Any]:
+def list_items(response: StoredResponse, query: Mapping[str, str]) -> dict[str, Any]:
     """One page. Raises 400."""
-    items = input_items(server, owner, response)
+    items = input_items(response)
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise errors.bad_request("order must be asc or desc", "order", "invalid_value")
@@ -36,7 +35,7 @@ def list_items(server: Server, owner: bytes, response: StoredResponse, query: Ma
 
 def read_limit(query: Mapping[str, str]) -> int:
     limit = query.get("limit", str(DEFAULT))
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MOST):
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= MOST_DIGITS and 1 <= int(limit) <= MOST):
         raise errors.bad_request(f"limit must be a number from 1 to {MOST}", "limit", "invalid_value")
     return int(limit)
 
@@ -51,12 +50,11 @@ def read_start(items: Sequence[Item], query: Mapping[str, str]) -> int:
     return place + 1
 
 
-def input_items(server: Server, owner: bytes, response: StoredResponse) -> list[Item]:
-    """Oldest first: what it goes on from, then its own input. A session's turns are listed while it has them."""
+def input_items(response: StoredResponse) -> list[Item]:
+    """Oldest first: what it goes on from, then its own input."""
     earlier = chain(response)
     first = earlier[0]
-    turn = find_turn(server, owner, first.session, first.base)
-    items = [item for t in turns(turn) for item in said(t.request, t.messages or (), t.answer)]
+    items = [item for turn in turns(first.base) for item in said(turn.request, turn.messages or (), turn.answer)]
     for previous in earlier[:-1]:
         answer = None if previous.transcript.feeds_only else previous.transcript.text
         items += said(previous.id, previous.messages, answer)

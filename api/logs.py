@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 import structlog
+from aiohttp.http_exceptions import BadHttpMessage
 
 Format = Literal["auto", "json", "console"]
 
@@ -35,6 +36,12 @@ def configure(format: Format, level: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("asyncio").setLevel(max(logging.INFO, root.level))
+    logging.getLogger("aiohttp.server").addFilter(is_not_bad_http)
+
+
+def is_not_bad_http(record: logging.LogRecord) -> bool:
+    """Anybody could fill the log with requests that are none."""
+    return not (record.exc_info and isinstance(record.exc_info[1], BadHttpMessage))
 
 
 def rendering(as_json: bool) -> list[structlog.typing.Processor]:

@@ -8,7 +8,6 @@ from api.errors import ApiError
 from api.response_request import ResponseRequest
 from api.response_store import StoredResponse, chain, no_previous
 from api.session import OpenTurn
-from api.session_log import Turn, backwards
 from api.session_log import conversation as messages_up_to
 
 
@@ -19,6 +18,7 @@ def open_turn(server: Server, owner: bytes, asked: ResponseRequest, id: str) -> 
     session = server.sessions.find(owner, asked.session)
     if session is None:
         raise no_conversation(asked.session)
+    session.check_idle()
     session.check_after(asked.after)
     turn = session.begin(id)
     turn.feeds_only = not asked.generate
@@ -38,25 +38,19 @@ def find_previous(server: Server, owner: bytes, id: str | None, latest: StoredRe
     return previous
 
 
-def conversation(server: Server, owner: bytes, last: StoredResponse | None) -> list[dict[str, Any]]:
+def conversation(last: StoredResponse | None) -> list[dict[str, Any]]:
     """The messages up to `last` and its answer. Instructions are not handed on. Raises 400."""
     responses = chain(last)
     messages: list[dict[str, Any]] = []
-    if last is not None and responses[0].session is not None:
+    if last is not None and responses[0].body["conversation"] is not None:
         first = responses.pop(0)
-        turn = find_turn(server, owner, first.session, first.turn)
-        if turn is None:
-            raise no_previous(last.id)
-        messages = messages_up_to(turn)
+        if first.turn is None:
+            message = f"response {first.id!r} left no turn in its conversation"
+            raise errors.bad_request(message, "previous_response_id", "previous_response_not_found")
+        messages = messages_up_to(first.turn)
     for response in responses:
         messages += response.said
     return messages
-
-
-def find_turn(server: Server, owner: bytes, session: str | None, number: int) -> Turn | None:
-    """A turn that the session still has."""
-    found = server.sessions.find(owner, session) if session is not None else None
-    return next((turn for turn in backwards(found.head) if turn.number == number), None) if found is not None else None
 
 
 def no_conversation(id: str) -> ApiError:

@@ -15,6 +15,7 @@ from api.generation import Generation
 from api.response_events import Transcript
 from api.response_store import StoredResponse
 from api.session import OpenTurn, refused
+from api.session_saver import NOT_SAVED
 
 ENDS = {"stop": "completed", "length": "incomplete"}
 
@@ -68,9 +69,14 @@ class ResponseRun:
     async def read(self) -> dict[str, Any]:
         """To the end; the body. Raises ApiError."""
         await self.response.finished.wait()
-        if self.error is not None:
+        if self.error is not None and not self.unsaved:
             raise self.error
         return self.response.body
+
+    @property
+    def unsaved(self) -> bool:
+        """The answer is there, but the turn that it is did not come to the disk."""
+        return self.error is not None and self.error.code == NOT_SAVED
 
     async def carry(self) -> None:
         """The task of the response."""
@@ -78,6 +84,7 @@ class ResponseRun:
             with self.generation:
                 self.error = await failure(self._read())
             if self._turn is not None:
+                self._settle()
                 self.error = await failure(self._turn.save()) or self.error
         finally:
             self._end()
@@ -119,8 +126,10 @@ class ResponseRun:
     def _settle(self) -> None:
         if self._turn is not None:
             self._turn.settle()
-            self.response.turn = self._turn.settled.number if self._turn.settled is not None else 0
-            self.response.body["turn"] = self.response.turn or None
+            turn = self.response.turn = self._turn.settled
+            self.response.body["turn"] = turn.number if turn is not None else None
+            if self.error is not None and turn is not None:
+                self.error = errors.kept(self.error)
 
     def _status(self) -> str:
         if self.error is not None:

@@ -47,7 +47,7 @@ async def start_response(
             unless_begun.enter_context(turn)
             prompt = await extend_chat(engine, turn, opening(asked, turn) + messages, asked.chat_template_kwargs)
         else:
-            prompt = await render_chain(server, engine, owner, asked, previous, messages)
+            prompt = await render_chain(engine, asked, previous, messages)
         drafted = draft(engine, id, prompt, wishes_of(asked, turn.session.salt if turn else asked.cache_salt))
         generation = submit(request, engine, drafted, turn)
         unless_begun.pop_all()
@@ -55,7 +55,7 @@ async def start_response(
     transcript = Transcript(new_body(server, asked, drafted, turn), infos, feeds_only=not asked.generate)
     response = StoredResponse(id=id, transcript=transcript, previous=previous, messages=messages)
     if turn is not None:
-        response.session, response.base = turn.session.id, turn.base.number if turn.base is not None else 0
+        response.base = turn.base
     if response.body["store"]:
         server.responses.put(owner, response)
     log = None if accounted else structlog.get_logger().bind(id=request[REQUEST_ID])
@@ -65,14 +65,9 @@ async def start_response(
 
 
 async def render_chain(
-    server: Server,
-    engine: Engine,
-    owner: bytes,
-    asked: ResponseRequest,
-    previous: StoredResponse | None,
-    messages: Messages,
+    engine: Engine, asked: ResponseRequest, previous: StoredResponse | None, messages: Messages
 ) -> Prompt:
-    whole = instructions(asked) + conversation(server, owner, previous) + messages
+    whole = instructions(asked) + conversation(previous) + messages
     return await render(engine, whole, asked.generate, asked.chat_template_kwargs)
 
 

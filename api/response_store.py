@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -12,6 +12,7 @@ import msgspec
 from api import errors
 from api.errors import ApiError
 from api.response_events import Transcript
+from api.session_log import Turn, backwards
 
 Key: TypeAlias = tuple[bytes, str]
 MOST = 10_000
@@ -21,18 +22,17 @@ MOST = 10_000
 class StoredResponse:
     """One response, and the chain of those that it goes on from, which it keeps although they may be deleted.
 
-    messages: its input, without instructions. session, base, turn: if it is a turn of a session, that one, the number
-    that it goes on from, and its own once it has ended. holders: how many keep it (the store, and responses that go on
-    from it); its size counts while there are any.
+    messages: its input, without instructions. base, turn: if it is a turn of a session, the one that it goes on from,
+    and its own once it has ended; they never change, whatever becomes of the session. holders: how many keep it (the
+    store, and responses that go on from it); its size counts while there are any.
     """
 
     id: str
     transcript: Transcript
     previous: "StoredResponse | None" = None
     messages: list[dict[str, Any]]
-    session: str | None = None
-    base: int = 0
-    turn: int = 0
+    base: Turn | None = None
+    turn: Turn | None = None
     stored: float = 0.0
     size: int = 0
     holders: int = 0
@@ -71,7 +71,8 @@ def chain(last: StoredResponse | None) -> list[StoredResponse]:
 class ResponseStore:
     """retention: seconds; with 0 nothing is stored. cap: bytes. The oldest go first; those that run are not dropped.
 
-    bytes: of the JSON of all that have ended and are stored, or gone on from by such.
+    bytes: of the JSON of all that have ended and are stored, or gone on from by such, and of the logs of the turns that
+    these hold, each counted once.
     """
 
     def __init__(self, retention: float, cap: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -82,6 +83,7 @@ class ResponseStore:
         self._clock = clock
         self._running: dict[Key, StoredResponse] = {}
         self._ended: OrderedDict[Key, StoredResponse] = OrderedDict()
+        self._turns: Counter[Turn] = Counter()
 
     def __len__(self) -> int:
         return len(self._running) + len(self._ended)
@@ -135,6 +137,7 @@ class ResponseStore:
             if response.holders > 1:
                 return
             self.bytes += response.size
+            self._hold_turns(response.turn or response.base)
             response = response.previous
 
     def _release(self, response: StoredResponse | None) -> None:
@@ -143,7 +146,23 @@ class ResponseStore:
             if response.holders > 0:
                 return
             self.bytes -= response.size
+            self._release_turns(response.turn or response.base)
             response = response.previous
+
+    def _hold_turns(self, head: Turn | None) -> None:
+        for turn in backwards(head):
+            self._turns[turn] += 1
+            if self._turns[turn] > 1:
+                return
+            self.bytes += turn.own_bytes
+
+    def _release_turns(self, head: Turn | None) -> None:
+        for turn in backwards(head):
+            self._turns[turn] -= 1
+            if self._turns[turn] > 0:
+                return
+            del self._turns[turn]
+            self.bytes -= turn.own_bytes
 
 
 def no_previous(id: str) -> ApiError:

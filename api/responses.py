@@ -5,7 +5,7 @@ from aiohttp import web
 
 from api import errors
 from api.engine import SERVER, Server
-from api.handling import GENERATION, STREAM_ERROR, answer_json
+from api.handling import GENERATION, STREAM_ERROR, answer_json, answer_with_error
 from api.input_items import list_items
 from api.parsing import read_object
 from api.response_events import Event, Reader
@@ -14,6 +14,8 @@ from api.response_start import start_response
 from api.response_store import StoredResponse
 from api.security import owner_of
 from api.sse import HEADERS, PING, Writer
+
+MOST_DIGITS = 10
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
@@ -28,7 +30,12 @@ async def create_response(request: web.Request) -> web.StreamResponse:
             if not asked.background:
                 await run.begun(server.config.ping_interval)
             return await stream(request, run.response)
-        return answer_json(run.response.body if asked.background else await run.read())
+        if asked.background:
+            return answer_json(run.response.body)
+        body = await run.read()
+        if run.error is not None:
+            return answer_with_error(request, body, run.error)
+        return answer_json(body)
 
 
 async def stream(request: web.Request, stored: StoredResponse, after: int = -1) -> web.StreamResponse:
@@ -52,14 +59,14 @@ async def get_response(request: web.Request) -> web.StreamResponse:
         if after is not None:
             raise errors.bad_request("starting_after needs stream=true", "starting_after", "invalid_value")
         return answer_json(response.body)
-    if after is not None and not (after.isascii() and after.isdigit()):
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) <= MOST_DIGITS):
         raise errors.bad_request("starting_after must be the number of an event", "starting_after", "invalid_value")
     return await stream(request, response, int(after) if after is not None else -1)
 
 
 async def get_input_items(request: web.Request) -> web.Response:
-    server, response = find(request)
-    return answer_json(list_items(server, owner_of(request), response, request.query))
+    _, response = find(request)
+    return answer_json(list_items(response, request.query))
 
 
 async def delete_response(request: web.Request) -> web.Response:

@@ -89,8 +89,9 @@ class Session:
             raise ApiError(409, message, "conflict_error", code="session_busy")
 
     def check_after(self, after: int | None) -> None:
-        """Raises 409 unless `after` is the last turn that has ended, or None."""
-        if after is not None and not self.is_busy() and after != self.number:
+        """Settles a turn that is over. Raises 409 unless `after` is the last turn that has ended, or None."""
+        self.is_busy()
+        if after is not None and after != self.number:
             message = f"the last turn of session {self.id!r} is {self.number}, not {after}"
             raise ApiError(409, message, "conflict_error", "after", "session_moved_on")
 
@@ -162,7 +163,7 @@ class Session:
 
 class OpenTurn:
     """A turn from its reservation to its end. As a context it settles when it is left, whatever happened, and is on the
-    disk before its client reads an error.
+    disk before its client reads an error, which says not to try again if the turn stays.
 
     base, before: what it goes on from. prompt: the whole history that is sent into the ring. feeds_only: the token that
     comes back is not wanted.
@@ -190,6 +191,8 @@ class OpenTurn:
         if isinstance(error, ApiError):
             with suppress(ApiError):
                 await self.save()
+            if self.settled is not None:
+                raise errors.kept(error) from None
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,8 @@ from api.security import owner_of
 from api.session import Session
 from api.session_log import Turn, title, turns
 
-SessionId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+MOST_DIGITS = 10
+SessionId = Annotated[str, Meta(pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,128}\Z")]
 
 
 class CreateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -58,8 +59,8 @@ async def list_sessions(request: web.Request) -> web.Response:
 
 
 async def get_session(request: web.Request) -> web.Response:
-    server, session = find(request)
-    server.ready()
+    request.app[SERVER].ready()
+    _, session = find(request)
     # Settles a turn that is over, so it comes before the log is read.
     session.is_busy()
     with suppress(ApiError):
@@ -80,10 +81,9 @@ async def delete_session(request: web.Request) -> web.Response:
 
 async def fork_session(request: web.Request) -> web.Response:
     asked = convert(await read_object(request), ForkRequest)
+    request.app[SERVER].ready()
     server, session = find(request)
-    server.ready()
     session.check_after(asked.after)
-    session.is_busy()
     turn = session.head if asked.turn is None else session.find(asked.turn)
     fork = server.sessions.fork(session, turn, asked.id)
     await server.sessions.created(fork)
@@ -93,6 +93,7 @@ async def fork_session(request: web.Request) -> web.Response:
 async def rewind_session(request: web.Request) -> web.Response:
     asked = convert(await read_object(request), RewindRequest)
     server, session = find(request)
+    session.check_idle()
     session.check_after(asked.after)
     server.sessions.rewind(session, asked.turn)
     await session.saved()
@@ -101,20 +102,22 @@ async def rewind_session(request: web.Request) -> web.Response:
 
 async def suspend_session(request: web.Request) -> web.Response:
     """Let the session's state leave its slot; answered when it is where it is to stay."""
+    request.app[SERVER].ready()
     server, session = find(request)
-    server.ready()
     await server.sessions.suspend(session)
     return answer_json({"id": session.id, "state": describe_state(session)})
 
 
 def find(request: web.Request) -> tuple[Server, Session]:
+    """Raises 404, 503."""
     server = request.app[SERVER]
+    server.loaded()
     return server, server.sessions.get(owner_of(request), request.match_info["session"])
 
 
 def read_after(request: web.Request) -> int | None:
     after = request.query.get("after")
-    if after is not None and not (after.isascii() and after.isdigit()):
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) <= MOST_DIGITS):
         raise errors.bad_request("after must be the number of a turn", "after", "invalid_value")
     return int(after) if after is not None else None
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import anyio
@@ -13,6 +14,7 @@ from api.session_files import SessionFiles
 from api.session_records import Record
 
 MOST_THREADS = 16
+NOT_SAVED = "session_not_saved"
 T = TypeVar("T")
 
 
@@ -30,6 +32,7 @@ class Disk:
         self._on_full = on_full
         self._limiter = anyio.CapacityLimiter(MOST_THREADS)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._undeleted: set[str] = set()
 
     async def run(self, work: Callable[[], T]) -> T:
         """In a thread."""
@@ -47,6 +50,18 @@ class Disk:
         while self._tasks:
             await asyncio.wait(self._tasks)
         self.files.close()
+
+    async def delete(self, key: str) -> None:
+        """Raises OSError; it is then left to `delete_again`."""
+        self._undeleted.add(key)
+        await self.run(lambda: self.files.delete(key))
+        self._undeleted.discard(key)
+
+    async def delete_again(self) -> None:
+        """Try again to delete what could not be deleted."""
+        with suppress(OSError):
+            for key in list(self._undeleted):
+                await self.delete(key)
 
     def grow(self, by: int) -> None:
         self.used += by
@@ -106,11 +121,12 @@ class Saver:
             while (self._notes or self._stale) and not self._deleted:
                 await self._write()
             if self._deleted:
-                await self._disk.run(lambda: self._disk.files.delete(self._key))
+                await self._disk.delete(self._key)
             self.error = None
         except OSError as error:
             self._stale, self.error = True, error
-            structlog.get_logger().error("a session is not saved", key=self._key, error=str(error))
+            what = "a session's file is not deleted" if self._deleted else "a session is not saved"
+            structlog.get_logger().error(what, key=self._key, error=str(error))
         finally:
             self._task = None
 
@@ -131,12 +147,22 @@ class Saver:
 
 
 def not_deleted(error: OSError) -> ApiError:
-    message = f"the session is closed, but its file is still there, and a restart would open it: {error.strerror}"
+    message = f"the session is closed, but its file is still there, which is tried again: {error.strerror}"
     return ApiError(500, message, "server_error", code="session_not_deleted")
+
+
+def not_created(error: OSError) -> ApiError:
+    return ApiError(
+        507,
+        f"the session is not created, as it cannot be saved: {error.strerror}",
+        "server_error",
+        code=NOT_SAVED,
+        headers={"x-should-retry": "false"},
+    )
 
 
 def not_saved(error: OSError) -> ApiError:
     """507, with the header that keeps clients from sending the same again."""
     message = f"the session goes on, but this is not saved, and would not survive a restart: {error.strerror}"
     headers = {"x-should-retry": "false"}
-    return ApiError(507, message, "server_error", code="session_not_saved", headers=headers)
+    return ApiError(507, message, "server_error", code=NOT_SAVED, headers=headers)

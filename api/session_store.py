@@ -18,7 +18,7 @@ from api.session import Session
 from api.session_files import SessionFiles
 from api.session_log import Turn, history
 from api.session_restore import read_sessions
-from api.session_saver import Disk, Saver
+from api.session_saver import Disk, Saver, not_created
 
 
 class Ring(Protocol):
@@ -77,6 +77,7 @@ class SessionStore:
         for session in self._sessions.values():
             session.is_busy()
             self._try_again(session)
+        await self._disk.delete_again()
         await self._disk.close()
 
     def create(
@@ -86,15 +87,18 @@ class SessionStore:
         salt: str = "",
         idle_timeout: float | None = None,
         branching: bool = False,
+        id_field: str = "id",
     ) -> Session:
-        """Raises 400 if the id is taken, 429 if all places are in turns. Await `created` before telling of it."""
+        """id_field: what the client calls the id. Raises 400 if that is taken, 429 if all places are in turns. Await
+        `created` before telling of it.
+        """
         self._drop_idle()
         id = id if id is not None else f"session-{uuid.uuid4().hex}"
         if (owner, id) in self._sessions:
-            raise errors.bad_request(f"session {id!r} exists already", "session_id", "duplicate_session_id")
+            raise errors.bad_request(f"session {id!r} exists already", id_field, "duplicate_session_id")
         timeout = self._idle_timeout if idle_timeout is None else min(idle_timeout, self._idle_timeout)
         session = Session(id=id, owner=owner, salt=salt, clock=self._clock, idle_timeout=timeout, branching=branching)
-        self._make_room()
+        self._make_room(owner)
         self._take_in(session)
         self._ring.name(session.key, session.salt, session.tokens)
         if session.saver is not None:
@@ -106,8 +110,11 @@ class SessionStore:
         try:
             await session.saved()
         except ApiError:
+            cause = session.saver.error if session.saver is not None else None
             self.close(session)
-            raise
+            if cause is None:
+                raise
+            raise not_created(cause) from None
 
     def find(self, owner: bytes, id: str) -> Session | None:
         session = self._sessions.get((owner, id))
@@ -162,6 +169,8 @@ class SessionStore:
     async def sweep(self) -> None:
         """Suspend or forget who is idle; try again to write what could not be written."""
         self._drop_idle()
+        if self._disk is not None:
+            await self._disk.delete_again()
         for session in list(self._sessions.values()):
             self._try_again(session)
             if self._disk is not None and not session.suspended and self._is_idle(session) and not session.closed:
@@ -227,14 +236,15 @@ class SessionStore:
             self.close(session)
         return dropped
 
-    def _make_room(self) -> None:
+    def _make_room(self, owner: bytes) -> None:
+        """The owner's own go first, so that one who opens many does not close those of others."""
         while len(self._sessions) >= self._cap:
-            idle = next((session for session in self._sessions.values() if not session.is_busy()), None)
-            if idle is None:
+            idle = [session for session in self._sessions.values() if not session.is_busy()]
+            if not idle:
                 headers = {"Retry-After": str(errors.RETRY_QUEUE_S)}
                 message = f"all {self._cap} sessions are in turns (--session-cap)"
                 raise ApiError(429, message, "rate_limit_error", code="too_many_sessions", headers=headers)
-            self.close(idle)
+            self.close(next((session for session in idle if session.owner == owner), idle[0]))
 
     def _close_for_disk(self) -> None:
         """The most recently used one stays, however long it is."""

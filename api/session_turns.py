@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgspec
 from aiohttp import web
 from msgspec import Struct, field
 
@@ -15,7 +14,7 @@ from api.drafting import Count, Prompt, Wishes, draft, encode
 from api.engine import SERVER, Engine
 from api.errors import ApiError
 from api.generation import Generation
-from api.handling import STREAM_ERROR, answer_json, new_id, submit
+from api.handling import answer_json, answer_with_error, new_id, submit
 from api.openai_fields import IGNORED
 from api.parsing import convert, read_object
 from api.sampling_fields import RequestFields, request_wishes
@@ -81,6 +80,7 @@ async def create_turn(request: web.Request) -> web.StreamResponse:
     asked = convert(await read_object(request), TurnRequest, IGNORED)
     engine = server.ready(asked.model)
     session = server.sessions.get(owner_of(request), request.match_info["session"])
+    session.check_idle()
     session.check_after(asked.after)
     async with session.begin(new_id("turn")) as turn:
         turn.feeds_only = asked.max_tokens == 0
@@ -102,11 +102,7 @@ async def answer_saved(request: web.Request, turn: OpenTurn, answer: object) -> 
     try:
         await turn.save()
     except ApiError as error:
-        request[STREAM_ERROR] = error.code or error.type
-        whole = msgspec.to_builtins(answer) | msgspec.to_builtins(error.body())
-        response = answer_json(whole, error.status)
-        response.headers.update(error.headers)
-        return response
+        return answer_with_error(request, answer, error)
     return answer_json(answer)
 
 

@@ -55,7 +55,11 @@ async def open_session(request: web.Request) -> web.Response:
     asked = convert(await read_object(request), OpenRequest)
     server.ready()
     session = server.sessions.create(
-        owner_of(request), asked.session_id, idle_timeout=asked.timeout, branching=not asked.streaming
+        owner_of(request),
+        asked.session_id,
+        idle_timeout=asked.timeout,
+        branching=not asked.streaming,
+        id_field="session_id",
     )
     await server.sessions.created(session)
     return answer_json(session.id)
@@ -65,6 +69,7 @@ async def close_session(request: web.Request) -> web.Response:
     """200 also for a session that is not there (any more)."""
     server = request.app[SERVER]
     asked = convert(await read_object(request), CloseRequest)
+    server.loaded()
     session = server.sessions.find(owner_of(request), asked.session_id)
     if session is not None:
         server.sessions.close(session)

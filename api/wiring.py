@@ -122,7 +122,9 @@ def below_the_pool(config: Config, model: Model, sizes: PoolSizes, path: Path) -
     if config.session_dir is None:
         return Below(limits, host, None)
     model_id = fingerprint(path, model.state_shapes(), model.page_shapes())
-    return Below(limits, host, StateFiles(Path(config.session_dir) / "states", model_id, host))
+    files = StateFiles(Path(config.session_dir) / "states", model_id, host)
+    files.scan()
+    return Below(limits, host, files)
 
 
 def free_memory(device: torch.device) -> int:

@@ -273,3 +273,39 @@ def test_the_slots_of_sessions_are_bounded_also_where_nothing_is_below() -> None
             assert sorted(tier for tier, _ in ring.kept.values()) == ["slot", "tokens", "tokens"]
 
     asyncio.run(scenario())
+
+
+def test_every_session_is_written_at_the_end_also_where_few_fit_into_host_memory(tmp_path: Path) -> None:
+    model = small("mamba2")
+
+    async def scenario() -> None:
+        async with running(model, tiers=limits(model, host=2, disk=20), folder=tmp_path) as ring:
+            for i, prompt in enumerate(prompts(14, 10, longest=12)):
+                await ring.turn(f"s{i}", prompt)
+        assert len(files(tmp_path)) == 10
+
+    asyncio.run(scenario())
+
+
+def test_files_beyond_the_cap_and_of_nobody_go(tmp_path: Path) -> None:
+    model = small("mamba2")
+    histories: dict[str, list[int]] = {}
+
+    async def scenario(disk: int) -> None:
+        async with running(model, tiers=limits(model, disk=disk), folder=tmp_path) as ring:
+            if histories:
+                ring.name("s3", histories["s3"])
+                await ring.until(lambda: "s3" in ring.kept)
+                assert ring.kept["s3"] == ("disk", len(histories["s3"]) - 1)
+                figures = ring.relay.gauges()["stored"]
+                assert isinstance(figures, dict) and figures["disk_bytes"] <= limits(model, disk=disk).disk_bytes
+                assert figures["disk"] < 4
+                return
+            for i, prompt in enumerate(prompts(15, 4, longest=12)):
+                histories[f"s{i}"] = prompt + (await ring.turn(f"s{i}", prompt)).tokens
+
+    asyncio.run(scenario(10))
+    assert len(files(tmp_path)) == 4
+    (tmp_path / ".tmpA1b2C3").write_bytes(b"left by a writer that was killed")
+    asyncio.run(scenario(2))
+    assert len(files(tmp_path)) == 1

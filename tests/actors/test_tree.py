@@ -1,11 +1,13 @@
 """The radix tree and the page table against simple models: a set of paths, and a count of who names each page."""
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.explain import explain_tree
 from actors.lease import Ledger
 from actors.pages import PageError, Pages
 from actors.radix import Node, RadixTree, path
@@ -116,3 +118,12 @@ def test_a_free_page_cannot_be_shared_or_dropped() -> None:
             use([0])
     with pytest.raises(PageError, match="3 pages wanted, 2 free"):
         pages.take(3)
+
+
+def test_salts_are_told_apart_but_not_shown() -> None:
+    tree: RadixTree[Any] = RadixTree(Pages(4, 4))
+    for salt in ("", "secret", "other"):
+        tree.match(salt, b"", 0)
+    none, secret, other = (node["salt"] for node in explain_tree(tree))
+    assert none == ""
+    assert secret != other and "secret" not in str(secret)

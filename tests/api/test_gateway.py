@@ -103,9 +103,12 @@ async def test_the_timeout_aborts_even_if_nobody_reads() -> None:
 
 async def test_abort_by_id_ends_a_request_or_its_batch() -> None:
     post = Post()
-    with post.gateway.submit([request("x_0"), request("x_1"), request("x_10b")]) as generation:
-        assert post.gateway.abort("x") == 2
-        assert post.gateway.abort("nothing") == 0
+    with post.gateway.submit([request("x_0"), request("x_1"), request("x_10b"), request("y_1")]) as generation:
+        post.gateway.abort("x")
+        post.gateway.abort("y")
+        assert not any(isinstance(message, Abort) for _, message in post.sent)
+        assert post.gateway.abort_batch("x") == 2
+        assert post.gateway.abort_batch("nothing") == 0
         post.gateway.receive(Ended("x_0", "aborted", ""))
         [(index, output)] = await generation.next()
         assert (index, output.finish_reason) == (0, "abort")

@@ -45,6 +45,13 @@ def test_serve_answer_and_stop() -> None:
     assert "Hi" not in str(line)
 
 
+def test_what_is_no_http_does_not_fill_the_log() -> None:
+    with ServerProcess([FAKE, "plain"]) as server:
+        assert server.status("/" + "x" * 9000) == 400
+    assert not [line for line in server.log if line["level"] == "error"]
+    assert "Traceback" not in "".join(server.output)
+
+
 def test_sigterm_lets_open_requests_finish() -> None:
     with ServerProcess([FAKE, "pausing"]) as server:
         thread, answers = post_in_background(server, "/generate", {"text": "a"})

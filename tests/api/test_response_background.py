@@ -135,6 +135,8 @@ async def test_what_was_not_seen_cannot_be_gone_on_from() -> None:
         for query, param in (
             ("?stream=true&starting_after=99", "starting_after"),
             ("?stream=true&starting_after=x", "starting_after"),
+            (f"?stream=true&starting_after={'9' * 5000}", "starting_after"),
+            (f"/input_items?limit={'0' * 5000}1", "limit"),
             ("?starting_after=1", "starting_after"),
         ):
             async with served.client.get(f"{PATH}/{response.id}{query}") as answer:

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import ClientWebSocketResponse
 
 from actors import tokens
+from api import errors
 from api.session import OpenTurn
 from api.session_saver import not_saved
 from tests.api.fake_ring import EOS, Served, serving
@@ -194,20 +195,78 @@ async def test_a_failure_is_a_turn_too() -> None:
         assert (await session_of(served, id))["turns"][0]["status"] == "failed"
 
 
+async def test_what_stays_in_the_session_is_not_to_be_sent_again() -> None:
+    async with serving() as served:
+        cut, failed, queued = [await open_session(served) for _ in range(3)]
+        asks = [(f"{SESSIONS}/{cut}/turns", {"text": "a"}), (PATH, {"input": "a", "conversation": failed})]
+        served.ring.pause = 0.02
+        running = [asyncio.ensure_future(served.client.post(path, json=body)) for path, body in asks]
+        await served.ring.until(lambda: len(served.ring.open) == 2)
+        await asyncio.sleep(0.05)
+        served.ring.held = True
+        waiting = asyncio.ensure_future(served.client.post(PATH, json={"input": "a", "conversation": queued}))
+        await served.ring.until(lambda: len(served.ring.open) == 3)
+        served.server.gateway.fail_all(errors.unavailable("the server is shutting down", "draining"))
+        for ask, session in zip(running, (cut, failed), strict=True):
+            answer = await ask
+            assert (answer.status, answer.headers["x-should-retry"], answer.headers.get("Retry-After")) == (
+                503, "false", None
+            )  # fmt: skip
+            assert (await session_of(served, session))["turn"] == 1
+        assert "Retry-After" in (await waiting).headers and "x-should-retry" not in (await waiting).headers
+        assert (await session_of(served, queued))["turn"] == 0
+        served.ring.held, served.ring.failing = False, True
+        for path, body in asks:
+            async with served.client.post(path, json=body) as answer:
+                assert (answer.status, answer.headers["x-should-retry"]) == (500, "false")
+
+
 async def test_a_response_of_a_conversation_can_be_gone_on_from() -> None:
+    async with serving(max_model_len=1000) as served, client_of(served) as client:
+        id = await open_session(served)
+        first = await client.responses.create(model="fake", input="a", conversation=id, max_output_tokens=2)
+        await client.responses.create(model="fake", input="b", conversation=id, max_output_tokens=2)
+        branch = await client.responses.create(model="fake", input="c", previous_response_id=first.id)
+        assert prompts(served)[-1] == b"user:a\nassistant:He\nuser:c\nassistant:"
+        assert branch.conversation is None
+        await client.responses.create(model="fake", input="e", previous_response_id=branch.id)
+        assert prompts(served)[-1] == f"user:a\nassistant:He\nuser:c\nassistant:{REPLY}\nuser:e\nassistant:".encode()
+
+
+@pytest.mark.parametrize("how", ["rewound", "replaced"])
+async def test_a_response_stays_what_it_was_whatever_becomes_of_its_session(how: str) -> None:
     async with serving(max_model_len=1000) as served, client_of(served) as client:
         id = await open_session(served)
         first = await client.responses.create(model="fake", input="a", conversation=id, max_output_tokens=2)
         second = await client.responses.create(model="fake", input="b", conversation=id, max_output_tokens=2)
         branch = await client.responses.create(model="fake", input="c", previous_response_id=first.id)
-        assert prompts(served)[-1] == b"user:a\nassistant:He\nuser:c\nassistant:"
-        assert branch.conversation is None
-        await served.post(f"{SESSIONS}/{id}/rewind", {"turn": 1})
+        if how == "rewound":
+            await served.post(f"{SESSIONS}/{id}/rewind", {"turn": 0})
+        else:
+            await served.client.delete(f"{SESSIONS}/{id}")
+            await open_session(served, id=id)
+            for _ in range(2):
+                await client.responses.create(model="fake", input="other", conversation=id)
+        for before, said in (
+            (first, "user:a\nassistant:He\n"),
+            (second, "user:a\nassistant:He\nuser:b\nassistant:He\n"),
+            (branch, f"user:a\nassistant:He\nuser:c\nassistant:{REPLY}\n"),
+        ):
+            await client.responses.create(model="fake", input="d", previous_response_id=before.id)
+            assert prompts(served)[-1] == f"{said}user:d\nassistant:".encode()
+        items = await client.responses.input_items.list(second.id, order="asc")
+        assert [item.content[0].text for item in items.data] == ["a", "He", "b"]
+
+
+async def test_one_that_was_refused_cannot_be_gone_on_from() -> None:
+    async with serving() as served, client_of(served) as client:
+        id = await open_session(served)
+        served.ring.refusal = "queue_full"
+        refused = await client.responses.create(model="fake", input="a", conversation=id, background=True)
+        served.ring.refusal = None
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.responses.create(model="fake", input="d", previous_response_id=second.id)
+            await client.responses.create(model="fake", input="b", previous_response_id=refused.id)
         assert caught.value.code == "previous_response_not_found"
-        await client.responses.create(model="fake", input="e", previous_response_id=branch.id)
-        assert prompts(served)[-1] == f"user:a\nassistant:He\nuser:c\nassistant:{REPLY}\nuser:e\nassistant:".encode()
 
 
 async def test_a_session_whose_log_is_full_says_so() -> None:
@@ -235,6 +294,9 @@ async def test_what_cannot_be_saved_is_told_with_the_text(monkeypatch: pytest.Mo
         last: Any = [event async for event in stream][-1]
         assert (last.type, last.response.error.code) == ("response.failed", "session_not_saved")
         assert last.response.output_text == REPLY
-        status, error = await served.error(PATH, {"input": "b", "conversation": id})
-        assert (status, error["code"]) == (507, "session_not_saved")
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.with_options(max_retries=1).responses.create(model="fake", input="b", conversation=id)
+        whole = caught.value.response.json()
+        assert (caught.value.status_code, caught.value.code) == (507, "session_not_saved")
+        assert (whole["status"], whole["turn"], whole["output"][0]["content"][0]["text"]) == ("failed", 2, REPLY)
         assert [turn["status"] for turn in (await session_of(served, id))["turns"]] == ["completed", "completed"]

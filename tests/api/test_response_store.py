@@ -60,6 +60,22 @@ async def test_what_is_gone_on_from_counts_although_it_is_deleted() -> None:
     assert third.holders == second.holders == first.holders == 0
 
 
+async def test_turns_that_are_held_count_once() -> None:
+    async with serving() as served, client_of(served) as client:
+        _, session = await served.post("/v1/sessions", {})
+        path, responses = f"/v1/sessions/{session['id']}", served.server.responses
+        await served.post(f"{path}/turns", {"messages": [{"role": "user", "content": "x"}]})
+        ids = [(await client.responses.create(model="fake", input="a", conversation=session["id"])).id for _ in "ab"]
+        log = served.server.sessions.memory_bytes
+        bodies = sum(response.size for id in ids if (response := responses.find(b"", id)))
+        assert responses.bytes == bodies + log > log > 0
+        await served.client.delete(path)
+        await client.responses.delete(ids[0])
+        assert responses.bytes > log
+        await client.responses.delete(ids[1])
+        assert responses.bytes == 0
+
+
 async def test_one_that_runs_is_not_dropped() -> None:
     now = 0.0
     store = ResponseStore(retention=10, cap=100, clock=lambda: now)

@@ -181,6 +181,7 @@ async def test_log_probabilities() -> None:
         ("text", {"format": {"type": "json_object"}}), ("reasoning", {"effort": "high"}), ("nonsense", 1),
         ("input", []), ("input", [{"type": "function_call_output", "call_id": "x", "output": ""}]),
         ("input", [{"role": "user", "content": [{"type": "input_image"}]}]),
+        ("input", [{"role": {"a": 1}, "content": "a"}]), ("input", [{"role": "user", "content": [{"type": {}}]}]),
     ],
 )  # fmt: skip
 async def test_what_is_refused_is_named(field: str, value: Any) -> None:

@@ -282,8 +282,9 @@ async def test_a_response_that_cannot_be_saved_says_so(tmp_path: Path, full_disk
         session = await create(served, id="s")
         full_disk[0] = True
         body = {"conversation": "s", "input": "x"}
-        status, error = await served.error("/v1/responses", body)
-        assert (status, error["code"]) == (507, "session_not_saved")
+        status, answer = await served.post("/v1/responses", body)
+        assert (status, answer["error"]["code"]) == (507, "session_not_saved")
+        assert answer["output"][0]["content"][0]["text"] == REPLY
         async with served.client.post("/v1/responses", json=body | {"stream": True}) as response:
             blocks = (await response.read()).strip().split(b"\n\n")
         last = json.loads(blocks[-1].split(b"data: ")[1])
@@ -321,6 +322,7 @@ async def test_a_session_that_cannot_be_saved_is_not_made(tmp_path: Path, full_d
         for path, body in ((SESSIONS, {}), (f"{session}/fork", {}), ("/open_session", {"capacity_of_str_len": 1})):
             status, error = await served.error(path, body)
             assert (status, error["code"]) == (507, "session_not_saved")
+            assert error["message"].startswith("the session is not created")
         assert len(served.server.sessions) == 1
 
 
@@ -330,3 +332,23 @@ async def test_a_session_that_cannot_be_deleted(tmp_path: Path, full_disk: list[
         full_disk[0] = True
         async with served.client.delete(session) as response:
             assert (response.status, (await response.json())["error"]["code"]) == (500, "session_not_deleted")
+
+
+@pytest.mark.parametrize("again", ["sweep", "close_files"])
+async def test_a_deletion_that_failed_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    def fail(path: Path, **_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async with serving(**folder(tmp_path)) as served:
+        sessions = [await create(served, id=id) for id in "ab"]
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "unlink", fail)
+            for session in sessions:
+                async with served.client.delete(session) as response:
+                    assert response.status == 500
+            await served.server.sessions.sweep()
+        assert len(logs(tmp_path)) == 2
+        await getattr(served.server.sessions, again)()
+        assert logs(tmp_path) == []

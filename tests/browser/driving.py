@@ -1,6 +1,7 @@
 """The chat page as somebody uses it: a tab of a real Chromium on a real server."""
 
 import re
+from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from playwright.sync_api import Browser, Locator, expect
@@ -29,7 +30,7 @@ new MutationObserver(() => {
 
 
 def delete(server: ServerProcess, session: str) -> None:
-    with urlopen(Request(f"{server.url}/v1/sessions/{session}", method="DELETE"), timeout=60):
+    with urlopen(Request(f"{server.url}/v1/sessions/{quote(session, safe='')}", method="DELETE"), timeout=60):
         pass
 
 

@@ -104,3 +104,20 @@ def test_suspend(tab: Tab) -> None:
     tab.button("Suspend this chat").click()
     tab.sees("Suspended: its state is")
     assert tab.talk("What is my name?")[-1] == "Your name is Clara."
+
+
+def test_an_address_that_names_no_chat(tab: Tab) -> None:
+    tab.open("/#%")
+    expect(tab.page.get_by_role("heading", name="Say something")).to_be_visible()
+    assert tab.talk("My name is Clara.") == ["Nice to meet you, Clara!"]
+
+
+def test_an_id_with_a_percent_sign(tab: Tab) -> None:
+    tab.server.post("/open_session", {"capacity_of_str_len": 9, "session_id": "100%", "streaming": True})
+    tab.open("/#100%25")
+    tab.talk("My name is Clara.")
+    tab.button("New chat").first.click()
+    tab.page.locator("[data-id='100%']").click()
+    assert tab.session == "100%25"
+    tab.page.reload()
+    expect(tab.turns).to_have_count(1)
