@@ -70,8 +70,8 @@ class Unit:
             relay.numbers,
             relay.record,
         )
+        device.drop_all()  # before the disk's thread brings any
         self.device = DeviceThread(device, self._fail)
-        self.device.drop_all()
         limits, sender = config.limits, self.runtime.sender
         pages = Pages(config.pages, max(limits.page_size, 1))
         self._disk = relay.disk

@@ -25,6 +25,7 @@ def test_a_fork_while_an_answer_is_written_has_the_turns_before(tab: Tab) -> Non
     tab.talk("My name is Clara.")
     tab.begin_long()
     tab.button("Fork at turn 1", turn=1).click()
+    expect(tab.button("Forked at turn 1 of another chat")).to_be_visible()
     expect(tab.turns).to_have_count(1)
     expect(tab.writing).to_have_count(0)
     assert tab.talk("What is my name?")[-1] == "Your name is Clara."

@@ -41,7 +41,8 @@ def test_the_states_of_this_chat_are_marked(tab: Tab) -> None:
     expect(mine.first).to_be_visible()
     positions = {turn["position"] for turn in tab.kept()["turns"]}  # type: ignore[attr-defined]
     shown = mine.evaluate_all("cells => cells.map((cell) => cell.entry.position)")
-    assert positions <= set(shown)
+    # The token that ended a turn may not have been consumed.
+    assert all({position, position - 1} & set(shown) for position in positions), (positions, shown)
     tab.page.get_by_role("button", name="New chat").click()
     expect(mine).to_have_count(0)
 
