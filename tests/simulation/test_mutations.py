@@ -71,7 +71,6 @@ FOUND_BY = {
     "suspended_before_the_write": 22,
     "fork_takes_the_state": 21,
     "name_overtakes_the_save": 7,
-    "closed_session_named": 287,
     "copy_matched_past_the_limit": 27,
     "copy_kept_for_nobody": 3,
     "loan_of_a_copy_not_ended": 7,
@@ -96,6 +95,8 @@ RARE = {
     ),
     # A step fails behind a turn that took its session's state along, where a file of an older one is left.
     "failed_turn_keeps_its_place": draw(7969),
+    # A session is closed while its turn is on its way through the ring.
+    "closed_session_named": draw(287),
 }
 
 

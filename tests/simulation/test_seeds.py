@@ -22,8 +22,8 @@ FAILED_ONCE = [
     7969,  # after a failed turn the api took a session's state to be where it was before
     40298,  # a damaged file was told of as kept
     103198,  # a copy was lost to make room in host memory for itself
-    110933,
-    7017742,  # a turn that ended before its first step was saved ahead of the copy that filled its slot
+    110933,  # a turn that ended before its first step was saved ahead of the copy that filled its slot
+    7017742,  # a suspension was answered by the failed write of a session's older copy
 ]
 
 
