@@ -3,8 +3,9 @@
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from actors.tokens import Tokens
+from actors.tokens import Tokens, cut
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 RetireReason: TypeAlias = Literal["finished", "limit", "capacity", "aborted", "timeout", "retracted", "failed"]
@@ -67,6 +68,21 @@ class Request(Struct, frozen=True, array_like=True):
     shown: int = 0
     session: str = ""
     trace: str = ""
+
+
+def resubmission(request: Request, delivered: Tokens, shown: int) -> Request:
+    """What the api submits again when the four actors were made anew.
+
+    That is `request` with the output tokens delivered so far, of whose text the client has `shown` characters.
+
+    The log probabilities of the prompt came with the first of them.
+    """
+    return replace(
+        request,
+        tokens=cut(request.tokens, 0, request.prompt_len) + delivered,
+        shown=shown,
+        prompt_logprobs_from=None if delivered else request.prompt_logprobs_from,
+    )
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):

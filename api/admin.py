@@ -8,8 +8,8 @@ from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from api import errors
-from api.engine import SERVER, Engine, Relay, Server
-from api.handling import answer_json
+from api.exchange import answer_json
+from api.generation.engine import SERVER, Engine, Relay, Server
 from api.parsing import convert, read_object
 from api.security import owner_of
 from api.version import VERSION

@@ -8,25 +8,21 @@ import structlog
 from aiohttp import web
 from structlog.contextvars import bound_contextvars
 
-from api import (
-    admin,
-    errors,
-    openai_chat,
-    openai_completions,
-    page,
-    responses,
-    session_routes,
-    session_turns,
-    sglang_sessions,
-    tokenization,
-    websocket,
-)
-from api.answers import milliseconds, summary
-from api.engine import SERVER, Server
+from api import admin, errors, tokenization
 from api.errors import ApiError
-from api.handling import GENERATION, REQUEST_ID, STREAM_ERROR, TRACE, new_id
+from api.exchange import GENERATION, REQUEST_ID, STREAM_ERROR, TRACE, new_id
+from api.generation.answers import milliseconds, summary
+from api.generation.call import read_trace_context
+from api.generation.engine import SERVER, Server
+from api.openai import chat as openai_chat
+from api.openai import completions as openai_completions
+from api.page import routes as page
+from api.responses import routes as responses
+from api.responses import websocket
 from api.security import Guard, cors_headers
-from api.trace_context import read_trace_context
+from api.sessions import routes as session_routes
+from api.sessions import turns as session_turns
+from api.sglang import sessions as sglang_sessions
 from api.version import VERSION
 
 GUARD = web.AppKey("guard", Guard)

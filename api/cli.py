@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from api import config as configuration
-from api.chat_client import DEFAULT_URL
 from api.config import Config, ConfigError, flag, is_size, variable
+from api.terminal.client import DEFAULT_URL
 from api.version import VERSION
 
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"baton {VERSION}")
         return 0
     if command == "chat":
-        from api.chat import chat
+        from api.terminal.chat import chat
 
         options["api_key"] = options["api_key"] or first_key(os.environ)
         return chat(**options)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from actors.strategy import Strategy
+from actors.scheduler.strategy import Strategy
 
 SIZE = {"metavar": "SIZE"}
 AtLeastZero: TypeAlias = Annotated[int, Meta(ge=0)]

@@ -16,16 +16,17 @@ import structlog
 from aiohttp import web
 from anyio.abc import TaskStatus
 
-from actors.relay import DeviceFailed
-from api import errors, logs
+from actors.runtime.relay import DeviceFailed
+from api import errors
 from api.app import make_app
 from api.config import Config, ConfigError
-from api.engine import Engine, Relay, Server
 from api.errors import ApiError
-from api.gateway import Gateway
-from api.metrics import Metrics
-from api.progress import ProgressBar
-from api.telemetry import open_spans
+from api.generation.engine import Engine, Relay, Server
+from api.generation.gateway import Gateway
+from api.telemetry import logs
+from api.telemetry.metrics import Metrics
+from api.telemetry.spans import open_spans
+from api.terminal.progress import ProgressBar
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]

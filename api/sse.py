@@ -11,8 +11,8 @@ from aiohttp import web
 from actors.requests import Output
 from api import errors
 from api.errors import ApiError
-from api.generation import Generation
-from api.handling import STREAM_ERROR
+from api.exchange import STREAM_ERROR
+from api.generation.reader import Generation
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"

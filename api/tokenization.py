@@ -6,10 +6,10 @@ from aiohttp import web
 from msgspec import Meta, Struct, field
 
 from api import errors
-from api.chat_prompt import read_messages, render
-from api.drafting import check_ids, encode, off_loop
-from api.engine import SERVER
-from api.handling import answer_json
+from api.exchange import answer_json
+from api.generation.chat_prompt import read_messages, render
+from api.generation.engine import SERVER
+from api.generation.request_builder import check_ids, encode, off_loop
 from api.parsing import convert, read_object
 
 

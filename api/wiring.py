@@ -8,23 +8,23 @@ from pathlib import Path
 import structlog
 import torch
 
-from actors.host_states import HostStates
+from actors.cache.copies import TierLimits
+from actors.forward.torch_device import TorchDevice
 from actors.lease import Move, Violation
-from actors.plan import Limits
-from actors.relay import Relay, RelayConfig
-from actors.sizing import DEFAULT_MEMORY, PoolSizes, size_pools
-from actors.state_files import StateFiles
-from actors.stored import TierLimits
-from actors.torch_device import TorchDevice
+from actors.runtime.relay import Relay, RelayConfig
+from actors.runtime.sizing import DEFAULT_MEMORY, PoolSizes, size_pools
+from actors.scheduler.plan import Limits
+from actors.storage.files import StateFiles
+from actors.storage.host_memory import HostStates
 from api.config import Config
-from api.engine import Engine
-from api.gateway import Gateway
+from api.generation.engine import Engine
+from api.generation.gateway import Gateway
 from api.serve import Loaded, Progress, StartError
-from api.trace_file import TraceFile
+from api.telemetry.trace_file import TraceFile
 from models.batch import Model, Pools, allocate
-from models.fingerprint import fingerprint
-from models.loading import load_model
-from models.text import Text, load_text
+from models.loading.checkpoint import load_model
+from models.loading.fingerprint import fingerprint
+from models.text.tokenizer import Text, load_text
 
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 LONGEST_BY_DEFAULT = 131_072

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from actors.actor import Send
-from actors.device import Device
-from actors.events import Event
-from actors.host_states import HostStates
+from actors.cache.copies import NO_TIERS, TierLimits
+from actors.forward.device import Device
+from actors.forward.torch_device import TorchDevice
 from actors.lease import Lease
 from actors.messages import (
     Abort,
@@ -30,14 +30,13 @@ from actors.messages import (
     Suspended,
     Unname,
 )
-from actors.plan import Limits
-from actors.relay import Relay, RelayConfig
-from actors.requests import Request, Sampling, Stops, TokenLogprob
-from actors.resubmission import resubmission
-from actors.state_files import StateFiles
-from actors.stored import NO_TIERS, TierLimits
+from actors.requests import Request, Sampling, Stops, TokenLogprob, resubmission
+from actors.runtime.events import Event
+from actors.runtime.relay import Relay, RelayConfig
+from actors.scheduler.plan import Limits
+from actors.storage.files import StateFiles
+from actors.storage.host_memory import HostStates
 from actors.tokens import pack, unpack
-from actors.torch_device import TorchDevice
 from models.batch import Model, Pools, allocate
 
 GREEDY = Sampling(temperature=0.0)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from actors.sizing import size_pools
-from actors.strategy import Strategy
-from models.loading import random_model
+from actors.runtime.sizing import size_pools
+from actors.scheduler.strategy import Strategy
+from models.loading.checkpoint import random_model
 from tests.actors.ring import Ring, running
 from tests.actors.test_ring import MAMBA2, VOCABULARY
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from actors.actor import Address
-from actors.cache import Cache
+from actors.cache.actor import Cache
+from actors.forward.torch_device import TorchDevice
 from actors.messages import Acquire, Message
-from actors.relay import DeviceFailed, Relay, Unit
-from actors.strategy import Strategy
-from actors.torch_device import TorchDevice
+from actors.runtime.relay import DeviceFailed, Relay, Unit
+from actors.scheduler.strategy import Strategy
 from models.batch import Batch, Pools, allocate
 from models.hash import HashModel
 from models.hash_definition import expected_output
-from models.loading import random_model
+from models.loading.checkpoint import random_model
 from tests.actors.ring import Answer, Letters, Ring, running
 from tests.actors.test_ring import MAMBA2
 

@@ -6,7 +6,7 @@ import pytest
 
 from actors.lease import LeaseError, Ledger, Place
 from actors.messages import Donate, Free
-from actors.transport import Codec, arrive, depart
+from actors.runtime.transport import Codec, arrive, depart
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import time
 import pytest
 import torch
 
-from actors.radix import path
+from actors.cache.radix import path
 from actors.requests import Sampling, Stops
 from actors.tokens import unpack
 from models.batch import Batch, Model, Pools, Prefill, allocate
 from models.hash import HashModel
 from models.hash_definition import expected_output
-from models.loading import random_model
+from models.loading.checkpoint import random_model
 from tests.actors.ring import Ring, running
 
 MAMBA2 = {

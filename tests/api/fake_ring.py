@@ -28,12 +28,12 @@ from actors.messages import (
     Unname,
 )
 from actors.requests import EndReason, Output, Request, TokenLogprob
-from actors.timings import Timings
+from actors.runtime.timings import Timings
 from api.app import make_app
 from api.config import Config
-from api.engine import Engine, Server
-from api.gateway import Gateway
-from api.metrics import Metrics
+from api.generation.engine import Engine, Server
+from api.generation.gateway import Gateway
+from api.telemetry.metrics import Metrics
 
 EOS = 256
 VOCAB = 260

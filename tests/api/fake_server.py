@@ -11,8 +11,8 @@ import time
 from actors.actor import Address
 from actors.messages import Message, Submit
 from api.config import load
-from api.engine import Engine
-from api.gateway import Gateway
+from api.generation.engine import Engine
+from api.generation.gateway import Gateway
 from api.serve import Loaded, Progress, StartError, serve
 from tests.api.fake_ring import VOCAB, FakeRing, FakeText
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from actors.cache import Cache
-from actors.forward import Forward
+from actors.cache.actor import Cache
+from actors.forward.actor import Forward
+from actors.forward.torch_device import TorchDevice
 from actors.messages import Acquire, Message
 from actors.requests import Request
-from actors.result_processor import ResultProcessor
-from actors.scheduler import Scheduler
+from actors.results.actor import ResultProcessor
+from actors.scheduler.actor import Scheduler
 from actors.tokens import pack, unpack
-from actors.torch_device import TorchDevice
 from api.config import load
 from api.serve import serve
 from api.wiring import load as load_model

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from actors.strategy import Strategy
+from actors.scheduler.strategy import Strategy
 from api import cli, config
 from api.config import Config, ConfigError, fields, flag, load, variable
 

@@ -9,10 +9,10 @@ import pytest
 import structlog
 import torch
 
-from actors.relay import Relay
-from actors.strategy import Strategy
+from actors.runtime.relay import Relay
+from actors.scheduler.strategy import Strategy
 from api.config import Config
-from api.gateway import Gateway
+from api.generation.gateway import Gateway
 from api.serve import StartError
 from api.wiring import free_memory, load, model_length
 from models.hash import HashModel

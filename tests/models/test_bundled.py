@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from models.batch import Batch, Decode, Model, Pools, Prefill, allocate
-from models.loading import load_model
-from models.text import Text, load_text
+from models.loading.checkpoint import load_model
+from models.text.tokenizer import Text, load_text
 from tests.models.oracle import Oracle
 
 BUNDLED = Path(__file__).parents[2] / "models" / "bundled"

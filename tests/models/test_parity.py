@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from models.batch import Batch, Decode, Model, Pools, Prefill, StateCheckpoint, allocate
-from models.loading import load_model
+from models.loading.checkpoint import load_model
 from tests.models.oracle import CHECKPOINTS, VOCABULARY, Oracle
 
 CPU = torch.device("cpu")

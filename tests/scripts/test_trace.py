@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.events import (
+from actors.runtime.events import (
     ActEvent,
     DroppedEvent,
     Event,
@@ -20,9 +20,9 @@ from actors.events import (
     StepEvent,
     UnitEvent,
 )
-from scripts.trace_events import trace_events
-from scripts.trace_log import Holding, dropped, read_log, rebuild_ledger
-from tests.actors.test_tracing import record_ring
+from scripts.tracing.events import trace_events
+from scripts.tracing.log import Holding, dropped, read_log, rebuild_ledger
+from tests.actors.runtime.test_tracing import record_ring
 from tests.api.server_process import ROOT
 from tests.scripts.trace_format import TraceEvent, check
 

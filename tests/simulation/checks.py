@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from actors.cache import Cache
+from actors.cache.actor import Cache
+from actors.cache.radix import Node
 from actors.lease import Lease, Place
-from actors.radix import Node
 from actors.tokens import WIDTH, unpack
 from models.hash_definition import next_state
 from tests.simulation.client import Asked, Letters

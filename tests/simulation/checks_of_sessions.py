@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from actors.cache import Cache
+from actors.cache.actor import Cache
+from actors.cache.copies import Copy, There, copy_of
+from actors.cache.radix import Node, RadixTree, root_of, tokens_to
 from actors.messages import Kept, SaveFromReq, Suspended
-from actors.radix import Node, RadixTree, root_of, tokens_to
 from actors.requests import Tier
-from actors.stored import Copy, There, copy_of
 from actors.tokens import Tokens, unpack
 from tests.simulation.disk import check_copy
 from tests.simulation.sessions import Session

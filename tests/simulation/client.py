@@ -7,8 +7,7 @@ from typing import Any
 
 from actors.actor import Send
 from actors.messages import Abort, Delta, Drain, Drained, Ended, Flushed, Kept, Message, Restarted, Submit, Suspended
-from actors.requests import Output, Request, Sampling, Stops, TokenLogprob
-from actors.resubmission import resubmission
+from actors.requests import Output, Request, Sampling, Stops, TokenLogprob, resubmission
 from actors.tokens import pack, unpack
 from tests.simulation.hash_device import oracle
 from tests.simulation.scenario import Ask, Leave, Scenario

@@ -4,8 +4,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from actors.disk import StateFile
 from actors.messages import Loaded, Written
+from actors.storage.disk import StateFile
 from actors.tokens import Tokens, count, unpack
 from models.hash_definition import next_state
 from tests.simulation.hash_device import GARBAGE, Copy, DeviceError, HashDevice

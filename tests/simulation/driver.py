@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from actors.actor import Address, Send
+from actors.cache.radix import path
 from actors.lease import Lease, LeaseError, Move, Place, Violation
 from actors.messages import (
     Acquire,
@@ -30,8 +31,7 @@ from actors.messages import (
     Suspended,
     Written,
 )
-from actors.radix import path
-from actors.transport import arrive, depart, leases_in
+from actors.runtime.transport import arrive, depart, leases_in
 from tests.simulation.checks import check_end, check_leases
 from tests.simulation.client import Client
 from tests.simulation.disk import SimulatedDisk

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import mul
 from typing import Any
 
-from actors.device import Work
+from actors.forward.device import Work
 from actors.messages import Ran
 from actors.requests import Request, RowLogprobs, Sampling, TokenLogprob
 from actors.tokens import pack, unpack

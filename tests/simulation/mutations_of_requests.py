@@ -4,15 +4,15 @@ from typing import Any
 
 from msgspec.structs import replace as replaced
 
-from actors.cache import Account, Cache
-from actors.forward import Forward
+from actors.cache.actor import Account, Cache
+from actors.cache.radix import Match, RadixTree
+from actors.forward.actor import Forward
 from actors.messages import Extended, Failure, Ran, Requeue, Retire, Retired, Submit
-from actors.radix import Match, RadixTree
 from actors.requests import Request
-from actors.result_processor import Record, ResultProcessor
-from actors.scheduler import Scheduler
+from actors.results.actor import Record, ResultProcessor
+from actors.scheduler.actor import Scheduler
 from actors.tokens import pack
-from models.stop_strings import StopStrings
+from models.text.stop_strings import StopStrings
 from tests.simulation import client
 from tests.simulation.planting import Patch
 

@@ -5,16 +5,16 @@ from typing import Any
 
 from msgspec.structs import replace as replaced
 
-from actors.account import Account
-from actors.cache import Cache
-from actors.forward import Forward
+from actors.cache.account import Account
+from actors.cache.actor import Cache
+from actors.cache.allocator import Room
+from actors.cache.copies import Copy, Store, There, copy_of
+from actors.cache.radix import Node
+from actors.cache.tiers import Tiers
+from actors.forward.actor import Forward
 from actors.lease import Lease
 from actors.messages import Admit, Export, Exported, Granted, Name, SaveFromReq, Step, Suspend, Unname
-from actors.radix import Node
-from actors.room import Room
-from actors.scheduler import Scheduler
-from actors.stored import Copy, Store, There, copy_of
-from actors.tiers import Tiers
+from actors.scheduler.actor import Scheduler
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.hash_device import HashDevice
 from tests.simulation.planting import Patch

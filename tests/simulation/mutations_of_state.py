@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from actors.cache import Account, Cache
-from actors.device import Work, WorkCheckpoint
-from actors.forward import Forward, Running
+from actors.cache.actor import Account, Cache
+from actors.cache.allocator import Room
+from actors.cache.pages import Pages
+from actors.cache.radix import Match, Node, RadixTree
+from actors.forward.actor import Forward, Running
+from actors.forward.device import Work, WorkCheckpoint
 from actors.lease import Lease, Ledger, Place
 from actors.messages import (
     Admit,
@@ -15,11 +18,8 @@ from actors.messages import (
     Granted,
     Retire,
 )
-from actors.pages import Pages
-from actors.radix import Match, Node, RadixTree
-from actors.result_processor import Record, ResultProcessor
-from actors.room import Room
-from actors.scheduler import Scheduler
+from actors.results.actor import Record, ResultProcessor
+from actors.scheduler.actor import Scheduler
 from actors.tokens import WIDTH
 from tests.simulation import driver
 from tests.simulation.hash_device import HashDevice

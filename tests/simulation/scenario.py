@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from actors.actor import Address
-from actors.plan import Limits
-from actors.stored import NO_TIERS, TierLimits
-from actors.strategy import Strategy
+from actors.cache.copies import NO_TIERS, TierLimits
+from actors.scheduler.plan import Limits
+from actors.scheduler.strategy import Strategy
 from tests.simulation.hash_device import VOCABULARY
 from tests.simulation.talks import Talk, draw_talks, draw_tiers
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from actors.plan import Limits
-from actors.strategy import Strategy
+from actors.scheduler.plan import Limits
+from actors.scheduler.strategy import Strategy
 from tests.simulation.mutations import MUTATIONS, planted
 from tests.simulation.mutations import first_seed as find
 from tests.simulation.scenario import Ask, Scenario, draw

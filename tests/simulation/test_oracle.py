@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.device import Work, WorkCheckpoint, WorkChunk
+from actors.forward.device import Work, WorkCheckpoint, WorkChunk
 from actors.messages import Acquire, Loaded, Ran, Submit, Written
 from actors.requests import Request, Sampling, Stops
 from actors.tokens import pack, unpack

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from actors.plan import Limits
-from actors.stored import TierLimits
+from actors.cache.copies import TierLimits
+from actors.scheduler.plan import Limits
 from tests.simulation.driver import Simulation
 from tests.simulation.scenario import Ask, Crash, Scenario, draw
 from tests.simulation.talks import Command, Talk, Turn

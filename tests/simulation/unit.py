@@ -5,15 +5,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from actors.actor import Actor, Address
-from actors.cache import Cache
-from actors.forward import Forward
+from actors.cache.actor import Cache
+from actors.cache.allocator import Room
+from actors.cache.pages import Pages
+from actors.cache.waiting import Parked, Wait
+from actors.forward.actor import Forward
 from actors.lease import Lease, Ledger
-from actors.pages import Pages
-from actors.result_processor import ResultProcessor
-from actors.room import Room
-from actors.scheduler import Scheduler
-from actors.transport import Codec
-from actors.waiting import Parked, Wait
+from actors.results.actor import ResultProcessor
+from actors.runtime.transport import Codec
+from actors.scheduler.actor import Scheduler
 from tests.simulation.checks import CacheChecks
 from tests.simulation.checks_of_sessions import SessionChecks
 from tests.simulation.client import Letters

@@ -1,0 +1,38 @@
+"""What the cache knows of an open grant."""
+
+from dataclasses import dataclass
+
+from actors.cache.copies import Copy
+from actors.cache.radix import Node
+from actors.lease import Lease, Loan
+from actors.tokens import Tokens, count
+
+
+@dataclass(slots=True)
+class Account:
+    """What an open grant holds of the cache: its path in the tree, its pages by index, and its loans.
+
+    behind: tokens that the cache knows of this grant past `node`: what was there had to go, or came from below.
+    fill: the copy below that its slot is filled from. named: the session's name was on the state that moved out.
+    """
+
+    grant: int
+    node: Node[Lease]
+    epoch: int
+    pages: list[int]
+    session: str = ""
+    source: Node[Lease] | None = None
+    loan: Loan | None = None
+    copy_source: int | None = None
+    fill: Node[Copy] | None = None
+    named: bool = False
+    closing: bool = False
+    behind: Tokens = b""
+
+    @property
+    def position(self) -> int:
+        return self.node.end + count(self.behind)
+
+    @property
+    def on_loan(self) -> bool:
+        return self.loan is not None or self.copy_source is not None or self.fill is not None

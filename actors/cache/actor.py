@@ -1,0 +1,429 @@
+"""The cache: free slots, the radix tree of states, page counts. Decides what is matched, granted and evicted."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from actors.actor import Send
+from actors.cache.account import Account
+from actors.cache.allocator import Room
+from actors.cache.copies import NO_TIERS, Copy, There, TierLimits, copy_of
+from actors.cache.pages import Pages
+from actors.cache.radix import Match, Node, RadixTree, path
+from actors.cache.tiers import Tiers
+from actors.cache.waiting import Parked, Wait, Waiting
+from actors.lease import Lease, Ledger, Place
+from actors.messages import (
+    Acquire,
+    Cancel,
+    Closed,
+    Copied,
+    Donate,
+    Drain,
+    Drained,
+    Exported,
+    Extend,
+    Extended,
+    Fill,
+    Flush,
+    Flushed,
+    Free,
+    Granted,
+    GrantPages,
+    Loaded,
+    Message,
+    Name,
+    PageCopy,
+    Refused,
+    Return,
+    SaveFromReq,
+    Spare,
+    Suspend,
+    Unname,
+    Want,
+    Written,
+)
+from actors.requests import Origin
+from actors.storage.disk import Disk
+from actors.tokens import count, cut
+
+
+@dataclass
+class Cache:
+    """tree_tokens bounds the tree where pages do not: least recently used paths without a state are forgotten."""
+
+    send: Send
+    ledger: Ledger
+    pages: Pages
+    tree_tokens: int = 1 << 22
+    limits: TierLimits = NO_TIERS
+    disk: Disk | None = None
+    counters: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.tree: RadixTree[Lease] = RadixTree(self.pages)
+        self.accounts: dict[int, Account] = {}
+        self.tiers = Tiers(self.send, self.ledger, self.pages, self.tree, self.limits, self.disk, self._is_busy)
+        self.room = Room(self.ledger, self.pages, self.tree, self.tiers, self.counters)
+        self._sessions: Counter[str] = Counter()
+        self.waiting = Waiting(self.tiers.store)
+        self._hungry: dict[int, None] = {}
+        self._flushed: dict[Node[Lease], Lease] = {}
+        self._closed: list[int] = []
+        self._report_short = False
+        self._draining = False
+
+    def receive(self, message: Message) -> None:
+        match message:
+            case Acquire():
+                self.waiting.park(message)
+            case Cancel(grant):
+                if self.waiting.forget(grant):
+                    self.send("scheduler", Refused(grant, "cancelled", "the request was aborted"))
+            case Want(grant, count):
+                self.send("scheduler", Spare(grant, count, self._spares(grant, count)))
+            case Extend(grants):
+                self._hungry.update(dict.fromkeys(grant for grant in grants if grant in self.accounts))
+                self._report_short = True
+            case Copied(grant):
+                self._end_loans(self.accounts[grant])
+            case Return(grant, state):
+                self._undo(self.accounts[grant], state)
+            case Donate():
+                self._donate(message)
+            case SaveFromReq():
+                self._save(message)
+            case Exported():
+                self.tiers.exported(message)
+            case Written(key, error):
+                self.tiers.written(key, error)
+            case Loaded(key, error):
+                self.waiting.loaded(self.tiers.store.loaded(key, error), error)
+            case Name() | Unname() | Suspend():
+                self.tiers.command(message)
+            case Free(slots, closes):
+                for lease in slots:
+                    self.ledger.free(lease)
+                if closes is not None:
+                    self._close(self.accounts[closes])
+            case Flush(ticket):
+                self._flush()
+                self.send("api", Flushed(ticket))
+            case Drain():
+                self._draining = True
+                self.tiers.suspend_all()
+            case _:
+                raise TypeError(f"cache got {message!r}")
+
+    def act(self) -> None:
+        self.tiers.act()
+        self._feed()
+        self._serve()
+        self.tiers.one_ahead()
+        for grant in self._closed:
+            self.send("scheduler", Closed(grant))
+        self._closed.clear()
+        self._bound_tree()
+        if self._draining and not self.accounts and self._astray() == 0 and self.tiers.settled:
+            self._draining = False
+            self.send("api", Drained(self._lost()))
+
+    def leases(self) -> Iterator[Lease]:
+        yield from (node.state for node in self.tree.states if node.state is not None)
+        yield from self._flushed.values()
+
+    # Granting
+
+    def _serve(self) -> None:
+        """Answer parked Acquires in order until one has to wait for room. A row that waits for a page comes first.
+
+        One that waits for its copy keeps nobody waiting.
+        """
+        self.room.slots_short = False
+        for parked in self.waiting.in_order():
+            if parked.acquire.succeeds in self.accounts:
+                continue
+            waits_for = Wait.ROOM if self._hungry else self._answer(parked)
+            if waits_for is Wait.ROOM:
+                return
+            if waits_for is None:
+                self.waiting.forget(parked.acquire.grant)
+
+    def _answer(self, parked: Parked) -> Wait | None:
+        """Grant or refuse; else what it waits for."""
+        acquire = parked.acquire
+        need = self.pages.cover(count(acquire.tokens) + 1)
+        if need > len(self.pages.users):
+            room = len(self.pages) * self.pages.size - 1
+            text = f"{count(acquire.tokens)} tokens do not fit: the KV pages hold {room} tokens and one to generate"
+            self.send("scheduler", Refused(acquire.grant, "too_large", text))
+            return None
+        match = self.tree.match(acquire.salt, acquire.tokens, acquire.limit)
+        below = self.waiting.copy_for(parked, match.node.end)
+        if below is not None and copy_of(below).host is not There.YES:
+            return Wait.COPY
+        if self._grant(parked, match, below, need):
+            return None
+        if self.accounts or self.tiers.exports:
+            return Wait.ROOM
+        # With nobody else to wait for, the match itself is in the way: begin above it, and let it be evicted.
+        root = Match(self.tree.match(acquire.salt, b"", 0).node, match.tokens, "evicted")
+        again = root.node is not match.node and (
+            (below is not None and self._grant(parked, root, below, need)) or self._grant(parked, root, None, need)
+        )
+        return None if again else Wait.ROOM
+
+    def _grant(self, parked: Parked, match: Match[Lease], below: Node[Copy] | None, need: int) -> bool:
+        """Give a slot and `need` pages to go on from the match; False, with nothing kept, if there is no room."""
+        acquire, node = parked.acquire, match.node
+        table = self.tree.table(node)
+        whole = node.end // self.pages.size if table else 0
+        copy_source = table[whole] if whole < len(table) and below is None else None
+        shared = table[:whole] if copy_source is None else table[: whole + 1]
+        node.pins += 1
+        self.pages.share(shared)
+        fresh = self.room.pages_for_a_grant(need - whole, reserve=len(self.accounts))
+        lent = node if below is None else None
+        state, moved = self.room.state_slot(lent, acquire.session) if fresh is not None else (None, False)
+        if state is None:
+            self.pages.release(shared)
+            self.pages.release(fresh or [])
+            self.tree.unpin(node)
+            return False
+        assert fresh is not None
+        account = Account(acquire.grant, node, self.tree.epoch, table[:whole] + fresh, acquire.session)
+        account.copy_source = copy_source
+        if moved:
+            account.named = acquire.session in node.names
+            self.tiers.names.leave_pool(acquire.session)
+        if below is not None:
+            account.fill, account.behind = below, cut(acquire.tokens, node.end, below.end)
+            self.tiers.store.lend(below)
+        elif node.state is not None:
+            account.source, account.loan = node, self.ledger.lend(node.state)
+        self._open(account)
+        self._granted(parked, account, match, state, moved)
+        return True
+
+    def _open(self, account: Account) -> None:
+        self.accounts[account.grant] = account
+        if account.session:
+            self._sessions[account.session] += 1
+        self.tree.touch(account.node)
+
+    def _granted(self, parked: Parked, account: Account, match: Match[Lease], state: Lease, moved: bool) -> None:
+        acquire, position = parked.acquire, account.position
+        length, known = count(acquire.tokens), max(match.tokens, position)
+        self.counters["prefix_cache_queries"] += length
+        self.counters["prefix_cache_hits"] += position
+        whole = account.node.end // self.pages.size
+        origin = _origin(parked, account, moved)
+        if self.tiers.names.opened.get(acquire.session):
+            self.counters[f"resumed_from_{origin}"] += 1
+        self.send(
+            "scheduler",
+            Granted(
+                acquire.grant,
+                state,
+                position,
+                known,
+                parked.lost or match.lost if account.fill is None else "",
+                moved,
+                account.loan,
+                list(account.pages),
+                None if account.copy_source is None else PageCopy(account.copy_source, account.pages[whole]),
+                known if position < known < min(length, acquire.limit + 1) else None,
+                None if account.fill is None else Fill(copy_of(account.fill).key, whole),
+                origin,
+            ),
+        )
+
+    def _spares(self, grant: int, wanted: int) -> list[Lease]:
+        """Checkpoint slots; none while a request waits for a slot to run in."""
+        slots: list[Lease] = []
+        while len(slots) < wanted and not self.room.slots_short and grant in self.accounts:
+            lease = self.room.spare_slot()
+            if lease is None:
+                break
+            slots.append(lease)
+        self.counters["checkpoints_granted"] += len(slots)
+        return slots
+
+    def _feed(self) -> None:
+        """A page to each row that waits for one, in the order of asking, and word of those that still wait.
+
+        Of one whose copy is under way there is no word yet: when that is done the page copied from may be its own. Nor
+        of any while a state leaves the pool, and its pages with it: an earlier word of them is taken back.
+        """
+        fed: list[GrantPages] = []
+        for grant in list(self._hungry):
+            pages = self.room.take_pages(1) or self._take_from_own_path(self.accounts[grant])
+            if pages is None:
+                break
+            self.accounts[grant].pages += pages
+            fed.append(GrantPages(grant, pages))
+            del self._hungry[grant]
+        if self.tiers.exports and self._hungry:
+            if fed or self._report_short:
+                self.send("scheduler", Extended(fed, []))
+            self._report_short = True
+        elif fed or self._report_short:
+            self._report_short = False
+            short = [grant for grant in self._hungry if not self.accounts[grant].on_loan]
+            self.send("scheduler", Extended(fed, short))
+
+    def _take_from_own_path(self, account: Account) -> list[int] | None:
+        """A grant that is alone may use the whole pool: what its own path names twice goes too."""
+        alone = len(self.accounts) == 1 and not self.tiers.exports
+        while alone and account.epoch == self.tree.epoch and not account.on_loan:
+            node = account.node
+            if node.parent is None or node.children:
+                return None
+            account.node, account.behind = node.parent, node.tokens + account.behind
+            self.room.drop(node)
+            if self.tiers.exports:
+                return None
+            if self.pages.free:
+                return self.pages.take(1)
+        return None
+
+    # Giving back
+
+    def _donate(self, donate: Donate) -> None:
+        account = self.accounts[donate.grant]
+        if account.epoch != self.tree.epoch:
+            self.ledger.free(donate.state)
+        elif account.position + count(donate.tokens) != donate.position:
+            self.ledger.quarantine(
+                donate.state.slot,
+                f"donated at {donate.position} with {count(donate.tokens)} tokens since {account.position}",
+            )
+            donate.state.surrender("quarantined")
+        else:
+            self._keep(account, donate)
+        if donate.closes:
+            self._close(account)
+
+    def _keep(self, account: Account, donate: Donate) -> None:
+        node = self.tree.insert(account.node, account.behind + donate.tokens, account.pages)
+        account.behind = b""
+        node.pins += 1
+        self.tree.unpin(account.node)
+        account.node = node
+        if node.state is None and node.parent is not None:
+            self.ledger.cache(donate.state, node.id)
+            self.tree.set_state(node, donate.state)
+        else:
+            self.ledger.free(donate.state)
+        self.tree.touch(node)
+
+    def _save(self, save: SaveFromReq) -> None:
+        """The turn's state is kept, and the session's name moves on to it."""
+        account = self.accounts[save.grant]
+        self._donate(Donate(save.grant, save.state, save.position, save.tokens, closes=False))
+        self._name(account)
+        self._close(account)
+
+    def _name(self, account: Account) -> None:
+        """The name goes to the deepest state that the turn has left; on a path that was flushed there is none."""
+        if account.session not in self.tiers.names.opened:
+            return
+        node = next((step for step in path(account.node) if step.state is not None), None)
+        if node is not None and account.epoch == self.tree.epoch:
+            self.tiers.names.put_in_pool(account.session, node)
+
+    def _undo(self, account: Account, state: Lease) -> None:
+        moved_from = account.node if account.loan is None and account.position and not account.behind else None
+        if moved_from is not None and account.epoch == self.tree.epoch and moved_from.state is None:
+            self.ledger.cache(state, moved_from.id)
+            self.tree.set_state(moved_from, state)
+            if account.named and account.session in self.tiers.names.opened:
+                self.tiers.names.put_in_pool(account.session, moved_from)
+        else:
+            self.ledger.free(state)
+        self._end_loans(account)
+        self._close(account)
+
+    def _end_loans(self, account: Account) -> None:
+        if account.loan is not None and account.source is not None:
+            self.ledger.end_loan(account.loan)
+            lent = self._flushed.get(account.source)
+            if lent is not None and not self.ledger.loans(lent):
+                self.ledger.free(self._flushed.pop(account.source))
+            account.loan = account.source = None
+        if account.copy_source is not None:
+            self.pages.release([account.copy_source])
+            account.copy_source = None
+        if account.fill is not None:
+            self.tiers.store.end_loan(account.fill)
+            account.fill = None
+        self._report_short |= account.grant in self._hungry
+        if account.closing:
+            self._close(account)
+
+    def _close(self, account: Account) -> None:
+        """End an account; with a copy still under way, when that is done."""
+        account.closing = True
+        if account.on_loan:
+            return
+        del self.accounts[account.grant]
+        self._hungry.pop(account.grant, None)
+        self._report_short |= bool(self._hungry)
+        self._leave_session(account)
+        self.pages.release(account.pages)
+        if account.epoch == self.tree.epoch:
+            self.tree.unpin(account.node)
+        self._closed.append(account.grant)
+
+    def _leave_session(self, account: Account) -> None:
+        """A turn whose state was worth nothing leaves the name where it is, or at a state further up."""
+        names = self.tiers.names
+        if account.session:
+            self._sessions -= Counter([account.session])
+        if account.session in names.opened and account.session not in names.in_pool:
+            if not names.has(account.session):
+                self._name(account)
+            names.tell(account.session)
+
+    def _is_busy(self, session: str) -> bool:
+        return session in self._sessions
+
+    # Forgetting
+
+    def _bound_tree(self) -> None:
+        while self.tree.tokens > self.tree_tokens and self.room.evict_leaf():
+            pass
+
+    def _flush(self) -> None:
+        """Forget every path; a state that is lent goes when its loan ends, an older Donate when it arrives."""
+        for node in self.tree.clear():
+            assert node.state is not None
+            self.tiers.names.lost_in_pool(node)
+            if self.ledger.loans(node.state):
+                self._flushed[node] = node.state
+            else:
+                self.ledger.free(node.state)
+        self.counters["flushes"] += 1
+
+    # Draining
+
+    def _astray(self) -> int:
+        """Slots that are on their way."""
+        return self.ledger.counts[Place.TRANSIT]
+
+    def _lost(self) -> list[str]:
+        """Slots and pages that should be home and are not."""
+        lost = [
+            f"slot {slot}: {entry.place} by {entry.holder}"
+            for slot, entry in enumerate(self.ledger.entries)
+            if entry.place not in (Place.FREE, Place.CACHED) or entry.loans
+        ]
+        return lost + [f"page {page}: held by a grant" for page, users in enumerate(self.pages.users) if users]
+
+
+def _origin(parked: Parked, account: Account, moved: bool) -> Origin:
+    if account.fill is not None:
+        return "disk" if parked.read else "host"
+    if moved:
+        return "slot"
+    return "tree" if account.position else "tokens"

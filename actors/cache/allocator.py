@@ -1,0 +1,96 @@
+"""Slots and pages to be had: the free ones, and those that the tree can do without."""
+
+from collections import Counter
+
+from actors.cache.pages import Pages
+from actors.cache.radix import Node, RadixTree
+from actors.cache.tiers import Tiers
+from actors.lease import Lease, Ledger
+
+
+class Room:
+    """A part of the cache. The least recently used state or path goes first; what bears a name is copied before.
+
+    A copy takes a moment, in which there is no more room than before. slots_short: a grant waits for a slot.
+    """
+
+    def __init__(
+        self, ledger: Ledger, pages: Pages, tree: RadixTree[Lease], tiers: Tiers, counters: Counter[str]
+    ) -> None:
+        self.slots_short = False
+        self._ledger, self._pages, self._tree, self._tiers, self._counters = ledger, pages, tree, tiers, counters
+
+    def state_slot(self, node: Node[Lease] | None, session: str) -> tuple[Lease | None, bool]:
+        """A slot for a grant that goes on from node; the node's own state, moved, if no other can be had.
+
+        It moves only if nobody else can go on from it; else a copy is made, from which this grant goes on too.
+        """
+        lease = self._ledger.take("cache") or self._evict_state(keep=node)
+        own = node.state if node is not None else None
+        if lease is None and node is not None and own is not None and not self._ledger.loans(own):
+            if node.names <= {session}:
+                self._ledger.uncache(own, "cache")
+                return self._tree.take_state(node), True
+            if not self._tiers.exports:
+                self._evict(node)
+        self.slots_short = lease is None
+        return lease, False
+
+    def spare_slot(self) -> Lease | None:
+        """A slot that is free, or holds a state without a name."""
+        return self._ledger.take("cache") or self._evict_unnamed_state()
+
+    def pages_for_a_grant(self, wanted: int, reserve: int) -> list[int] | None:
+        """Pages for a new grant, with `reserve` kept back: one for each open grant, which will soon want one."""
+        if self._pages.free + self._pages.cached < wanted + reserve and wanted:
+            return None
+        return self.take_pages(wanted)
+
+    def take_pages(self, wanted: int) -> list[int] | None:
+        """None if there are too few; those of a state that is being copied come back in a moment."""
+        while self._pages.free < wanted:
+            if self._tiers.exports or not self.evict_leaf():
+                return None
+        return self._pages.take(wanted)
+
+    def evict_leaf(self) -> bool:
+        """Drop the least recently used leaf that no open grant goes on from, and its state."""
+        for node in self._tree.nodes:
+            if not node.children and not node.pins:
+                self.drop(node)
+                return True
+        return False
+
+    def drop(self, leaf: Node[Lease]) -> None:
+        if leaf.state is not None:
+            self._evict(leaf)
+        self._counters["evicted_pages"] += len(leaf.pages)
+        self._tree.remove(leaf)
+
+    def _evict_state(self, keep: Node[Lease] | None) -> Lease | None:
+        """The slot of the least recently used state; while a copy is made, of one that needs none."""
+        if self._tiers.exports:
+            return self._evict_unnamed_state(keep)
+        for node in self._tree.states:
+            if node is not keep and self._is_evictable(node):
+                self._evict(node)
+                break
+        return self._ledger.take("cache")
+
+    def _evict_unnamed_state(self, keep: Node[Lease] | None = None) -> Lease | None:
+        for node in self._tree.states:
+            if node is not keep and not node.names and self._is_evictable(node):
+                self._evict(node)
+                break
+        return self._ledger.take("cache")
+
+    def _is_evictable(self, node: Node[Lease]) -> bool:
+        return node.state is not None and not self._ledger.loans(node.state)
+
+    def _evict(self, node: Node[Lease]) -> None:
+        self._counters["evicted_states"] += 1
+        if node.names:
+            self._tiers.demote(node)
+        else:
+            node.evicted = True
+            self._ledger.free(self._tree.take_state(node))

@@ -1,0 +1,370 @@
+"""Copies of states below the pool, in host memory and on disk: which there are, and what goes when there is no room."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from actors.actor import Send
+from actors.cache.pages import Pages
+from actors.cache.radix import Node, RadixTree, root_of, tokens_to
+from actors.messages import Drop
+from actors.requests import Tier
+from actors.storage.disk import Disk, NoDisk
+from actors.tokens import Tokens, count
+
+FILE_OVERHEAD = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class TierLimits:
+    """Bytes for copies in host memory and on disk; bytes of a state, and of one token's KV in all layers.
+
+    session_slots: how many slots of the pool sessions may keep between their turns; None: all.
+    """
+
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    state_bytes: int = 1
+    token_bytes: int = 0
+    session_slots: int | None = None
+
+    def in_memory(self, position: int) -> int:
+        return self.state_bytes + self.token_bytes * position
+
+    def in_file(self, position: int) -> int:
+        return self.in_memory(position) + 4 * position + FILE_OVERHEAD
+
+
+NO_TIERS = TierLimits()
+
+
+class There(Enum):
+    NO = auto()
+    COMING = auto()
+    YES = auto()
+
+
+@dataclass(eq=False, slots=True)
+class Copy:
+    """A state that left the pool: in host memory under `key`, in a file, or both; the sizes in bytes are its own.
+
+    loans: requests that wait for it or are filled from it. wanted: False when no session can go on from it any more;
+    then it goes as soon as nothing is under way with it. unwritable: a write of it has failed.
+    """
+
+    key: int
+    size: int
+    file_size: int
+    host: There = There.NO
+    disk: There = There.NO
+    loans: int = 0
+    wanted: bool = True
+    unwritable: bool = False
+
+    @property
+    def tier(self) -> Tier:
+        return "disk" if self.host is There.NO else "host"
+
+    @property
+    def busy(self) -> bool:
+        return self.loans > 0 or There.COMING in (self.host, self.disk)
+
+
+class Store:
+    """One node a copy, in a tree without pages. Least recently used goes first, from host memory and from disk alike.
+
+    changed is called when a copy has come to another tier, gone when there is none left. Where disk_bytes is 0 nothing
+    is asked of the disk.
+    """
+
+    def __init__(
+        self,
+        limits: TierLimits,
+        disk: Disk | None,
+        send: Send,
+        changed: Callable[[Node[Copy]], None],
+        gone: Callable[[Node[Copy]], None],
+    ) -> None:
+        self.limits = limits
+        self.tree: RadixTree[Copy] = RadixTree(Pages(0, 1))
+        self.host_bytes = self.disk_bytes = 0
+        self.counters: Counter[str] = Counter()
+        self._disk: Disk = disk if disk is not None and limits.disk_bytes else NoDisk()
+        self._send, self._changed, self._gone = send, changed, gone
+        self._in_host: OrderedDict[Node[Copy], None] = OrderedDict()
+        self._coming: dict[int, Node[Copy]] = {}
+        self._writing: dict[int, Node[Copy]] = {}
+        self._keys = 0
+        for file in self._disk.files():
+            self._found(file.salt, file.tokens, file.size)
+
+    @property
+    def has_disk(self) -> bool:
+        return self.limits.disk_bytes > 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a file is being written or read, or a copy made."""
+        return bool(self._coming or self._writing)
+
+    def figures(self) -> dict[str, int]:
+        """Copies, and the bytes that they take or are about to."""
+        copies = [copy_of(node) for node in self.tree.states]
+        return {
+            "host": len(self._in_host),
+            "disk": sum(copy.disk is There.YES for copy in copies),
+            "host_bytes": self.host_bytes,
+            "disk_bytes": self.disk_bytes,
+        }
+
+    def can_hold(self, position: int) -> bool:
+        """Whether a copy of so many tokens fits into host memory at all."""
+        return self.limits.in_memory(position) <= self.limits.host_bytes
+
+    # Finding
+
+    def match(self, salt: str, tokens: Tokens, limit: int) -> Node[Copy] | None:
+        """The deepest copy at or before `limit`."""
+        return self.tree.deepest(salt, tokens, limit)
+
+    def find(self, salt: str, tokens: Tokens) -> Node[Copy] | None:
+        """The copy at exactly the end of these tokens."""
+        node = self.match(salt, tokens, count(tokens))
+        return node if node is not None and node.end == count(tokens) else None
+
+    # Host memory
+
+    def expect(self, salt: str, tokens: Tokens) -> tuple[Node[Copy], int] | None:
+        """Where the copy of a state goes that has none yet, and its key; None if there is no room."""
+        copy = self._new(count(tokens))
+        if not self._host_room(copy.size):
+            return None
+        node = self._add(salt, tokens, copy)
+        self._come(node)
+        return node, copy.key
+
+    def exported(self, key: int) -> None:
+        """The copy under `key` has been made."""
+        node = self._coming.pop(key)
+        copy_of(node).host = There.YES
+        self._changed(node)
+        self._settle(node)
+
+    def bring(self, node: Node[Copy]) -> bool:
+        """Have the copy in host memory, now or soon; False if there is no room for it."""
+        copy = copy_of(node)
+        if copy.host is There.NO:
+            copy.loans += 1  # it must not go to make room for itself
+            room = copy.disk is There.YES and self._host_room(copy.size)
+            copy.loans -= 1
+            if not room:
+                return False
+            self._come(node)
+            self._disk.read(copy.key, root_of(node).salt, tokens_to(node))
+            self.counters["disk_reads"] += 1
+        self.tree.touch(node)
+        self._in_host.move_to_end(node)
+        return True
+
+    def loaded(self, key: int, error: str) -> Node[Copy]:
+        """The file's copy is there; a file that cannot be read is gone for good. Returns its node."""
+        node = self._coming.pop(key)
+        copy = copy_of(node)
+        if not error:
+            copy.host = There.YES
+            self._changed(node)
+        else:
+            self.counters["damaged_files"] += 1
+            self._no_longer_in_host(node)
+            self.disk_bytes -= copy.file_size
+            copy.disk = There.NO
+            self._forget(node)
+        self._settle(node)
+        return node
+
+    def lend(self, node: Node[Copy]) -> None:
+        copy_of(node).loans += 1
+
+    def end_loan(self, node: Node[Copy]) -> None:
+        copy = node.state
+        if copy is not None:
+            copy.loans -= 1
+            self._settle(node)
+
+    # Disk
+
+    def write(self, node: Node[Copy]) -> bool:
+        """Begin to write the copy, which is in host memory, to its file; False if there is no room."""
+        copy = copy_of(node)
+        if copy.disk is There.NO:
+            if copy.host is not There.YES or not self._disk_room(copy.file_size):
+                return False
+            copy.disk = There.COMING
+            self.disk_bytes += copy.file_size
+            self._writing[copy.key] = node
+            self._disk.write(copy.key, root_of(node).salt, tokens_to(node))
+            self.counters["disk_writes"] += 1
+        return True
+
+    def written(self, key: int, error: str) -> Node[Copy]:
+        node = self._writing.pop(key)
+        copy = copy_of(node)
+        copy.disk = There.NO if error else There.YES
+        copy.unwritable = bool(error)
+        if error:
+            self.counters["failed_writes"] += 1
+            self.disk_bytes -= copy.file_size
+        self._changed(node)
+        self._settle(node)
+        return node
+
+    def drop_host(self, node: Node[Copy]) -> None:
+        """Keep the file only, if nothing is under way."""
+        copy = copy_of(node)
+        if copy.host is There.YES and copy.disk is There.YES and not copy.busy:
+            self._leave_host(node)
+            self._changed(node)
+
+    def write_ahead(self) -> None:
+        """Where host memory is three quarters full, write what has no file yet, so that it may go at once.
+
+        One at a time; for that no other file has to go, and what could not be written is not tried again.
+        """
+        if self.has_disk and not self._writing and self.host_bytes > self.limits.host_bytes * 3 // 4:
+            for node in self._in_host:
+                copy = copy_of(node)
+                fits = self.disk_bytes + copy.file_size <= self.limits.disk_bytes
+                if copy.host is There.YES and copy.disk is There.NO and copy.wanted and not copy.unwritable and fits:
+                    self.write(node)
+                    return
+
+    # Going
+
+    def release(self, node: Node[Copy]) -> None:
+        """No session goes on from this copy any more."""
+        copy_of(node).wanted = False
+        self._settle(node)
+
+    def release_unnamed(self) -> None:
+        """Files that were there at the start, and that no session has claimed."""
+        for node in list(self.tree.states):
+            if not node.names:
+                self.release(node)
+
+    def _settle(self, node: Node[Copy]) -> None:
+        """What is neither in host memory nor on disk, or not wanted, is forgotten once nothing is under way with it."""
+        copy = node.state
+        if copy is None or copy.busy or (copy.wanted and (copy.host, copy.disk) != (There.NO, There.NO)):
+            return
+        self._forget(node)
+
+    def _forget(self, node: Node[Copy]) -> None:
+        copy = copy_of(node)
+        self._gone(node)
+        if copy.host is There.YES:
+            self._leave_host(node)
+        if copy.disk is There.YES:
+            self._leave_disk(node)
+        self.tree.take_state(node)
+        while node.parent is not None and not node.children and node.state is None:
+            parent = node.parent
+            self.tree.remove(node)
+            node = parent
+
+    def _leave_host(self, node: Node[Copy]) -> None:
+        self._send("forward", Drop([copy_of(node).key]))
+        self._no_longer_in_host(node)
+
+    def _no_longer_in_host(self, node: Node[Copy]) -> None:
+        copy = copy_of(node)
+        copy.host = There.NO
+        self.host_bytes -= copy.size
+        del self._in_host[node]
+
+    def _leave_disk(self, node: Node[Copy]) -> None:
+        copy = copy_of(node)
+        self._disk.delete(root_of(node).salt, tokens_to(node))
+        copy.disk = There.NO
+        self.disk_bytes -= copy.file_size
+
+    # Room
+
+    def _host_room(self, size: int) -> bool:
+        """Make room: copies that have a file leave host memory, others are lost where there is no disk to take them.
+
+        Those that are being written make room a little later.
+        """
+        cap = self.limits.host_bytes
+        if self.host_bytes + size <= cap:
+            return True
+        for node in self._idle(self._in_host) if size <= cap else ():
+            copy = copy_of(node)
+            if self.host_bytes + size > cap and copy.host is There.YES and copy.disk is There.YES:
+                self._leave_host(node)
+                self._changed(node)
+        soon = sum(copy_of(node).size for node in self._writing.values())
+        for node in self._idle(self._in_host) if size <= cap else ():
+            copy = copy_of(node)
+            if self.host_bytes + size - soon <= cap:
+                break
+            if copy.host is There.YES and self.has_disk and not copy.unwritable and self.write(node):
+                soon += copy.size
+            elif copy.host is There.YES:
+                self._forget(node)
+        return self.host_bytes + size <= cap
+
+    def _disk_room(self, size: int) -> bool:
+        cap = self.limits.disk_bytes
+        if self.disk_bytes + size <= cap:
+            return True
+        for node in self._idle(self.tree.states) if size <= cap else ():
+            copy = copy_of(node)
+            if self.disk_bytes + size <= cap:
+                break
+            if copy.disk is not There.YES:
+                continue
+            if copy.host is There.YES:
+                self._leave_disk(node)
+            else:
+                self._forget(node)
+        return self.disk_bytes + size <= cap
+
+    def _idle(self, nodes: Iterable[Node[Copy]]) -> Iterator[Node[Copy]]:
+        """Those with which nothing is under way, the least recently used first."""
+        for node in list(nodes):
+            if node.state is not None and not node.state.busy:
+                yield node
+
+    def _found(self, salt: str, tokens: Tokens, size: int) -> None:
+        """A file that was there at the start; there may be more than may stay."""
+        if not self._disk_room(size):
+            self._disk.delete(salt, tokens)
+            return
+        copy = self._new(count(tokens))
+        copy.disk, copy.file_size = There.YES, size
+        self.disk_bytes += size
+        self._add(salt, tokens, copy)
+
+    def _new(self, position: int) -> Copy:
+        return Copy(0, self.limits.in_memory(position), self.limits.in_file(position))
+
+    def _add(self, salt: str, tokens: Tokens, copy: Copy) -> Node[Copy]:
+        root = self.tree.match(salt, b"", 0).node
+        node = self.tree.insert(root, tokens, [])
+        self.tree.set_state(node, copy)
+        return node
+
+    def _come(self, node: Node[Copy]) -> None:
+        """A copy is on its way to host memory, under a key that nothing on the stream still drops."""
+        copy = copy_of(node)
+        self._keys += 1
+        copy.key, copy.host = self._keys, There.COMING
+        self.host_bytes += copy.size
+        self._coming[copy.key] = node
+        self._in_host[node] = None
+
+
+def copy_of(node: Node[Copy]) -> Copy:
+    assert node.state is not None
+    return node.state

@@ -1,0 +1,97 @@
+"""Which state bears a session's name: a node of the pool's tree, and a copy below it."""
+
+from collections.abc import Callable
+
+from actors.actor import Send
+from actors.cache.copies import Copy, There, copy_of
+from actors.cache.radix import Node
+from actors.lease import Lease
+from actors.messages import Kept
+
+
+class Names:
+    """A session goes on from its node in the pool; without one from its copy; without that from its tokens.
+
+    opened: the sessions there are, and whether they have anything to go on from.
+    With a node in the pool an older copy stays as long as it has a file: should the server be killed, it is what there
+    is. `release` is told of copies that no session needs any more.
+    """
+
+    def __init__(self, send: Send, release: Callable[[Node[Copy]], None]) -> None:
+        self.opened: dict[str, bool] = {}
+        self.in_pool: dict[str, Node[Lease]] = {}
+        self.stored: dict[str, Node[Copy]] = {}
+        self._send = send
+        self._release = release
+
+    def has(self, session: str) -> bool:
+        return session in self.in_pool or session in self.stored
+
+    def put_in_pool(self, session: str, node: Node[Lease]) -> None:
+        self.leave_pool(session)
+        self.in_pool[session], self.opened[session] = node, True
+        node.names.add(session)
+        older = self.stored.get(session)
+        if older is not None and (older.end >= node.end or copy_of(older).disk is There.NO):
+            self._leave_store(session)
+        self.tell(session)
+
+    def put_in_store(self, session: str, node: Node[Copy]) -> None:
+        self.leave_pool(session)
+        node.names.add(session)
+        copy_of(node).wanted = True
+        if self.stored.get(session) is not node:
+            self._leave_store(session)
+        self.stored[session] = node
+        self.tell(session)
+
+    def leave_pool(self, session: str) -> None:
+        node = self.in_pool.pop(session, None)
+        if node is not None:
+            node.names.discard(session)
+
+    def lose(self, session: str) -> None:
+        """Nothing is kept of it but its tokens."""
+        self.leave_pool(session)
+        self._leave_store(session)
+        self.tell(session)
+
+    def close(self, session: str) -> None:
+        if session in self.opened:
+            del self.opened[session]
+            self.leave_pool(session)
+            self._leave_store(session)
+
+    def lost_in_pool(self, node: Node[Lease]) -> None:
+        """The state of this node is gone."""
+        for session in sorted(node.names):
+            self.leave_pool(session)
+            self.tell(session)
+
+    def lost_in_store(self, node: Node[Copy]) -> None:
+        for session in sorted(node.names):
+            node.names.discard(session)
+            del self.stored[session]
+            if session not in self.in_pool:
+                self.tell(session)
+
+    def changed_in_store(self, node: Node[Copy]) -> None:
+        for session in sorted(node.names - self.in_pool.keys()):
+            self.tell(session)
+
+    def tell(self, session: str) -> None:
+        """Where its state is now; a copy that is still being made is told of when it is there."""
+        pool, stored = self.in_pool.get(session), self.stored.get(session)
+        if pool is not None:
+            self._send("api", Kept(session, "slot", pool.end))
+        elif stored is None:
+            self._send("api", Kept(session, "tokens", 0))
+        elif copy_of(stored).host is not There.COMING:
+            self._send("api", Kept(session, copy_of(stored).tier, stored.end))
+
+    def _leave_store(self, session: str) -> None:
+        node = self.stored.pop(session, None)
+        if node is not None:
+            node.names.discard(session)
+            if not node.names:
+                self._release(node)

@@ -1,0 +1,241 @@
+"""The radix tree of token sequences: each node names the KV pages of its edge and may keep the state at its end.
+
+There are two: of the pool's states, where a state is a lease, and of the copies below it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from actors.cache.pages import Pages
+from actors.requests import Lost
+from actors.tokens import WIDTH, Tokens, common_prefix, count, cut
+
+S = TypeVar("S")
+WORST_FIRST: tuple[Lost, ...] = ("evicted", "misaligned", "never_kept", "")
+
+
+@dataclass(eq=False, slots=True)
+class Node(Generic[S]):
+    """Tokens [start, end) of a path. `pages` covers them; the first page may begin with entries of the path above.
+
+    names: sessions that go on from its state. pins: open grants that go on from here. evicted: it had a state that had
+    to go. salt: set on roots only.
+    """
+
+    id: int
+    tokens: Tokens
+    start: int
+    parent: "Node[S] | None"
+    pages: list[int]
+    children: "dict[bytes, Node[S]]" = field(default_factory=dict)
+    state: S | None = None
+    names: set[str] = field(default_factory=set)
+    pins: int = 0
+    evicted: bool = False
+    salt: str = ""
+
+    @property
+    def end(self) -> int:
+        return self.start + count(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Match(Generic[S]):
+    """`node` ends at the deepest usable state (or is the root); `tokens` is how far the tree knows the tokens.
+
+    lost: why the state is not as deep as that, empty if it is: on the way beyond it a state was evicted, or one is held
+    only further on than the tokens agree or may be used (misaligned), or there never was one.
+    """
+
+    node: Node[S]
+    tokens: int
+    lost: Lost
+
+
+class RadixTree(Generic[S]):
+    """One root a salt. `nodes` and `states` are in order of use, the least recent first.
+
+    `epoch` counts the times that the tree was cleared: a node of an older epoch is no longer part of it.
+    """
+
+    def __init__(self, pages: Pages) -> None:
+        self.pages = pages
+        self.roots: dict[str, Node[S]] = {}
+        self.nodes: OrderedDict[Node[S], None] = OrderedDict()
+        self.states: OrderedDict[Node[S], None] = OrderedDict()
+        self.tokens = 0
+        self.epoch = 0
+        self._next_id = 0
+
+    def match(self, salt: str, tokens: Tokens, limit: int) -> Match[S]:
+        """The deepest state at or before `limit` on the path of `tokens`, and the length of the path that is known."""
+        node = best = self._root(salt)
+        known = 0
+        lost: Lost = ""
+        while child := node.children.get(cut(tokens, known, known + 1)):
+            known += common_prefix(child.tokens, cut(tokens, known, known + count(child.tokens)))
+            if child.state is not None and child.end <= min(known, limit):
+                best, lost = child, ""
+            else:
+                lost = _worse(lost, _why_lost(child, min(known, limit)))
+            if known < child.end:
+                break
+            node = child
+        return Match(best, known, lost if best.end < min(known, limit) else "")
+
+    def deepest(self, salt: str, tokens: Tokens, limit: int) -> Node[S] | None:
+        """The node of the deepest state at or before `limit` on the path of `tokens`."""
+        node = self.match(salt, tokens, limit).node if salt in self.roots else None
+        return node if node is not None and node.state is not None else None
+
+    def table(self, node: Node[S]) -> list[int]:
+        """The page of each page index on the path to node's end; of two nodes that share one, the deeper's is whole."""
+        table: list[int] = []
+        for step in reversed(list(path(node))):
+            if step.pages:
+                del table[step.start // self.pages.size :]
+                table += step.pages
+        return table
+
+    def insert(self, node: Node[S], tokens: Tokens, table: list[int]) -> Node[S]:
+        """The node that ends `tokens` behind `node`. Where the path is there already its pages stay.
+
+        table: the page of each page index from the root on, of which a new node names those of its own range.
+        """
+        begin, goal = node.end, node.end + count(tokens)
+        while node.end < goal:
+            rest = tokens[(node.end - begin) * WIDTH :]
+            child = node.children.get(rest[:WIDTH])
+            if child is None:
+                return self._extend(node, rest, self._span(table, node.end, goal))
+            shared = common_prefix(child.tokens, rest)
+            node = child if shared == count(child.tokens) else self._split(child, shared)
+        return node
+
+    def set_state(self, node: Node[S], state: S) -> None:
+        node.state, node.evicted = state, False
+        self.states[node] = None
+
+    def take_state(self, node: Node[S]) -> S:
+        state = node.state
+        assert state is not None
+        node.state = None
+        del self.states[node]
+        return state
+
+    def touch(self, node: Node[S]) -> None:
+        """Mark the path to node as used now, its root-most part as the latest."""
+        for step in path(node):
+            if step.parent is not None:
+                self.nodes.move_to_end(step)
+        if node.state is not None:
+            self.states.move_to_end(node)
+
+    def unpin(self, node: Node[S]) -> None:
+        node.pins -= 1
+        self._trim(node)
+
+    def remove(self, node: Node[S]) -> None:
+        """Take a leaf without state out of the tree; grants that go on from it go on from its parent."""
+        assert node.parent is not None and not node.children and node.state is None
+        node.parent.pins += node.pins
+        del node.parent.children[node.tokens[:WIDTH]]
+        del self.nodes[node]
+        self.tokens -= count(node.tokens)
+        self.pages.unname(node.pages)
+        self._trim(node.parent)
+
+    def clear(self) -> list[Node[S]]:
+        """Begin a new epoch; returns the nodes of the old one that keep a state."""
+        stateful = list(self.states)
+        for node in self.nodes:
+            self.pages.unname(node.pages)
+        self.roots.clear()
+        self.nodes.clear()
+        self.states.clear()
+        self.tokens = 0
+        self.epoch += 1
+        return stateful
+
+    def _root(self, salt: str) -> Node[S]:
+        if salt not in self.roots:
+            self._next_id += 1
+            self.roots[salt] = Node(self._next_id, b"", 0, None, [], salt=salt)
+        return self.roots[salt]
+
+    def _trim(self, node: Node[S]) -> None:
+        """Forget a root that nothing hangs on."""
+        if node.parent is None and not node.children and not node.pins and self.roots.get(node.salt) is node:
+            del self.roots[node.salt]
+
+    def _extend(self, node: Node[S], tokens: Tokens, pages: list[int]) -> Node[S]:
+        """Add a leaf. Where it begins inside a page its own page holds all that the path above has in that page."""
+        size = self.pages.size
+        first = node.end // size
+        for step in path(node):
+            if not pages or step.end <= first * size or not step.pages:
+                break
+            self.pages.name(pages[:1])
+            self.pages.unname(step.pages[-1:])
+            step.pages[-1] = pages[0]
+        return self._add(tokens, node, pages)
+
+    def _add(self, tokens: Tokens, parent: Node[S], pages: list[int]) -> Node[S]:
+        self._next_id += 1
+        node = Node(self._next_id, tokens, parent.end, parent, pages)
+        parent.children[tokens[:WIDTH]] = node
+        self.nodes[node] = None
+        self.tokens += count(tokens)
+        self.pages.name(pages)
+        return node
+
+    def _split(self, node: Node[S], length: int) -> Node[S]:
+        """Cut node after its first `length` tokens; returns the new upper half. Both name a page across the cut."""
+        parent, at = node.parent, node.start + length
+        assert parent is not None
+        old = node.pages
+        self.tokens -= length
+        upper = self._add(cut(node.tokens, 0, length), parent, self._span(old, node.start, at, node.start))
+        lower_pages = self._span(old, at, node.end, node.start)
+        self.pages.name(lower_pages)
+        self.pages.unname(old)
+        node.tokens, node.start, node.parent, node.pages = node.tokens[length * WIDTH :], at, upper, lower_pages
+        upper.children[node.tokens[:WIDTH]] = node
+        return upper
+
+    def _span(self, table: list[int], start: int, end: int, first: int = 0) -> list[int]:
+        """The pages of positions [start, end) out of a table that begins with the page of position `first`."""
+        base = first // self.pages.size
+        return table[start // self.pages.size - base : -(-end // self.pages.size) - base]
+
+
+def _why_lost(node: Node[S], usable: int) -> Lost:
+    """Why a node on the path gives no state at or before `usable`."""
+    if node.evicted and node.end <= usable:
+        return "evicted"
+    return "misaligned" if node.state is not None else "never_kept"
+
+
+def _worse(lost: Lost, found: Lost) -> Lost:
+    """Of two reasons on one path, the one that says more."""
+    return next(reason for reason in WORST_FIRST if reason in (lost, found))
+
+
+def path(node: Node[S]) -> Iterator[Node[S]]:
+    """From node up to its root."""
+    step: Node[S] | None = node
+    while step is not None:
+        yield step
+        step = step.parent
+
+
+def tokens_to(node: Node[S]) -> Tokens:
+    """Every token from the root to node's end."""
+    return b"".join(reversed([step.tokens for step in path(node)]))
+
+
+def root_of(node: Node[S]) -> Node[S]:
+    *_, root = path(node)
+    return root

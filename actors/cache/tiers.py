@@ -1,0 +1,187 @@
+"""The way of a state out of the pool and back: names of sessions, copies in host memory, files."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from actors.actor import Send
+from actors.cache.copies import Copy, Store, There, TierLimits, copy_of
+from actors.cache.names import Names
+from actors.cache.pages import Pages
+from actors.cache.radix import Node, RadixTree, root_of, tokens_to
+from actors.lease import Lease, Ledger, Place
+from actors.messages import Export, Exported, Name, Suspend, Suspended, Unname
+from actors.requests import Tier
+from actors.storage.disk import Disk
+from actors.tokens import count
+
+Command = Name | Unname | Suspend
+UNASKED = -1
+
+
+class Tiers:
+    """A part of the cache. A state that bears a name is copied before its slot is given away, others are not.
+
+    The lease travels to forward with Export and comes back when the copy is on the stream, so a slot is never reused
+    ahead of it; the pages are held meanwhile. is_busy tells whether a session has an open account.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        ledger: Ledger,
+        pages: Pages,
+        tree: RadixTree[Lease],
+        limits: TierLimits,
+        disk: Disk | None,
+        is_busy: Callable[[str], bool],
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._send, self._ledger, self._pages, self._tree, self._is_busy = send, ledger, pages, tree, is_busy
+        self.names = Names(send, lambda node: self.store.release(node))
+        self.store = Store(limits, disk, send, self.names.changed_in_store, self.names.lost_in_store)
+        self.exports: dict[int, list[int]] = {}
+        self._commands: list[Command] = []
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is under way, and nothing is waiting."""
+        return not self._commands and not self._under_way
+
+    @property
+    def _under_way(self) -> bool:
+        return bool(self.exports) or self.store.busy
+
+    def command(self, command: Command) -> None:
+        self._commands.append(command)
+
+    def act(self) -> None:
+        """Carry out the commands of sessions that have no turn to end; keep within the slots that sessions may have."""
+        self._commands = [command for command in self._commands if not self._carry_out(command)]
+        if (cap := self.store.limits.session_slots) is not None:
+            named = [node for node in self._tree.states if node.names]
+            for node in named[: max(len(named) - cap, 0)]:
+                self.demote(node, may_lose=not self.store.can_hold(node.end))
+        self.store.write_ahead()
+
+    def one_ahead(self) -> None:
+        """Have a slot at hand where the next to go is a session's, whose copy takes a moment."""
+        if not self._ledger.counts[Place.FREE] and not self.exports:
+            node = next((node for node in self._tree.states if not self._ledger.loans(_state(node))), None)
+            if node is not None and node.names and self.store.can_hold(node.end):
+                self.demote(node, may_lose=False)
+
+    def suspend_all(self) -> None:
+        """Before the end: what has a name goes to its file, and files that nobody names go."""
+        if self.store.has_disk:
+            self.store.release_unnamed()
+            self._commands += [Suspend(UNASKED, session) for session in self.names.opened]
+
+    # Down
+
+    def demote(self, node: Node[Lease], may_lose: bool = True) -> bool:
+        """Let the state of a named node leave its slot; False if that would lose it and may not, or it is lent."""
+        lease = _state(node)
+        if self._ledger.loans(lease):
+            return False
+        tokens, salt = tokens_to(node), root_of(node).salt
+        below = self.store.find(salt, tokens)
+        expected = self.store.expect(salt, tokens) if below is None else None
+        if below is None and expected is None and not may_lose:
+            return False
+        self._tree.take_state(node)
+        node.evicted = True
+        if expected is not None:
+            below, key = expected
+            self._export(node, lease, key)
+        else:
+            self._ledger.free(lease)
+        self.counters["demotions_tokens" if below is None else "demotions_host"] += 1
+        if below is None:
+            self.names.lost_in_pool(node)
+        else:
+            for session in sorted(node.names):
+                self.names.put_in_store(session, below)
+        return True
+
+    def _export(self, node: Node[Lease], lease: Lease, key: int) -> None:
+        self._ledger.uncache(lease, "cache")
+        pages = self._tree.table(node)
+        self._pages.share(pages)
+        self.exports[key] = pages
+        self._send("forward", Export(key, lease, list(pages), node.end))
+
+    def exported(self, message: Exported) -> None:
+        self._pages.release(self.exports.pop(message.key))
+        self._ledger.free(message.state)
+        self.store.exported(message.key)
+
+    def written(self, key: int, error: str) -> None:
+        """Where it failed, the copy in host memory is the lowest that there is."""
+        node = self.store.written(key, error)
+        if error:
+            failed = [c for c in self._commands if isinstance(c, Suspend) and self._goes_on_from(c.session, node)]
+            self._commands = [command for command in self._commands if command not in failed]
+            for suspend in failed:
+                self._answer(suspend, "host", node.end)
+
+    def _goes_on_from(self, session: str, node: Node[Copy]) -> bool:
+        return session not in self.names.in_pool and self.names.stored.get(session) is node
+
+    # Commands
+
+    def _carry_out(self, command: Command) -> bool:
+        """False if it has to wait."""
+        if self._is_busy(command.session):
+            return False
+        match command:
+            case Name():
+                self._name(command)
+            case Unname(session):
+                self.names.close(session)
+            case Suspend():
+                return self._suspend(command)
+        return True
+
+    def _name(self, name: Name) -> None:
+        end = count(name.tokens)
+        pool = self._tree.deepest(name.salt, name.tokens, end)
+        stored = self.store.match(name.salt, name.tokens, end)
+        self.names.opened[name.session] = end > 0
+        if pool is not None and (stored is None or pool.end >= stored.end):
+            self.names.put_in_pool(name.session, pool)
+        elif stored is not None:
+            self.names.put_in_store(name.session, stored)
+        else:
+            self.names.lose(name.session)
+
+    def _suspend(self, suspend: Suspend) -> bool:
+        session = suspend.session
+        pool = self.names.in_pool.get(session)
+        if pool is not None:
+            if self._ledger.loans(_state(pool)):
+                return False
+            if not self.demote(pool, may_lose=False):
+                # There is no room, or not yet: what is on its way makes some.
+                return not self._under_way and self._answer(suspend, "slot", pool.end)
+        stored = self.names.stored.get(session)
+        if stored is None:
+            return self._answer(suspend, "tokens", 0)
+        copy = copy_of(stored)
+        if copy.host is There.COMING or copy.loans:
+            return False
+        if not self.store.has_disk or not self.store.write(stored):
+            return self._answer(suspend, "host", stored.end)
+        if copy.disk is There.COMING:
+            return False
+        self.store.drop_host(stored)
+        return self._answer(suspend, "disk", stored.end)
+
+    def _answer(self, suspend: Suspend, tier: Tier, position: int) -> bool:
+        if suspend.ticket != UNASKED:
+            self._send("api", Suspended(suspend.ticket, tier, position))
+        return True
+
+
+def _state(node: Node[Lease]) -> Lease:
+    assert node.state is not None
+    return node.state

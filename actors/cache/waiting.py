@@ -1,0 +1,72 @@
+"""Acquires that the cache has not answered yet, and the copies of states that some of them wait for."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from actors.cache.copies import Copy, Store, There, copy_of
+from actors.cache.radix import Node
+from actors.messages import Acquire
+from actors.requests import Lost
+
+
+class Wait(Enum):
+    """What an Acquire waits for: slots and pages, or a copy that is coming to host memory."""
+
+    ROOM = auto()
+    COPY = auto()
+
+
+@dataclass(eq=False, slots=True)
+class Parked:
+    """awaits: the copy that it has a loan on. read: that was on disk. lost: why another was not to be had."""
+
+    acquire: Acquire
+    awaits: Node[Copy] | None = None
+    read: bool = False
+    lost: Lost = ""
+
+
+class Waiting:
+    """In order of arrival."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._parked: dict[int, Parked] = {}
+
+    def park(self, acquire: Acquire) -> None:
+        self._parked[acquire.grant] = Parked(acquire)
+
+    def forget(self, grant: int) -> bool:
+        """It is answered or cancelled; False if there is none."""
+        parked = self._parked.pop(grant, None)
+        if parked is not None:
+            self._let_go(parked)
+        return parked is not None
+
+    def in_order(self) -> list[Parked]:
+        return list(self._parked.values())
+
+    def copy_for(self, parked: Parked, position: int) -> Node[Copy] | None:
+        """The copy to go on from, if one goes beyond `position`: lent, and on its way if it is not in host memory."""
+        acquire, store = parked.acquire, self._store
+        node = store.match(acquire.salt, acquire.tokens, acquire.limit)
+        if node is None or node.end <= position or not store.bring(node):
+            self._let_go(parked)
+            return self.copy_for(parked, position) if node is not None and node.state is None else None
+        if parked.awaits is not node:
+            self._let_go(parked)
+            store.lend(node)
+            parked.awaits = node
+        parked.read |= copy_of(node).host is There.COMING and copy_of(node).disk is There.YES
+        return node
+
+    def loaded(self, node: Node[Copy], error: str) -> None:
+        """The copy is there, or never will be."""
+        for parked in self._parked.values():
+            if error and parked.awaits is node:
+                parked.awaits, parked.lost = None, "damaged"
+
+    def _let_go(self, parked: Parked) -> None:
+        if parked.awaits is not None:
+            node, parked.awaits = parked.awaits, None
+            self._store.end_loan(node)

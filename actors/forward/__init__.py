@@ -1,0 +1,1 @@
+"""Forward: the device and its stream, and the slots of running requests."""

@@ -1,0 +1,276 @@
+"""The result-processor: token histories, text and stop conditions. Decides when a request is finished."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from actors.actor import Send
+from actors.lease import Lease
+from actors.messages import (
+    Admitted,
+    Delta,
+    Donate,
+    Drain,
+    Ended,
+    Free,
+    Message,
+    Over,
+    Requeue,
+    Retired,
+    SaveFromReq,
+    Settled,
+    Stepped,
+)
+from actors.requests import FinishReason, Output, Request, RetireReason, RowLogprobs, TokenLogprob
+from actors.tokens import pack, unpack
+from models.text.detokenizer import Detokenizer
+from models.text.stop_strings import StopStrings
+
+PROMPT_TAIL = 16
+FINISH: dict[RetireReason, FinishReason] = {
+    "finished": "stop",
+    "limit": "length",
+    "capacity": "length",
+    "aborted": "abort",
+    "timeout": "abort",
+    "failed": "error",
+}
+
+
+GONE = ("aborted", "timeout")
+
+
+class Vocabulary(Protocol):
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+
+@dataclass(eq=False, slots=True)
+class Record:
+    """A request from its first admission to its last; it outlives a retraction.
+
+    `history` is every token given or sampled; history[:donated] is what the cache knows of it under this grant.
+    skip: characters of its text still to come that the client has. failed_at: where its grant failed, and `error` why;
+    suspect_until: where it failed before, and is run by itself. start: where its grant went on from; moved: with the
+    tree's own state, where others have a copy.
+    """
+
+    request: Request
+    history: list[int]
+    detokenizer: Detokenizer
+    stops: StopStrings
+    first: Admitted
+    skip: int
+    failed_at: int = 0
+    suspect_until: int = 0
+    error: str = ""
+    grant: int = 0
+    start: int = 0
+    moved: bool = False
+    donated: int = 0
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+    new_tokens: list[int] = field(default_factory=list)
+    new_logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs_next: int = 0
+
+    @property
+    def completion(self) -> int:
+        return len(self.history) - self.request.prompt_len
+
+
+@dataclass
+class ResultProcessor:
+    send: Send
+    vocabulary: Vocabulary
+    counters: Counter[str] = field(default_factory=Counter)
+    records: dict[str, Record] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._grants: dict[int, Record] = {}
+        self._outputs: list[Output] = []
+
+    def receive(self, message: Message) -> None:
+        match message:
+            case Admitted():
+                self._admitted(message)
+            case Stepped():
+                self._stepped(message)
+            case Retired():
+                self._retired(message)
+            case Ended(request, reason):
+                self._ended(self.records[request], "length" if reason == "too_large" else "abort", reason)
+            case Drain():
+                self.send("cache", message)
+            case _:
+                raise TypeError(f"results got {message!r}")
+
+    def act(self) -> None:
+        if self._outputs:
+            self.send("api", Delta(self._outputs))
+            self._outputs = []
+
+    def leases(self) -> Iterator[Lease]:
+        return iter(())
+
+    def _admitted(self, admitted: Admitted) -> None:
+        request = admitted.request
+        record = self.records.get(request.id)
+        if record is None:
+            record = self.records[request.id] = self._record(admitted)
+            earlier = record.detokenizer.push(record.history[request.prompt_len :])
+            self._output(record, record.stops.push(earlier))
+        record.grant, record.donated, record.failed_at = admitted.grant, admitted.match, 0
+        record.start, record.moved = admitted.match, admitted.origin == "slot"
+        self._grants[admitted.grant] = record
+
+    def _record(self, admitted: Admitted) -> Record:
+        request = admitted.request
+        history = unpack(request.tokens)
+        decode = self._decoder(request.skip_special_tokens)
+        tail = history[max(request.prompt_len - PROMPT_TAIL, 0) : request.prompt_len]
+        stops = StopStrings(request.stops.strings, request.stops.keep_stop_string)
+        first = request.prompt_logprobs_from or 0
+        detokenizer = Detokenizer(decode, tail)
+        return Record(request, history, detokenizer, stops, admitted, request.shown, prompt_logprobs_next=first)
+
+    def _decoder(self, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
+        return lambda ids: self.vocabulary.decode(ids, skip_special_tokens)
+
+    def _stepped(self, stepped: Stepped) -> None:
+        """Token ids, limits and stop strings first, then Settled, and only then the text that nobody waits for."""
+        tokens = unpack(stepped.tokens)
+        sampled = [(self._grants[g], token) for g, token in zip(stepped.grants, tokens, strict=True)]
+        live = [(record, token) for record, token in sampled if record.finish is None]
+        texts = {}
+        for record, token in live:
+            record.history.append(token)
+            record.new_tokens.append(token)
+            if record.request.stops.strings:
+                texts[record] = self._text(record, token)
+            self._check(record, token)
+        finished = [record.grant for record, _ in live if record.finish is not None]
+        failed = {failure.grant for failure in stepped.failed}
+        self.send("scheduler", Settled(stepped.step, finished, sorted(failed)))
+        for failure in stepped.failed:
+            record = self._grants[failure.grant]
+            record.failed_at = record.failed_at or failure.position
+            record.error = stepped.error or record.error
+        for logprobs in stepped.prompt_logprobs:
+            self._prompt_logprobs(logprobs)
+        for logprobs in stepped.logprobs:
+            record = self._grants[logprobs.grant]
+            if record.new_tokens:
+                record.new_logprobs += logprobs.items
+        for checkpoint in stepped.checkpoints:
+            if checkpoint.grant in failed:
+                self.send("cache", Free([checkpoint.slot]))
+            else:
+                self._donate(self._grants[checkpoint.grant], checkpoint.slot, checkpoint.position, closes=False)
+        for record, token in live:
+            self._output(record, texts[record] if record in texts else self._text(record, token))
+
+    def _text(self, record: Record, token: int) -> str:
+        """What the token adds to the text that may be shown; a token that stops adds nothing."""
+        if self._stops_on(record, token):
+            return ""
+        return record.stops.push(record.detokenizer.push([token]))
+
+    def _stops_on(self, record: Record, token: int) -> bool:
+        stops = record.request.stops
+        return record.completion > stops.min_tokens and token in stops.token_ids
+
+    def _check(self, record: Record, token: int) -> None:
+        if self._stops_on(record, token):
+            record.finish, record.stop_reason = "stop", token
+        elif record.stops.matched is not None:
+            record.finish, record.stop_reason = "stop", record.stops.matched
+        elif record.completion >= record.request.stops.max_tokens:
+            record.finish = "length"
+
+    def _prompt_logprobs(self, logprobs: RowLogprobs) -> None:
+        """A replay may bring some again."""
+        record = self._grants[logprobs.grant]
+        fresh = logprobs.items[max(record.prompt_logprobs_next - logprobs.start, 0) :]
+        record.prompt_logprobs += fresh
+        record.prompt_logprobs_next += len(fresh)
+
+    def _output(self, record: Record, text: str) -> None:
+        """Give the client what is new; `text` is what may be shown now."""
+        if record.finish is not None and record.stops.matched is None:
+            text += record.stops.push(record.detokenizer.flush()) + record.stops.flush()
+        new, record.skip = text[record.skip :], max(record.skip - len(text), 0)
+        request = record.request
+        self._outputs.append(
+            Output(
+                request=request.id,
+                text=new,
+                tokens=pack(record.new_tokens),
+                prompt_tokens=request.prompt_len,
+                cached_tokens=min(record.first.match, request.prompt_len),
+                completion_tokens=record.completion,
+                finish_reason=record.finish,
+                stop_reason=record.stop_reason,
+                logprobs=record.new_logprobs,
+                prompt_logprobs=record.prompt_logprobs,
+                matched_tokens=min(record.first.matched_tokens, request.prompt_len),
+                lost=record.first.lost,
+                origin=record.first.origin,
+            )
+        )
+        record.new_tokens, record.new_logprobs, record.prompt_logprobs = [], [], []
+        self.counters["generation_tokens"] += len(self._outputs[-1].tokens) // 4
+
+    def _donate(self, record: Record, state: Lease, position: int, closes: bool) -> None:
+        tokens = pack(record.history[record.donated : position])
+        record.donated = position
+        self.send("cache", Donate(record.grant, state, position, tokens, closes))
+
+    def _retired(self, retired: Retired) -> None:
+        """Finished beats aborted beats retracted and failed; a sound state is kept if it is further than the last."""
+        record = self._grants.pop(retired.grant)
+        reason: RetireReason = "failed" if record.failed_at and retired.reason not in GONE else retired.reason
+        stuck = reason == "failed" and record.failed_at <= record.suspect_until
+        if record.finish is None and reason in ("retracted", "failed") and not stuck:
+            self._requeue(record)
+        else:
+            self._answer(record, reason)
+        self._settle_state(record, retired)
+
+    def _settle_state(self, record: Record, retired: Retired) -> None:
+        session, state, position = record.request.session, retired.state, retired.position
+        worth = position > record.start or record.moved  # else it is where it came from, and its copy may be under way
+        if retired.poisoned or not worth:
+            self.send("cache", Free([state], closes=retired.grant))
+        elif session:
+            tokens = pack(record.history[record.donated : position])
+            self.send("cache", SaveFromReq(retired.grant, session, state, position, tokens))
+        elif position > record.donated:
+            self._donate(record, state, position, closes=True)
+        else:
+            self.send("cache", Free([state], closes=retired.grant))
+
+    def _requeue(self, record: Record) -> None:
+        record.request = replace(record.request, tokens=pack(record.history))
+        record.suspect_until = max(record.suspect_until, record.failed_at)
+        self.send("scheduler", Requeue(record.request, record.suspect_until))
+
+    def _answer(self, record: Record, reason: RetireReason) -> None:
+        if record.finish is None:
+            self._finish(record, FINISH[reason], record.error if reason == "failed" else reason)
+        self._forget(record)
+
+    def _ended(self, record: Record, finish: FinishReason, reason: str) -> None:
+        self._finish(record, finish, reason)
+        self._forget(record)
+
+    def _finish(self, record: Record, finish: FinishReason, reason: str) -> None:
+        record.finish, record.stop_reason = finish, reason
+        self._output(record, "")
+
+    def _forget(self, record: Record) -> None:
+        del self.records[record.request.id]
+        self.send("scheduler", Over(record.request.id))

@@ -1,0 +1,1 @@
+"""What carries the actors: mailboxes, moves of leases, supervision, tracing, timings, and the sizes of the pools."""

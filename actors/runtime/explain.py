@@ -1,0 +1,78 @@
+"""What the ring holds at this moment, as plain values for people to read."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from actors.cache.radix import Node, RadixTree, path
+from actors.forward.actor import Forward
+from actors.lease import Lease, Ledger
+from actors.scheduler.actor import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a slot is held for."""
+
+    position: int | None
+    request: str | None
+
+
+def explain_slots(
+    ledger: Ledger, scheduler: Scheduler, forward: Forward, tree: RadixTree[Lease], now: float
+) -> list[dict[str, object]]:
+    uses = dict(_uses(scheduler, forward, tree))
+    unknown = Use(None, None)
+    return [
+        {
+            "slot": slot,
+            "place": str(entry.place),
+            "holder": entry.holder,
+            "generation": entry.generation,
+            "loans": entry.loans,
+            "seconds": round(now - entry.since, 3) if entry.generation else None,
+            "position": uses.get(slot, unknown).position,
+            "request": uses.get(slot, unknown).request,
+        }
+        for slot, entry in enumerate(ledger.entries)
+    ]
+
+
+def _uses(scheduler: Scheduler, forward: Forward, tree: RadixTree[Lease]) -> Iterator[tuple[int, Use]]:
+    """By slot: cached states, the states of running rows, and the spare checkpoint slots that rows keep."""
+    for node in tree.states:
+        if node.state is not None:
+            yield node.state.slot, Use(node.end, None)
+    names = {grant: row.record.request.id for grant, row in scheduler.state.rows.items()}
+    names |= {grant: record.request.id for grant, record in scheduler.state.closing.items()}
+    for running in forward.rows.values():
+        yield running.state.slot, Use(running.position, names.get(running.grant))
+    for row in scheduler.state.rows.values():
+        for spare in row.spares:
+            yield spare.slot, Use(None, row.record.request.id)
+
+
+def explain_tree(tree: RadixTree[Lease]) -> list[dict[str, object]]:
+    """Roots first; `slot` is that of the node's state, None where it keeps none."""
+    return [_explain_node(node) for node in (*tree.roots.values(), *tree.nodes)]
+
+
+def _explain_node(node: Node[Lease]) -> dict[str, object]:
+    *_, root = path(node)
+    return {
+        "id": node.id,
+        "parent": node.parent.id if node.parent is not None else None,
+        "start": node.start,
+        "end": node.end,
+        "pages": list(node.pages),
+        "slot": node.state.slot if node.state is not None else None,
+        "evicted": node.evicted,
+        "sessions": sorted(node.names),
+        "pins": node.pins,
+        "salt": _digest(root.salt),
+    }
+
+
+def _digest(salt: str | None) -> str:
+    """Tells salts apart without showing them; empty for none."""
+    return hashlib.sha256(salt.encode()).hexdigest()[:16] if salt else ""

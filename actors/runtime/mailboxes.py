@@ -1,0 +1,136 @@
+"""The runtime: mailboxes, the one place where leases move, and the tasks that carry the actors."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+
+import anyio
+
+from actors.actor import Actor, Address, Send
+from actors.lease import Ledger
+from actors.messages import Message
+from actors.runtime.events import ActEvent, Event, message_event, request_events
+from actors.runtime.timings import Timings
+from actors.runtime.tracing import Envelope, Traces
+from actors.runtime.transport import Codec, arrive, depart
+
+BATCH = 256
+
+
+class Mailbox:
+    """First in, first out. Taking is never awaited, so a cancelled receiver loses nothing."""
+
+    def __init__(self) -> None:
+        self.envelopes: deque[Envelope] = deque()
+        self._event = asyncio.Event()
+
+    def put(self, envelope: Envelope) -> None:
+        self.envelopes.append(envelope)
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Until there is a message."""
+        while not self.envelopes:
+            self._event.clear()
+            await self._event.wait()
+
+
+class Runtime:
+    """Carries actors on one asyncio event loop. Not thread-safe: another thread posts through the loop.
+
+    numbers: of the messages, in the order in which they are sent.
+    record: is given all that happens, if anyone wants to know.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        codec_check: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        timings: Timings | None = None,
+        traces: Traces | None = None,
+        numbers: Iterator[int] | None = None,
+        record: Callable[[Event], None] | None = None,
+    ) -> None:
+        self.ledger = ledger
+        self.mailboxes: dict[Address, Mailbox] = {}
+        self.delivered = 0
+        self.traces = traces if traces is not None else Traces(lambda grant: "")
+        self._actors: dict[Address, Actor] = {}
+        self._codec = Codec(ledger) if codec_check else None
+        self._clock = clock
+        self._timings = timings if timings is not None else Timings()
+        self._numbers = numbers if numbers is not None else count(1)
+        self._record = record
+
+    def add(self, address: Address, actor: Actor) -> None:
+        """Give an actor a mailbox; it runs from `run` on."""
+        self.mailboxes[address] = Mailbox()
+        self._actors[address] = actor
+
+    def sender(self, address: Address) -> Send:
+        """The way in which the actor at this address sends."""
+        return lambda to, message: self.send(address, to, message)
+
+    def send(self, sender: str, to: Address, message: Message) -> None:
+        """Move the message's leases and queue it. A send that raises has moved nothing."""
+        mailbox = self.mailboxes[to]
+        depart(message, sender, to, self.ledger)
+        carried = message if self._codec is None else self._codec.round_trip(message)
+        mailbox.put(Envelope(carried, sender, next(self._numbers), self.traces.of(carried), self._clock()))
+
+    async def run(self) -> None:
+        """Until cancelled, or until an actor raises."""
+        async with anyio.create_task_group() as tasks:
+            for address, actor in self._actors.items():
+                tasks.start_soon(self._carry, address, actor, name=address)
+
+    @property
+    def actors(self) -> Mapping[Address, Actor]:
+        return self._actors
+
+    def deliver(self, address: Address) -> None:
+        """Hand the oldest message of a mailbox to its actor."""
+        envelope = self.mailboxes[address].envelopes.popleft()
+        delivered = self._clock()
+        self._timings.waits[address].observe(delivered - envelope.sent)
+        self.traces.current = envelope.trace
+        try:
+            arrive(envelope.message, address, self.ledger)
+            self.delivered += 1
+            self._actors[address].receive(envelope.message)
+        finally:
+            self.traces.current = ""
+            if self._record is not None:
+                self._record_delivery(self._record, envelope, address, delivered)
+
+    def _record_delivery(
+        self, record: Callable[[Event], None], envelope: Envelope, address: Address, delivered: float
+    ) -> None:
+        handled = self._clock()
+        record(message_event(envelope, address, delivered, handled))
+        for event in request_events(envelope, address, handled):
+            record(event)
+
+    async def _carry(self, address: Address, actor: Actor) -> None:
+        mailbox, busy = self.mailboxes[address], self._timings.busy
+        while True:
+            await mailbox.wait()
+            woken = self._clock()
+            for _ in range(BATCH):
+                if not mailbox.envelopes:
+                    break
+                self.deliver(address)
+            self._act(address, actor)
+            busy[address] += self._clock() - woken
+            await asyncio.sleep(0)
+
+    def _act(self, address: Address, actor: Actor) -> None:
+        if self._record is None:
+            actor.act()
+            return
+        began = self._clock()
+        actor.act()
+        self._record(ActEvent(address, began, self._clock()))

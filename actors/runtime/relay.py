@@ -1,0 +1,279 @@
+"""The ring, put together and supervised: four actors around one device, the api beside them, a ledger over all."""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import NoReturn
+
+import anyio
+import anyio.to_thread
+
+from actors.actor import Actor, Address, Send
+from actors.cache.actor import Cache
+from actors.cache.copies import NO_TIERS, TierLimits
+from actors.cache.pages import Pages
+from actors.forward.actor import Forward
+from actors.forward.device import Device, DeviceThread
+from actors.lease import Ledger, Move, Place, Violation
+from actors.messages import Loaded, Message, Ran, Restarted, Written
+from actors.results.actor import ResultProcessor, Vocabulary
+from actors.runtime.events import Event, UnitEvent, move_event
+from actors.runtime.explain import explain_slots, explain_tree
+from actors.runtime.mailboxes import Runtime
+from actors.runtime.timings import Timings, timed
+from actors.runtime.tracing import Traces
+from actors.scheduler.actor import Scheduler
+from actors.scheduler.plan import Limits
+from actors.storage.disk import DiskThread
+
+
+@dataclass(frozen=True, slots=True)
+class RelayConfig:
+    """slots of the state pool, and pages of the KV pool (0 without attention).
+
+    poison_freed: a slot is overwritten when it becomes free.
+    The unit may restart `restarts` times within `restart_window` seconds.
+    """
+
+    slots: int
+    pages: int
+    limits: Limits
+    tiers: TierLimits = NO_TIERS
+    codec_check: bool = False
+    poison_freed: bool = False
+    restarts: int = 3
+    restart_window: float = 60.0
+
+
+class DeviceFailed(Exception):
+    """The device raised outside of any one step, or is lost: there is nothing to go on with."""
+
+
+class Unit:
+    """The four actors, which live and fall together: their ledger, mailboxes, and way to the device."""
+
+    def __init__(self, config: RelayConfig, device: Device, vocabulary: Vocabulary, relay: "Relay") -> None:
+        self._loop = asyncio.get_running_loop()
+        self._device_failed: asyncio.Future[BaseException] = self._loop.create_future()
+        self._on_move = relay.on_move
+        moved = self._poison if config.poison_freed else relay.on_move
+        self.ledger = Ledger(config.slots, moved, relay.on_violation, self._loop.time)
+        self.runtime = Runtime(
+            self.ledger,
+            config.codec_check,
+            relay.clock,
+            relay.timings,
+            Traces(self._trace_of_queued),
+            relay.numbers,
+            relay.record,
+        )
+        device.drop_all()  # before the disk's thread brings any
+        self.device = DeviceThread(device, self._fail)
+        limits, sender = config.limits, self.runtime.sender
+        pages = Pages(config.pages, max(limits.page_size, 1))
+        self._disk = relay.disk
+        if self._disk is not None:
+            self._disk.start(self._from_disk)
+        self.cache = Cache(sender("cache"), self.ledger, pages, limits=config.tiers, disk=self._disk)
+        self.scheduler = Scheduler(sender("scheduler"), limits)
+        self.forward = Forward(sender("forward"), self.device, limits.max_running)
+        self.results = ResultProcessor(sender("results"), vocabulary)
+        self.actors: dict[Address, Actor] = {
+            "cache": self.cache,
+            "scheduler": self.scheduler,
+            "forward": self.forward,
+            "results": self.results,
+        }
+        for address, actor in self.actors.items():
+            self.runtime.add(address, actor)
+
+    async def run(self) -> None:
+        """Carry the actors until cancelled; raises what one of them raised, or DeviceFailed."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch_device)
+            await self.runtime.run()
+
+    async def close(self) -> None:
+        """Drain the stream. Handles that are still about may drop."""
+        self.ledger.close()
+        await anyio.to_thread.run_sync(self.device.close)
+        if self._disk is not None:
+            await anyio.to_thread.run_sync(self._disk.close)
+
+    def deliver(self, ran: Ran) -> None:
+        """From the device's thread."""
+        self._loop.call_soon_threadsafe(self.runtime.send, "device", "forward", ran)
+
+    def _from_disk(self, message: Written | Loaded) -> None:
+        self._loop.call_soon_threadsafe(self.runtime.send, "disk", "cache", message)
+
+    def _trace_of_queued(self, grant: int) -> str:
+        record = self.scheduler.state.acquiring.get(grant)
+        return record.request.trace if record is not None else ""
+
+    def _poison(self, move: Move) -> None:
+        """On the stream behind every use of the slot by its last holder, and before any by the next."""
+        if move.place is Place.FREE:
+            self.device.poison(move.slot)
+        if self._on_move is not None:
+            self._on_move(move)
+
+    async def _watch_device(self) -> NoReturn:
+        raise DeviceFailed("the device failed") from await self._device_failed
+
+    def _fail(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._device_failed.set_result, error)
+
+
+class Relay:
+    """To be made inside the event loop that is to carry it.
+
+    device: given the delivery of results (called from the device's thread), makes the device.
+    api: given its way to send, makes the api's actor, which outlives the unit.
+    on_restart is told what broke a unit that is made anew.
+    record is given all that happens, from this thread and the device's; it has to return at once.
+    """
+
+    def __init__(
+        self,
+        config: RelayConfig,
+        device: Callable[[Callable[[Ran], None]], Device],
+        vocabulary: Vocabulary,
+        api: Callable[[Send], Actor],
+        on_move: Callable[[Move], None] | None = None,
+        on_violation: Callable[[Violation], None] | None = None,
+        on_restart: Callable[[Exception], None] | None = None,
+        record: Callable[[Event], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        disk: DiskThread | None = None,
+    ) -> None:
+        self.on_violation, self._on_restart = on_violation, on_restart
+        self.on_move = on_move if record is None else _recording(record, clock, on_move)
+        self.record, self.clock, self.timings, self.numbers = record, clock, Timings(), count(1)
+        self._config, self._vocabulary, self.disk = config, vocabulary, disk
+        self._device = timed(device(self._deliver), self.timings, clock, record)
+        self._restarted: deque[float] = deque(maxlen=config.restarts + 1)
+        self._before: Counter[str] = Counter()
+        self._moves_before: Counter[str] = Counter()
+        self._api = api(self._send_from_api)
+        self.unit = self._make_unit()
+
+    async def run(self) -> None:
+        """Until cancelled; an actor that raises costs a restart of the unit, as often as the configuration allows."""
+        try:
+            while True:
+                try:
+                    await self.unit.run()
+                except ExceptionGroup as broken:
+                    if broken.subgroup(DeviceFailed) is not None or not self._may_restart():
+                        raise
+                    await self._restart(broken)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.unit.close()
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.unit.ledger
+
+    @property
+    def trace(self) -> str:
+        """The trace of the message that is being received; empty if there is none."""
+        return self.unit.runtime.traces.current
+
+    def audit(self) -> list[Violation]:
+        """Every lease that an actor holds, against the ledger."""
+        return self.ledger.audit({address: actor.leases() for address, actor in self.unit.actors.items()})
+
+    def counters(self) -> dict[str, int]:
+        return dict(self._before + self._counted())
+
+    def lease_moves(self) -> Counter[str]:
+        return self._moves_before + self.ledger.moves
+
+    def gauges(self) -> dict[str, float | dict[str, int]]:
+        """What there is now: requests running and waiting, slots by place, pages by use, mailbox depth by actor."""
+        unit = self.unit
+        pages = unit.cache.pages
+        return {
+            "running": len(unit.scheduler.state.rows),
+            "waiting": len(unit.scheduler.state.queue),
+            "slots": {str(place): self.ledger.counts[place] for place in Place},
+            "pages": {"free": pages.free, "used": pages.used, "cached": pages.cached},
+            "stored": unit.cache.tiers.store.figures(),
+            "mailbox_depth": {address: len(box.envelopes) for address, box in unit.runtime.mailboxes.items()},
+        }
+
+    def debug_slots(self) -> list[dict[str, object]]:
+        """The ledger: of each slot its place, holder, generation and loans, and whose state it holds, where known."""
+        unit = self.unit
+        now = asyncio.get_running_loop().time()
+        return explain_slots(unit.ledger, unit.scheduler, unit.forward, unit.cache.tree, now)
+
+    def debug_tree(self) -> list[dict[str, object]]:
+        """The nodes of the radix tree, without their tokens."""
+        return explain_tree(self.unit.cache.tree)
+
+    def _make_unit(self) -> Unit:
+        if self.record is not None:
+            self.record(UnitEvent(self.clock(), self._config.slots))
+        unit = Unit(self._config, self._device, self._vocabulary, self)
+        unit.runtime.add("api", self._api)
+        return unit
+
+    def _may_restart(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        self._restarted.append(now)
+        return len(self._restarted) <= self._config.restarts or now - self._restarted[0] > self._config.restart_window
+
+    async def _restart(self, broken: Exception) -> None:
+        """A new unit over the same device; what the old one still had for the api comes before word of it.
+
+        The api hears of it at once: what it sends from now on goes to the new unit, and nothing goes twice.
+        """
+        old = self.unit
+        await old.close()
+        if self._on_restart is not None:
+            self._on_restart(broken)
+        self._before += self._counted() + Counter(restarts=1)
+        self._moves_before += old.ledger.moves
+        self.unit = self._make_unit()
+        mailbox = self.unit.runtime.mailboxes["api"]
+        for envelope in old.runtime.mailboxes["api"].envelopes:
+            mailbox.put(envelope)
+        self.unit.runtime.send("supervision", "api", Restarted())
+        while mailbox.envelopes:
+            self.unit.runtime.deliver("api")
+        self._api.act()
+
+    def _counted(self) -> Counter[str]:
+        unit = self.unit
+        own = Counter(lease_violations=self.ledger.violations, messages=unit.runtime.delivered)
+        return (
+            unit.cache.counters
+            + unit.cache.tiers.store.counters
+            + unit.cache.tiers.counters
+            + unit.scheduler.counters
+            + unit.results.counters
+            + own
+        )
+
+    def _deliver(self, ran: Ran) -> None:
+        self.unit.deliver(ran)
+
+    def _send_from_api(self, to: Address, message: Message) -> None:
+        self.unit.runtime.send("api", to, message)
+
+
+def _recording(
+    record: Callable[[Event], None], clock: Callable[[], float], on_move: Callable[[Move], None] | None
+) -> Callable[[Move], None]:
+    def moved(move: Move) -> None:
+        record(move_event(move, clock()))
+        if on_move is not None:
+            on_move(move)
+
+    return moved

@@ -1,0 +1,80 @@
+"""How many slots and pages there are, and why."""
+
+from dataclasses import dataclass
+
+from actors.scheduler.strategy import Strategy, slots_per_request
+from models.batch import Model
+
+DEFAULT_MEMORY = 0.5
+
+
+class SizingError(ValueError):
+    """The memory does not hold one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSizes:
+    """slots of `slot_bytes` and pages of `page_bytes` each (no pages without attention), and the reasons in words.
+
+    max_running: how many requests the slots let run at once.
+    """
+
+    slots: int
+    slot_bytes: int
+    pages: int
+    page_bytes: int
+    page_size: int
+    max_running: int
+    why: list[str]
+
+
+def size_pools(
+    model: Model,
+    memory: int,
+    max_running: int,
+    max_model_len: int,
+    page_size: int,
+    slots: int | None = None,
+    pages: int | None = None,
+    tree_slots: int = 0,
+    strategy: Strategy = Strategy.JUST_IN_TIME,
+    overlap: bool = True,
+) -> PoolSizes:
+    """Divide `memory` bytes between states and pages, unless their numbers are given.
+
+    By itself: half of the memory to each where the model has attention, but no more than slots for max_running requests
+    and three times as many cached states, and pages for max_running × 2 full contexts. tree_slots of the slots are set
+    aside for cached states; the others hold slots_per_request(strategy, overlap) each.
+    Raises SizingError if not one request fits.
+    """
+    slot_bytes = sum(shape.nbytes for shape in model.state_shapes())
+    page_bytes = sum(shape.nbytes for shape in model.page_shapes()) * page_size
+    per_request = -(-(max_model_len + 1) // page_size)
+    each = slots_per_request(strategy, overlap)
+    why = []
+    if slots is None:
+        share = memory // 2 if page_bytes else memory
+        wanted = max_running * (each + 3)
+        slots = min(share // slot_bytes, wanted)
+        why.append(f"{slots} slots: {_mib(share)} hold {share // slot_bytes}, wanted are {wanted}")
+    if not page_bytes:
+        pages = 0
+    elif pages is None:
+        share = memory - slots * slot_bytes
+        wanted = max_running * per_request * 2
+        pages = min(share // page_bytes, wanted)
+        why.append(f"{pages} pages: {_mib(share)} hold {share // page_bytes}, wanted are {wanted}")
+    fit = (slots - tree_slots) // each
+    if fit < 1:
+        raise SizingError(
+            f"no request fits: it needs {each} slots of {_mib(slot_bytes)} ({strategy}), and there are {slots}, "
+            f"{tree_slots} of them set aside for the tree"
+        )
+    if page_bytes and pages * page_size < 2:
+        raise SizingError(f"no request fits: there are no pages of {_mib(page_bytes)}")
+    why.append(f"{fit} requests fit: {slots} slots less {tree_slots} for the tree, {each} a request ({strategy})")
+    return PoolSizes(slots, slot_bytes, pages, page_bytes, page_size, min(fit, max_running), why)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"

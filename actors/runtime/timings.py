@@ -1,0 +1,83 @@
+"""How long messages wait, how long actors work, and how long the device has to wait for them."""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, cast
+
+from actors.forward.device import Device, Work
+from actors.runtime.events import Event, StepEvent
+
+BOUNDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0)
+
+
+class Histogram:
+    """counts[i]: how many were at most BOUNDS[i]; the last: how many were more than all of them."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(BOUNDS, value)] += 1
+        self.total += value
+
+
+class Timings:
+    """Seconds, since the process began; they outlive the unit of actors.
+
+    waits: from send to delivery, by actor; busy: in `receive` and `act`, by actor.
+    overhead: from the end of a step to the beginning of the next, where they have a row in common: then the device had
+    work and was not told. It holds the ring's delay, and what the device copies between the steps.
+    """
+
+    def __init__(self) -> None:
+        self.waits: defaultdict[str, Histogram] = defaultdict(Histogram)
+        self.busy: defaultdict[str, float] = defaultdict(float)
+        self.overhead = Histogram()
+        self.device_busy = 0.0
+        self.steps = 0
+
+
+class TimedDevice:
+    """Runs on the device's thread, around a device; of everything but steps it takes no time."""
+
+    def __init__(
+        self, device: Device, timings: Timings, clock: Callable[[], float], record: Callable[[Event], None] | None
+    ) -> None:
+        self._device = device
+        self._timings = timings
+        self._clock = clock
+        self._record = record
+        self._rows: set[int] = set()
+        self._ended = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def open_row(self, row: int, *more: Any) -> None:
+        """A new request may have waited in the queue: the row is no longer one that the last step had."""
+        self._rows.discard(row)
+        self._device.open_row(row, *more)
+
+    def run(self, work: Work) -> None:
+        began = self._clock()
+        rows = {*work.decodes, *(chunk.row for chunk in work.chunks)}
+        timings = self._timings
+        if not rows.isdisjoint(self._rows):
+            timings.overhead.observe(began - self._ended)
+        self._device.run(work)
+        self._ended, self._rows = self._clock(), rows
+        timings.steps += 1
+        timings.device_busy += self._ended - began
+        if self._record is not None:
+            tokens = len(work.decodes) + sum(chunk.stop - chunk.start for chunk in work.chunks)
+            self._record(StepEvent(work.step, began, self._ended, len(rows), tokens))
+
+
+def timed(
+    device: Device, timings: Timings, clock: Callable[[], float], record: Callable[[Event], None] | None
+) -> Device:
+    return cast(Device, TimedDevice(device, timings, clock, record))

@@ -1,0 +1,1 @@
+"""The scheduler: the queue, the running rows, and what the next step does."""

@@ -1,0 +1,358 @@
+"""The scheduler: the queue, the running rows and their spare checkpoint slots. It carries out what `plan` decides."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from actors.actor import Send
+from actors.lease import Lease
+from actors.messages import (
+    Abort,
+    Acquire,
+    Admit,
+    Cancel,
+    Checkpoint,
+    Closed,
+    Drain,
+    Ended,
+    Extend,
+    Extended,
+    Free,
+    Granted,
+    GrantPages,
+    Message,
+    Over,
+    Refused,
+    Requeue,
+    Retire,
+    Return,
+    Settled,
+    Spare,
+    Step,
+    Submit,
+    Want,
+)
+from actors.requests import EndReason, Request, RetireReason
+from actors.scheduler.plan import (
+    Limits,
+    Plan,
+    Record,
+    Row,
+    State,
+    StepPlan,
+    checkpoint_positions,
+    horizon,
+    moved_rows,
+    plan,
+)
+from actors.scheduler.strategy import most
+from actors.tokens import count
+
+
+@dataclass
+class Scheduler:
+    send: Send
+    limits: Limits
+    counters: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.state = State(self.limits)
+        self._records: dict[str, Record] = {}
+        self._wants: set[int] = set()
+        self._checkpoints = most(self.limits.strategy, self.limits.overlap, 1) > 0
+        self._new_pages: dict[int, list[int]] = {}
+        self._arrivals = 0
+        self._grants = 0
+        self._steps = 0
+        self._draining = self._drained = False
+        self._waiting: dict[str, Request] = {}
+
+    def receive(self, message: Message) -> None:
+        match message:
+            case Submit():
+                self._submit(message)
+            case Abort(request, reason):
+                self._abort(request, reason)
+            case Granted():
+                self._granted(message)
+            case Refused():
+                self._refused(message)
+            case Spare():
+                self._spare(message)
+            case Extended(pages, short):
+                self._extended(pages, short)
+            case Closed(grant):
+                self.state.closing.pop(grant, None)
+                self.state.cancelled.discard(grant)
+            case Settled(_, finished, failed):
+                self.state.in_flight -= 1
+                for grant in finished:
+                    self._retire(grant, "finished")
+                for grant in failed:
+                    self._retire(grant, "failed")
+            case Requeue(request, suspect_until):
+                self._requeue(request, suspect_until)
+            case Over(request):
+                del self._records[request]
+                if request in self._waiting:
+                    self._accept(self._waiting.pop(request))
+            case Drain():
+                self._draining = True
+            case _:
+                raise TypeError(f"scheduler got {message!r}")
+
+    def act(self) -> None:
+        while self._carry_out(plan(self.state)):
+            pass
+        if self._draining and not self._drained and self._idle():
+            self._drained = True
+            self.send("forward", Drain())
+
+    def leases(self) -> Iterator[Lease]:
+        for row in self.state.rows.values():
+            yield from row.spares
+
+    # Requests
+
+    def _submit(self, submit: Submit) -> None:
+        """One whose id was answered a moment ago waits until the row that had it is gone."""
+        request = submit.request
+        if self._draining:
+            self.send("api", Ended(request.id, "draining", "the server is shutting down"))
+        elif request.id in self._records:
+            self._waiting[request.id] = request
+        elif len(self.state.queue) >= self.limits.max_queue and not submit.again:
+            self.send("api", Ended(request.id, "queue_full", f"{self.limits.max_queue} requests are waiting"))
+        else:
+            self._accept(request)
+
+    def _accept(self, request: Request) -> None:
+        self._arrivals += 1
+        self._records[request.id] = Record(request, self._arrivals)
+        self._enqueue(self._records[request.id])
+
+    def _requeue(self, request: Request, suspect_until: int) -> None:
+        record = self._records[request.id]
+        record.request, record.admitted = request, False
+        record.suspect_until = max(record.suspect_until, suspect_until)
+        if record.ended_by is None:
+            self._enqueue(record)
+        else:
+            self._end(record, "timeout" if record.ended_by == "timeout" else "aborted", "the request was aborted")
+
+    def _enqueue(self, record: Record) -> None:
+        self.state.queue.append(record)
+        self.state.queue.sort(key=lambda queued: queued.order)
+
+    def _abort(self, request: str, reason: EndReason) -> None:
+        """Whatever the request is doing. One that is unknown was answered before the client gave up."""
+        record = self._records.get(request)
+        if self._waiting.pop(request, None) is not None:
+            self.send("api", Ended(request, reason, "the request was aborted"))
+            return
+        if record is None:
+            return
+        record.ended_by = "timeout" if reason == "timeout" else "aborted"
+        if record.admitted and record.grant is not None:
+            self._retire(record.grant, record.ended_by)
+        elif not record.admitted:
+            self._leave_queue(record)
+            self._end(record, reason, "the request was aborted")
+
+    def _leave_queue(self, record: Record) -> None:
+        self.state.queue.remove(record)
+        if record.grant is not None:
+            self._cancel(record.grant)
+
+    def _end(self, record: Record, reason: EndReason, message: str) -> None:
+        """Answer a queued request: results does where it has output, and the api where it never ran."""
+        to_results = record.succeeds is not None
+        self.send("results" if to_results else "api", Ended(record.request.id, reason, message))
+        if not to_results:
+            del self._records[record.request.id]
+
+    # The cache's answers
+
+    def _granted(self, granted: Granted) -> None:
+        record = self.state.acquiring.pop(granted.grant, None)
+        if record is None:
+            self.send("cache", Return(granted.grant, granted.state))
+            return
+        request = record.request
+        self.state.queue.remove(record)
+        record.admitted = True
+        size = self.limits.page_size
+        row = Row(
+            record=record,
+            grant=granted.grant,
+            position=granted.match,
+            length=count(request.tokens),
+            budget=request.stops.max_tokens - (count(request.tokens) - request.prompt_len),
+            capacity=len(granted.pages) * size if size else None,
+            wanted=self._wanted(request, granted),
+        )
+        self.state.rows[granted.grant] = row
+        self.send(
+            "forward",
+            Admit(
+                granted.grant,
+                request,
+                granted.state,
+                granted.match,
+                granted.matched_tokens,
+                granted.lost,
+                granted.moved,
+                granted.source,
+                granted.pages,
+                granted.copy,
+                granted.fill,
+                granted.origin,
+            ),
+        )
+
+    def _wanted(self, request: Request, granted: Granted) -> dict[int, int]:
+        if not self._checkpoints:
+            return {}
+        return checkpoint_positions(request, granted.match, granted.branch, self.limits.chunk_size)
+
+    def _refused(self, refused: Refused) -> None:
+        record = self.state.acquiring.pop(refused.grant, None)
+        if record is None:
+            self.state.cancelled.remove(refused.grant)
+            return
+        self.state.queue.remove(record)
+        self._end(record, "too_large", refused.message)
+
+    def _spare(self, spare: Spare) -> None:
+        """Where fewer came than were asked for, the positions that rank last go without; a retired row needs none."""
+        self._wants.discard(spare.grant)
+        row = self.state.rows.get(spare.grant)
+        if row is None:
+            if spare.slots:
+                self.send("cache", Free(spare.slots))
+            return
+        row.asked = 0
+        row.spares += spare.slots
+        if len(spare.slots) < spare.asked:
+            self._skip(row)
+
+    def _skip(self, row: Row) -> None:
+        """Give up the checkpoints that come up soon and have no slot."""
+        soon = [p for p in row.wanted if row.position < p <= horizon(self.limits, row, row.position)]
+        for position in sorted(soon, key=row.wanted.__getitem__)[len(row.spares) :]:
+            del row.wanted[position]
+            self.counters["checkpoints_skipped"] += 1
+
+    def _extended(self, pages: list[GrantPages], short: list[int]) -> None:
+        for given in pages:
+            row = self.state.rows.get(given.grant)
+            if row is not None and row.capacity is not None:
+                row.capacity += len(given.pages) * self.limits.page_size
+                row.extending = False
+                self._new_pages.setdefault(given.grant, []).extend(given.pages)
+        self.state.short = {grant for grant in short if grant in self.state.rows}
+
+    # Carrying out a plan
+
+    def _carry_out(self, commands: Plan) -> bool:
+        """True if a step was sent and another may be."""
+        for grant in commands.cancel:
+            self.state.acquiring[grant].grant = None
+            self._cancel(grant)
+        for record in commands.acquire:
+            self._acquire(record)
+        for grant, reason in commands.retire:
+            self.counters[f"rows_{reason}"] += 1
+            self._retire(grant, reason)
+        if commands.step is not None:
+            self._step(commands.step)
+        for grant, slots in commands.want:
+            self._want(grant, slots)
+        extend = [grant for grant in commands.extend if grant in self.state.rows]
+        if extend:
+            for grant in extend:
+                self.state.rows[grant].extending = True
+            self.send("cache", Extend(extend))
+        return commands.step is not None and self.state.in_flight < self.limits.depth
+
+    def _acquire(self, record: Record) -> None:
+        self._grants += 1
+        record.grant = self._grants
+        self.state.acquiring[record.grant] = record
+        request = record.request
+        limit = count(request.tokens) - 1
+        if request.prompt_logprobs_from is not None and count(request.tokens) == request.prompt_len:
+            limit = min(limit, max(request.prompt_logprobs_from - 1, 0))
+        succeeds = record.succeeds if record.succeeds is not None else self._predecessor(request)
+        self.send("cache", Acquire(record.grant, request.tokens, limit, request.salt, succeeds, request.session))
+
+    def _predecessor(self, request: Request) -> int | None:
+        """The grant that this request goes on from, if its state is on its way to the tree: a client may be faster."""
+        for grant, record in reversed(self.state.closing.items()):
+            if record.request.salt == request.salt and request.tokens.startswith(record.request.tokens):
+                return grant
+        return None
+
+    def _cancel(self, grant: int) -> None:
+        """The cache may have granted it already; then Granted is on its way and will be returned."""
+        self.state.acquiring.pop(grant)
+        self.state.cancelled.add(grant)
+        self.send("cache", Cancel(grant))
+
+    def _retire(self, grant: int, reason: RetireReason) -> None:
+        """The first reason counts; a row that is gone already stays gone."""
+        row = self.state.rows.pop(grant, None)
+        if row is None:
+            return
+        self.state.closing[grant] = row.record
+        self.state.short.discard(grant)
+        self._new_pages.pop(grant, None)
+        row.record.grant, row.record.succeeds = None, grant
+        if row.spares:
+            self.send("cache", Free(row.spares))
+            row.spares = []
+        self.send("forward", Retire(grant, reason))
+
+    def _step(self, step: StepPlan) -> None:
+        self._steps += 1
+        self.state.in_flight += 1
+        self.state.alone = step.alone
+        for grant, position in [*step.missed, *step.checkpoints]:
+            del self.state.rows[grant].wanted[position]
+        self.counters["checkpoints_skipped"] += len(step.missed)
+        checkpoints = [self._checkpoint(grant, position) for grant, position in step.checkpoints]
+        pages = [GrantPages(grant, pages) for grant, pages in self._new_pages.items()]
+        self._new_pages.clear()
+        self.send("forward", Step(self._steps, step.chunks, step.sit_out, checkpoints, pages))
+        for row, begin, end in list(moved_rows(self.state, step)):
+            self._advance(row, begin, end)
+
+    def _checkpoint(self, grant: int, position: int) -> Checkpoint:
+        row = self.state.rows[grant]
+        row.refill = True
+        return Checkpoint(grant, position, row.spares.pop())
+
+    def _advance(self, row: Row, begin: int, end: int) -> None:
+        row.position = end
+        if row.prefilling:
+            return
+        row.drawn += 1
+        interval = self.limits.track_interval
+        if interval and self._checkpoints and (begin < row.length or end % interval == 0):
+            boundary = (end // interval + 1) * interval
+            if boundary <= row.last:
+                row.wanted[boundary] = 0
+        if row.drawn == row.budget:
+            self._retire(row.grant, "limit")
+
+    def _want(self, grant: int, slots: int) -> None:
+        row = self.state.rows.get(grant)
+        if row is not None:
+            row.asked, row.refill = slots, False
+            self._wants.add(grant)
+            self.send("cache", Want(grant, slots))
+
+    def _idle(self) -> bool:
+        state = self.state
+        busy = self._records or state.closing or state.cancelled or self._wants
+        return not busy and state.in_flight == 0

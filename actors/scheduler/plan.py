@@ -1,0 +1,266 @@
+"""What runs next: a pure function of the scheduler's state."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from actors.lease import Lease
+from actors.messages import Chunk
+from actors.requests import Request, RetireReason
+from actors.scheduler.strategy import Strategy, most, resident
+from actors.tokens import count
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """max_running rows at once; step_tokens a step; page_size 0 without attention; track_interval 0: no decode states.
+
+    depth: steps that may be unsettled at once, 2 with overlap and 1 without.
+    """
+
+    max_running: int = 16
+    max_queue: int = 256
+    step_tokens: int = 2048
+    page_size: int = 0
+    chunk_size: int = 64
+    track_interval: int = 0
+    depth: int = 2
+    strategy: Strategy = Strategy.JUST_IN_TIME
+
+    @property
+    def overlap(self) -> bool:
+        return self.depth > 1
+
+
+@dataclass(eq=False, slots=True)
+class Record:
+    """An open request. `grant` is its Acquire or its admission under way; `succeeds` the last one that was open.
+
+    suspect_until: a step of this request failed at that position; up to there it runs in steps of its own.
+    """
+
+    request: Request
+    arrival: int
+    grant: int | None = None
+    succeeds: int | None = None
+    admitted: bool = False
+    suspect_until: int = 0
+    ended_by: RetireReason | None = None
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Lower runs first: priority, then arrival."""
+        return self.request.priority, self.arrival
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """An admitted request, as far as all steps sent have brought it.
+
+    position: tokens consumed; length: tokens given (prompt, or prompt and output after a retraction); drawn and budget:
+    tokens sampled since the admission and how many may be; capacity: positions that its pages cover.
+    wanted: positions to checkpoint, with ranks, lowest first where slots are short; spares: slots for them at hand;
+    asked: slots asked for and not answered; refill: whether the resident ones of the strategy are to be asked for.
+    """
+
+    record: Record
+    grant: int
+    position: int
+    length: int
+    budget: int
+    capacity: int | None
+    wanted: dict[int, int]
+    drawn: int = 0
+    spares: list[Lease] = field(default_factory=list)
+    asked: int = 0
+    refill: bool = True
+    extending: bool = False
+
+    @property
+    def prefilling(self) -> bool:
+        return self.position < self.length
+
+    @property
+    def last(self) -> int:
+        """The last position that its state can be settled at."""
+        return self.length + self.budget - 1
+
+    @property
+    def suspect(self) -> bool:
+        return self.position < self.record.suspect_until
+
+    def fits(self, tokens: int) -> bool:
+        return self.capacity is None or self.position + tokens <= self.capacity
+
+
+@dataclass(slots=True)
+class State:
+    """What the scheduler knows.
+
+    short: rows that the cache owes a page. closing: retired grants whose account is still open, by request.
+    cancelled: Acquires given up that the cache may still hold for. alone: whether the last step was a suspect's own.
+    """
+
+    limits: Limits
+    queue: list[Record] = field(default_factory=list)
+    rows: dict[int, Row] = field(default_factory=dict)
+    acquiring: dict[int, Record] = field(default_factory=dict)
+    closing: dict[int, Record] = field(default_factory=dict)
+    cancelled: set[int] = field(default_factory=set)
+    short: set[int] = field(default_factory=set)
+    in_flight: int = 0
+    alone: bool = False
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """decodes: rows that feed one token; sit_out: rows past their prompt that do not.
+
+    missed: checkpoints on the way, as (grant, position), that go without for want of a slot.
+    """
+
+    chunks: list[Chunk]
+    decodes: list[int]
+    sit_out: list[int]
+    checkpoints: list[tuple[int, int]]
+    missed: list[tuple[int, int]]
+    alone: bool
+
+
+@dataclass(slots=True)
+class Plan:
+    acquire: list[Record] = field(default_factory=list)
+    cancel: list[int] = field(default_factory=list)
+    retire: list[tuple[int, RetireReason]] = field(default_factory=list)
+    want: list[tuple[int, int]] = field(default_factory=list)
+    extend: list[int] = field(default_factory=list)
+    step: StepPlan | None = None
+
+
+def plan(state: State) -> Plan:
+    commands = Plan()
+    plan_queue(state, commands)
+    plan_retraction(state, commands)
+    if state.in_flight < state.limits.depth:
+        commands.step = plan_step(state, {grant for grant, _ in commands.retire})
+    after = positions_after(state, commands.step)
+    for row in in_order(state):
+        plan_row(state.limits, row, after[row.grant], commands)
+    return commands
+
+
+def in_order(state: State) -> list[Row]:
+    return sorted(state.rows.values(), key=lambda row: row.record.order)
+
+
+def plan_queue(state: State, commands: Plan) -> None:
+    """Ask the cache for as many of the first in the queue as there are rows; none while a running row lacks a page."""
+    room = 0 if state.short else state.limits.max_running - len(state.rows)
+    first = state.queue[: max(room, 0)]
+    commands.acquire = [record for record in first if record.grant is None]
+    wanted = {id(record) for record in first}
+    commands.cancel = [grant for grant, record in state.acquiring.items() if id(record) not in wanted]
+
+
+def plan_retraction(state: State, commands: Plan) -> None:
+    """When pages are short and nothing on its way back may free some: retract the last row, never the first.
+
+    The first, when it is alone, has grown to the limit of the pool.
+    """
+    if not state.short or state.closing or state.cancelled:
+        return
+    rows = in_order(state)
+    if not any(row.grant in state.short and not row.fits(1) for row in rows):
+        return
+    if len(rows) > 1:
+        commands.retire.append((rows[-1].grant, "retracted"))
+    elif not state.acquiring:
+        commands.retire.append((rows[0].grant, "capacity"))
+
+
+def plan_step(state: State, retiring: set[int]) -> StepPlan | None:
+    """The rows that are free of suspicion together, and in turn with them one that is suspect by itself."""
+    rows = [row for row in in_order(state) if row.grant not in retiring]
+    together = [row for row in rows if not row.suspect]
+    alone = [row for row in rows if row.suspect][:1]
+    for group in (together, alone) if state.alone else (alone, together):
+        step = fill_step(state.limits, group, alone=group is alone)
+        if step.chunks or step.decodes:
+            decodes = set(step.decodes)
+            step.sit_out = [row.grant for row in rows if not row.prefilling and row.grant not in decodes]
+            plan_checkpoints(state, step)
+            return step
+    return None
+
+
+def fill_step(limits: Limits, rows: list[Row], alone: bool) -> StepPlan:
+    """Every row that can decode, then prompt chunks in order of the requests while the token budget lasts."""
+    decodes = [row.grant for row in rows if not row.prefilling and row.fits(1)]
+    step = StepPlan([], decodes, [], [], [], alone)
+    left = limits.step_tokens - len(decodes)
+    for row in rows:
+        tokens = chunk_length(row, left) if row.prefilling else 0
+        if tokens > 0:
+            step.chunks.append(Chunk(row.grant, tokens))
+            left -= tokens
+    return step
+
+
+def chunk_length(row: Row, budget: int) -> int:
+    """As far as the budget goes; nothing while a checkpoint on the way waits for its slot, which is soon decided."""
+    end = min(row.length, row.position + budget)
+    wanted = sum(row.position < position <= end for position in row.wanted)
+    undecided = wanted > len(row.spares) and (row.asked or row.refill)
+    return 0 if undecided else end - row.position
+
+
+def plan_checkpoints(state: State, step: StepPlan) -> None:
+    """Each row's spare slots go to the positions on its way that rank first."""
+    for row, begin, end in moved_rows(state, step):
+        passed = sorted((p for p in row.wanted if begin < p <= end), key=row.wanted.__getitem__)
+        step.checkpoints += [(row.grant, position) for position in sorted(passed[: len(row.spares)])]
+        step.missed += [(row.grant, position) for position in passed[len(row.spares) :]]
+
+
+def moved_rows(state: State, step: StepPlan) -> Iterator[tuple[Row, int, int]]:
+    """Each row of a step with the positions that its state goes from and to."""
+    for chunk in step.chunks:
+        row = state.rows[chunk.grant]
+        yield row, row.position, row.position + chunk.tokens
+    for grant in step.decodes:
+        row = state.rows[grant]
+        yield row, row.position, row.position + 1
+
+
+def positions_after(state: State, step: StepPlan | None) -> dict[int, int]:
+    after = {grant: row.position for grant, row in state.rows.items()}
+    if step is not None:
+        after.update({row.grant: end for row, _, end in moved_rows(state, step)})
+    return after
+
+
+def plan_row(limits: Limits, row: Row, position: int, commands: Plan) -> None:
+    """Pages and checkpoint slots that a row needs soon, seen from where this plan's step brings it."""
+    if row.capacity is not None and not row.extending and row.capacity < min(position + 3, row.last):
+        commands.extend.append(row.grant)
+    soon = sum(position < wanted <= horizon(limits, row, position) for wanted in row.wanted)
+    strategy, overlap = limits.strategy, limits.overlap
+    goal = max(min(soon, most(strategy, overlap, soon)), row.refill * resident(strategy, overlap))
+    if goal > len(row.spares) and not row.asked:
+        commands.want.append((row.grant, goal - len(row.spares)))
+
+
+def horizon(limits: Limits, row: Row, position: int) -> int:
+    """How far two steps may bring a row, and a little more: the time in which slots are asked for."""
+    return position + (2 * limits.step_tokens if position < row.length else 8)
+
+
+def checkpoint_positions(request: Request, match: int, branch: int | None, chunk_size: int) -> dict[int, int]:
+    """Where to checkpoint a prompt, by rank: the branch, the last boundary below its end, newest message ends."""
+    length = count(request.tokens)
+    boundary = (length - 1) // chunk_size * chunk_size
+    ranked = [branch, boundary, *sorted(request.message_ends, reverse=True)]
+    wanted: dict[int, int] = {}
+    for position in ranked:
+        if position is not None and match < position < length:
+            wanted.setdefault(position, len(wanted))
+    return wanted

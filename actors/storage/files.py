@@ -1,0 +1,228 @@
+"""States in files: one safetensors file each, versioned and checksummed, written whole or not at all."""
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import structlog
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from actors.messages import Loaded, Written
+from actors.storage.disk import StateFile
+from actors.storage.host_memory import HostState, HostStates
+from actors.tokens import Tokens, count
+
+FORMAT, VERSION = "baton-state", "1"
+COPY_TIMEOUT_S = 60.0
+SUFFIX, UNFINISHED = ".safetensors", ".tmp"
+
+
+class StateFileError(Exception):
+    """A file is damaged, of another format, or of another model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the metadata of a file says of it. checksum: of all tensors, in the order of their names."""
+
+    salt: str
+    model: str
+    checksum: str
+
+    def to_metadata(self) -> dict[str, str]:
+        salt = json.dumps(self.salt)
+        return {"format": FORMAT, "version": VERSION, "salt": salt, "model": self.model, "checksum": self.checksum}
+
+
+class StateFiles:
+    """The disk of the cache: its calls are carried out in order on a thread of their own, from `start` to `close`.
+
+    folder: holds nothing else. model: what tells states of this model from those of others.
+    Files are `<digest of salt and tokens>.safetensors`: `tokens` int32 [position], `state.i` and `kv.i` as in the
+    pools, of one slot and of `position` tokens.
+    """
+
+    def __init__(self, folder: Path, model: str, host: HostStates) -> None:
+        self._folder, self._model, self._host = folder, model, host
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._deliver: Callable[[Written | Loaded], None] = lambda message: None
+        self._found: list[StateFile] | None = None
+
+    def start(self, deliver: Callable[[Written | Loaded], None]) -> None:
+        """deliver: is called from the thread."""
+        self._deliver = deliver
+        self._thread = threading.Thread(target=self._work, name="disk", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Finish what was asked for, then end the thread. The device has made all the copies that it will."""
+        self._host.complete()
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def scan(self) -> None:
+        """Look at the files, which may take a while. What is unfinished, damaged or of another model is deleted.
+
+        Raises OSError.
+        """
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in self._folder.glob(f"*{UNFINISHED}*"):
+            path.unlink()
+        paths = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+        self._found = list(self._sound(paths))
+
+    def files(self) -> Sequence[StateFile]:
+        """Oldest first, as they are now, or as `scan` has found them a moment ago."""
+        if self._found is None:
+            try:
+                self.scan()
+            except OSError as error:
+                structlog.get_logger().error("state files cannot be looked at", error=str(error))
+        found, self._found = self._found or [], None
+        return found
+
+    def write(self, key: int, salt: str, tokens: Tokens) -> None:
+        self._calls.put(lambda: self._deliver(Written(key, self._attempt(lambda: self._write(key, salt, tokens)))))
+
+    def read(self, key: int, salt: str, tokens: Tokens) -> None:
+        self._calls.put(lambda: self._deliver(Loaded(key, self._attempt(lambda: self._read(key, salt, tokens)))))
+
+    def delete(self, salt: str, tokens: Tokens) -> None:
+        self._calls.put(lambda: self._path(salt, tokens).unlink(missing_ok=True))
+
+    # On the thread
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except OSError as error:
+                structlog.get_logger().warning("a state file could not be deleted", error=str(error))
+
+    def _attempt(self, call: Callable[[], None]) -> str:
+        try:
+            call()
+        except Exception as error:
+            structlog.get_logger().warning("a state file failed", error=f"{type(error).__name__}: {error}")
+            return str(error) or type(error).__name__
+        return ""
+
+    def _write(self, key: int, salt: str, tokens: Tokens) -> None:
+        copy = self._host.wait_for(key, COPY_TIMEOUT_S)
+        if copy is None:
+            raise StateFileError(f"copy {key} was not made within {COPY_TIMEOUT_S:.0f} s")
+        tensors = to_tensors(tokens, copy)
+        path = self._path(salt, tokens)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished = path.with_suffix(UNFINISHED)
+        try:
+            save_file(tensors, unfinished, Header(salt, self._model, checksum(tensors)).to_metadata())
+            unfinished.chmod(0o600)
+            sync(unfinished)
+            unfinished.rename(path)
+            sync(self._folder)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def _read(self, key: int, salt: str, tokens: Tokens) -> None:
+        path = self._path(salt, tokens)
+        try:
+            header, tensors = read_file(path)
+            if (header.salt, header.model) != (salt, self._model):
+                raise StateFileError("it is of another model")
+            if checksum(tensors) != header.checksum:
+                raise StateFileError("its checksum is wrong")
+            if tensors["tokens"].numpy().tobytes() != tokens:
+                raise StateFileError("its tokens are not those of its name")
+        except (StateFileError, SafetensorError, KeyError) as error:
+            path.unlink(missing_ok=True)
+            raise StateFileError(f"{path.name}: {error}") from error
+        self._host.put(key, from_tensors(tensors))
+
+    def _sound(self, paths: list[Path]) -> Iterator[StateFile]:
+        log = structlog.get_logger()
+        for path in paths:
+            try:
+                header, tokens = read_tokens(path)
+                if header.model != self._model or path != self._path(header.salt, tokens):
+                    raise StateFileError("it is of another model")
+                yield StateFile(header.salt, tokens, path.stat().st_size)
+            except (StateFileError, SafetensorError, OSError) as error:
+                log.warning("a state file is of no use and was deleted", file=path.name, error=str(error))
+                path.unlink(missing_ok=True)
+
+    def _path(self, salt: str, tokens: Tokens) -> Path:
+        digest = hashlib.blake2b(self._model.encode(), digest_size=20)
+        digest.update(json.dumps([salt, count(tokens)]).encode())
+        digest.update(tokens)
+        return self._folder / f"{digest.hexdigest()}{SUFFIX}"
+
+
+def to_tensors(tokens: Tokens, copy: HostState) -> dict[str, Tensor]:
+    named = {"tokens": torch.frombuffer(bytearray(tokens), dtype=torch.int32)}
+    named |= {f"state.{index}": tensor for index, tensor in enumerate(copy.state)}
+    return named | {f"kv.{index}": tensor.contiguous() for index, tensor in enumerate(copy.kv)}
+
+
+def from_tensors(tensors: dict[str, Tensor]) -> HostState:
+    def numbered(prefix: str) -> list[Tensor]:
+        return [tensors[f"{prefix}.{i}"] for i in range(sum(name.startswith(f"{prefix}.") for name in tensors))]
+
+    return HostState(len(tensors["tokens"]), numbered("state"), numbered("kv"))
+
+
+def read_file(path: Path) -> tuple[Header, dict[str, Tensor]]:
+    """Raises StateFileError, SafetensorError, OSError."""
+    with safe_open(path, "pt") as file:
+        # What it gives is a view of the file, which may change or go.
+        return read_header(file), {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+
+
+def read_tokens(path: Path) -> tuple[Header, Tokens]:
+    """Of a file without its states. Raises as read_file."""
+    with safe_open(path, "pt") as file:
+        header = read_header(file)
+        if "tokens" not in file.keys():  # noqa: SIM118
+            raise StateFileError("it holds no tokens")
+        return header, file.get_tensor("tokens").numpy().tobytes()
+
+
+def read_header(file: Any) -> Header:
+    found: dict[str, str] = file.metadata() or {}
+    if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
+        raise StateFileError(f"it is not of the format {FORMAT} {VERSION}")
+    try:
+        return Header(json.loads(found["salt"]), found["model"], found["checksum"])
+    except (KeyError, ValueError) as error:
+        raise StateFileError(f"its header is incomplete: {error}") from None
+
+
+def checksum(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=20)
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        if tensor.numel():
+            digest.update(tensor.view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

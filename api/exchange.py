@@ -1,0 +1,61 @@
+"""What the generating handlers share: ids, submission, JSON answers, and what the front notes of each request."""
+
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+from aiohttp import web
+
+from actors.requests import Request
+from api import errors
+from api.errors import ApiError
+from api.generation.call import Call, TraceContext
+from api.generation.engine import SERVER
+from api.generation.reader import Generation
+from api.security import host_name
+
+GENERATION: web.RequestKey[Generation] = web.RequestKey("generation", Generation)
+REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
+TRACE: web.RequestKey[TraceContext] = web.RequestKey("trace", TraceContext)
+STREAM_ERROR: web.RequestKey[str] = web.RequestKey("stream_error", str)
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def submit(request: web.Request, drafts: Sequence[Request]) -> Generation:
+    """Send the requests into the ring, to be read in a `with` block. Raises ApiError: 400, 429 or 503."""
+    server = request.app[SERVER]
+    most = server.config.max_running + server.config.max_queue
+    if len(drafts) > most:
+        raise errors.bad_request(
+            f"{len(drafts)} sequences in one request; at most {most} can wait", None, "batch_too_large"
+        )
+    generation = server.gateway.submit(drafts, call_of(request))
+    request[GENERATION] = generation
+    return generation
+
+
+def call_of(request: web.Request) -> Call:
+    resource = request.match_info.route.resource
+    return Call(
+        request[TRACE],
+        resource.canonical if resource is not None else "",
+        host_name(request.headers.get("Host", "")),
+        request.app[SERVER].config.port,
+        request.match_info.get("session", ""),
+    )
+
+
+def answer_json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def answer_with_error(request: web.Request, answer: object, error: ApiError) -> web.Response:
+    """An answer that is all there, and what went wrong with it: the error in it, and its status."""
+    request[STREAM_ERROR] = error.code or error.type
+    whole = msgspec.to_builtins(answer) | msgspec.to_builtins(error.body())
+    response = answer_json(whole, error.status)
+    response.headers.update(error.headers)
+    return response

@@ -1,0 +1,85 @@
+"""Chat messages as clients send them, made into the prompt that the model's template renders."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from api import errors
+from api.generation.engine import Engine
+from api.generation.request_builder import Prompt, off_loop
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+PASSED_ON = frozenset({"name", "reasoning_content"})
+IGNORED = frozenset({"annotations", "refusal", "id", "status", "reasoning", "stop_reason"})
+RESERVED = frozenset({"self", "messages", "add_generation_prompt", "tools", "documents"})
+TEXT_ONLY = "only text is supported"
+
+
+def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with plain text contents. Raises ApiError 400 naming the place."""
+    return [read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def read_message(message: Mapping[str, Any], at: str) -> dict[str, Any]:
+    fields = {name: value for name, value in message.items() if value is not None and name not in IGNORED}
+    role = fields.pop("role", None)
+    if role in ("tool", "function"):
+        raise errors.unsupported(f"{at}.role", "does not support tools yet")
+    if not isinstance(role, str) or role not in ROLES:
+        raise errors.bad_request(f"{at}.role: expected one of {', '.join(ROLES)}, got {role!r}", f"{at}.role")
+    content = fields.pop("content", None)
+    if content is None:
+        raise errors.bad_request(f"{at}.content is required", f"{at}.content", "missing_required_parameter")
+    for name in ("tool_calls", "function_call", "audio"):
+        if fields.pop(name, None):
+            raise errors.unsupported(f"{at}.{name}")
+    passed = {name: fields.pop(name) for name in PASSED_ON & fields.keys()}
+    for name, value in passed.items():
+        if not isinstance(value, str):
+            raise errors.bad_request(f"{at}.{name} must be a string", f"{at}.{name}", "invalid_value")
+    if fields:
+        field = f"{at}.{min(fields)}"
+        raise errors.bad_request(f"unknown or unsupported field {field!r}", field, "unknown_parameter")
+    return {"role": ROLES[role], "content": read_content(content, f"{at}.content"), **passed}
+
+
+def read_content(content: object, at: str) -> str:
+    """A string, or text parts joined."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise errors.bad_request(f"{at} must be a string or a list of parts", at, "invalid_value")
+    return "".join(read_part(part, f"{at}[{index}]") for index, part in enumerate(content))
+
+
+def read_part(part: object, at: str) -> str:
+    if not isinstance(part, dict):
+        raise errors.bad_request(f"{at} must be an object", at, "invalid_value")
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
+        raise errors.unsupported(at, f"is of type {kind!r}: {TEXT_ONLY}")
+    if not isinstance(part.get("text"), str):
+        raise errors.bad_request(f"{at}.text must be a string", f"{at}.text", "invalid_value")
+    return str(part["text"])
+
+
+async def render(
+    engine: Engine, messages: list[dict[str, Any]], add_generation_prompt: bool, template_kwargs: Mapping[str, Any]
+) -> Prompt:
+    """The prompt, and where its messages end. Raises ApiError 400 if the model has no template or it refuses."""
+    if not engine.text.has_chat_template:
+        message = "the model has no chat template: use /v1/completions"
+        raise errors.bad_request(message, "messages", "no_chat_template")
+    reserved = RESERVED & template_kwargs.keys()
+    if reserved:
+        raise errors.unsupported(f"chat_template_kwargs.{min(reserved)}")
+    size = sum(len(message["content"]) for message in messages)
+
+    def work() -> Prompt:
+        ids, ends = engine.text.encode_chat(messages, add_generation_prompt=add_generation_prompt, **template_kwargs)
+        return Prompt(ids, message_ends=tuple(ends))
+
+    try:
+        return await off_loop(size, work)
+    except ValueError as error:
+        raise errors.bad_request(f"the chat template: {error}", "messages", "chat_template_error") from None

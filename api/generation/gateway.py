@@ -1,0 +1,360 @@
+"""The api's actor: HTTP requests go into the ring as Submit, and come back as outputs, one reader each."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Any, Literal, Protocol, Self
+
+from msgspec.structs import replace
+
+from actors.actor import Send
+from actors.lease import Lease
+from actors.messages import (
+    Abort,
+    Delta,
+    Drain,
+    Drained,
+    Ended,
+    Flush,
+    Flushed,
+    Kept,
+    Message,
+    Name,
+    Restarted,
+    Submit,
+    Suspend,
+    Suspended,
+    Unname,
+)
+from actors.requests import Output, Request, resubmission
+from actors.tokens import Tokens
+from api import errors
+from api.errors import ApiError
+from api.generation.call import Call
+from api.generation.reader import Generation, Member, Why
+
+
+class Observer(Protocol):
+    """Told when tokens arrive, whatever the client's reading speed. Times in seconds."""
+
+    def first_tokens(self, waited: float, count: int) -> None: ...
+
+    def tokens(self, gap: float, count: int) -> None: ...
+
+
+class Unobserved:
+    def first_tokens(self, waited: float, count: int) -> None:
+        pass
+
+    def tokens(self, gap: float, count: int) -> None:
+        pass
+
+
+class Sessions(Protocol):
+    """Whose names the ring keeps: told where their states are, and asked for them when the ring was made anew."""
+
+    def kept(self, kept: Kept) -> None: ...
+
+    def named(self) -> Iterable[Name]: ...
+
+
+class NoSessions:
+    def kept(self, kept: Kept) -> None:
+        pass
+
+    def named(self) -> Iterable[Name]:
+        return ()
+
+
+class Gateway:
+    """The actor named api. Its mailbox brings Delta, Ended, Flushed, Suspended, Kept, Drained and Restarted; handlers
+    call the others.
+
+    Everything runs in one event loop. An id stays taken until the ring has given its last word on it, so that a late
+    output of an aborted request can never reach another one. It outlives the unit of the other actors: what was open
+    when that was made anew is submitted again.
+    """
+
+    def __init__(
+        self, timeout: float, observer: Observer | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.clock = clock
+        self.sessions: Sessions = NoSessions()
+        self.draining = False
+        self._timeout = timeout
+        self._observer: Observer = observer or Unobserved()
+        self._send: Send | None = None
+        self._open: dict[str, Member] = {}
+        self._abandoned: set[str] = set()
+        self._tickets = count(1)
+        self._flushes: dict[int, asyncio.Future[None]] = {}
+        self._suspending: dict[int, asyncio.Future[Suspended]] = {}
+        self._drained: asyncio.Future[list[str]] | None = None
+        self._lost: ApiError | None = None
+        self._quiet = asyncio.Event()
+
+    def bind(self, send: Send) -> Self:
+        """Connect to the ring: messages leave through `send`. Returns itself, as the relay wants its actor made."""
+        self._send = send
+        return self
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._open)
+
+    # The actor
+
+    def receive(self, message: Message) -> None:
+        match message:
+            case Delta():
+                for output in message.outputs:
+                    self._output(output)
+            case Ended():
+                self._ended(message)
+            case Flushed():
+                if (flush := self._flushes.pop(message.ticket, None)) is not None and not flush.done():
+                    flush.set_result(None)
+            case Suspended():
+                if (asked := self._suspending.pop(message.ticket, None)) is not None and not asked.done():
+                    asked.set_result(message)
+            case Kept():
+                self.sessions.kept(message)
+            case Drained():
+                if self._drained is not None and not self._drained.done():
+                    self._drained.set_result(message.astray)
+            case Restarted():
+                self._resubmit()
+            case _:
+                raise TypeError(f"the api got a {type(message).__name__}")
+
+    def act(self) -> None:
+        """Nothing: readers are woken as outputs arrive."""
+
+    def leases(self) -> Iterable[Lease]:
+        return ()
+
+    # For handlers
+
+    def submit(self, drafts: Sequence[Request], call: Call | None = None) -> Generation:
+        """Send these into the ring, as part of the call's trace. Raises 400 for an id in use, 503 while draining."""
+        if self.draining:
+            raise errors.unavailable("the server is shutting down", "draining")
+        requests = drafts if call is None else [replace(draft, trace=call.trace.trace_id) for draft in drafts]
+        ids = [request.id for request in requests]
+        taken = next((i for i in ids if i in self._open or i in self._abandoned), None)
+        if taken is not None or len(set(ids)) < len(ids):
+            raise errors.bad_request(f"the request id {taken or ids[0]!r} is in use", "rid", "duplicate_request_id")
+        generation = Generation(self, self._timeout, call)
+        now = self.clock()
+        for index, request in enumerate(requests):
+            member = Member(index, request, generation, now, prompt_tokens=request.prompt_len)
+            generation.members.append(member)
+            self._open[request.id] = member
+        for request in requests:
+            self._post("scheduler", Submit(request))
+        return generation
+
+    def abandon(self, generation: Generation, reason: Why) -> None:
+        """Abort the members that have not ended; their late outputs are dropped."""
+        for member in generation.members:
+            if self._open.pop(member.request.id, None) is not None:
+                self._abandoned.add(member.request.id)
+                self._post("scheduler", Abort(member.request.id, reason))
+
+    def abort(self, id: str) -> None:
+        """End this request, as if it had finished."""
+        if id in self._open:
+            self._abort([id])
+
+    def abort_batch(self, rid: str) -> int:
+        """End the request `rid`, and the members of the batch `rid`, as if each had finished; returns how many."""
+        own = [id for id in self._open if id == rid or (id.startswith(f"{rid}_") and id[len(rid) + 1 :].isdigit())]
+        self._abort(own)
+        return len(own)
+
+    def abort_all(self) -> int:
+        self._abort(self._open)
+        return len(self._open)
+
+    async def flush(self) -> None:
+        """Forget the tree; returns when the cache has done it."""
+        ticket = next(self._tickets)
+        self._flushes[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            self._post("cache", Flush(ticket))
+            await self._flushes[ticket]
+        finally:
+            self._flushes.pop(ticket, None)
+
+    def name(self, session: str, salt: str, tokens: Tokens) -> None:
+        """The session is open, and goes on from `tokens`. Before there is a ring this is left to `name_all`."""
+        if self._send is not None:
+            self._post("cache", Name(session, salt, tokens))
+
+    def unname(self, session: str) -> None:
+        """The session is closed."""
+        if self._send is not None:
+            self._post("cache", Unname(session))
+
+    def name_all(self) -> None:
+        """The ring is new, and knows no session."""
+        for name in self.sessions.named():
+            self._post("cache", name)
+
+    async def suspend(self, session: str) -> Suspended:
+        """Let the session's state leave its slot; returns where it is when that is done."""
+        ticket = next(self._tickets)
+        self._suspending[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            self._post("cache", Suspend(ticket, session))
+            return await self._suspending[ticket]
+        finally:
+            self._suspending.pop(ticket, None)
+
+    async def drain(self, patience: float, grace: float = 10.0) -> list[str]:
+        """Refuse new requests, give open ones `patience` seconds, tell the rest 503; then send Drain around the ring.
+
+        Returns what was not home at the end. Raises TimeoutError if the ring does not answer within `grace` seconds,
+        ApiError if it is lost.
+        """
+        self.draining = True
+        try:
+            async with asyncio.timeout(patience):
+                while self._open:
+                    self._quiet.clear()
+                    await self._quiet.wait()
+        except TimeoutError:
+            self.fail_all(errors.unavailable("the server is shutting down", "draining"))
+        async with asyncio.timeout(grace):
+            while self._open or self._abandoned:
+                self._quiet.clear()
+                await self._quiet.wait()
+            if self._lost is not None:
+                raise self._lost
+            self._drained = asyncio.get_running_loop().create_future()
+            self._post("scheduler", Drain())
+            return await self._drained
+
+    def lose_ring(self, error: ApiError) -> None:
+        """The ring is gone for good: answer everyone with `error`, and wait for nothing more from it."""
+        self.draining, self._lost = True, error
+        self.fail_all(error)
+        self._abandoned.clear()
+        self._quiet.set()
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_exception(error)
+
+    def fail_all(self, error: ApiError) -> None:
+        """Answer every open request, and whoever waits for a flush or a suspension, with `error`."""
+        waiting: list[asyncio.Future[Any]] = [*self._flushes.values(), *self._suspending.values()]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+        for generation in {id(m.generation): m.generation for m in self._open.values()}.values():
+            generation.fail(error)
+
+    # Inside
+
+    def _post(self, to: Literal["scheduler", "cache"], message: Message) -> None:
+        if self._send is None:
+            raise errors.unavailable("the model is loading", "loading")
+        self._send(to, message)
+
+    def _abort(self, ids: Iterable[str]) -> None:
+        for id in ids:
+            self._open[id].aborted = True
+            self._post("scheduler", Abort(id))
+
+    def _resubmit(self) -> None:
+        """The unit was made anew, with an empty tree: whatever the old one owed is asked for again, or is done."""
+        self._abandoned.clear()
+        self._quiet.set()
+        for flush in self._flushes.values():
+            if not flush.done():
+                flush.set_result(None)
+        for ticket, asked in self._suspending.items():
+            if not asked.done():
+                asked.set_result(Suspended(ticket, "tokens", 0))
+        self.name_all()
+        for id, member in list(self._open.items()):
+            if member.aborted:
+                self._ended(Ended(id, "aborted", "the request was aborted"))
+            else:
+                again = resubmission(member.request, bytes(member.delivered), member.shown)
+                self._post("scheduler", Submit(again, again=True))
+        if self._drained is not None and not self._drained.done():
+            self._post("scheduler", Drain())
+
+    def _output(self, output: Output) -> None:
+        member = self._open.get(output.request)
+        if member is None:
+            if output.finish_reason is not None:
+                self._last_word(output.request)
+            return
+        now = self.clock()
+        if member.admitted is None and not output.tokens and output.finish_reason is None:
+            member.admitted = now  # An output without tokens says just that.
+        if output.completion_tokens > member.completion_tokens:
+            self._time_tokens(member, now, output.completion_tokens - member.completion_tokens)
+        first = member.first = member.first or output
+        member.prompt_tokens = output.prompt_tokens
+        member.completion_tokens = output.completion_tokens
+        member.finish_reason = output.finish_reason
+        member.delivered += output.tokens
+        member.shown += len(output.text)
+        if output.finish_reason is not None:
+            self._last_word(output.request)
+        member.put(
+            replace(
+                output,
+                cached_tokens=first.cached_tokens,
+                matched_tokens=first.matched_tokens,
+                lost=first.lost,
+                origin=first.origin,
+            )
+        )
+        if output.finish_reason == "error":
+            member.generation.fail(errors.internal(f"the model failed on this request: {output.stop_reason}"))
+        member.generation.wake()
+
+    def _time_tokens(self, member: Member, now: float, new: int) -> None:
+        if member.last_token is None:
+            member.first_token = now
+            self._observer.first_tokens(now - member.submitted, new)
+        else:
+            self._observer.tokens((now - member.last_token) / new, new)
+        member.last_token = now
+
+    def _ended(self, ended: Ended) -> None:
+        member = self._open.get(ended.request)
+        self._last_word(ended.request)
+        if member is None:
+            return
+        # With output out already, a request that was submitted again and fits no more has reached the pool's limit.
+        grown = ended.reason == "too_large" and member.completion_tokens > 0
+        if ended.reason == "aborted" or grown:
+            member.finish_reason = "length" if grown else "abort"
+            counts = (member.prompt_tokens, member.cached_tokens, member.completion_tokens)
+            member.put(Output(ended.request, "", b"", *counts, finish_reason="length" if grown else "abort"))
+            member.generation.wake()
+        else:
+            member.generation.fail(refusal(ended, self._timeout))
+
+    def _last_word(self, id: str) -> None:
+        self._open.pop(id, None)
+        self._abandoned.discard(id)
+        self._quiet.set()
+
+
+def refusal(ended: Ended, timeout: float) -> ApiError:
+    """The HTTP error for a request that ended in the queue."""
+    match ended.reason:
+        case "queue_full":
+            return errors.queue_full(ended.message)
+        case "too_large":
+            return errors.bad_request(ended.message, "prompt", "context_length_exceeded")
+        case "draining":
+            return errors.unavailable(ended.message, "draining")
+        case _:
+            return errors.timed_out(timeout)

@@ -1,0 +1,172 @@
+"""What has come back for one HTTP request, and its one reader."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, Self, TypeAlias
+
+from actors.requests import Lost, Origin, Output, Request
+from api import errors
+from api.errors import ApiError
+from api.generation.call import Call
+
+MERGE_ABOVE = 64
+Why: TypeAlias = Literal["aborted", "timeout"]
+
+
+class Owner(Protocol):
+    """The gateway, as a generation sees it."""
+
+    clock: Callable[[], float]
+
+    def abandon(self, generation: "Generation", reason: Why) -> None: ...
+
+
+@dataclass
+class Member:
+    """One request of the ring and what has come back for it. Times are the gateway's clock, in seconds.
+
+    delivered, shown: all output tokens, and how many characters of text came with them, for a resubmission.
+    first: of the first admission, which says what came out of the cache.
+    """
+
+    index: int
+    request: Request
+    generation: "Generation"
+    submitted: float
+    admitted: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    finish_reason: str | None = None
+    first: Output | None = None
+    delivered: bytearray = field(default_factory=bytearray)
+    shown: int = 0
+    aborted: bool = False
+    pending: list[Output] = field(default_factory=list)
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.first.cached_tokens if self.first is not None else 0
+
+    @property
+    def matched_tokens(self) -> int:
+        return self.first.matched_tokens if self.first is not None else 0
+
+    @property
+    def lost(self) -> Lost:
+        return self.first.lost if self.first is not None else ""
+
+    @property
+    def origin(self) -> Origin:
+        return self.first.origin if self.first is not None else "tokens"
+
+    def put(self, output: Output) -> None:
+        self.pending.append(output)
+        if len(self.pending) > MERGE_ABOVE:
+            self.pending = [merge(self.pending)]
+
+    def take(self) -> Output | None:
+        if not self.pending:
+            return None
+        taken = self.pending[0] if len(self.pending) == 1 else merge(self.pending)
+        self.pending = []
+        return taken
+
+
+def merge(outputs: Sequence[Output]) -> Output:
+    """Consecutive outputs of one request as one: texts and tokens joined, counts of the last."""
+    last = outputs[-1]
+    return Output(
+        request=last.request,
+        text="".join(o.text for o in outputs),
+        tokens=b"".join(o.tokens for o in outputs),
+        prompt_tokens=last.prompt_tokens,
+        cached_tokens=last.cached_tokens,
+        completion_tokens=last.completion_tokens,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        logprobs=[item for o in outputs for item in o.logprobs],
+        prompt_logprobs=[item for o in outputs for item in o.prompt_logprobs],
+        matched_tokens=last.matched_tokens,
+        lost=last.lost,
+        origin=last.origin,
+    )
+
+
+class Generation:
+    """The ring's requests of one HTTP request (several for n > 1 or a batch), read together by one reader.
+
+    A slow reader costs no more memory than the outputs themselves: what waits is merged. Leaving the `with` block
+    aborts whatever is not finished.
+    """
+
+    def __init__(self, gateway: Owner, timeout: float, call: Call | None = None) -> None:
+        self.members: list[Member] = []
+        self.call = call
+        self.created = gateway.clock()
+        self.ended: float | None = None
+        self._gateway = gateway
+        self._wake = asyncio.Event()
+        self._error: ApiError | None = None
+        self._timeout = timeout
+        self._timer = asyncio.get_running_loop().call_later(timeout, self._expire)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def finished(self) -> bool:
+        """Every member has ended and the reader has taken everything."""
+        return all(m.finish_reason is not None and not m.pending for m in self.members)
+
+    @property
+    def error(self) -> ApiError | None:
+        """What its reader gets, or got, instead of an end."""
+        return self._error
+
+    @property
+    def age(self) -> float:
+        """Seconds since submission; stops when the reader closes."""
+        return (self.ended if self.ended is not None else self._gateway.clock()) - self.created
+
+    async def next(self, wait: float | None = None) -> list[tuple[int, Output]]:
+        """What has come since the last call, as (member, output); empty after `wait` seconds of silence.
+
+        Raises ApiError if the request failed: then there is nothing more to come.
+        """
+        while True:
+            self._wake.clear()
+            if self._error is not None:
+                raise self._error
+            taken = [(m.index, output) for m in self.members if (output := m.take()) is not None]
+            if taken or self.finished:
+                return taken
+            try:
+                async with asyncio.timeout(wait):
+                    await self._wake.wait()
+            except TimeoutError:
+                return []
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def fail(self, error: ApiError, reason: Why = "aborted") -> None:
+        """Abort what is left; the reader gets `error`."""
+        if self._error is None and not self.finished:
+            self._error = error
+            self._gateway.abandon(self, reason)
+            self.wake()
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._gateway.abandon(self, "aborted")
+        if self.ended is None:
+            self.ended = self._gateway.clock()
+
+    def _expire(self) -> None:
+        self.fail(errors.timed_out(self._timeout), "timeout")

@@ -1,0 +1,227 @@
+"""POST /v1/completions."""
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from aiohttp import web
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from actors.requests import Output, Request, TokenLogprob
+from api import errors
+from api.exchange import answer_json, new_id, submit
+from api.generation.answers import Answer, Usage, collect, cut_to_prompt, finite, token_text, usage
+from api.generation.engine import SERVER, Engine, Server, Text
+from api.generation.reader import Generation
+from api.generation.request_builder import Choices, Count, Prompt, Salt, TopLogprobs, draft, encode, seed_of
+from api.generation.sampling import RequestFields, request_wishes
+from api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions, refuse
+from api.parsing import convert, read_object
+from api.sse import stream
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
+    prompt: str | Annotated[list[Any], Meta(min_length=1)]
+    max_tokens: Count = DEFAULT_MAX_TOKENS
+    n: Choices = 1
+    best_of: int | None = None
+    echo: bool = False
+    add_special_tokens: bool = True
+    logprobs: TopLogprobs | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: Salt = ""
+
+    @property
+    def scoring(self) -> bool:
+        """Only the prompt's log probabilities are wanted."""
+        return self.max_tokens == 0
+
+
+class Logprobs(Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class Choice(Struct):
+    index: int
+    text: str
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class Completion(Struct, kw_only=True):
+    """The whole answer, or one chunk of a stream."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    server = request.app[SERVER]
+    body = await read_object(request)
+    server.ready()
+    refuse(body)
+    asked = convert(body, CompletionRequest, IGNORED | UNSUPPORTED.keys())
+    engine = server.ready(asked.model)
+    check(asked)
+    id = new_id("cmpl")
+    prompts = await read_prompts(engine, asked)
+    requests = completion_requests(engine, asked, prompts, id)
+    with submit(request, requests) as generation:
+        writer = ChoiceWriter(engine.text, asked, prompts)
+        if asked.stream:
+            encoder = CompletionEncoder(id, server, asked, writer, generation)
+            return await stream(request, generation, encoder, server.config.ping_interval)
+        answers = await collect(generation)
+        if asked.scoring:
+            cut_to_prompt(answers)
+        choices = [writer.whole(index, answer) for index, answer in enumerate(answers)]
+        total = usage(generation, asked.n, asked.scoring)
+        return answer_json(Completion(id=id, created=int(time.time()), model=server.name, choices=choices, usage=total))
+
+
+def check(asked: CompletionRequest) -> None:
+    """What single fields cannot say."""
+    if asked.best_of is not None and asked.best_of != asked.n:
+        raise errors.unsupported("best_of", "other than n is not supported")
+    if asked.scoring and not asked.echo:
+        raise errors.bad_request("0 needs echo: true", "max_tokens", "invalid_value")
+
+
+async def read_prompts(engine: Engine, asked: CompletionRequest) -> list[Prompt]:
+    """One prompt or several, as strings or as lists of tokens."""
+    prompt = asked.prompt
+    if isinstance(prompt, str):
+        return [await encode(engine, prompt, asked.add_special_tokens)]
+    if all(isinstance(item, str) for item in prompt):
+        return [await encode(engine, item, asked.add_special_tokens) for item in prompt]
+    if is_tokens(prompt):
+        return [Prompt(prompt)]
+    if all(isinstance(item, list) and is_tokens(item) for item in prompt):
+        return [Prompt(item) for item in prompt]
+    message = "prompt must be a string, a list of strings, a list of token ids, or a list of such lists"
+    raise errors.bad_request(message, "prompt", "invalid_value")
+
+
+def is_tokens(items: list[Any]) -> bool:
+    return all(type(item) is int for item in items)
+
+
+def completion_requests(engine: Engine, asked: CompletionRequest, prompts: Sequence[Prompt], id: str) -> list[Request]:
+    """The ring's requests: n for the first prompt, n for the second, …"""
+    single = len(prompts) * asked.n == 1
+    return [
+        draft(
+            engine,
+            id if single else f"{id}_{position * asked.n + index}",
+            prompt,
+            request_wishes(
+                asked,
+                max_tokens=asked.max_tokens,
+                seed=seed_of(asked.seed, index),
+                salt=asked.cache_salt,
+                logprobs=asked.logprobs,
+                prompt_logprobs_from=0 if asked.echo and asked.logprobs is not None else None,
+            ),
+        )
+        for position, prompt in enumerate(prompts)
+        for index in range(asked.n)
+    ]
+
+
+class ChoiceWriter:
+    """Texts and log probabilities of choices, with the running offset that each has reached in its text."""
+
+    def __init__(self, text: Text, asked: CompletionRequest, prompts: Sequence[Prompt]) -> None:
+        self._text = text
+        self._asked = asked
+        self._prompts = prompts
+        self._offsets = [0] * (len(prompts) * asked.n)
+
+    def echo(self, index: int, prompt_logprobs: Sequence[TokenLogprob]) -> tuple[str, Logprobs | None]:
+        """What echo puts before the answer."""
+        prompt = self._prompts[index // self._asked.n]
+        text = prompt.text if prompt.text is not None else self._text.decode(prompt.tokens, skip_special_tokens=False)
+        return text, self.logprobs(index, prompt_logprobs)
+
+    def whole(self, index: int, answer: Answer) -> Choice:
+        text, items = answer.text, answer.logprobs
+        if self._asked.echo:
+            before, _ = self.echo(index, ())
+            text, items = before + text, [*answer.prompt_logprobs, *items]
+        return Choice(index, text, self.logprobs(index, items), answer.finish_reason, answer.stop_reason)
+
+    def logprobs(self, index: int, items: Sequence[TokenLogprob]) -> Logprobs | None:
+        if self._asked.logprobs is None:
+            return None
+        result = Logprobs([], [], [], [])
+        for item in items:
+            token = token_text(self._text, item.token)
+            result.tokens.append(token)
+            result.text_offset.append(self._offsets[index])
+            self._offsets[index] += len(token)
+            if item.logprob is None:
+                result.token_logprobs.append(None)
+                result.top_logprobs.append(None)
+            else:
+                result.token_logprobs.append(finite(item.logprob))
+                top = {token_text(self._text, id): finite(logprob) for id, logprob in item.top}
+                top.setdefault(token, finite(item.logprob))
+                result.top_logprobs.append(top)
+        return result
+
+
+class CompletionEncoder:
+    """The events of a streamed completion."""
+
+    def __init__(
+        self, id: str, server: Server, asked: CompletionRequest, writer: ChoiceWriter, generation: Generation
+    ) -> None:
+        self._id = id
+        self._model = server.name
+        self._created = int(time.time())
+        self._asked = asked
+        self._writer = writer
+        self._generation = generation
+        self._echo_due = set(range(len(generation.members))) if asked.echo else set()
+        options = asked.stream_options or StreamOptions()
+        self._usage = options.include_usage or options.continuous_usage_stats
+        self._continuous = options.continuous_usage_stats
+
+    def opening(self) -> list[Completion]:
+        return []
+
+    def delta(self, index: int, output: Output) -> list[Completion]:
+        chunks = []
+        if index in self._echo_due and (output.tokens or output.finish_reason is not None):
+            self._echo_due.discard(index)
+            chunks.append(self._chunk(Choice(index, *self._writer.echo(index, output.prompt_logprobs))))
+        reason, stop_reason = output.finish_reason, output.stop_reason if output.finish_reason == "stop" else None
+        if self._asked.scoring:
+            if reason is not None:
+                chunks.append(self._chunk(Choice(index, "", None, "length")))
+        elif output.text or output.logprobs or reason is not None:
+            logprobs = self._writer.logprobs(index, output.logprobs)
+            chunks.append(self._chunk(Choice(index, output.text, logprobs, reason, stop_reason)))
+        return chunks
+
+    def closing(self) -> list[Completion]:
+        if not self._usage:
+            return []
+        total = usage(self._generation, self._asked.n, self._asked.scoring)
+        return [Completion(id=self._id, created=self._created, model=self._model, choices=[], usage=total)]
+
+    def _chunk(self, choice: Choice) -> Completion:
+        shown: Usage | UnsetType | None = None if self._usage else UNSET
+        if self._continuous:
+            shown = usage(self._generation, self._asked.n, self._asked.scoring)
+        return Completion(id=self._id, created=self._created, model=self._model, choices=[choice], usage=shown)

@@ -1,0 +1,1 @@
+"""The chat page: markup, styles and scripts, served as one file."""

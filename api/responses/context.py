@@ -1,0 +1,57 @@
+"""What a response goes on from: a chain of stored responses, or the turns of a session."""
+
+from typing import Any
+
+from api import errors
+from api.errors import ApiError
+from api.generation.engine import Server
+from api.responses.request import ResponseRequest
+from api.responses.store import StoredResponse, chain, no_previous
+from api.sessions.log import conversation as messages_up_to
+from api.sessions.session import OpenTurn
+
+
+def open_turn(server: Server, owner: bytes, asked: ResponseRequest, id: str) -> OpenTurn | None:
+    """The turn of the conversation that the response is to be. Raises 404, 409."""
+    if asked.session is None:
+        return None
+    session = server.sessions.find(owner, asked.session)
+    if session is None:
+        raise no_conversation(asked.session)
+    session.check_idle()
+    session.check_after(asked.after)
+    turn = session.begin(id)
+    turn.feeds_only = not asked.generate
+    return turn
+
+
+def find_previous(server: Server, owner: bytes, id: str | None, latest: StoredResponse | None) -> StoredResponse | None:
+    """latest: one that may be gone on from although it is not stored. Raises 400."""
+    if id is None:
+        return None
+    previous = latest if latest is not None and latest.id == id else server.responses.find(owner, id)
+    if previous is None:
+        raise no_previous(id)
+    if previous.running:
+        message = f"response {id!r} is not finished"
+        raise errors.bad_request(message, "previous_response_id", "previous_response_in_progress")
+    return previous
+
+
+def conversation(last: StoredResponse | None) -> list[dict[str, Any]]:
+    """The messages up to `last` and its answer. Instructions are not handed on. Raises 400."""
+    responses = chain(last)
+    messages: list[dict[str, Any]] = []
+    if last is not None and responses[0].body["conversation"] is not None:
+        first = responses.pop(0)
+        if first.turn is None:
+            message = f"response {first.id!r} left no turn in its conversation"
+            raise errors.bad_request(message, "previous_response_id", "previous_response_not_found")
+        messages = messages_up_to(first.turn)
+    for response in responses:
+        messages += response.said
+    return messages
+
+
+def no_conversation(id: str) -> ApiError:
+    return ApiError(404, f"there is no session {id!r}", "not_found_error", "conversation", "session_not_found")

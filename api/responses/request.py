@@ -1,0 +1,111 @@
+"""What a client asks of /v1/responses: the body's fields, those that are refused, and the messages in its input."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
+
+from api import errors
+from api.generation.chat_prompt import read_message
+from api.generation.request_builder import Count, Salt, TopLogprobs, Wishes
+from api.generation.sampling import RequestFields, request_wishes
+from api.openai.fields import IGNORED as IGNORED_EVERYWHERE
+from api.parsing import convert
+
+LOGPROBS = "message.output_text.logprobs"
+IGNORED = (IGNORED_EVERYWHERE - {"metadata"}) | {"max_tool_calls", "stream_options", "prompt_cache_options"}
+TEXT: tuple[Any, ...] = ({}, {"format": {"type": "text"}})
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "text": (*TEXT, *({**value, "verbosity": level} for value in TEXT for level in ("low", "medium", "high", None))),
+    "truncation": ("disabled",),
+    "reasoning": ({}, {"effort": "none"}, {"effort": None}, {"effort": None, "summary": None}),
+    "context_management": ([],),
+    "prompt": (),
+    "moderation": (),
+    "image": (),
+    "access_programs": (),
+}
+
+
+class Conversation(Struct, forbid_unknown_fields=True):
+    id: str
+
+
+class ResponseRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
+    """As OpenAI has it, and with the sampling fields that the other endpoints know.
+
+    conversation: a session, of which the response is the next turn; after: the last turn that the client knows of.
+    """
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | Conversation | None = None
+    after: Count | None = None
+    store: bool = True
+    background: bool = False
+    generate: bool = True
+    max_output_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    include: list[str] = field(default_factory=list)
+    top_logprobs: TopLogprobs = 0
+    metadata: dict[str, str] = field(default_factory=dict)
+    cache_salt: Salt = ""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def logprobs(self) -> bool:
+        return bool(self.top_logprobs) or LOGPROBS in self.include
+
+    @property
+    def session(self) -> str | None:
+        return self.conversation.id if isinstance(self.conversation, Conversation) else self.conversation
+
+
+def read_request(body: Mapping[str, Any]) -> ResponseRequest:
+    """Raises 400."""
+    for name, value in body.items():
+        if name in UNSUPPORTED and value not in UNSUPPORTED[name]:
+            raise errors.unsupported(name)
+    asked = convert(body, ResponseRequest, IGNORED | UNSUPPORTED.keys())
+    if not asked.input:
+        raise errors.bad_request("input: there is nothing to answer", "input", "empty_input")
+    check(asked)
+    return asked
+
+
+def check(asked: ResponseRequest) -> None:
+    """What single fields cannot say."""
+    if asked.session is not None and asked.previous_response_id is not None:
+        message = "give one of previous_response_id and conversation"
+        raise errors.bad_request(message, "previous_response_id", "mutually_exclusive_parameters")
+    if asked.session is not None and asked.cache_salt:
+        raise errors.bad_request("a conversation has the cache_salt of its session", "cache_salt", "invalid_value")
+    if asked.session is None and asked.after is not None:
+        raise errors.bad_request("after needs a conversation", "after", "invalid_value")
+    if asked.background and not asked.store:
+        raise errors.bad_request("a response in the background is stored: leave out store", "store", "invalid_value")
+
+
+def read_input(asked: ResponseRequest) -> list[dict[str, Any]]:
+    if isinstance(asked.input, str):
+        return [{"role": "user", "content": asked.input}]
+    return [read_item(item, f"input[{index}]") for index, item in enumerate(asked.input)]
+
+
+def read_item(item: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """A message, or an earlier response's output sent back."""
+    if item.get("type", "message") != "message":
+        raise errors.unsupported(f"{at}.type", f"is {item['type']!r}: only messages are supported")
+    return read_message({name: value for name, value in item.items() if name not in ("type", "phase")}, at)
+
+
+def wishes_of(asked: ResponseRequest, salt: str) -> Wishes:
+    return request_wishes(
+        asked,
+        max_tokens=asked.max_output_tokens if asked.generate else 0,
+        salt=salt,
+        logprobs=asked.top_logprobs if asked.logprobs else None,
+        names={"prompt": "input", "max_tokens": "max_output_tokens"},
+    )

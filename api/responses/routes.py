@@ -1,0 +1,96 @@
+"""/v1/responses: the conversation is kept here, and a next response names the last."""
+
+import msgspec
+from aiohttp import web
+
+from api import errors
+from api.exchange import GENERATION, STREAM_ERROR, answer_json, answer_with_error
+from api.generation.engine import SERVER, Server
+from api.parsing import read_object
+from api.responses.events import Event, Reader
+from api.responses.input_items import list_items
+from api.responses.request import read_request
+from api.responses.start import start_response
+from api.responses.store import StoredResponse
+from api.security import owner_of
+from api.sse import HEADERS, PING, Writer
+
+MOST_DIGITS = 10
+
+
+async def create_response(request: web.Request) -> web.StreamResponse:
+    server = request.app[SERVER]
+    body = await read_object(request)
+    server.ready()
+    asked = read_request(body)
+    with await start_response(request, asked, accounted=not asked.background) as run:
+        if not asked.background:
+            request[GENERATION] = run.generation
+        if asked.stream:
+            if not asked.background:
+                await run.begun(server.config.ping_interval)
+            return await stream(request, run.response)
+        if asked.background:
+            return answer_json(run.response.body)
+        body = await run.read()
+        if run.error is not None:
+            return answer_with_error(request, body, run.error)
+        return answer_json(body)
+
+
+async def stream(request: web.Request, stored: StoredResponse, after: int = -1) -> web.StreamResponse:
+    """Answer with the events of `stored` behind number `after`. Raises 400."""
+    reader = Reader(stored.transcript, after)
+    response = web.StreamResponse(headers=HEADERS)
+    await response.prepare(request)
+    writer = Writer(request, response)
+    while not reader.over:
+        await writer.write(frames(await reader.next(request.app[SERVER].config.ping_interval)) or PING)
+    if stored.body["error"] is not None:
+        request[STREAM_ERROR] = stored.body["error"]["code"]
+    return response
+
+
+async def get_response(request: web.Request) -> web.StreamResponse:
+    """With ?stream=true its events, those of the past too, and after `starting_after` only."""
+    _, response = find(request)
+    after = request.query.get("starting_after")
+    if request.query.get("stream") != "true":
+        if after is not None:
+            raise errors.bad_request("starting_after needs stream=true", "starting_after", "invalid_value")
+        return answer_json(response.body)
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) <= MOST_DIGITS):
+        raise errors.bad_request("starting_after must be the number of an event", "starting_after", "invalid_value")
+    return await stream(request, response, int(after) if after is not None else -1)
+
+
+async def get_input_items(request: web.Request) -> web.Response:
+    _, response = find(request)
+    return answer_json(list_items(response, request.query))
+
+
+async def delete_response(request: web.Request) -> web.Response:
+    """Later responses keep what they went on from. One that is running is aborted."""
+    server, response = find(request)
+    server.responses.delete(owner_of(request), response.id)
+    server.gateway.abort(response.id)
+    return answer_json({"id": response.id, "object": "response", "deleted": True})
+
+
+async def cancel_response(request: web.Request) -> web.Response:
+    """The response as it is when the ring has ended it; one that is over stays as it is."""
+    server, response = find(request)
+    server.gateway.abort(response.id)
+    await response.finished.wait()
+    return answer_json(response.body)
+
+
+def find(request: web.Request) -> tuple[Server, StoredResponse]:
+    server = request.app[SERVER]
+    return server, server.responses.get(owner_of(request), request.match_info["response"])
+
+
+def frames(events: list[Event]) -> bytes:
+    return b"".join(
+        [b"event: " + event["type"].encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n" for event in events]
+    )

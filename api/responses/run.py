@@ -1,0 +1,151 @@
+"""A response that runs, to its end, whether anybody reads it or not."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, Self
+
+import structlog
+
+from actors.requests import Output
+from api import errors
+from api.errors import ApiError
+from api.generation.answers import summary
+from api.generation.engine import Server
+from api.generation.reader import Generation
+from api.responses.events import Transcript
+from api.responses.store import StoredResponse
+from api.sessions.saver import NOT_SAVED
+from api.sessions.session import OpenTurn, refused
+
+ENDS = {"stop": "completed", "length": "incomplete"}
+
+
+class ResponseRun:
+    """Reads what the ring makes of a response into its transcript; clients read that, each at its own speed.
+
+    As a context it ends the response when it is left, unless that runs in the background. error: why it failed. log:
+    for its end; None if the caller accounts for that.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        owner: bytes,
+        response: StoredResponse,
+        generation: Generation,
+        turn: OpenTurn | None,
+        log: structlog.typing.FilteringBoundLogger | None,
+    ) -> None:
+        self.response = response
+        self.generation = generation
+        self.error: ApiError | None = None
+        self._server = server
+        self._owner = owner
+        self._turn = turn
+        self._log = log
+        self._said = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.response.body["background"]:
+            self.generation.fail(errors.client_left())
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.response.transcript
+
+    async def begun(self, wait: float | None = None) -> None:
+        """Until the ring has said something, or `wait` seconds. Raises ApiError if the response has failed by then."""
+        try:
+            async with asyncio.timeout(wait):
+                await self._said.wait()
+        except TimeoutError:
+            return
+        if self.error is not None:
+            raise self.error
+
+    async def read(self) -> dict[str, Any]:
+        """To the end; the body. Raises ApiError."""
+        await self.response.finished.wait()
+        if self.error is not None and not self.unsaved:
+            raise self.error
+        return self.response.body
+
+    @property
+    def unsaved(self) -> bool:
+        """The answer is there, but the turn that it is did not come to the disk."""
+        return self.error is not None and self.error.code == NOT_SAVED
+
+    async def carry(self) -> None:
+        """The task of the response."""
+        try:
+            with self.generation:
+                self.error = await failure(self._read())
+            if self._turn is not None:
+                self._settle()
+                self.error = await failure(self._turn.save()) or self.error
+        finally:
+            self._end()
+
+    async def _read(self) -> None:
+        """Raises ApiError, unless the ring had said its last word before that."""
+        generation, [member] = self.generation, self.generation.members
+        try:
+            while not generation.finished:
+                for _, output in await generation.next():
+                    self._add(output)
+        except ApiError:
+            if (rest := member.take()) is not None:
+                self._add(rest)
+            if member.finish_reason in (None, "error"):
+                raise
+
+    def _add(self, output: Output) -> None:
+        self.transcript.add(output)
+        self._said.set()
+
+    def _end(self) -> None:
+        """The response is over, and stored as such, before anybody reads so."""
+        response, status = self.response, self._status()
+        self._settle()
+        [member] = self.generation.members
+        self.transcript.finish(status, member, self.error if status == "failed" else None)
+        response.measure()
+        if refused(self.generation) and not response.body["background"]:
+            self._server.responses.delete(self._owner, response.id)
+        self._server.responses.ended(self._owner, response)
+        if self._log is not None:
+            error = self.error
+            self._server.ended(self.generation, (error.code or str(error.status)) if error is not None else None)
+            self._log.info("response", response=response.id, **summary(self.generation))
+        response.finished.set()
+        self._said.set()
+
+    def _settle(self) -> None:
+        if self._turn is not None:
+            self._turn.settle()
+            turn = self.response.turn = self._turn.settled
+            self.response.body["turn"] = turn.number if turn is not None else None
+            if self.error is not None and turn is not None:
+                self.error = errors.kept(self.error)
+
+    def _status(self) -> str:
+        if self.error is not None:
+            return "cancelled" if self.error.status == errors.CLIENT_LEFT else "failed"
+        [member] = self.generation.members
+        status = ENDS.get(member.finish_reason or "", "cancelled")
+        return "completed" if self.transcript.feeds_only and status == "incomplete" else status
+
+
+async def failure(work: Awaitable[None]) -> ApiError | None:
+    """What `work` raises, as clients see it."""
+    try:
+        await work
+    except ApiError as error:
+        return error
+    except Exception:
+        structlog.get_logger().exception("a response failed")
+        return errors.internal("the server failed")
+    return None

@@ -1,0 +1,130 @@
+"""From what a client asks for to a response that runs."""
+
+import time
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from actors.requests import Output, Request
+from api import errors
+from api.exchange import REQUEST_ID, call_of, new_id
+from api.generation.chat_prompt import render
+from api.generation.engine import SERVER, Engine, Server, Text
+from api.generation.reader import Generation
+from api.generation.request_builder import Prompt, draft
+from api.openai.chat import describe
+from api.responses.context import conversation, find_previous, no_conversation, open_turn
+from api.responses.events import Transcript
+from api.responses.request import ResponseRequest, read_input, wishes_of
+from api.responses.run import ResponseRun
+from api.responses.store import StoredResponse
+from api.security import owner_of
+from api.sessions.session import OpenTurn
+from api.sessions.turns import extend_chat
+
+Messages = list[dict[str, Any]]
+
+
+async def start_response(
+    request: web.Request, asked: ResponseRequest, latest: StoredResponse | None = None, accounted: bool = False
+) -> ResponseRun:
+    """latest: a response that may be gone on from although it is not stored. accounted: the caller logs its end.
+
+    Raises 400, 404, 409, 503.
+    """
+    server, owner, id = request.app[SERVER], owner_of(request), new_id("resp")
+    engine = server.ready(asked.model)
+    if asked.background and not server.responses.enabled:
+        raise errors.unsupported("background", "needs stored responses: --response-retention is 0")
+    previous, messages = find_previous(server, owner, asked.previous_response_id, latest), read_input(asked)
+    with ExitStack() as unless_begun:
+        turn = open_turn(server, owner, asked, id)
+        if turn is not None:
+            unless_begun.enter_context(turn)
+            prompt = await extend_chat(engine, turn, opening(asked, turn) + messages, asked.chat_template_kwargs)
+        else:
+            prompt = await render_chain(engine, asked, previous, messages)
+        drafted = draft(engine, id, prompt, wishes_of(asked, turn.session.salt if turn else asked.cache_salt))
+        generation = submit(request, engine, drafted, turn)
+        unless_begun.pop_all()
+    infos = partial(token_infos, engine.text) if asked.logprobs else None
+    transcript = Transcript(new_body(server, asked, drafted, turn), infos, feeds_only=not asked.generate)
+    response = StoredResponse(id=id, transcript=transcript, previous=previous, messages=messages)
+    if turn is not None:
+        response.base = turn.base
+    if response.body["store"]:
+        server.responses.put(owner, response)
+    log = None if accounted else structlog.get_logger().bind(id=request[REQUEST_ID])
+    run = ResponseRun(server, owner, response, generation, turn, log)
+    server.carry(run.carry())
+    return run
+
+
+async def render_chain(
+    engine: Engine, asked: ResponseRequest, previous: StoredResponse | None, messages: Messages
+) -> Prompt:
+    whole = instructions(asked) + conversation(previous) + messages
+    return await render(engine, whole, asked.generate, asked.chat_template_kwargs)
+
+
+def instructions(asked: ResponseRequest) -> Messages:
+    return [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+
+
+def opening(asked: ResponseRequest, turn: OpenTurn) -> Messages:
+    """What comes before the input: a conversation has the instructions of its first turn."""
+    return instructions(asked) if turn.base is None else []
+
+
+def submit(request: web.Request, engine: Engine, drafted: Request, turn: OpenTurn | None) -> Generation:
+    """Raises 400, 404, 503."""
+    gateway = request.app[SERVER].gateway
+    if turn is None:
+        return gateway.submit([drafted], call_of(request))
+    if turn.session.closed:
+        raise no_conversation(turn.session.id)
+    generation = gateway.submit([turn.take(drafted)], call_of(request))
+    turn.sent(generation, engine.text.decode)
+    return generation
+
+
+def token_infos(text: Text, output: Output) -> list[msgspec.Raw]:
+    """An output's log probabilities. As JSON they take a fraction of the memory of their objects."""
+    return [msgspec.Raw(msgspec.json.encode(info)) for info in describe(text, output.logprobs).content]
+
+
+def new_body(server: Server, asked: ResponseRequest, request: Request, turn: OpenTurn | None) -> dict[str, Any]:
+    acted_on = asked.instructions if turn is None or turn.base is None else None
+    body = {
+        "id": request.id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "queued" if asked.background else "in_progress",
+        "background": asked.background,
+        "conversation": {"id": turn.session.id} if turn is not None else None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": acted_on,
+        "max_output_tokens": asked.max_output_tokens,
+        "metadata": asked.metadata,
+        "model": server.name,
+        "output": [],
+        "parallel_tool_calls": True,
+        "previous_response_id": asked.previous_response_id,
+        "reasoning": {"effort": None, "summary": None},
+        "store": asked.store and server.responses.enabled,
+        "temperature": request.sampling.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "none",
+        "tools": [],
+        "top_logprobs": asked.top_logprobs,
+        "top_p": request.sampling.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }
+    return body | ({"turn": turn.number} if turn is not None else {})

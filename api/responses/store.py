@@ -1,0 +1,170 @@
+"""Responses that later ones can go on from: kept for a time, at most so many, each for the owner that made it."""
+
+import asyncio
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import msgspec
+
+from api import errors
+from api.errors import ApiError
+from api.responses.events import Transcript
+from api.sessions.log import Turn, backwards
+
+Key: TypeAlias = tuple[bytes, str]
+MOST = 10_000
+
+
+@dataclass(eq=False, kw_only=True)
+class StoredResponse:
+    """One response, and the chain of those that it goes on from, which it keeps although they may be deleted.
+
+    messages: its input, without instructions. base, turn: if it is a turn of a session, the one that it goes on from,
+    and its own once it has ended; they never change, whatever becomes of the session. holders: how many keep it (the
+    store, and responses that go on from it); its size counts while there are any.
+    """
+
+    id: str
+    transcript: Transcript
+    previous: "StoredResponse | None" = None
+    messages: list[dict[str, Any]]
+    base: Turn | None = None
+    turn: Turn | None = None
+    stored: float = 0.0
+    size: int = 0
+    holders: int = 0
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """As clients see it."""
+        return self.transcript.body
+
+    @property
+    def running(self) -> bool:
+        return not self.transcript.over
+
+    def measure(self) -> None:
+        """To be called when it is over."""
+        self.size = self.transcript.size + len(msgspec.json.encode(self.messages))
+
+    @property
+    def said(self) -> list[dict[str, Any]]:
+        """Its input and its answer."""
+        if self.transcript.feeds_only:
+            return self.messages
+        return [*self.messages, {"role": "assistant", "content": self.transcript.text}]
+
+
+def chain(last: StoredResponse | None) -> list[StoredResponse]:
+    """Those up to `last`, oldest first."""
+    responses = []
+    while last is not None:
+        responses.append(last)
+        last = last.previous
+    return responses[::-1]
+
+
+class ResponseStore:
+    """retention: seconds; with 0 nothing is stored. cap: bytes. The oldest go first; those that run are not dropped.
+
+    bytes: of the JSON of all that have ended and are stored, or gone on from by such, and of the logs of the turns that
+    these hold, each counted once.
+    """
+
+    def __init__(self, retention: float, cap: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.enabled = retention > 0
+        self.bytes = 0
+        self._retention = retention
+        self._cap = cap
+        self._clock = clock
+        self._running: dict[Key, StoredResponse] = {}
+        self._ended: OrderedDict[Key, StoredResponse] = OrderedDict()
+        self._turns: Counter[Turn] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._ended)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def put(self, owner: bytes, response: StoredResponse) -> None:
+        """One that runs."""
+        self._running[owner, response.id] = response
+
+    def ended(self, owner: bytes, response: StoredResponse) -> None:
+        """From now on it has an age, and counts. Nothing happens if it was not put here, or deleted."""
+        if self._running.pop((owner, response.id), None) is None:
+            return
+        response.stored = self._clock()
+        self._ended[owner, response.id] = response
+        self._hold(response)
+        self._drop()
+
+    def find(self, owner: bytes, id: str) -> StoredResponse | None:
+        self._drop()
+        return self._running.get((owner, id)) or self._ended.get((owner, id))
+
+    def get(self, owner: bytes, id: str) -> StoredResponse:
+        """Raises 404."""
+        response = self.find(owner, id)
+        if response is None:
+            raise ApiError(404, f"there is no response {id!r}", "not_found_error", "response_id", "response_not_found")
+        return response
+
+    def delete(self, owner: bytes, id: str) -> None:
+        self._running.pop((owner, id), None)
+        if (response := self._ended.pop((owner, id), None)) is not None:
+            self._release(response)
+
+    def _drop(self) -> None:
+        expired = self._clock() - self._retention
+        while self._ended:
+            oldest = next(iter(self._ended.values()))
+            if oldest.stored > expired and len(self._ended) <= MOST and self.bytes <= self._cap:
+                return
+            self._ended.popitem(last=False)
+            self._release(oldest)
+
+    def _hold(self, response: StoredResponse | None) -> None:
+        """Count it, and what it goes on from."""
+        while response is not None:
+            response.holders += 1
+            if response.holders > 1:
+                return
+            self.bytes += response.size
+            self._hold_turns(response.turn or response.base)
+            response = response.previous
+
+    def _release(self, response: StoredResponse | None) -> None:
+        while response is not None:
+            response.holders -= 1
+            if response.holders > 0:
+                return
+            self.bytes -= response.size
+            self._release_turns(response.turn or response.base)
+            response = response.previous
+
+    def _hold_turns(self, head: Turn | None) -> None:
+        for turn in backwards(head):
+            self._turns[turn] += 1
+            if self._turns[turn] > 1:
+                return
+            self.bytes += turn.own_bytes
+
+    def _release_turns(self, head: Turn | None) -> None:
+        for turn in backwards(head):
+            self._turns[turn] -= 1
+            if self._turns[turn] > 0:
+                return
+            del self._turns[turn]
+            self.bytes -= turn.own_bytes
+
+
+def no_previous(id: str) -> ApiError:
+    message = f"there is no response {id!r} to go on from"
+    return errors.bad_request(message, "previous_response_id", "previous_response_not_found")

@@ -1,0 +1,242 @@
+"""GET /v1/responses as a websocket: `response.create` comes in, the events of the response go out.
+
+`response.resume` asks for those of a response that another socket began. Events with the same stream_id are one lane:
+its responses come one after the other, those of other lanes beside them.
+"""
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import msgspec
+import structlog
+from aiohttp import WSCloseCode, WSMsgType, web
+from msgspec import Struct
+
+from api import errors
+from api.errors import ApiError
+from api.exchange import REQUEST_ID
+from api.generation.engine import SERVER, Server
+from api.generation.request_builder import Count
+from api.parsing import convert
+from api.responses.events import Event, Reader
+from api.responses.request import read_request
+from api.responses.start import start_response
+from api.responses.store import StoredResponse
+from api.security import SUBPROTOCOL, owner_of, subprotocols
+from api.sse import STALLED_S
+
+OPEN_SOCKETS = web.AppKey("open_sockets", set[web.WebSocketResponse])
+MOST_LANES = 64
+MOST_WAITING = 16
+MOST_UNANSWERED_PINGS = 8
+
+
+async def connect(request: web.Request) -> web.StreamResponse:
+    server = request.app[SERVER]
+    server.ready()
+    check_subprotocol(request)
+    socket = web.WebSocketResponse(
+        autoping=False, max_msg_size=server.config.body_limit, protocols=(SUBPROTOCOL,), timeout=1.0
+    )
+    if not socket.can_prepare(request).ok:
+        message = "this is a websocket's address: POST creates a response"
+        raise ApiError(426, message, "invalid_request_error", code="upgrade_required", headers={"Upgrade": "websocket"})
+    await socket.prepare(request)
+    request.app[OPEN_SOCKETS].add(socket)
+    try:
+        await Connection(request, server, socket).serve()
+    finally:
+        request.app[OPEN_SOCKETS].discard(socket)
+    return socket
+
+
+def check_subprotocol(request: web.Request) -> None:
+    """A client that offers some must offer the one that is spoken: a key among them is never sent back. Raises 400."""
+    offered = subprotocols(request)
+    if offered and SUBPROTOCOL not in offered:
+        raise errors.bad_request(f"offer the subprotocol {SUBPROTOCOL!r}, or none", code="unknown_subprotocol")
+
+
+async def close_all(app: web.Application) -> None:
+    sockets = app[OPEN_SOCKETS]
+    for socket in list(sockets):
+        await socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server is shutting down")
+
+
+class ResumeRequest(Struct, forbid_unknown_fields=True):
+    """starting_after: the last event that the client has seen."""
+
+    response_id: str
+    starting_after: Count | None = None
+
+
+class Lane:
+    """Responses that are asked for in a row, each as the event's type and its fields.
+
+    latest: the last one, which the next may go on from, stored or not.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[str, dict[str, Any]]] = deque()
+        self.task: asyncio.Task[None] | None = None
+        self.running: str | None = None
+        self.latest: StoredResponse | None = None
+
+
+class Connection:
+    def __init__(self, request: web.Request, server: Server, socket: web.WebSocketResponse) -> None:
+        self._request = request
+        self._server = server
+        self._socket = socket
+        self._owner = owner_of(request)
+        self._log = structlog.get_logger().bind(id=request[REQUEST_ID])
+        self._lanes: dict[str | None, Lane] = {}
+        self._unanswered = 0
+
+    async def serve(self) -> None:
+        """Until the client leaves; then everything that it still waits for is aborted."""
+        pinging = asyncio.ensure_future(self._ping(self._server.config.ping_interval))
+        try:
+            async for message in self._socket:
+                self._unanswered = 0
+                if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+                    await self._receive(message.data)
+                elif message.type is WSMsgType.PING:
+                    await self._socket.pong(message.data)
+        finally:
+            tasks = [pinging, *(lane.task for lane in self._lanes.values() if lane.task is not None)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ping(self, interval: float) -> None:
+        """Cut off a client that is owed a response and is not there: neither does it answer, nor does it read."""
+        while not self._socket.closed:
+            await asyncio.sleep(interval)
+            owed = any(lane.task is not None and not lane.task.done() for lane in self._lanes.values())
+            self._unanswered = self._unanswered + 1 if owed else 0
+            if self._unanswered > MOST_UNANSWERED_PINGS:
+                self._abort()
+            else:
+                await self._socket.ping()
+
+    async def _receive(self, data: str | bytes) -> None:
+        stream_id = None
+        try:
+            event = read_event(data)
+            stream_id = read_stream_id(event)
+            match event.pop("type", None):
+                case "response.create" | "response.resume" as kind:
+                    self._enqueue(stream_id, kind, event)
+                case "response.cancel":
+                    self._cancel(stream_id, event.get("response_id"))
+                case kind:
+                    raise errors.bad_request(f"unknown event type {kind!r}", "type", "unknown_event_type")
+        except ApiError as error:
+            await self._send_error(stream_id, error)
+
+    def _enqueue(self, stream_id: str | None, kind: str, body: dict[str, Any]) -> None:
+        if stream_id not in self._lanes and len(self._lanes) >= MOST_LANES:
+            self._drop_idle_lanes()
+        lane = self._lanes.setdefault(stream_id, Lane())
+        if len(lane.waiting) >= MOST_WAITING:
+            raise errors.queue_full(f"{MOST_WAITING} responses wait already")
+        lane.waiting.append((kind, body))
+        if lane.task is None or lane.task.done():
+            lane.task = asyncio.ensure_future(self._run(stream_id, lane))
+
+    def _drop_idle_lanes(self) -> None:
+        self._lanes = {id: lane for id, lane in self._lanes.items() if lane.task is not None and not lane.task.done()}
+        if len(self._lanes) >= MOST_LANES:
+            raise errors.queue_full(f"{MOST_LANES} lanes are busy already")
+
+    def _cancel(self, stream_id: str | None, response_id: object) -> None:
+        """Abort what the lane is at, or the response named: it ends as `response.incomplete`."""
+        running = {lane.running for lane in self._lanes.values()} - {None}
+        id = response_id if response_id is not None else self._lanes.get(stream_id, Lane()).running
+        if not (isinstance(id, str) and (id in running or self._runs_elsewhere(id))):
+            raise errors.bad_request("there is no such response running", "response_id", "response_not_found")
+        self._server.gateway.abort(id)
+
+    def _runs_elsewhere(self, id: str) -> bool:
+        """In the background, or for another connection of the same owner."""
+        stored = self._server.responses.find(self._owner, id)
+        return stored is not None and stored.running
+
+    async def _run(self, stream_id: str | None, lane: Lane) -> None:
+        while lane.waiting:
+            try:
+                await self._respond(stream_id, lane, *lane.waiting.popleft())
+            except ApiError as error:
+                await self._send_error(stream_id, error)
+            except ConnectionError:
+                return
+            except Exception:
+                self._log.exception("a response failed")
+                await self._send_error(stream_id, errors.internal("the server failed"))
+
+    async def _respond(self, stream_id: str | None, lane: Lane, kind: str, body: dict[str, Any]) -> None:
+        given = {name: value for name, value in body.items() if value is not None and name != "stream"}
+        try:
+            await (self._resume if kind == "response.resume" else self._create)(stream_id, lane, given)
+        finally:
+            lane.running = None
+
+    async def _create(self, stream_id: str | None, lane: Lane, body: dict[str, Any]) -> None:
+        asked = read_request(body)
+        with await start_response(self._request, asked, lane.latest) as run:
+            lane.running, lane.latest = run.response.id, run.response
+            if not asked.background:
+                await run.begun()
+            await self._send_all(stream_id, Reader(run.transcript))
+
+    async def _resume(self, stream_id: str | None, lane: Lane, body: dict[str, Any]) -> None:
+        asked = convert(body, ResumeRequest)
+        response = self._server.responses.get(self._owner, asked.response_id)
+        reader = Reader(response.transcript, asked.starting_after if asked.starting_after is not None else -1)
+        lane.running, lane.latest = response.id, response
+        await self._send_all(stream_id, reader)
+
+    async def _send_all(self, stream_id: str | None, reader: Reader) -> None:
+        while not reader.over:
+            for event in await reader.next():
+                await self._send(stream_id, event)
+
+    async def _send_error(self, stream_id: str | None, error: ApiError) -> None:
+        detail = msgspec.to_builtins(error.body())["error"]
+        await self._send(stream_id, {"type": "error", "status": error.status, "error": detail})
+
+    async def _send(self, stream_id: str | None, event: Event) -> None:
+        """Waits while the client does not read; meanwhile what comes is merged. One that never reads is cut off."""
+        if stream_id is not None:
+            event["stream_id"] = stream_id
+        try:
+            async with asyncio.timeout(STALLED_S):
+                await self._socket.send_str(msgspec.json.encode(event).decode())
+        except TimeoutError:
+            self._abort()
+            raise ConnectionResetError("the client has stopped reading") from None
+        self._unanswered = 0
+
+    def _abort(self) -> None:
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+
+def read_event(data: str | bytes) -> dict[str, Any]:
+    """Raises 400."""
+    try:
+        event = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise errors.bad_request(f"the event is not valid JSON: {error}") from None
+    if not isinstance(event, dict):
+        raise errors.bad_request("an event must be a JSON object")
+    return event
+
+
+def read_stream_id(event: dict[str, Any]) -> str | None:
+    stream_id = event.pop("stream_id", None)
+    if stream_id is not None and not (isinstance(stream_id, str) and 0 < len(stream_id) <= 256):
+        raise errors.bad_request("stream_id must be a short string", "stream_id", "invalid_value")
+    return stream_id

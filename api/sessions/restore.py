@@ -1,0 +1,82 @@
+"""Sessions from their files, as they were."""
+
+from collections.abc import Callable
+
+import numpy as np
+import structlog
+
+from actors.tokens import Tokens
+from api.sessions.files import SessionFiles, StoredLog
+from api.sessions.log import Turn, history
+from api.sessions.records import Damaged, Header, Rewound, TurnRecord, turn_of
+from api.sessions.session import Session
+
+
+def read_sessions(files: SessionFiles, vocab_size: int, clock: Callable[[], float]) -> list[tuple[Session, int]]:
+    """Every session, least recently used first, and the size of its file. Blocks.
+
+    One whose tokens this model does not have is left in its file; one whose records contradict each other is set aside.
+    """
+    found = []
+    for stored in files.read_all():
+        try:
+            session = session_of(stored, clock)
+        except Damaged as damage:
+            files.set_aside(stored.key, str(damage))
+            continue
+        if highest(session.tokens) < vocab_size:
+            found.append((session, stored.size))
+        else:
+            structlog.get_logger().error("a session is of another model", session=session.id, file=stored.key)
+    return newest(files, sorted(found, key=lambda pair: pair[0].used))
+
+
+def newest(files: SessionFiles, found: list[tuple[Session, int]]) -> list[tuple[Session, int]]:
+    """Of sessions with the same id the last one: the file of the other could not be deleted."""
+    by_id: dict[tuple[bytes, str], tuple[Session, int]] = {}
+    for session, size in found:
+        older = by_id.pop((session.owner, session.id), None)
+        if older is not None:
+            files.set_aside(older[0].key, f"there is a later session {session.id!r}")
+        by_id[session.owner, session.id] = session, size
+    return list(by_id.values())
+
+
+def session_of(stored: StoredLog, clock: Callable[[], float]) -> Session:
+    """Raises Damaged."""
+    header, *records = stored.records
+    if not isinstance(header, Header):
+        raise Damaged("its first record is not a header")
+    session = Session(
+        id=header.id,
+        owner=header.owner,
+        salt=header.salt,
+        clock=clock,
+        idle_timeout=header.idle_timeout,
+        branching=header.branching,
+        parent=header.parent,
+        created=header.created,
+        key=stored.key,
+        last_number=header.last_number,
+        suspended=True,
+    )
+    session.used = clock() - stored.age
+    known: dict[int, Turn] = {}
+    for record in records:
+        match record:
+            case TurnRecord():
+                known[record.number] = turn = turn_of(record, known)
+                session.append(turn, b"")
+            case Rewound(number):
+                if number and number not in known:
+                    raise Damaged(f"it goes back to turn {number}, which is not there")
+                session.head = known.get(number)
+            case Header():
+                raise Damaged("it has two headers")
+    session.tokens = history(session.head)
+    session.last_number = max(session.last_number, header.last_number)
+    return session
+
+
+def highest(tokens: Tokens) -> int:
+    return int(np.frombuffer(tokens, dtype=np.int32).max(initial=0))

@@ -1,0 +1,163 @@
+"""/v1/sessions: create, list, look at, fork, rewind, suspend and close."""
+
+from contextlib import suppress
+from typing import Annotated, Any
+
+from aiohttp import web
+from msgspec import Meta, Struct
+
+from actors.tokens import count
+from api import errors
+from api.errors import ApiError
+from api.exchange import answer_json
+from api.generation.engine import SERVER, Server
+from api.generation.request_builder import Count, Salt
+from api.parsing import convert, read_object
+from api.security import owner_of
+from api.sessions.log import Turn, title, turns
+from api.sessions.session import Session
+
+MOST_DIGITS = 10
+SessionId = Annotated[str, Meta(pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,128}\Z")]
+
+
+class CreateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    id: SessionId | None = None
+    cache_salt: Salt = ""
+    idle_timeout: Annotated[float, Meta(gt=0)] | None = None
+
+
+class ForkRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """turn: the last one that the fork has; all that have ended by default."""
+
+    id: SessionId | None = None
+    turn: Count | None = None
+    after: Count | None = None
+
+
+class RewindRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """turn: the last one that is kept; 0 keeps none."""
+
+    turn: Count
+    after: Count | None = None
+
+
+async def create_session(request: web.Request) -> web.Response:
+    server = request.app[SERVER]
+    asked = convert(await read_object(request), CreateRequest)
+    server.ready()
+    session = server.sessions.create(owner_of(request), asked.id, asked.cache_salt, asked.idle_timeout)
+    await server.sessions.created(session)
+    return answer_json(describe(session))
+
+
+async def list_sessions(request: web.Request) -> web.Response:
+    server = request.app[SERVER]
+    server.ready()
+    sessions = server.sessions.list(owner_of(request))
+    return answer_json({"object": "list", "data": [describe(session) for session in sessions]})
+
+
+async def get_session(request: web.Request) -> web.Response:
+    request.app[SERVER].ready()
+    _, session = find(request)
+    # Settles a turn that is over, so it comes before the log is read.
+    session.is_busy()
+    with suppress(ApiError):
+        await session.saved()
+    return answer_json(describe(session) | {"turns": [describe_turn(turn) for turn in turns(session.head)]})
+
+
+async def delete_session(request: web.Request) -> web.Response:
+    """Close; a turn that is running ends with `abort`."""
+    server, session = find(request)
+    session.check_after(read_after(request))
+    server.sessions.close(session)
+    if session.is_busy() and session.running is not None:
+        server.gateway.abort(session.running.request)
+    await session.saved()
+    return answer_json({"id": session.id, "object": "session.deleted", "deleted": True})
+
+
+async def fork_session(request: web.Request) -> web.Response:
+    asked = convert(await read_object(request), ForkRequest)
+    request.app[SERVER].ready()
+    server, session = find(request)
+    session.check_after(asked.after)
+    turn = session.head if asked.turn is None else session.find(asked.turn)
+    fork = server.sessions.fork(session, turn, asked.id)
+    await server.sessions.created(fork)
+    return answer_json(describe(fork))
+
+
+async def rewind_session(request: web.Request) -> web.Response:
+    asked = convert(await read_object(request), RewindRequest)
+    server, session = find(request)
+    session.check_idle()
+    session.check_after(asked.after)
+    server.sessions.rewind(session, asked.turn)
+    await session.saved()
+    return answer_json(describe(session))
+
+
+async def suspend_session(request: web.Request) -> web.Response:
+    """Let the session's state leave its slot; answered when it is where it is to stay."""
+    request.app[SERVER].ready()
+    server, session = find(request)
+    await server.sessions.suspend(session)
+    return answer_json({"id": session.id, "state": describe_state(session)})
+
+
+def find(request: web.Request) -> tuple[Server, Session]:
+    """Raises 404, 503."""
+    server = request.app[SERVER]
+    server.loaded()
+    return server, server.sessions.get(owner_of(request), request.match_info["session"])
+
+
+def read_after(request: web.Request) -> int | None:
+    after = request.query.get("after")
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) <= MOST_DIGITS):
+        raise errors.bad_request("after must be the number of a turn", "after", "invalid_value")
+    return int(after) if after is not None else None
+
+
+def describe(session: Session) -> dict[str, Any]:
+    """turn: the last one that has ended; position: the tokens of the history up to it; last_turn_at: null before it."""
+    busy = session.is_busy()
+    return {
+        "id": session.id,
+        "object": "session",
+        "title": title(session.head),
+        "created_at": session.created,
+        "last_turn_at": session.head.created if session.head is not None else None,
+        "idle_timeout": session.idle_timeout,
+        "status": "busy" if busy else "idle",
+        "turn": session.number,
+        "position": session.position,
+        "state": describe_state(session),
+        "saved": session.saver.error is None if session.saver is not None else None,
+        "parent": {"session": session.parent[0], "turn": session.parent[1]} if session.parent else None,
+    }
+
+
+def describe_state(session: Session) -> dict[str, Any]:
+    """Where the ring has the state that the next turn goes on from, and how many tokens that has consumed."""
+    return {"tier": session.tier, "position": session.kept}
+
+
+def describe_turn(turn: Turn) -> dict[str, Any]:
+    return {
+        "turn": turn.number,
+        "id": turn.request,
+        "created_at": turn.created,
+        "status": turn.status,
+        "finish_reason": turn.finish_reason,
+        "start": turn.start,
+        "position": turn.end,
+        "input_tokens": count(turn.input),
+        "output_tokens": count(turn.output),
+        "cached_tokens": turn.cached_tokens,
+        "messages": turn.messages,
+        "text": turn.answer,
+    }

@@ -1,0 +1,168 @@
+"""Brings a session's log to its file in the background, and says when it is there."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+import structlog
+
+from api.errors import ApiError
+from api.sessions.files import SessionFiles
+from api.sessions.records import Record
+
+MOST_THREADS = 16
+NOT_SAVED = "session_not_saved"
+T = TypeVar("T")
+
+
+class Disk:
+    """The files, called in threads; so many at once, beside those that others use. used: bytes of all logs.
+
+    on_full: called when a write has brought them above `cap`.
+    """
+
+    def __init__(self, files: SessionFiles, cap: int, on_full: Callable[[], None]) -> None:
+        self.files = files
+        self.used = 0
+        self.cap = cap
+        self.closed = False
+        self._on_full = on_full
+        self._limiter = anyio.CapacityLimiter(MOST_THREADS)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._undeleted: set[str] = set()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """In a thread."""
+        return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+
+    def start(self, saving: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(saving)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """When all that was begun is done, let another server have the files."""
+        self.closed = True
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        self.files.close()
+
+    async def delete(self, key: str) -> None:
+        """Raises OSError; it is then left to `delete_again`."""
+        self._undeleted.add(key)
+        await self.run(lambda: self.files.delete(key))
+        self._undeleted.discard(key)
+
+    async def delete_again(self) -> None:
+        """Try again to delete what could not be deleted."""
+        with suppress(OSError):
+            for key in list(self._undeleted):
+                await self.delete(key)
+
+    def grow(self, by: int) -> None:
+        self.used += by
+        if by > 0 and self.used > self.cap:
+            self._on_full()
+
+
+class Saver:
+    """One session's way to its file. Notes are written in order, all that have come meanwhile at once.
+
+    whole: the records of the session as it is now. It is written anew if it is not only appended to, and with the next
+    note after an error. error: why the file is behind.
+    """
+
+    def __init__(self, disk: Disk, key: str, whole: Callable[[], list[Record]], size: int = 0) -> None:
+        self.error: OSError | None = None
+        self._disk = disk
+        self._key = key
+        self._whole = whole
+        self._size = 0
+        self._notes: list[Record] = []
+        self._stale = False
+        self._deleted = False
+        self._task: asyncio.Task[None] | None = None
+        self._resize(size)
+
+    def note(self, record: Record) -> None:
+        self._notes.append(record)
+        self._start()
+
+    def outdate(self) -> None:
+        """The file is not to be appended to any more: the next note writes it anew."""
+        self._stale = True
+
+    def rewrite(self) -> None:
+        self.outdate()
+        self._start()
+
+    def delete(self) -> None:
+        self._deleted = True
+        self._resize(0)
+        self._start()
+
+    async def saved(self) -> None:
+        """Returns when all that was noted is on the disk. Raises ApiError 507 if it cannot be brought there."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        if self.error is not None:
+            raise not_deleted(self.error) if self._deleted else not_saved(self.error)
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._task = self._disk.start(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while (self._notes or self._stale) and not self._deleted:
+                await self._write()
+            if self._deleted:
+                await self._disk.delete(self._key)
+            self.error = None
+        except OSError as error:
+            self._stale, self.error = True, error
+            what = "a session's file is not deleted" if self._deleted else "a session is not saved"
+            structlog.get_logger().error(what, key=self._key, error=str(error))
+        finally:
+            self._task = None
+
+    async def _write(self) -> None:
+        """One call to the disk. Raises OSError."""
+        notes, self._notes = self._notes, []
+        if self._stale:
+            self._stale = False
+            whole = self._whole()
+            self._resize(await self._disk.run(lambda: self._disk.files.replace(self._key, whole)))
+        else:
+            self._resize(self._size + await self._disk.run(lambda: self._disk.files.append(self._key, notes)))
+
+    def _resize(self, size: int) -> None:
+        size = 0 if self._deleted else size
+        growth, self._size = size - self._size, size
+        self._disk.grow(growth)
+
+
+def not_deleted(error: OSError) -> ApiError:
+    message = f"the session is closed, but its file is still there, which is tried again: {error.strerror}"
+    return ApiError(500, message, "server_error", code="session_not_deleted")
+
+
+def not_created(error: OSError) -> ApiError:
+    return ApiError(
+        507,
+        f"the session is not created, as it cannot be saved: {error.strerror}",
+        "server_error",
+        code=NOT_SAVED,
+        headers={"x-should-retry": "false"},
+    )
+
+
+def not_saved(error: OSError) -> ApiError:
+    """507, with the header that keeps clients from sending the same again."""
+    message = f"the session goes on, but this is not saved, and would not survive a restart: {error.strerror}"
+    headers = {"x-should-retry": "false"}
+    return ApiError(507, message, "server_error", code=NOT_SAVED, headers=headers)

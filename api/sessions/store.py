@@ -1,0 +1,263 @@
+"""All sessions: found by their owners, at most so many; idle ones are forgotten or, with a folder, suspended."""
+
+import time
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Protocol
+
+import structlog
+
+from actors.messages import Kept, Name, Suspended
+from actors.requests import Tier
+from actors.tokens import Tokens
+from api import errors
+from api.errors import ApiError
+from api.sessions.files import SessionFiles
+from api.sessions.log import Turn, history
+from api.sessions.restore import read_sessions
+from api.sessions.saver import Disk, Saver, not_created
+from api.sessions.session import Session
+
+
+class Ring(Protocol):
+    """The gateway, as far as names of sessions go."""
+
+    def name(self, session: str, salt: str, tokens: Tokens) -> None: ...
+
+    def unname(self, session: str) -> None: ...
+
+    async def suspend(self, session: str) -> Suspended: ...
+
+
+class SessionStore:
+    """Sessions by owner and id, least recently used first. One that is in a turn is never dropped.
+
+    files: None if sessions live in memory only: then an idle one is forgotten, else it is suspended. log_cap: bytes of
+    all logs on disk; above it the least recently used sessions are closed. session_log: bytes of one session's log;
+    with more it takes no further turn.
+    """
+
+    def __init__(
+        self,
+        cap: int,
+        idle_timeout: float,
+        ring: Ring,
+        files: SessionFiles | None = None,
+        log_cap: int = 0,
+        session_log: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cap = cap
+        self._idle_timeout = idle_timeout
+        self._ring = ring
+        self._disk = Disk(files, log_cap, self._close_for_disk) if files is not None else None
+        self._session_log = session_log
+        self._clock = clock
+        self._sessions: OrderedDict[tuple[bytes, str], Session] = OrderedDict()
+        self._by_key: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    async def restore(self, vocab_size: int) -> None:
+        """Take up the sessions of the folder. To be called once, before any is created."""
+        if self._disk is None:
+            return
+        files = self._disk.files
+        for session, size in await self._disk.run(lambda: read_sessions(files, vocab_size, self._clock)):
+            self._take_in(session, size)
+        structlog.get_logger().info("sessions restored", sessions=len(self), log_bytes=self._disk.used)
+
+    async def close_files(self) -> None:
+        """At the end: write what is not written, and let go of the folder. May be called again."""
+        if self._disk is None or self._disk.closed:
+            return
+        for session in self._sessions.values():
+            session.is_busy()
+            self._try_again(session)
+        await self._disk.delete_again()
+        await self._disk.close()
+
+    def create(
+        self,
+        owner: bytes,
+        id: str | None = None,
+        salt: str = "",
+        idle_timeout: float | None = None,
+        branching: bool = False,
+        id_field: str = "id",
+    ) -> Session:
+        """id_field: what the client calls the id. Raises 400 if that is taken, 429 if all places are in turns. Await
+        `created` before telling of it.
+        """
+        self._drop_idle()
+        id = id if id is not None else f"session-{uuid.uuid4().hex}"
+        if (owner, id) in self._sessions:
+            raise errors.bad_request(f"session {id!r} exists already", id_field, "duplicate_session_id")
+        timeout = self._idle_timeout if idle_timeout is None else min(idle_timeout, self._idle_timeout)
+        session = Session(id=id, owner=owner, salt=salt, clock=self._clock, idle_timeout=timeout, branching=branching)
+        self._make_room(owner)
+        self._take_in(session)
+        self._ring.name(session.key, session.salt, session.tokens)
+        if session.saver is not None:
+            session.saver.rewrite()
+        return session
+
+    async def created(self, session: Session) -> None:
+        """Returns when a new session is on the disk. One that cannot be brought there is closed again: 507."""
+        try:
+            await session.saved()
+        except ApiError:
+            cause = session.saver.error if session.saver is not None else None
+            self.close(session)
+            if cause is None:
+                raise
+            raise not_created(cause) from None
+
+    def find(self, owner: bytes, id: str) -> Session | None:
+        session = self._sessions.get((owner, id))
+        if session is None or self._drop_if_idle(session):
+            return None
+        self._sessions.move_to_end((owner, id))
+        session.used = self._clock()
+        return session
+
+    def get(self, owner: bytes, id: str) -> Session:
+        """Raises 404."""
+        session = self.find(owner, id)
+        if session is None:
+            raise no_session(id)
+        return session
+
+    def list(self, owner: bytes) -> list[Session]:
+        """The owner's, most recently used first."""
+        self._drop_idle()
+        return [session for session in reversed(self._sessions.values()) if session.owner == owner]
+
+    def fork(self, session: Session, turn: Turn | None, id: str | None = None) -> Session:
+        """A second session with the turns up to `turn`: the log is shared, and so are the tree's states."""
+        fork = self.create(session.owner, id, session.salt, session.idle_timeout)
+        fork.head, fork.tokens = turn, history(turn)
+        fork.last_number = turn.number if turn is not None else 0
+        fork.parent = (session.id, fork.last_number)
+        self._ring.name(fork.key, fork.salt, fork.tokens)
+        return fork
+
+    def rewind(self, session: Session, number: int) -> None:
+        """Forget the turns after `number`. Raises 400, 409."""
+        session.rewind(number)
+        self._ring.name(session.key, session.salt, session.tokens)
+
+    def close(self, session: Session) -> None:
+        session.closed = True
+        if self._sessions.pop((session.owner, session.id), None) is None:
+            return
+        del self._by_key[session.key]
+        self._ring.unname(session.key)
+        if session.saver is not None:
+            session.saver.delete()
+
+    async def suspend(self, session: Session) -> None:
+        """Let its state leave its slot for the lowest place there is. Raises 409, 503."""
+        session.check_idle()
+        suspended = await self._ring.suspend(session.key)
+        session.tier, session.kept = suspended.tier, suspended.position
+        session.suspended = not session.is_busy()
+
+    async def sweep(self) -> None:
+        """Suspend or forget who is idle; try again to write what could not be written."""
+        self._drop_idle()
+        if self._disk is not None:
+            await self._disk.delete_again()
+        for session in list(self._sessions.values()):
+            self._try_again(session)
+            if self._disk is not None and not session.suspended and self._is_idle(session) and not session.closed:
+                with suppress(ApiError):
+                    await self.suspend(session)
+
+    # What the ring asks and tells
+
+    def kept(self, kept: Kept) -> None:
+        session = self._by_key.get(kept.session)
+        if session is not None:
+            session.tier, session.kept = kept.tier, kept.position
+
+    def named(self) -> Iterable[Name]:
+        """Every session and the tokens that it goes on from, for a ring that knows none."""
+        for session in self._sessions.values():
+            session.tier, session.kept = "tokens", 0
+            yield Name(session.key, session.salt, session.tokens)
+
+    # Figures
+
+    def tiers(self) -> Counter[Tier]:
+        """How many sessions have their state where."""
+        return Counter(session.tier for session in self._sessions.values())
+
+    @property
+    def suspended(self) -> int:
+        return sum(session.suspended for session in self._sessions.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of all logs; what forks share counts for each."""
+        return sum(session.log_bytes for session in self._sessions.values())
+
+    @property
+    def log_bytes(self) -> int:
+        """On disk."""
+        return self._disk.used if self._disk is not None else 0
+
+    # Inside
+
+    def _take_in(self, session: Session, size: int = 0) -> None:
+        if self._disk is not None:
+            session.saver = Saver(self._disk, session.key, session.records, size)
+        self._sessions[session.owner, session.id] = session
+        self._by_key[session.key] = session
+        session.log_cap = self._session_log
+
+    def _try_again(self, session: Session) -> None:
+        if session.saver is not None and session.saver.error is not None:
+            session.saver.rewrite()
+
+    def _is_idle(self, session: Session) -> bool:
+        return not session.is_busy() and self._clock() - session.used > session.idle_timeout
+
+    def _drop_idle(self) -> None:
+        for session in list(self._sessions.values()):
+            self._drop_if_idle(session)
+
+    def _drop_if_idle(self, session: Session) -> bool:
+        dropped = self._disk is None and self._is_idle(session)
+        if dropped:
+            self.close(session)
+        return dropped
+
+    def _make_room(self, owner: bytes) -> None:
+        """The owner's own go first, so that one who opens many does not close those of others."""
+        while len(self._sessions) >= self._cap:
+            idle = [session for session in self._sessions.values() if not session.is_busy()]
+            if not idle:
+                headers = {"Retry-After": str(errors.RETRY_QUEUE_S)}
+                message = f"all {self._cap} sessions are in turns (--session-cap)"
+                raise ApiError(429, message, "rate_limit_error", code="too_many_sessions", headers=headers)
+            self.close(next((session for session in idle if session.owner == owner), idle[0]))
+
+    def _close_for_disk(self) -> None:
+        """The most recently used one stays, however long it is."""
+        assert self._disk is not None
+        for session in list(self._sessions.values())[:-1]:
+            if self._disk.used <= self._disk.cap:
+                return
+            if not session.is_busy():
+                structlog.get_logger().warning(
+                    "a session is closed for disk space (--session-disk)", session=session.id
+                )
+                self.close(session)
+
+
+def no_session(id: str) -> ApiError:
+    return ApiError(404, f"there is no session {id!r}", "not_found_error", "session", "session_not_found")

@@ -1,0 +1,190 @@
+"""POST /v1/sessions/{id}/turns: what a client says in a session, and what the model answers."""
+
+from typing import Any
+
+from aiohttp import web
+from msgspec import Struct, field
+
+from actors.requests import Lost, Origin, Output
+from actors.tokens import unpack
+from api import errors
+from api.errors import ApiError
+from api.exchange import answer_json, answer_with_error, new_id, submit
+from api.generation.answers import Answer, Usage, collect, cut_to_prompt, usage
+from api.generation.chat_prompt import read_messages, render
+from api.generation.engine import SERVER, Engine
+from api.generation.reader import Generation
+from api.generation.request_builder import Count, Prompt, Wishes, draft, encode
+from api.generation.sampling import RequestFields, request_wishes
+from api.openai.fields import IGNORED
+from api.parsing import convert, read_object
+from api.security import owner_of
+from api.sessions.log import conversation
+from api.sessions.session import OpenTurn
+from api.sessions.store import no_session
+from api.sse import stream
+
+
+class TurnRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
+    """messages, text or input_ids: what is new in this turn. after: the last turn that the client knows of.
+
+    With max_tokens 0 the turn is fed to the model and nothing more.
+    """
+
+    messages: list[dict[str, Any]] | None = None
+    text: str | None = None
+    input_ids: list[int] | None = None
+    after: Count | None = None
+    max_tokens: Count | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+class TurnStarted(Struct, tag_field="type", tag="turn.started"):
+    """The session's history before it had `history` tokens, and the turn goes on from the first `start` of them."""
+
+    id: str
+    session: str
+    turn: int
+    history: int
+    start: int
+
+
+class TurnDelta(Struct, tag_field="type", tag="turn.delta"):
+    text: str
+    output_ids: list[int]
+
+
+class TurnEnded(Struct, tag_field="type", tag="turn.ended"):
+    """position: tokens in the session's history now. resumed_from: where the state was that it went on from; lost: why
+    tokens that were known had to be computed again.
+    """
+
+    id: str
+    session: str
+    turn: int
+    status: str
+    history: int
+    start: int
+    position: int
+    text: str
+    output_ids: list[int]
+    finish_reason: str | None
+    stop_reason: str | int | None
+    usage: Usage
+    resumed_from: Origin
+    lost: Lost
+
+
+async def create_turn(request: web.Request) -> web.StreamResponse:
+    server = request.app[SERVER]
+    asked = convert(await read_object(request), TurnRequest, IGNORED)
+    engine = server.ready(asked.model)
+    session = server.sessions.get(owner_of(request), request.match_info["session"])
+    session.check_idle()
+    session.check_after(asked.after)
+    async with session.begin(new_id("turn")) as turn:
+        turn.feeds_only = asked.max_tokens == 0
+        prompt = await read_input(engine, asked, turn)
+        drafted = turn.take(draft(engine, turn.request, prompt, wishes_of(asked, session.salt)))
+        if session.closed:
+            raise no_session(session.id)
+        with submit(request, [drafted]) as generation:
+            turn.sent(generation, engine.text.decode)
+            writer = TurnWriter(turn, generation)
+            if asked.stream:
+                return await stream(request, generation, writer, server.config.ping_interval, turn.save)
+            [answer] = await collect(generation)
+            return await answer_saved(request, turn, writer.ended(answer))
+
+
+async def answer_saved(request: web.Request, turn: OpenTurn, answer: object) -> web.Response:
+    """The answer when the turn is on the disk. If it cannot be brought there: with the error in it, and its status."""
+    try:
+        await turn.save()
+    except ApiError as error:
+        return answer_with_error(request, answer, error)
+    return answer_json(answer)
+
+
+async def read_input(engine: Engine, asked: TurnRequest, turn: OpenTurn) -> Prompt:
+    """The whole history with what is new behind it. Raises 400."""
+    given = [name for name in ("messages", "text", "input_ids") if getattr(asked, name) is not None]
+    if len(given) != 1:
+        raise errors.bad_request("give one of messages, text and input_ids", "messages", "invalid_value")
+    if not getattr(asked, given[0]):
+        raise errors.bad_request(f"{given[0]}: there is nothing to feed", given[0], "empty_turn")
+    if asked.messages is not None:
+        return await extend_chat(engine, turn, read_messages(asked.messages), asked.chat_template_kwargs)
+    new = Prompt(asked.input_ids or [])
+    if asked.text is not None:
+        new = await encode(engine, asked.text, add_special_tokens=not turn.before)
+    return Prompt(unpack(turn.before) + new.tokens)
+
+
+async def extend_chat(
+    engine: Engine, turn: OpenTurn, messages: list[dict[str, Any]], template_kwargs: dict[str, Any]
+) -> Prompt:
+    """The rendering of the whole conversation, of which the ring computes what goes beyond the session's history.
+
+    Raises 400.
+    """
+    if turn.base is not None and turn.base.messages is None:
+        message = "the session's last turn was not one of chat: go on with text or input_ids"
+        raise errors.bad_request(message, "messages", "not_a_chat")
+    turn.messages = tuple(messages)
+    return await render(engine, conversation(turn.base) + messages, not turn.feeds_only, template_kwargs)
+
+
+def wishes_of(asked: TurnRequest, salt: str) -> Wishes:
+    return request_wishes(
+        asked,
+        max_tokens=asked.max_tokens,
+        salt=salt,
+        names={"prompt": next(n for n in ("messages", "text", "input_ids") if getattr(asked, n) is not None)},
+    )
+
+
+class TurnWriter:
+    """A turn's answer: whole, or as the events of a stream."""
+
+    def __init__(self, turn: OpenTurn, generation: Generation) -> None:
+        self._turn = turn
+        self._generation = generation
+        self._answer = Answer()
+        self._started = TurnStarted(turn.request, turn.session.id, turn.number, len(turn.before) // 4, turn.start)
+
+    def opening(self) -> list[TurnStarted]:
+        return [self._started]
+
+    def delta(self, index: int, output: Output) -> list[TurnDelta]:
+        self._answer.add(output)
+        shown = output.tokens and not self._turn.feeds_only
+        return [TurnDelta(output.text, unpack(output.tokens))] if shown else []
+
+    def closing(self) -> list[TurnEnded]:
+        return [self.ended(self._answer)]
+
+    def ended(self, answer: Answer) -> TurnEnded:
+        """Settles the turn: its client may start the next as soon as it has read this."""
+        self._turn.settle()
+        settled = self._turn.settled
+        assert settled is not None
+        if self._turn.feeds_only:
+            cut_to_prompt([answer])
+        [member] = self._generation.members
+        return TurnEnded(
+            id=self._started.id,
+            session=self._started.session,
+            turn=self._started.turn,
+            status=settled.status,
+            history=self._started.history,
+            start=self._started.start,
+            position=settled.end,
+            text=answer.text,
+            output_ids=answer.ids,
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            usage=usage(self._generation, scoring=self._turn.feeds_only),
+            resumed_from=member.origin,
+            lost=member.lost,
+        )

@@ -1,0 +1,304 @@
+"""POST /generate, as SGLang's clients send it. A stream's events carry everything so far, as theirs do."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta, Struct, field
+
+from actors.requests import Output, Request, TokenLogprob
+from api import errors
+from api.exchange import answer_json, new_id, submit
+from api.generation.answers import Answer, collect, cut_to_prompt, finite, token_text
+from api.generation.engine import SERVER, Engine, Text
+from api.generation.reader import Generation
+from api.generation.request_builder import (
+    Choices,
+    Count,
+    Id,
+    Priority,
+    Prompt,
+    Salt,
+    Seed,
+    TopLogprobs,
+    Wishes,
+    draft,
+    encode,
+    seed_of,
+)
+from api.generation.sampling import SamplingFields, sampling_wishes
+from api.parsing import convert, read_object
+from api.sse import stream
+
+DEFAULT_MAX_NEW_TOKENS = 128
+IGNORED = frozenset({"log_metrics", "background", "no_logs", "custom_labels", "conversation_id", "stream_interval"})
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "image_data": ([],),
+    "video_data": ([],),
+    "audio_data": ([],),
+    "modalities": ([],),
+    "input_embeds": ([],),
+    "session_params": ({},),
+    "lora_path": (),
+    "lora_id": (),
+    "custom_logit_processor": (),
+    "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
+    "token_ids_logprob": ([],),
+}
+UNSUPPORTED_SAMPLING: Mapping[str, tuple[Any, ...]] = {
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "structural_tag": (),
+    "stop_regex": ([],),
+    "custom_params": ({},),
+    "beam_width": (1,),
+}
+IGNORED_SAMPLING = frozenset({"spaces_between_special_tokens", "stream_interval"})
+NAMES = {
+    "prompt": "text",
+    "max_tokens": "sampling_params.max_new_tokens",
+    "min_tokens": "sampling_params.min_new_tokens",
+    "stop": "sampling_params.stop",
+    "stop_token_ids": "sampling_params.stop_token_ids",
+    "logit_bias": "sampling_params.logit_bias",
+    "prompt_logprobs_from": "logprob_start_len",
+}
+
+
+Start: TypeAlias = Annotated[int, Meta(ge=-1, lt=2**31)]
+
+
+class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """text or input_ids, single or a list of them; with a list, other fields may be lists of the same length."""
+
+    model: str | None = None
+    text: str | list[str] | None = None
+    input_ids: list[Any] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] = field(default_factory=dict)
+    rid: Id | list[Id] | None = None
+    return_logprob: bool | list[bool] = False
+    logprob_start_len: Start | list[Start] = -1
+    top_logprobs_num: TopLogprobs | list[TopLogprobs] = 0
+    return_text_in_logprobs: bool = False
+    stream: bool = False
+    priority: Priority = 0
+    extra_key: Salt = ""
+    cache_salt: Salt = ""
+
+
+class SamplingParams(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+    max_new_tokens: Count = DEFAULT_MAX_NEW_TOKENS
+    min_new_tokens: Count = 0
+    sampling_seed: Seed | None = None
+    n: Choices = 1
+    no_stop_trim: bool = False
+
+
+@dataclass(frozen=True)
+class Item:
+    """One sequence to generate, and how its answer is shown."""
+
+    request: Request
+    scoring: bool
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    server = request.app[SERVER]
+    body = await read_object(request)
+    server.ready()
+    refuse(body, UNSUPPORTED)
+    asked = convert(body, GenerateRequest, IGNORED | UNSUPPORTED.keys())
+    engine = server.ready(asked.model)
+    items = await read_items(engine, asked)
+    alone = len(items) == 1 and not is_batch(asked)
+    with submit(request, [item.request for item in items]) as generation:
+        writer = Writer(engine.text, asked, items, generation)
+        if asked.stream:
+            return await stream(request, generation, GenerateEncoder(writer, alone), server.config.ping_interval)
+        answers = await collect(generation)
+        results = [writer.result(index, answer) for index, answer in enumerate(answers)]
+        return answer_json(results[0] if alone else results)
+
+
+def refuse(values: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]], at: str = "") -> None:
+    """Raise ApiError 400 for a field that would change the answer and cannot be honoured."""
+    for name, value in values.items():
+        if name in unsupported and value is not None and value not in unsupported[name]:
+            raise errors.unsupported(f"{at}{name}")
+
+
+def is_batch(asked: GenerateRequest) -> bool:
+    if asked.text is not None:
+        return isinstance(asked.text, list)
+    return bool(asked.input_ids) and isinstance((asked.input_ids or [0])[0], list)
+
+
+async def read_prompts(engine: Engine, asked: GenerateRequest) -> list[Prompt]:
+    if (asked.text is None) == (asked.input_ids is None):
+        raise errors.bad_request("give either text or input_ids", "text", "invalid_value")
+    if asked.text is not None:
+        texts = asked.text if isinstance(asked.text, list) else [asked.text]
+        prompts = [await encode(engine, text) for text in texts]
+    else:
+        try:
+            rows = msgspec.convert(asked.input_ids if is_batch(asked) else [asked.input_ids], list[list[int]])
+        except msgspec.ValidationError:
+            message = "expected a list of token ids, or a list of such lists"
+            raise errors.bad_request(f"input_ids: {message}", "input_ids", "invalid_value") from None
+        prompts = [Prompt(ids) for ids in rows]
+    if not prompts:
+        raise errors.bad_request("the batch is empty", "text", "invalid_value")
+    return prompts
+
+
+async def read_items(engine: Engine, asked: GenerateRequest) -> list[Item]:
+    prompts = await read_prompts(engine, asked)
+    size = len(prompts)
+    params = [read_sampling(p, at) for p, at in spread_params(asked.sampling_params, size)]
+    logprob = spread(asked.return_logprob, size, "return_logprob")
+    start = spread(asked.logprob_start_len, size, "logprob_start_len")
+    top = spread(asked.top_logprobs_num, size, "top_logprobs_num")
+    rids = read_rids(asked, size)
+    items = []
+    for i, prompt in enumerate(prompts):
+        wanted = bool(logprob[i])
+        begin = start[i] if wanted and start[i] >= 0 else None
+        for choice in range(params[i].n):
+            wishes = wishes_of(params[i], asked, choice, top[i] if wanted else None, begin)
+            id = rids[i] if params[i].n == 1 else f"{rids[i]}_{choice}"
+            request = draft(engine, id, prompt, wishes)
+            items.append(Item(request, params[i].max_new_tokens == 0))
+    return items
+
+
+def wishes_of(
+    params: SamplingParams, asked: GenerateRequest, choice: int, logprobs: int | None, start: int | None
+) -> Wishes:
+    seed = params.sampling_seed if params.sampling_seed is not None else params.seed
+    return sampling_wishes(
+        params,
+        max_tokens=params.max_new_tokens,
+        min_tokens=params.min_new_tokens,
+        seed=seed_of(seed, choice),
+        keep_stop_string=params.no_stop_trim,
+        priority=asked.priority,
+        salt=asked.cache_salt or asked.extra_key,
+        logprobs=logprobs,
+        prompt_logprobs_from=start,
+        names=NAMES if asked.text is not None else {**NAMES, "prompt": "input_ids"},
+    )
+
+
+def read_sampling(params: dict[str, Any], at: str) -> SamplingParams:
+    refuse(params, UNSUPPORTED_SAMPLING, f"{at}.")
+    given = {name: value for name, value in params.items() if value is not None}
+    return convert(given, SamplingParams, IGNORED_SAMPLING | UNSUPPORTED_SAMPLING.keys(), at)
+
+
+def spread_params(params: dict[str, Any] | list[dict[str, Any]], size: int) -> list[tuple[dict[str, Any], str]]:
+    if isinstance(params, dict):
+        return [(params, "sampling_params")] * size
+    if len(params) != size:
+        raise errors.bad_request(f"{len(params)} entries for {size} prompts", "sampling_params", "invalid_value")
+    return [(each, f"sampling_params[{index}]") for index, each in enumerate(params)]
+
+
+def spread(value: Any, size: int, name: str) -> list[Any]:
+    """One value for each prompt."""
+    if not isinstance(value, list):
+        return [value] * size
+    if len(value) != size:
+        raise errors.bad_request(f"{len(value)} entries for {size} prompts", name, "invalid_value")
+    return value
+
+
+def read_rids(asked: GenerateRequest, size: int) -> list[str]:
+    if isinstance(asked.rid, list):
+        rids: list[str] = spread(asked.rid, size, "rid")
+        return rids
+    rid = asked.rid or new_id("gen")
+    return [f"{rid}_{index}" for index in range(size)] if is_batch(asked) else [rid]
+
+
+class Writer:
+    """Answers in SGLang's form."""
+
+    def __init__(self, text: Text, asked: GenerateRequest, items: Sequence[Item], generation: Generation) -> None:
+        self._text = text
+        self._asked = asked
+        self._items = items
+        self._generation = generation
+
+    def result(self, index: int, answer: Answer) -> dict[str, Any]:
+        item, member = self._items[index], self._generation.members[index]
+        if item.scoring and answer.finish_reason is not None:
+            cut_to_prompt([answer])
+        count = 0 if item.scoring else member.completion_tokens
+        meta: dict[str, Any] = {
+            "id": item.request.id,
+            "finish_reason": finish(answer, count),
+            "prompt_tokens": member.prompt_tokens,
+            "completion_tokens": count,
+            "cached_tokens": member.cached_tokens,
+            "matched_tokens": member.matched_tokens,
+            "lost": member.lost,
+            "weight_version": "default",
+        }
+        if answer.finish_reason is not None:
+            meta["e2e_latency"] = self._generation.age
+        if item.request.logprobs is not None:
+            meta["input_token_logprobs"] = [self._row(item) for item in answer.prompt_logprobs]
+            meta["output_token_logprobs"] = [self._row(item) for item in answer.logprobs]
+            if item.request.logprobs:
+                meta["input_top_logprobs"] = [self._top(item) for item in answer.prompt_logprobs]
+                meta["output_top_logprobs"] = [self._top(item) for item in answer.logprobs]
+        return {"text": answer.text, "output_ids": answer.ids, "meta_info": meta}
+
+    def _row(self, item: TokenLogprob) -> list[Any]:
+        return self._entry(item.token, item.logprob)
+
+    def _top(self, item: TokenLogprob) -> list[list[Any]] | None:
+        return [self._entry(id, logprob) for id, logprob in item.top] if item.logprob is not None else None
+
+    def _entry(self, id: int, logprob: float | None) -> list[Any]:
+        text = token_text(self._text, id) if self._asked.return_text_in_logprobs else None
+        return [None if logprob is None else finite(logprob), id, text]
+
+
+def finish(answer: Answer, count: int) -> dict[str, Any] | None:
+    match answer.finish_reason:
+        case None:
+            return None
+        case "stop":
+            return {"type": "stop", "matched": answer.stop_reason}
+        case "length":
+            return {"type": "length", "length": count}
+        case _:
+            return {"type": "abort", "message": "the request was aborted"}
+
+
+class GenerateEncoder:
+    """The events of a stream: each holds the whole answer so far; in a batch, with its index."""
+
+    def __init__(self, writer: Writer, alone: bool) -> None:
+        self._writer = writer
+        self._alone = alone
+        self._answers: dict[int, Answer] = {}
+
+    def opening(self) -> list[dict[str, Any]]:
+        return []
+
+    def delta(self, index: int, output: Output) -> list[dict[str, Any]]:
+        if not output.tokens and output.finish_reason is None:
+            return []
+        answer = self._answers.setdefault(index, Answer())
+        answer.add(output)
+        result = self._writer.result(index, answer)
+        return [result if self._alone else {**result, "index": index}]
+
+    def closing(self) -> list[dict[str, Any]]:
+        return []

@@ -1,0 +1,1 @@
+"""Metrics, logs, spans and trace files."""

@@ -1,0 +1,1 @@
+"""`baton chat`, and what else is drawn on a terminal."""

@@ -1,0 +1,81 @@
+"""What `baton chat` shows of sessions and turns, as text."""
+
+import time
+from collections.abc import Sequence
+
+from api.terminal.client import Ended, Session, Turn
+
+
+def session_table(sessions: Sequence[Session], current: str | None, now: float | None = None) -> str:
+    """One line a session, numbered; the current one is marked."""
+    if not sessions:
+        return "There are no sessions."
+    now = time.time() if now is None else now
+    rows = [("", "", "session", "turn", "tokens", "last used", "state")]
+    for number, session in enumerate(sessions, 1):
+        mark = "*" if session.id == current else ""
+        used = ago(now - max(session.last_turn_at or 0, session.created_at))
+        counts = (str(session.turn), str(session.position))
+        rows.append((mark, str(number), session.id, *counts, used, place(session)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(aligned, row, widths)).rstrip() for row in rows)
+
+
+def aligned(cell: str, width: int) -> str:
+    """Numbers to the right."""
+    return cell.rjust(width) if cell.isdecimal() else cell.ljust(width)
+
+
+def place(session: Session) -> str:
+    """Where a session's state is, and how far it reaches if not to the end."""
+    if session.status == "busy":
+        return "in a turn"
+    if session.state is None:
+        return "-"
+    short = 0 < session.state.position < session.position
+    return f"{session.state.tier}, to {session.state.position}" if short else session.state.tier
+
+
+def ago(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return "just now"
+
+
+def transcript(turns: Sequence[Turn]) -> str:
+    return "\n".join(map(exchange, turns)) or "Nothing was said yet."
+
+
+def exchange(turn: Turn) -> str:
+    """What was said in a turn, behind its number, and the answer."""
+    lines = []
+    for message in turn.messages or ():
+        role = "" if message["role"] == "user" else f"({message['role']}) "
+        lines.append(f"{turn.turn}> {role}{message['content']}")
+    if turn.messages is None:
+        lines.append(f"{turn.turn}> ({turn.input_tokens} tokens)")
+    if turn.text is not None:
+        lines.append(turn.text)
+    if turn.status != "completed":
+        lines.append(f"[{turn.status}]")
+    return "\n".join(lines)
+
+
+def standing(session: Session) -> str:
+    return f"Session {session.id}, turn {session.turn}, {session.position} tokens."
+
+
+def figures(ended: Ended, seconds: float) -> str:
+    """What a turn took. seconds: from its first token to its last."""
+    usage = ended.usage
+    parts = [f"turn {ended.turn}", f"{usage.completion_tokens} tokens"]
+    if usage.completion_tokens > 1 and seconds > 0:
+        parts.append(f"{(usage.completion_tokens - 1) / seconds:.1f} tokens/s")
+    source = f" ({ended.resumed_from})" if ended.resumed_from not in ("", "tokens") else ""
+    parts.append(f"{usage.prompt_tokens_details.cached_tokens} of {usage.prompt_tokens} reused from the state{source}")
+    if ended.lost in ("evicted", "damaged"):
+        parts.append(f"the state was {ended.lost}")
+    if ended.finish_reason == "length":
+        parts.append("cut at the limit")
+    return " · ".join(parts)

@@ -1,0 +1,1 @@
+"""A checkpoint's text side: tokenizer, chat template, detokenizer, stop strings."""

@@ -1,0 +1,195 @@
+"""A checkpoint's text side: tokenizer, chat template, stop tokens and default sampling values."""
+
+import json
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Encoding, Tokenizer
+
+from models.text.template import ChatTemplate, TemplateError
+
+__all__ = ["TemplateError", "Text", "load_text"]
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+# A request asks for few checkpoints, newest message ends first: older ones need not be found.
+MOST_MESSAGE_ENDS = 16
+
+
+class Text:
+    """Text to tokens and back. Safe to use from several threads.
+
+    eos_ids: all tokens that end a generation. vocab_size: the largest token id plus one.
+    generation_defaults: sampling values that the checkpoint's author chose, temperature 0.0 for greedy ones.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        eos_ids: Sequence[int],
+        generation_defaults: Mapping[str, float],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._added = frozenset(tokenizer.get_added_tokens_decoder())
+        self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.eos_ids = tuple(eos_ids)
+        self.generation_defaults = dict(generation_defaults)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids; ValueError for text that is not Unicode (a lone surrogate)."""
+        return list(self._encoding(text, add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of the tokens; ids outside the vocabulary have none. OverflowError for ids that are no uint32."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """The chat as the model's prompt. TemplateError if there is no template or it does not accept the chat."""
+        if self._template is None:
+            raise TemplateError("this model has no chat template: send a rendered prompt as a completion instead")
+        return self._template.render(messages, add_generation_prompt, **variables)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+    ) -> tuple[list[int], list[int]]:
+        """Token ids of the rendered chat, and the positions at which its newest messages end, in ascending order.
+
+        A message's end is listed if the chat up to it renders to a prefix of the tokens.
+        """
+        whole = self.render_chat(messages, add_generation_prompt, **variables)
+        encoding = self._encoding(whole, add_special_tokens=False)
+        ids, starts = list(encoding.ids), [start for start, _ in encoding.offsets]
+        ends = set()
+        for count in range(len(messages), max(0, len(messages) - MOST_MESSAGE_ENDS), -1):
+            try:
+                part = self.render_chat(messages[:count], add_generation_prompt=False, **variables)
+            except TemplateError:
+                continue
+            if part and whole.startswith(part):
+                ends.add(self._position(ids, bisect_left(starts, len(part)), part))
+        return ids, sorted(ends - {0})
+
+    def _encoding(self, text: str, add_special_tokens: bool) -> Encoding:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the text is not valid Unicode: {error}") from error
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _position(self, ids: list[int], following: int, part: str) -> int:
+        """How many of `ids` the text `part` makes, 0 if it does not end between tokens; `following` is behind it."""
+        if following < len(ids) and ids[following] in self._added:
+            # Text on both sides of an added token is encoded apart, so encoding `part` alone would give the same.
+            return following
+        encoded = self.encode(part, add_special_tokens=False)
+        return len(encoded) if encoded == ids[: len(encoded)] else 0
+
+
+def load_text(path: Path) -> Text:
+    """The text side of the checkpoint folder `path`. ValueError, naming the file, for one that is missing or broken."""
+    config = _json(path / "config.json")
+    generation = _json(path / "generation_config.json")
+    settings = _json(path / "tokenizer_config.json")
+    tokenizer = _tokenizer(path / "tokenizer.json")
+    template = _template(path, settings)
+    return Text(tokenizer, template, _eos_ids(path, tokenizer, generation, config, settings), _defaults(generation))
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty if there is no such file."""
+    if not file.exists():
+        return {}
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file}: not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file}: a JSON object was expected")
+    return content
+
+
+def _tokenizer(file: Path) -> Tokenizer:
+    if not file.exists():
+        raise ValueError(f"{file}: no such file; a checkpoint needs its tokenizer in this format")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # The library raises plain Exception for everything.
+        raise ValueError(f"{file}: not a tokenizer: {error}") from error
+    # Settings left over from training would cut or pad prompts.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _template(path: Path, settings: dict[str, Any]) -> ChatTemplate | None:
+    """From chat_template.jinja, else from tokenizer_config.json: one template, or a list of named ones."""
+    file = path / "chat_template.jinja"
+    sources: dict[str, str] = {}
+    if file.exists():
+        sources["default"] = _read(file)
+    else:
+        file = path / "tokenizer_config.json"
+        given = settings.get("chat_template")
+        if given is None:
+            return None
+        try:
+            sources = {"default": given} if isinstance(given, str) else {t["name"]: t["template"] for t in given}
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"{file}: chat_template is neither a text nor a list of named templates") from error
+    try:
+        return ChatTemplate(sources, _special_tokens(path, settings))
+    except TemplateError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _special_tokens(path: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """bos_token and its like, as texts; special_tokens_map.json fills what tokenizer_config.json leaves out."""
+    known = {**_json(path / "special_tokens_map.json"), **{k: v for k, v in settings.items() if v is not None}}
+    texts = {name: _content(known.get(name)) for name in SPECIAL_TOKENS}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _content(token: Any) -> str | None:
+    """A special token's text: written plainly or as an object with its settings."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _eos_ids(
+    path: Path, tokenizer: Tokenizer, generation: dict[str, Any], config: dict[str, Any], settings: dict[str, Any]
+) -> list[int]:
+    """All ids that any of the files names as an end, each once."""
+    found: list[int] = []
+    for name, content in (("generation_config.json", generation), ("config.json", config)):
+        given = content.get("eos_token_id")
+        ids = given if isinstance(given, list) else [] if given is None else [given]
+        if not all(type(i) is int for i in ids):
+            raise ValueError(f"{path / name}: eos_token_id is neither a token id nor a list of them")
+        found += ids
+    text = _special_tokens(path, settings).get("eos_token")
+    own = None if text is None else tokenizer.token_to_id(text)
+    return list(dict.fromkeys(found if own is None else [*found, own]))
+
+
+def _defaults(generation: dict[str, Any]) -> dict[str, float]:
+    values = {name: generation[name] for name in GENERATION_DEFAULTS if type(generation.get(name)) in (int, float)}
+    if generation.get("do_sample") is False:
+        values["temperature"] = 0.0
+    return values
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: not UTF-8: {error}") from error

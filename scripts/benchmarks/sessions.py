@@ -1,0 +1,173 @@
+"""Time to the first token of a late turn of a long session: against an early turn, and against reading all of it."""
+
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from scripts.benchmarks.server import Served
+from scripts.benchmarks.transformers_peer import Transformers, is_installed
+
+ANSWER_TOKENS = 8
+MOST_WHOLE_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The late turn is number `turns`, behind `history` tokens, answers included; every measured turn brings `new`."""
+
+    vocabulary: int
+    turns: int
+    history: int
+    new: int
+
+
+@dataclass(frozen=True)
+class Session:
+    """One as it stands on the server, with every token of it."""
+
+    id: str
+    log: list[int]
+
+
+@dataclass(frozen=True)
+class First:
+    """The first token of a turn, and the seconds from the request until it had arrived."""
+
+    seconds: float
+    token: int
+    cached_tokens: int
+
+
+class Client:
+    """What is measured happens in a fork, so that the next round finds the session as it was."""
+
+    def __init__(self, http: aiohttp.ClientSession, vocabulary: int) -> None:
+        self._http = http
+        self._vocabulary = vocabulary
+        self._random = random.Random(0)
+
+    def draw(self, tokens: int) -> list[int]:
+        return [self._random.randrange(self._vocabulary) for _ in range(tokens)]
+
+    async def grow(self, turns: int, history: int) -> Session:
+        """A session of so many turns of like size."""
+        session = Session((await self._post("/v1/sessions", {}))["id"], [])
+        for turn in range(1, turns + 1):
+            new = self.draw(history * turn // turns - len(session.log) - ANSWER_TOKENS)
+            answer = await self._post(f"/v1/sessions/{session.id}/turns", turn_body(new))
+            session.log.extend(new + answer["output_ids"])
+        return session
+
+    async def next_turn(self, session: Session, new: list[int]) -> First:
+        """RuntimeError if it did not go on from the session's state."""
+        first = await self._turn(session, new)
+        if first.cached_tokens < len(session.log) - 1:
+            raise RuntimeError(f"only {first.cached_tokens} of {len(session.log)} tokens came out of the cache")
+        return first
+
+    async def cold_turn(self, session: Session, new: list[int]) -> First:
+        """The same with nothing cached: no state of any session is left behind."""
+        await self._post("/flush_cache", {})
+        return await self._turn(session, new)
+
+    async def _turn(self, session: Session, new: list[int]) -> First:
+        fork = f"/v1/sessions/{(await self._post(f'/v1/sessions/{session.id}/fork', {}))['id']}"
+        began = time.perf_counter()
+        async with self._http.post(f"{fork}/turns", json={**turn_body(new), "stream": True}) as answer:
+            answer.raise_for_status()
+            lines = [
+                (time.perf_counter() - began, line) async for line in answer.content if line.startswith(b"data: {")
+            ]
+        await (await self._http.delete(fork)).read()
+        events = [(at, json.loads(line.removeprefix(b"data: "))) for at, line in lines]
+        at, delta = next((at, event) for at, event in events if event["type"] == "turn.delta")
+        return First(at, delta["output_ids"][0], cached_tokens(events[-1][1]))
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        async with self._http.post(path, json=body, raise_for_status=True) as answer:
+            return await answer.json()
+
+
+def turn_body(new: list[int]) -> dict[str, Any]:
+    return {"input_ids": new, "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}
+
+
+def cached_tokens(ended: dict[str, Any]) -> int:
+    return int(ended["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+async def measure(served: Served, folder: Path, shape: Shape, rounds: int, threads: int) -> None:
+    async with aiohttp.ClientSession(served.url, timeout=aiohttp.ClientTimeout()) as http:
+        client = Client(http, shape.vocabulary)
+        late = await client.grow(shape.turns - 1, shape.history)
+        early = await client.grow(1, shape.history // (shape.turns - 1))
+        pairs = await alternate(client, early, late, shape.new, rounds)
+        whole_rounds = min(rounds, MOST_WHOLE_ROUNDS)
+        peer = await against_transformers(client, late, shape.new, whole_rounds, folder, threads)
+        cold = [(await client.cold_turn(late, client.draw(shape.new))).seconds for _ in range(whole_rounds)]
+    report(shape, pairs, peer, cold)
+
+
+async def alternate(client: Client, early: Session, late: Session, new: int, rounds: int) -> list[tuple[float, float]]:
+    """Seconds of the early and the late turn, by round; the first round unmeasured: it warms up."""
+    pairs = []
+    for number in range(rounds + 1):
+        order = (early, late) if number % 2 == 0 else (late, early)
+        seconds = {session.id: (await client.next_turn(session, client.draw(new))).seconds for session in order}
+        pairs.append((seconds[early.id], seconds[late.id]))
+    return pairs[1:]
+
+
+async def against_transformers(
+    client: Client, session: Session, new: int, rounds: int, folder: Path, threads: int
+) -> list[tuple[First, First]]:
+    """The session's next turn, and its whole history with the same new tokens read by transformers; none without it."""
+    if not is_installed():
+        return []
+    with Transformers(folder, threads) as transformers:
+        await asyncio.to_thread(transformers.first_token, client.draw(new))
+        pairs = []
+        for _ in range(rounds):
+            tokens = client.draw(new)
+            ours = await client.next_turn(session, tokens)
+            seconds, token = await asyncio.to_thread(transformers.first_token, session.log + tokens)
+            pairs.append((ours, First(seconds, token, 0)))
+    return pairs
+
+
+def report(shape: Shape, pairs: list[tuple[float, float]], peer: list[tuple[First, First]], cold: list[float]) -> None:
+    early, late = [early for early, _ in pairs], [late for _, late in pairs]
+    print(f"{f'{shape.new} new tokens, first token after ms':<44}{'median':>10}{'min':>10}{'max':>10}")
+    show(f"turn 2, behind {shape.history // (shape.turns - 1):,} tokens", early)
+    show(f"turn {shape.turns}, behind {shape.history:,} tokens", late)
+    show("all of it again, nothing cached", cold)
+    if peer:
+        show("all of it again, transformers", [theirs.seconds for _, theirs in peer])
+    compare(f"turn {shape.turns} / turn 2", [late / early for early, late in pairs])
+    compare(f"nothing cached / turn {shape.turns}", [seconds / statistics.median(late) for seconds in cold])
+    if not peer:
+        print("transformers is not installed (extra `test`), and is not compared")
+        return
+    compare(f"transformers / turn {shape.turns}", [theirs.seconds / ours.seconds for ours, theirs in peer])
+    agreed = sum(ours.token == theirs.token for ours, theirs in peer)
+    print(f"the first token is the same as transformers' in {agreed} of {len(peer)}")
+
+
+def show(name: str, seconds: Sequence[float]) -> None:
+    figures = [1e3 * figure for figure in (statistics.median(seconds), min(seconds), max(seconds))]
+    print(f"{name:<44}" + "".join(f"{figure:>10,.1f}" for figure in figures))
+
+
+def compare(name: str, ratios: Sequence[float]) -> None:
+    """The median of the ratios, and between which values half of them lie."""
+    ordered, count = sorted(ratios), len(ratios)
+    low, high = ordered[count // 4], ordered[-1 - count // 4]
+    print(f"{name}: {statistics.median(ratios):.3g} (median of {count}, half of them {low:.3g} to {high:.3g})")

@@ -1,0 +1,129 @@
+"""The radix tree and the page table against simple models: a set of paths, and a count of who names each page."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.cache.pages import PageError, Pages
+from actors.cache.radix import Node, RadixTree, path
+from actors.lease import Ledger
+from actors.runtime.explain import explain_tree
+from actors.tokens import common_prefix, pack, unpack
+
+sequences = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+
+
+def walk(node: Node) -> list[int]:
+    return unpack(b"".join(step.tokens for step in reversed(list(path(node)))))
+
+
+@given(st.lists(st.integers(0, 1), max_size=20), st.lists(st.integers(0, 1), max_size=20))
+def test_common_prefix(a: list[int], b: list[int]) -> None:
+    expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    assert common_prefix(pack(a), pack(b)) == expected
+
+
+@settings(max_examples=200)
+@given(st.lists(sequences, max_size=8), sequences, st.integers(0, 12), st.integers(1, 4))
+def test_match_finds_the_deepest_state_and_the_known_path(
+    inserted: list[list[int]], asked: list[int], limit: int, page_size: int
+) -> None:
+    pages, ledger = Pages(200, page_size), Ledger(20)
+    tree = RadixTree(pages)
+    for tokens in inserted:
+        table = pages.take(pages.cover(len(tokens)))
+        node = tree.insert(tree.match("", b"", 0).node, pack(tokens), table)
+        pages.release(table)
+        assert walk(node) == tokens
+        if node.state is None:
+            lease = ledger.take("cache")
+            assert lease
+            ledger.cache(lease, node.id)
+            tree.set_state(node, lease)
+    match = tree.match("", pack(asked), limit)
+    ends = [len(t) for t in inserted if t == asked[: len(t)] and len(t) <= limit]
+    known = [common_prefix(pack(t), pack(asked)) for t in inserted]
+    assert match.node.end == max(ends, default=0)
+    assert match.tokens == max(known, default=0)
+    named = [0] * len(pages)
+    for node in tree.nodes:
+        assert len(tree.table(node)) == pages.cover(node.end)
+        for page in node.pages:
+            named[page] += 1
+    assert named == pages.names
+    assert pages.free == named.count(0)
+    ledger.close()
+
+
+def test_a_page_that_a_leaf_took_over_whole_replaces_the_part_above() -> None:
+    pages = Pages(10, 4)
+    tree = RadixTree(pages)
+    root = tree.match("", b"", 0).node
+    first = pages.take(2)
+    node = tree.insert(root, pack([1, 2, 3, 4, 5, 6]), first)
+    copied = pages.take(1)
+    leaf = tree.insert(node, pack([7, 8, 9]), [first[0], copied[0], *pages.take(1)])
+    assert node.pages == [first[0], copied[0]] and leaf.pages[0] == copied[0]
+    assert pages.names[first[1]] == 0
+
+
+def test_salts_keep_tenants_apart() -> None:
+    pages = Pages(0, 1)
+    tree = RadixTree(pages)
+    tree.insert(tree.match("a", b"", 0).node, pack([1, 2, 3]), [])
+    assert tree.match("a", pack([1, 2, 3]), 3).tokens == 3
+    assert tree.match("b", pack([1, 2, 3]), 3).tokens == 0
+
+
+def test_a_root_goes_with_its_last_leaf() -> None:
+    tree = RadixTree(Pages(0, 1))
+    leaf = tree.insert(tree.match("a", b"", 0).node, pack([1, 2]), [])
+    assert "a" in tree.roots and tree.tokens == 2
+    tree.remove(leaf)
+    assert tree.roots == {} and tree.tokens == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pages_against_a_simple_count(seed: int) -> None:
+    rng, pages = random.Random(seed), Pages(12, 4)
+    users: list[int] = []
+    names: list[int] = []
+    for _ in range(300):
+        move = rng.choice(["take", "share", "release", "name", "unname"])
+        held = sorted({*users, *names})
+        if move == "take" and pages.free:
+            users += pages.take(1)
+        elif move == "share" and held:
+            users.append(rng.choice(held))
+            pages.share(users[-1:])
+        elif move == "name" and held:
+            names.append(rng.choice(held))
+            pages.name(names[-1:])
+        elif move == "release" and users:
+            pages.release([users.pop(rng.randrange(len(users)))])
+        elif move == "unname" and names:
+            pages.unname([names.pop(rng.randrange(len(names)))])
+        assert pages.free == 12 - len({*users, *names})
+        assert pages.used == len(set(users))
+        assert pages.cached == len(set(names) - set(users))
+
+
+def test_a_free_page_cannot_be_shared_or_dropped() -> None:
+    pages = Pages(2, 4)
+    for use in (pages.share, pages.release, pages.name, pages.unname):
+        with pytest.raises(PageError):
+            use([0])
+    with pytest.raises(PageError, match="3 pages wanted, 2 free"):
+        pages.take(3)
+
+
+def test_salts_are_told_apart_but_not_shown() -> None:
+    tree: RadixTree[Any] = RadixTree(Pages(4, 4))
+    for salt in ("", "secret", "other"):
+        tree.match(salt, b"", 0)
+    none, secret, other = (node["salt"] for node in explain_tree(tree))
+    assert none == ""
+    assert secret != other and "secret" not in str(secret)

@@ -1,0 +1,84 @@
+"""`plan` is a pure function: what runs next in given states."""
+
+import copy
+
+from actors.messages import Chunk
+from actors.requests import Request, Sampling, Stops
+from actors.scheduler.plan import Limits, Record, Row, State, checkpoint_positions, plan
+from actors.tokens import pack
+
+
+def record(arrival: int, length: int = 8, priority: int = 0) -> Record:
+    request = Request(f"r{arrival}", pack(range(length)), length, Sampling(), Stops(100), priority=priority)
+    return Record(request, arrival)
+
+
+def row(grant: int, position: int, length: int = 8, capacity: int | None = None, priority: int = 0) -> Row:
+    return Row(record(grant, length, priority), grant, position, length, 100, capacity, {})
+
+
+def state(*rows: Row, **limits: int) -> State:
+    return State(Limits(**limits), rows={row.grant: row for row in rows})
+
+
+def test_decodes_come_first_and_chunks_share_the_rest_of_the_budget() -> None:
+    given = state(row(1, 0, 20), row(2, 8), row(3, 0, 20), step_tokens=25)
+    before = copy.deepcopy(given)
+    step = plan(given).step
+    assert step is not None
+    assert step.decodes == [2]
+    assert step.chunks == [Chunk(1, 20), Chunk(3, 4)]
+    assert repr(given) == repr(before)
+
+
+def test_at_most_two_steps_are_in_flight() -> None:
+    given = state(row(1, 8))
+    given.in_flight = 1
+    assert plan(given).step is not None
+    given.in_flight = 2
+    assert plan(given).step is None
+
+
+def test_a_row_without_a_page_sits_out() -> None:
+    step = plan(state(row(1, 8, capacity=8), row(2, 9, capacity=16), page_size=4)).step
+    assert step is not None
+    assert (step.decodes, step.sit_out) == ([2], [1])
+
+
+def test_the_last_row_is_retracted_and_no_other_until_it_has_closed() -> None:
+    given = state(row(1, 8, capacity=8), row(2, 8, capacity=16), row(3, 8, capacity=16, priority=-1), page_size=4)
+    given.short = {1}
+    assert plan(given).retire == [(2, "retracted")]
+    given.closing = {9: record(9)}
+    assert plan(given).retire == []
+
+
+def test_a_lone_row_that_cannot_grow_ends_by_capacity() -> None:
+    given = state(row(1, 8, capacity=8), page_size=4)
+    given.short = {1}
+    assert plan(given).retire == [(1, "capacity")]
+    given.cancelled = {2}
+    assert plan(given).retire == []
+
+
+def test_the_queue_gives_way_to_an_urgent_request() -> None:
+    given = state(row(1, 8), max_running=2)
+    waiting, urgent = record(2), record(3, priority=-1)
+    waiting.grant = 7
+    given.acquiring = {7: waiting}
+    given.queue = [urgent, waiting]
+    commands = plan(given)
+    assert commands.acquire == [urgent] and commands.cancel == [7]
+
+
+def test_a_chunk_waits_for_the_slot_of_a_checkpoint_on_its_way() -> None:
+    given = state(row(1, 0, 20))
+    given.rows[1].wanted = {16: 0}
+    commands = plan(given)
+    assert commands.step is None and commands.want == [(1, 1)]
+
+
+def test_where_a_prompt_is_checkpointed() -> None:
+    request = Request("r", pack(range(100)), 100, Sampling(), Stops(1), message_ends=(40, 90, 100))
+    assert checkpoint_positions(request, 10, 33, 32) == {33: 0, 96: 1, 90: 2, 40: 3}
+    assert checkpoint_positions(request, 96, None, 32) == {}

@@ -1,0 +1,67 @@
+import pytest
+
+from actors.lease import Ledger
+from actors.messages import Acquire, Admit, Closed, Granted, Message, Retire, Settled, Step, Submit
+from actors.requests import Request, Sampling, Stops
+from actors.scheduler.actor import Scheduler
+from actors.scheduler.plan import Limits
+from actors.tokens import pack
+
+
+class Bench:
+    """A scheduler alone, and what it has sent."""
+
+    def __init__(self, **limits: int) -> None:
+        self.sent: list[tuple[str, Message]] = []
+        self.ledger = Ledger(8)
+        self.scheduler = Scheduler(lambda to, message: self.sent.append((to, message)), Limits(**limits))
+
+    def submit(self, name: str, tokens: list[int], max_tokens: int = 10) -> None:
+        self.receive(Submit(Request(name, pack(tokens), len(tokens), Sampling(), Stops(max_tokens))))
+
+    def grant(self, grant: int) -> None:
+        state = self.ledger.take("scheduler")
+        assert state is not None
+        self.receive(Granted(grant, state, 0, 0, "", False, None, [], None, None))
+
+    def receive(self, message: Message) -> None:
+        self.scheduler.receive(message)
+        self.scheduler.act()
+
+    def of(self, kind: type) -> list[Message]:
+        return [message for _, message in self.sent if isinstance(message, kind)]
+
+
+@pytest.mark.parametrize(("depth", "steps"), [(1, 1), (2, 2)])
+def test_overlap_keeps_two_steps_in_flight(depth: int, steps: int) -> None:
+    bench = Bench(depth=depth)
+    bench.submit("a", [1, 2, 3])
+    bench.grant(1)
+    assert len(bench.of(Admit)) == 1 and len(bench.of(Step)) == steps
+    bench.receive(Settled(1, []))
+    assert len(bench.of(Step)) == steps + 1
+    bench.ledger.close()
+
+
+def test_one_retire_for_the_first_reason() -> None:
+    bench = Bench()
+    bench.submit("a", [1, 2, 3], max_tokens=2)
+    bench.grant(1)
+    assert bench.of(Retire) == [Retire(1, "limit")]
+    bench.receive(Settled(1, [1]))
+    assert bench.of(Retire) == [Retire(1, "limit")]
+    bench.ledger.close()
+
+
+def test_a_prompt_that_goes_on_from_a_closing_request_waits_for_its_state() -> None:
+    bench = Bench()
+    bench.submit("a", [1, 2, 3])
+    bench.grant(1)
+    bench.receive(Settled(1, [1]))
+    bench.submit("b", [1, 2, 3, 4])
+    bench.submit("c", [1, 2, 4])
+    assert [acquire.succeeds for acquire in bench.of(Acquire) if isinstance(acquire, Acquire)] == [None, 1, None]
+    bench.receive(Closed(1))
+    bench.submit("d", [1, 2, 3, 4])
+    assert bench.of(Acquire)[-1].succeeds is None
+    bench.ledger.close()

@@ -1,0 +1,133 @@
+"""The format of session files: what was written comes back, whatever the file was cut or damaged at."""
+
+import random
+
+import msgspec
+import pytest
+
+from actors import tokens
+from api.sessions.log import Turn, turns
+from api.sessions.records import (
+    FRAME,
+    VERSION,
+    Damaged,
+    Header,
+    Record,
+    Rewound,
+    TurnRecord,
+    decode,
+    encode,
+    frame,
+    record_of,
+    turn_of,
+)
+
+HEADER = Header(
+    version=VERSION,
+    id="s",
+    owner=b"\x01" * 32,
+    salt="salt",
+    idle_timeout=2.5,
+    branching=True,
+    created=1_800_000_000,
+    parent=("p", 3),
+    last_number=9,
+)
+
+
+def turn(number: int, previous: Turn | None = None) -> Turn:
+    return Turn(
+        previous=previous,
+        number=number,
+        request=f"turn-{number}",
+        start=number * 2,
+        input=tokens.pack(range(number)),
+        output=tokens.pack([2**31 - 1, 0]),
+        status="aborted",
+        finish_reason="abort",
+        messages=({"role": "user", "content": "grüß dich\n"},),
+        answer="\x00☃",
+        created=1_800_000_001,
+        cached_tokens=7,
+    )
+
+
+def some_records() -> list[Record]:
+    first = turn(1)
+    return [HEADER, record_of(first), record_of(turn(2, first)), Rewound(1), record_of(turn(3, first))]
+
+
+def test_what_was_written_comes_back() -> None:
+    data = encode(some_records())
+    assert decode(data) == (some_records(), len(data))
+
+
+def test_a_turn_survives() -> None:
+    first = turn(1)
+    second = turn_of(record_of(turn(2, first)), {1: first})
+    assert turns(second)[0] is first
+    assert record_of(second) == record_of(turn(2, first))
+    with pytest.raises(Damaged, match="turn 2 goes on from 1"):
+        turn_of(record_of(turn(2, first)), {})
+
+
+def test_a_file_torn_at_any_byte_of_its_last_record_has_the_others() -> None:
+    *kept, last = some_records()
+    whole, data = encode(kept), encode([*kept, last])
+    for size in range(len(whole), len(data)):
+        assert decode(data[:size]) == (kept, len(whole))
+
+
+@pytest.mark.parametrize("rest", [bytes(500), b"\xff" * 500, random.Random(1).randbytes(500)])
+def test_garbage_behind_the_records_is_not_one(rest: bytes) -> None:
+    """A machine that lost its power may leave the file longer than what was written."""
+    data = encode(some_records())
+    assert decode(data + rest) == (some_records(), len(data))
+
+
+def test_a_flipped_bit_never_goes_unnoticed() -> None:
+    records = some_records()
+    data = encode(records)
+    last = len(encode(records[:-1]))
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << at % 8
+        if at < last:
+            with pytest.raises(Damaged):
+                decode(bytes(damaged))
+        else:
+            assert decode(bytes(damaged)) == (records[:-1], last)
+
+
+def test_a_damaged_length_in_the_middle_does_not_look_like_the_end() -> None:
+    data = bytearray(encode(some_records()))
+    at = len(encode(some_records()[:2]))
+    data[at : at + 4] = (2**31).to_bytes(4, "little")
+    with pytest.raises(Damaged, match=f"the record at byte {at} is damaged"):
+        decode(bytes(data))
+
+
+@pytest.mark.parametrize("data", [b"", bytes(64), encode([HEADER])[:-1]])
+def test_a_file_without_a_header(data: bytes) -> None:
+    with pytest.raises(Damaged, match="no header"):
+        decode(data)
+
+
+def test_a_version_of_the_future() -> None:
+    later = {"type": "session", "version": VERSION + 1, "soul": True}
+    with pytest.raises(Damaged, match=f"version {VERSION + 1}"):
+        decode(frame(msgspec.msgpack.encode(later)) + encode([Rewound(0)]))
+
+
+def test_a_record_that_is_sound_but_wrong() -> None:
+    with pytest.raises(Damaged, match="a record is wrong"):
+        decode(encode([HEADER]) + frame(msgspec.msgpack.encode({"type": "turn", "number": "one"})))
+    with pytest.raises(Damaged, match="a record is wrong"):
+        decode(encode([HEADER]) + frame(b"\xc1"))
+
+
+def test_a_frame_is_small() -> None:
+    assert len(frame(b"x")) == FRAME.size + 1
+    record = record_of(turn(1))
+    assert isinstance(record, TurnRecord)
+    assert len(encode([record])) < 300

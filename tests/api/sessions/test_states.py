@@ -1,0 +1,112 @@
+"""What the ring hears of sessions, and what is told of where their states are."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors import tokens
+from actors.messages import Kept, Message, Name, Restarted, Suspend, Suspended, Unname
+from api import errors
+from tests.api.fake_ring import Served, serving
+from tests.api.sessions.test_durability import folder
+from tests.api.sessions.test_sessions import SESSIONS, create, get, turn
+
+pytestmark = pytest.mark.anyio
+
+
+def named(served: Served) -> list[Message]:
+    return [message for message in served.ring.sent if isinstance(message, Name | Unname | Suspend)]
+
+
+async def test_the_ring_hears_of_names(tmp_path: Path) -> None:
+    async with serving(**folder(tmp_path)) as served:
+        session = await create(served, cache_salt="s")
+        await turn(served, session, text="a", max_tokens=1)
+        await turn(served, session, text="b", max_tokens=1)
+        key = served.ring.submitted()[0].session
+        assert [request.session for request in served.ring.submitted()] == [key, key]
+        await served.post(f"{session}/fork", {"id": "fork"})
+        await served.post(f"{session}/rewind", {"turn": 1})
+        await served.post(f"{session}/rewind", {"turn": 0})
+        async with served.client.delete(session):
+            pass
+        [first, new, fork, *rest] = named(served)
+        assert first == Name(key, "s", b"")
+        assert isinstance(new, Name) and new.session not in ("", key)
+        assert (new, fork) == (Name(new.session, "s", b""), Name(new.session, "s", tokens.pack(list(b"aHbH"))))
+        assert rest == [Name(key, "s", tokens.pack(list(b"aH"))), Name(key, "s", b""), Unname(key)]
+        again = fork
+        served.ring.deliver(Restarted())
+        assert named(served)[-1] == again
+    async with serving(**folder(tmp_path)) as served:
+        served.server.gateway.name_all()
+        assert named(served) == [again]
+
+
+async def test_suspending(tmp_path: Path) -> None:
+    async with serving(**folder(tmp_path)) as served:
+        session = await create(served, id="s")
+        assert (await get(served, session))["state"] == {"tier": "tokens", "position": 0}
+        answer = await turn(served, session, text="a")
+        assert (answer["resumed_from"], answer["lost"]) == ("tokens", "")
+        key = served.ring.submitted()[0].session
+        served.ring.deliver(Kept(key, "slot", 3))
+        served.ring.deliver(Kept("of nobody", "slot", 9))
+        assert (await get(served, session))["state"] == {"tier": "slot", "position": 3}
+        suspended = {"id": "s", "state": {"tier": "host", "position": 5}}
+        assert await served.post(f"{session}/suspend", {}) == (200, suspended)
+        assert (await get(served, session))["state"] == suspended["state"]
+        assert served.server.sessions.suspended == 1
+        served.ring.held = True
+        task = asyncio.ensure_future(turn(served, session, text="b"))
+        await served.ring.until(lambda: served.ring.open)
+        assert served.server.sessions.suspended == 0
+        assert (await served.error(f"{session}/suspend", {}))[1]["code"] == "session_busy"
+        served.ring.release()
+        await task
+        assert (await served.error(f"{SESSIONS}/nobody/suspend", {}))[0] == 404
+        served.ring.deliver(Restarted())
+        assert (await get(served, session))["state"] == {"tier": "tokens", "position": 0}
+
+
+async def test_a_suspension_ends_when_the_ring_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as served:
+        session = await create(served)
+        await turn(served, session, text="a")
+        deliver = served.ring.deliver
+        monkeypatch.setattr(served.ring, "deliver", lambda message: None)
+
+        async def suspend() -> asyncio.Task[tuple[int, Any]]:
+            served.ring.sent.clear()
+            task = asyncio.ensure_future(served.post(f"{session}/suspend", {}))
+            await served.ring.until(lambda: any(isinstance(message, Suspend) for message in served.ring.sent))
+            return task
+
+        task = await suspend()
+        deliver(Restarted())
+        assert (await task)[1]["state"] == {"tier": "tokens", "position": 0}
+        task = await suspend()
+        served.server.gateway.fail_all(errors.unavailable("the server is shutting down", "draining"))
+        assert (await task)[0] == 503
+        deliver(Suspended(99, "host", 1))
+
+
+async def test_an_idle_session_is_suspended_not_forgotten(tmp_path: Path) -> None:
+    async with serving(session_idle_timeout=0.1, **folder(tmp_path)) as served:
+        session = await create(served, id="idle")
+        await turn(served, session, text="a")
+        await served.server.sessions.sweep()
+        assert not any(isinstance(message, Suspend) for message in named(served))
+        await asyncio.sleep(0.15)
+        for _ in range(2):
+            await served.server.sessions.sweep()
+        assert [type(message) for message in named(served)] == [Name, Suspend]
+        async with served.client.get("/metrics") as response:
+            metrics = await response.text()
+        assert (await get(served, session))["turn"] == 1
+    assert 'baton:sessions{model_name="fake"} 1.0' in metrics
+    assert 'baton:sessions_suspended{model_name="fake"} 1.0' in metrics
+    assert 'baton:session_states{model_name="fake",tier="host"} 1.0' in metrics
+    assert 'baton:session_log_bytes{model_name="fake"} 0.0' not in metrics

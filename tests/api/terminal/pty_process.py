@@ -1,0 +1,90 @@
+"""A program on a terminal of its own: what it shows is waited for, and keys are pressed."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).resolve().parents[3]
+CTRL_C, CTRL_D, UP, CTRL_U = "\x03", "\x04", "\x1b[A", "\x15"
+PATIENCE_S = 60.0
+OWN_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+# A parent that ignores SIGINT, as a shell does for what runs in the background, hands that on.
+RUN = """\
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
+
+
+class PtyProcess:
+    """`with PtyProcess(module and arguments, environment) as it:`; killed at the end if it still runs."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._master, slave = pty.openpty()
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWN_TERMINAL + RUN, *arguments],
+            cwd=ROOT,
+            env=clean | {"PYTHONPATH": str(ROOT), "TERM": "xterm"} | environment,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.raw = ""
+        self._seen = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+    @property
+    def shown(self) -> str:
+        """Everything so far, without colours and movements."""
+        return ESCAPES.sub("", self.raw)
+
+    def press(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def enter(self, line: str) -> None:
+        self.press(line + "\r")
+
+    def expect(self, text: str) -> str:
+        """Wait until `text` is shown, after what was expected before; what came up to its end."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (found := self.shown.find(text, self._seen)) < 0:
+            assert time.monotonic() < deadline and self._read(deadline), f"no {text!r} in {self.shown!r}"
+        since, self._seen = self._seen, found + len(text)
+        return self.shown[since : self._seen]
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended by itself."""
+        while self._read(time.monotonic() + PATIENCE_S):
+            pass
+        return self.process.wait(PATIENCE_S)
+
+    def _read(self, deadline: float) -> bool:
+        """False at the end of its output."""
+        ready, _, _ = select.select([self._master], [], [], max(deadline - time.monotonic(), 0))
+        try:
+            data = os.read(self._master, 65536) if ready else b""
+        except OSError:  # Linux ends a terminal that nobody holds any more with EIO.
+            return False
+        self.raw += data.decode(errors="replace")
+        return bool(data)

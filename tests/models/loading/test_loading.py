@@ -1,0 +1,321 @@
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from models.batch import Batch, Model, Prefill, allocate
+from models.config import UNLIMITED, ModelError
+from models.loading.checkpoint import load_model, random_model
+from tests.models.oracle import Oracle
+
+CPU = torch.device("cpu")
+Change = Callable[[dict[str, Any]], None]
+
+
+def load(path: Path, dtype: torch.dtype | None = None) -> Model:
+    return load_model(path, dtype, CPU)
+
+
+def run(model: Model) -> Tensor:
+    tokens = torch.arange(24) * 7
+    pools = allocate(model, 1, 2, 16, CPU)
+    table = torch.tensor([[1, 0]], dtype=torch.int32)
+    hidden = model.forward(Batch(tokens, torch.arange(24), Prefill([0, 24], [0], [0], [], table), None), pools)
+    return model.logits(hidden)
+
+
+def copied(source: Path, target: Path, config: Change | None = None, tensors: Change | None = None) -> Path:
+    """A copy of a checkpoint with its config and its tensors changed."""
+    shutil.copytree(source, target)
+    if config:
+        values = json.loads((target / "config.json").read_text())
+        config(values)
+        (target / "config.json").write_text(json.dumps(values))
+    if tensors:
+        held = load_file(target / "model.safetensors")
+        tensors(held)
+        save_file(held, target / "model.safetensors")
+    return target
+
+
+def assert_loads_alike(path: Path, original: Path) -> None:
+    torch.testing.assert_close(run(load(path)), run(load(original)), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["mamba2", "nemotron_h", "granitemoehybrid-rope"])
+def test_shards_load_like_one_file(oracle: Oracle, name: str) -> None:
+    sharded = oracle.checkpoint(name, max_shard_size="40KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    assert_loads_alike(sharded, oracle.checkpoint(name))
+
+
+def test_shards_without_an_index_are_all_read(oracle: Oracle, tmp_path: Path) -> None:
+    path = copied(oracle.checkpoint("mamba2", max_shard_size="40KB"), tmp_path / "copy")
+    (path / "model.safetensors.index.json").unlink()
+    assert_loads_alike(path, oracle.checkpoint("mamba2"))
+
+
+def hub_mamba2(config: dict[str, Any]) -> None:
+    config.update(torch_dtype=config.pop("dtype"), time_step_limit=[0.0, float("inf")])
+
+
+def hub_nemotron_h(config: dict[str, Any]) -> None:
+    letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-"}
+    config["hybrid_override_pattern"] = "".join(letters[kind] for kind in config.pop("layers_block_type"))
+    config.update(attention_head_dim=config.pop("head_dim"), rms_norm_eps=config.pop("layer_norm_epsilon"))
+    config.update(torch_dtype=config.pop("dtype"), time_step_limit=[0.0, float("inf")])
+
+
+def hub_granite(config: dict[str, Any]) -> None:
+    named = {"linear_attention": "mamba", "full_attention": "attention"}
+    config["layer_types"] = [named[kind] for kind in config["layer_types"]]
+    config.update(rope_theta=config.pop("rope_parameters")["rope_theta"], rope_scaling=None)
+    config.update(torch_dtype=config.pop("dtype"), mamba_d_head="auto")
+    del config["time_step_limit"]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("mamba2", hub_mamba2), ("nemotron_h", hub_nemotron_h), ("granitemoehybrid-rope", hub_granite)],
+)
+def test_hub_style_config_loads_like_the_saved_style(oracle: Oracle, tmp_path: Path, name: str, change: Change) -> None:
+    original = oracle.checkpoint(name)
+    assert_loads_alike(copied(original, tmp_path / "copy", config=change), original)
+
+
+def rename_like_codestral(tensors: dict[str, Any]) -> None:
+    for name in list(tensors):
+        tensors["model." + name.replace("embeddings.", "embedding.")] = tensors.pop(name)
+
+
+def state_spaces(config: dict[str, Any]) -> None:
+    old = dict(config)
+    config.clear()
+    ssm = {"layer": "Mamba2", "headdim": old["head_dim"], "d_state": old["state_size"], "chunk_size": 16}
+    config.update(d_model=64, n_layer=2, vocab_size=old["vocab_size"] - 3, ssm_cfg=ssm, pad_vocab_size_multiple=16)
+
+
+def test_original_mamba2_names_and_configs(oracle: Oracle, tmp_path: Path) -> None:
+    original = oracle.checkpoint("mamba2")
+    renamed = copied(original, tmp_path / "renamed", tensors=rename_like_codestral)
+    assert_loads_alike(renamed, original)
+    native = copied(original, tmp_path / "native", config=state_spaces, tensors=rename_like_codestral)
+    assert_loads_alike(native, original)
+
+
+def test_mistral_params_json(oracle: Oracle, tmp_path: Path) -> None:
+    original = oracle.checkpoint("mamba2-groups")
+
+    def widen(config: dict[str, Any]) -> None:
+        config.update(head_dim=64, num_heads=3, state_size=128, chunk_size=256)
+
+    wide = json.loads((original / "config.json").read_text())
+    widen(wide)
+    model = random_model(wide, torch.float32, CPU, seed=0)
+    assert isinstance(model, nn.Module)
+    path = copied(original, tmp_path / "copy", config=widen)
+    save_file(model.state_dict(), path / "model.safetensors")
+    params = tmp_path / "params"
+    params.mkdir()
+    save_file({f"model.{k}": v for k, v in model.state_dict().items()}, params / "consolidated.safetensors")
+    native = {"dim": 96, "n_layers": 2, "vocab_size": 272, "n_groups": 3, "tie_embeddings": False}
+    (params / "params.json").write_text(json.dumps({**native, "model_type": "mamba", "pad_vocab_size_multiple": 1}))
+    assert_loads_alike(params, path)
+
+
+def test_original_configs_name_what_they_lack(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text(json.dumps({"model_type": "mamba", "dim": 96, "n_layers": 2}))
+    with pytest.raises(ModelError, match="lacks vocab_size"):
+        load(tmp_path)
+    (tmp_path / "params.json").write_text(
+        json.dumps({"d_model": 64, "n_layer": 2, "ssm_cfg": {"layer": "Mamba2"}, "attn_layer_idx": [1]})
+    )
+    with pytest.raises(ModelError, match=r"attn_layer_idx = \[1\] is not supported"):
+        load(tmp_path)
+
+
+def test_layers_for_multi_token_prediction_are_left_out(oracle: Oracle, tmp_path: Path) -> None:
+    original = oracle.checkpoint("nemotron_h")
+
+    def add(tensors: dict[str, Any]) -> None:
+        tensors["mtp.layers.0.norm.weight"] = torch.ones(3)
+
+    assert_loads_alike(copied(original, tmp_path / "copy", tensors=add), original)
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_tied_head_may_be_repeated_but_not_differ(oracle: Oracle, tmp_path: Path, differs: bool) -> None:
+    original = oracle.checkpoint("granitemoehybrid")
+
+    def repeat(tensors: dict[str, Any]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + float(differs)
+
+    path = copied(original, tmp_path / "copy", tensors=repeat)
+    if differs:
+        with pytest.raises(ModelError, match=r"ties the embeddings, but lm_head\.weight differs"):
+            load(path)
+    else:
+        assert_loads_alike(path, original)
+
+
+def test_dtype_is_the_checkpoints_unless_given(oracle: Oracle, tmp_path: Path) -> None:
+    path = copied(oracle.checkpoint("nemotron_h"), tmp_path / "copy", config=lambda c: c.update(dtype="bfloat16"))
+    dtypes = {name: p.dtype for name, p in parameters(load(path)).items()}
+    kept = {"A_log", "D", "dt_bias"}
+    assert {d for n, d in dtypes.items() if n.rpartition(".")[2] in kept} == {torch.float32}
+    assert {d for n, d in dtypes.items() if n.rpartition(".")[2] not in kept} == {torch.bfloat16}
+    assert {p.dtype for p in parameters(load(path, torch.float32)).values()} == {torch.float32}
+
+
+def parameters(model: Model) -> dict[str, nn.Parameter]:
+    assert isinstance(model, nn.Module)
+    return dict(model.named_parameters())
+
+
+def test_progress_counts_bytes_up_to_the_total(oracle: Oracle) -> None:
+    path = oracle.checkpoint("mamba2", max_shard_size="40KB")
+    told: list[tuple[int, int]] = []
+    load_model(path, None, CPU, lambda done, total: told.append((done, total)))
+    total = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    assert {of for _, of in told} == {total}
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1] == (total, total)
+
+
+def test_positions_are_limited_by_the_config_or_not_at_all(oracle: Oracle) -> None:
+    limits = {name: load(oracle.checkpoint(name)).max_position for name in ("mamba2", "nemotron_h", "granitemoehybrid")}
+    assert limits == {"mamba2": UNLIMITED, "nemotron_h": 4096, "granitemoehybrid": 4096}
+
+
+def test_random_model_is_drawn_from_its_seed() -> None:
+    config = {"model_type": "mamba2", "hidden_size": 32, "num_heads": 4, "head_dim": 16, "num_hidden_layers": 2}
+    config |= {"n_groups": 1, "vocab_size": 50, "state_size": 8}
+    first, again, other = (run_small(random_model(config, torch.float32, CPU, seed)) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert first.isfinite().all() and first.std() > 0.1
+
+
+def run_small(model: Model) -> Tensor:
+    batch = Batch(torch.arange(9), torch.arange(9), Prefill([0, 9], [0], [0], [], torch.zeros(1, 1)), None)
+    return model.logits(model.forward(batch, allocate(model, 1, 0, 16, CPU)))
+
+
+def test_hash_family_needs_no_weights(tmp_path: Path) -> None:
+    config = {"model_type": "hash", "vocab_size": 97, "chunk_size": 8, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load(tmp_path).vocab_size == 97
+
+
+CONFIG_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
+    ("mamba2", {"model_type": "llama"}, r"model_type 'llama' is not supported \(supported: mamba2, nemotron_h, granit"),
+    ("mamba2", {"model_type": None}, "model_type None"),
+    ("mamba2", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config 'gptq' is not supported"),
+    ("mamba2", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
+    ("mamba2", {"num_heads": None}, "lacks num_heads"),
+    ("mamba2", {"num_heads": "eight"}, "num_heads should be an integer, not 'eight'"),
+    ("mamba2", {"num_heads": 9}, "num_heads · head_dim = 144"),
+    ("mamba2", {"layer_norm_epsilon": [1]}, r"layer_norm_epsilon should be a number, not \[1\]"),
+    ("mamba2", {"use_bias": "no"}, "use_bias should be true or false"),
+    ("mamba2", {"time_step_limit": [0.0]}, "time_step_limit should be a pair of numbers"),
+    ("nemotron_h", {"layers_block_type": ["moe", "mlp"]}, "1 of the 2 layers are mixtures of experts"),
+    ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "M*E-E"}, "2 of the 5 layers are mixtures"),
+    ("nemotron_h", {"layers_block_type": None}, "lacks hybrid_override_pattern"),
+    ("nemotron_h", {"layers_block_type": "M*"}, "layers_block_type should be a list of strings"),
+    ("nemotron_h", {"layers_block_type": ["mlp", "conv"]}, "unknown layers conv"),
+    ("nemotron_h", {"sliding_window": 512}, "sliding_window = 512 is not supported"),
+    ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act = 'silu' is not supported"),
+    ("granitemoehybrid", {"num_local_experts": 8}, "num_local_experts = 8: mixtures of experts"),
+    ("granitemoehybrid", {"layer_types": ["mamba", "conv"]}, "unknown layers conv"),
+    ("granitemoehybrid", {"mamba_d_head": 8}, "mamba_n_heads · mamba_d_head = 64"),
+    (
+        "granitemoehybrid-rope",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        "only the default rotation is",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), CONFIG_REFUSALS, ids=[row[2][:30] for row in CONFIG_REFUSALS])
+def test_config_is_refused(oracle: Oracle, tmp_path: Path, name: str, change: dict[str, Any], message: str) -> None:
+    path = copied(oracle.checkpoint(name), tmp_path / "copy", config=lambda config: config.update(change))
+    with pytest.raises(ModelError, match=message):
+        load(path)
+
+
+def drop(tensors: dict[str, Any]) -> None:
+    del tensors["backbone.layers.1.mixer.A_log"]
+
+
+def add_seven(tensors: dict[str, Any]) -> None:
+    tensors.update({f"extra.{n}": torch.ones(1) for n in range(7)})
+
+
+def misshape(tensors: dict[str, Any]) -> None:
+    tensors["backbone.norm_f.weight"] = torch.ones(65)
+
+
+def quantize(tensors: dict[str, Any]) -> None:
+    name = "backbone.layers.0.mixer.in_proj.weight"
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop, r"missing tensors: backbone\.layers\.1\.mixer\.A_log"),
+        (add_seven, r"surplus tensors: extra\.0, extra\.1, extra\.2, extra\.3, extra\.4 and 2 more"),
+        (misshape, r"wrong shapes: backbone\.norm_f\.weight \[65\], expected \[64\]"),
+        (quantize, r"unsupported dtypes: backbone\.layers\.0\.mixer\.in_proj\.weight \(F8_E4M3\)"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(oracle: Oracle, tmp_path: Path, change: Change, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load(copied(oracle.checkpoint("mamba2"), tmp_path / "copy", tensors=change))
+
+
+def test_untied_head_is_required(oracle: Oracle, tmp_path: Path) -> None:
+    path = copied(oracle.checkpoint("mamba2"), tmp_path / "copy", config=lambda c: c.update(tie_word_embeddings=False))
+    with pytest.raises(ModelError, match=r"missing tensors: lm_head\.weight"):
+        load(path)
+
+
+def test_folders_that_are_no_checkpoints_say_what_to_do(
+    oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="hf download org/name --local-dir name"):
+        load(Path("org/name"))
+    with pytest.raises(ModelError, match="nowhere is not a folder"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"holds no config\.json"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="is not JSON"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ModelError, match="should hold an object"):
+        load(tmp_path)
+    shutil.copy(oracle.checkpoint("mamba2") / "config.json", tmp_path / "config.json")
+    with pytest.raises(ModelError, match="holds no safetensors"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged"):
+        load(tmp_path)
+
+
+def test_missing_shards_and_a_useless_index_are_named(oracle: Oracle, tmp_path: Path) -> None:
+    path = copied(oracle.checkpoint("mamba2", max_shard_size="40KB"), tmp_path / "copy")
+    gone = sorted(path.glob("*.safetensors"))[1]
+    gone.unlink()
+    with pytest.raises(ModelError, match=f"lacks the shards {gone.name}"):
+        load(path)
+    (path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ModelError, match="no usable weight_map"):
+        load(path)

@@ -1,0 +1,179 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from models.text.tokenizer import TemplateError, Text, load_text
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CHAT = [{"role": "user", "content": "Hé <b>"}, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "?"}]
+
+
+def tokenizer() -> Tokenizer:
+    """Bytes in no particular order, three specials behind them, and a first token added on request."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(t, special=True) for t in ("<|bos|>", "<|im_start|>", "<|im_end|>")])
+    made.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", 256)])
+    made.enable_truncation(8)
+    made.enable_padding(length=8)
+    return made
+
+
+def checkpoint(folder: Path, template: str | None = None, **files: Any) -> Path:
+    """A folder with a tokenizer, and the JSON files given by their stems."""
+    tokenizer().save(str(folder / "tokenizer.json"))
+    for stem, content in files.items():
+        (folder / f"{stem}.json").write_text(json.dumps(content))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def loaded(folder: Path, template: str | None = None, **files: Any) -> Text:
+    return load_text(checkpoint(folder, template, **files))
+
+
+def test_text_survives_and_is_neither_cut_nor_padded(tmp_path: Path) -> None:
+    text = loaded(tmp_path)
+    for sample in ("", "a", "naïve 日本語 😀" * 5):
+        ids = text.encode(sample)
+        assert ids[0] == 256 and ids[1:] == text.encode(sample, add_special_tokens=False)
+        assert text.decode(ids) == sample
+        assert text.decode(ids, skip_special_tokens=False) == "<|bos|>" + sample
+    assert text.vocab_size == 259
+    assert text.decode([5000]) == ""
+    with pytest.raises(OverflowError):
+        text.decode([-1])
+    with pytest.raises(ValueError, match="not valid Unicode"):
+        text.encode("\ud800")
+
+
+def test_every_file_that_names_an_end_counts(tmp_path: Path) -> None:
+    text = loaded(
+        tmp_path,
+        generation_config={"eos_token_id": [258, 7]},
+        config={"eos_token_id": 7},
+        tokenizer_config={"eos_token": {"content": "<|bos|>", "lstrip": False}},
+    )
+    assert text.eos_ids == (258, 7, 256)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 9}')
+    assert load_text(tmp_path).eos_ids == (9, 7, 256)
+
+
+def test_generation_defaults(tmp_path: Path) -> None:
+    given = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "do_sample": True, "bos_token_id": 1, "min_p": None}
+    assert loaded(tmp_path, generation_config=given).generation_defaults == {
+        "temperature": 0.7,
+        "top_k": 20,
+        "top_p": 0.8,
+    }
+    (tmp_path / "generation_config.json").write_text('{"do_sample": false}')
+    assert load_text(tmp_path).generation_defaults == {"temperature": 0.0}
+
+
+def test_a_chat_is_encoded_without_a_second_first_token(tmp_path: Path) -> None:
+    text = loaded(tmp_path, "{{ bos_token }}" + CHATML, tokenizer_config={"bos_token": {"content": "<|bos|>"}})
+    ids, ends = text.encode_chat(CHAT)
+    rendered = text.render_chat(CHAT)
+    assert ids == text.encode(rendered, add_special_tokens=False) and ids.count(256) == 1
+    assert [text.decode(ids[:end], False) for end in ends] == [text.render_chat(CHAT[: i + 1], False) for i in range(3)]
+    assert text.encode_chat(CHAT, add_generation_prompt=False) == (ids[: ends[-1]], ends)
+
+
+def test_message_ends_without_special_tokens_are_those_that_are_token_prefixes(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, "{% for m in messages %}{{ m.content }};{% endfor %}")
+    made = json.loads((folder / "tokenizer.json").read_text())
+    made["model"]["vocab"][";x"] = 300
+    made["model"]["merges"] = [[";", "x"]]
+    (folder / "tokenizer.json").write_text(json.dumps(made))
+    text = load_text(folder)
+    ids, ends = text.encode_chat([{"content": "ab"}, {"content": "xé"}, {"content": "c"}])
+    assert 300 in ids
+    assert [text.decode(ids[:end]) for end in ends] == ["ab;xé;", "ab;xé;c;"]
+
+
+def test_a_template_that_revises_or_refuses_parts_still_encodes(tmp_path: Path) -> None:
+    text = loaded(
+        tmp_path,
+        "{% if messages|length == 2 %}{{ raise_exception('two is not allowed') }}{% endif %}"
+        "{% if messages|length == 1 %}alone {% endif %}" + CHATML,
+    )
+    ids, ends = text.encode_chat(CHAT)
+    assert text.decode(ids, False).startswith("<|im_start|>user")
+    assert [text.decode(ids[:end], False) for end in ends] == [text.render_chat(CHAT, False)]
+    with pytest.raises(TemplateError, match="two is not allowed"):
+        text.encode_chat(CHAT[:2])
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ messages[0] | tojson }}", '{"role": "user", "content": "Hé <b>"}'),
+        ("{{ messages[0] | tojson(indent=1) }}", '{\n "role": "user",\n "content": "Hé <b>"\n}'),
+        ("{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}{{ m.role }}{% endfor %}", "user"),
+        ("{% for m in messages %}\n  {% generation %}\n{{ m.role[0] }}{% endgeneration %}\n{% endfor %}", "uau"),
+        ("{{ strftime_now('%%') }}", "%"),
+        ("{{ thinking }} {{ tools is defined }}", "yes False"),
+        ("{{ messages[-1]['content'] }}{{ eos_token }}", "?<|im_end|>"),
+    ],
+)
+def test_what_templates_expect(tmp_path: Path, template: str, expected: str) -> None:
+    text = loaded(tmp_path, template, special_tokens_map={"eos_token": "<|im_end|>"})
+    assert text.render_chat(CHAT, thinking="yes") == expected
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}", "{{ 1 / 0 }}", "{{ missing.field }}"]
+)
+def test_what_a_template_may_not_do_is_a_template_error(tmp_path: Path, template: str) -> None:
+    with pytest.raises(TemplateError, match="the chat template failed"):
+        loaded(tmp_path, template).render_chat(CHAT)
+
+
+def test_where_templates_come_from(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    text = loaded(tmp_path, tokenizer_config={"chat_template": named})
+    assert text.has_chat_template
+    assert text.render_chat(CHAT) == "plain" and text.render_chat(CHAT, tools=[{"name": "f"}]) == "tools"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert load_text(tmp_path).render_chat(CHAT) == "file"
+
+
+def test_without_a_template(tmp_path: Path) -> None:
+    text = loaded(tmp_path)
+    assert not text.has_chat_template
+    with pytest.raises(TemplateError, match="no chat template"):
+        text.encode_chat(CHAT)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", None),
+        ("tokenizer_config.json", "[1]"),
+        ("tokenizer_config.json", '{"chat_template": [1]}'),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "other", "template": ""}]}'),
+        ("generation_config.json", "{"),
+        ("generation_config.json", '{"eos_token_id": "2"}'),
+        ("config.json", '{"eos_token_id": [true]}'),
+        ("chat_template.jinja", "{% if %}"),
+        ("chat_template.jinja", b"\xff"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str | bytes | None) -> None:
+    file = checkpoint(tmp_path) / name
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=name):
+        load_text(tmp_path)
