@@ -1,4 +1,4 @@
-"""Every message of the ring. Those in the first part carry leases, and the list is complete.
+"""Every message of the ring. Those in the first part carry leases: in the fields whose types say so, and in no others.
 
 `Tokens` are int32 bytes (see actors.tokens). A grant id names one admission of a request and is never reused.
 A *position* is the number of tokens that a state has consumed: `history[:position]`.
@@ -207,14 +207,14 @@ class Abort(Struct, tag=True, array_like=True):
 class Acquire(Struct, tag=True, array_like=True):
     """scheduler → cache: a state slot and pages for `tokens`, matched no further than `limit`.
 
-    `succeeds` names the request's previous grant; the cache waits until that account is closed.
+    predecessor: a grant whose state this one is to go on from; the cache waits until that account is closed.
     """
 
     grant: int
     tokens: Tokens
     limit: int
     salt: str
-    succeeds: int | None
+    predecessor: int | None
     session: str = ""
 
 

@@ -38,7 +38,7 @@ LAST_SPANS_S = 5.0
 GRACE_S = 10.0
 GRACE_WITH_FILES_S = 60.0
 SWEEPS = 4  # in the time after which a session is idle
-MOST_BETWEEN_SWEEPS_S = 30.0
+MAX_BETWEEN_SWEEPS_S = 30.0
 
 
 class Exit(IntEnum):
@@ -65,7 +65,7 @@ class RunningRelay(Relay, Protocol):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model in memory. `notes` say what the pools were sized to and why; `connect` makes the ring, in the loop.
 
     close: called when the ring has ended.
@@ -77,7 +77,7 @@ class Loaded:
     close: Callable[[], None] | None = None
 
 
-Load = Callable[[Config, Progress], Loaded]
+Load = Callable[[Config, Progress], LoadedModel]
 
 
 def serve(config: Config, load: Load) -> int:
@@ -169,7 +169,7 @@ class Process:
         server.phase = "draining"
         return self._failure if self._failure is not None else await self._drain()
 
-    async def _load_or_stop(self) -> Loaded | None:
+    async def _load_or_stop(self) -> LoadedModel | None:
         """The model; None if a signal came first."""
         bar = ProgressBar("loading")
         loading = asyncio.ensure_future(in_daemon_thread(lambda: self._load(self._config, bar.update)))
@@ -187,7 +187,7 @@ class Process:
             self._log.info("sized", note=note)
         return loaded
 
-    async def _carry_ring(self, loaded: Loaded, *, task_status: TaskStatus[None]) -> None:
+    async def _carry_ring(self, loaded: LoadedModel, *, task_status: TaskStatus[None]) -> None:
         """Run the ring. If it breaks, answer every open request and stop the process."""
         relay = loaded.connect(self._server.gateway)
         self._server.relay = relay
@@ -208,7 +208,7 @@ class Process:
                 loaded.close()
 
     async def _sweep_sessions(self) -> None:
-        pause = min(self._config.session_idle_timeout / SWEEPS, MOST_BETWEEN_SWEEPS_S)
+        pause = min(self._config.session_idle_timeout / SWEEPS, MAX_BETWEEN_SWEEPS_S)
         while True:
             await asyncio.sleep(pause)
             await self._server.sessions.sweep()

@@ -62,7 +62,7 @@ async def stream(
     batch = await generation.next(ping_interval)
     response = web.StreamResponse(headers=HEADERS)
     await response.prepare(request)
-    writer = Writer(request, response)
+    writer = EventWriter(request, response)
     try:
         await writer.write(frames(encoder.opening()))
         while True:
@@ -96,7 +96,7 @@ async def errors_of(request: web.Request, save: Save) -> list[object]:
     return []
 
 
-class Writer:
+class EventWriter:
     """Writes to a client as long as it reads."""
 
     def __init__(self, request: web.Request, response: web.StreamResponse) -> None:

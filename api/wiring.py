@@ -19,19 +19,19 @@ from actors.storage.host_memory import HostStates
 from api.config import Config
 from api.generation.engine import Engine
 from api.generation.gateway import Gateway
-from api.serve import Loaded, Progress, StartError
+from api.serve import LoadedModel, Progress, StartError
 from api.telemetry.trace_file import TraceFile
 from models.batch import Model, Pools, allocate
 from models.loading.checkpoint import load_model
 from models.loading.fingerprint import fingerprint
-from models.text.tokenizer import Text, load_text
+from models.text.tokenizer import ModelText, load_text
 
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 LONGEST_BY_DEFAULT = 131_072
 HOST_SHARE = 0.125
 
 
-def load(config: Config, on_progress: Progress) -> Loaded:
+def load(config: Config, on_progress: Progress) -> LoadedModel:
     """Load the model, size and allocate the pools. Raises StartError with what is wrong, for the user."""
     trace = open_trace_file(config.trace_file)
     path = Path(config.model) if config.model else bundled_model()
@@ -47,7 +47,7 @@ def load(config: Config, on_progress: Progress) -> Loaded:
         raise StartError(str(error)) from error
     info = {"family": type(model).__name__, "device": str(device), "slots": sizes.slots, "pages": sizes.pages}
     engine = Engine(text, model.vocab_size, length, info)
-    return Loaded(
+    return LoadedModel(
         engine,
         notes(sizes),
         lambda gateway: connect(config, model, pools, below, sizes, text, length, gateway, trace),
@@ -161,7 +161,7 @@ def connect(
     pools: Pools,
     below: "Below",
     sizes: PoolSizes,
-    text: Text,
+    text: ModelText,
     length: int,
     gateway: Gateway,
     trace: TraceFile | None = None,

@@ -15,7 +15,7 @@ class ModelError(ValueError):
     """A checkpoint that cannot be served, and why."""
 
 
-class Config:
+class ModelConfig:
     """The keys of a config.json. Every getter takes a key and its older names, and raises ModelError naming the key."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -94,7 +94,7 @@ def _number(value: object) -> float | None:
         return None
 
 
-def read_config(path: Path) -> Config:
+def read_config(path: Path) -> ModelConfig:
     """config.json of the checkpoint folder, or params.json, as Mistral names it; ModelError if neither is there."""
     for name in ("config.json", "params.json"):
         file = path / name
@@ -106,7 +106,7 @@ def read_config(path: Path) -> Config:
             raise ModelError(f"{file} is not JSON: {error}") from None
         if not isinstance(values, dict):
             raise ModelError(f"{file} should hold an object")
-        return Config(_native_mamba2(values) if _is_native_mamba2(values) else values)
+        return ModelConfig(_native_mamba2(values) if _is_native_mamba2(values) else values)
     raise ModelError(f"{path} holds no config.json")
 
 
@@ -119,7 +119,7 @@ def _is_native_mamba2(values: Mapping[str, Any]) -> bool:
 def _native_mamba2(values: Mapping[str, Any]) -> dict[str, Any]:
     """The same in transformers' keys, with mamba_ssm's defaults."""
     ssm = values.get("ssm_cfg") or {}
-    config, ssm_config = Config(values), Config(ssm)
+    config, ssm_config = ModelConfig(values), ModelConfig(ssm)
     for key in ("attn_layer_idx", "d_intermediate"):
         if values.get(key):
             raise ModelError(f"config.json: {key} = {values[key]!r} is not supported")

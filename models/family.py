@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from models.batch import Model
-from models.config import Config
+from models.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,6 @@ class Family:
     embedding: the name of the parameter that a tied head repeats.
     """
 
-    build: Callable[[Config, torch.dtype], Model]
+    build: Callable[[ModelConfig, torch.dtype], Model]
     rename: Callable[[str], str | None]
     embedding: str

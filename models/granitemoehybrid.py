@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from models.batch import Batch, Pools, Shape
-from models.config import Config, ModelError
+from models.config import ModelConfig, ModelError
 from models.family import Family
 from models.layers.attention import Attention, AttentionSettings
 from models.layers.linear import Embedding, Linear
@@ -12,7 +12,7 @@ from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
 from models.layers.mlp import GatedMLP
 from models.layers.norm import RMSNorm
 from models.layers.rope import Rotation
-from models.layers.step import StepPlan, plan_step
+from models.layers.step import BatchPlan, plan_batch
 
 RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}
 
@@ -20,7 +20,7 @@ RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}
 class Block(nn.Module):
     """A mixer (`mamba` or `self_attn`), then an MLP; each adds its output × residual_multiplier."""
 
-    def __init__(self, config: Config, mixer: Mamba2Mixer | Attention, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, mixer: Mamba2Mixer | Attention, dtype: torch.dtype) -> None:
         super().__init__()
         hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
         self.multiplier = config.number("residual_multiplier", default=1.0)
@@ -30,7 +30,7 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden, eps, dtype)
         self.shared_mlp = GatedMLP(hidden, config.integer("shared_intermediate_size"), dtype)
 
-    def forward(self, residual: Tensor, step: StepPlan, rotation: Rotation | None) -> Tensor:
+    def forward(self, residual: Tensor, step: BatchPlan, rotation: Rotation | None) -> Tensor:
         normed = self.input_layernorm(residual)
         mixed = self.self_attn(normed, step, rotation) if self.self_attn else self.mamba(normed, step)  # type: ignore[misc]
         residual = residual + mixed * self.multiplier
@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, config: Config, mixers: list[Mamba2Mixer | Attention], dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, mixers: list[Mamba2Mixer | Attention], dtype: torch.dtype) -> None:
         super().__init__()
         hidden = config.integer("hidden_size")
         tied = config.flag("tie_word_embeddings", default=False)
@@ -49,7 +49,7 @@ class Decoder(nn.Module):
 
 
 class GraniteMoeHybrid(nn.Module):
-    def __init__(self, config: Config, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         refuse_unsupported(config)
         self.kinds = read_layers(config)
@@ -80,7 +80,7 @@ class GraniteMoeHybrid(nn.Module):
         return self.attention.page_shapes(self.dtype) * self.kinds.count("attention")
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        step = plan_step(batch, pools, self.chunk_size, self.mamba.kernel)
+        step = plan_batch(batch, pools, self.chunk_size, self.mamba.kernel)
         rotation = Rotation(batch.positions, self.attention.head_dim, self.theta) if self.theta else None
         residual: Tensor = self.model.embed_tokens(batch.tokens) * self.embedding_multiplier
         for block in self.model.layers:
@@ -93,7 +93,7 @@ class GraniteMoeHybrid(nn.Module):
         return logits.float() / self.logits_scaling
 
 
-def refuse_unsupported(config: Config) -> None:
+def refuse_unsupported(config: ModelConfig) -> None:
     experts = config.integer("num_local_experts", default=8)
     if experts:
         raise ModelError(
@@ -104,7 +104,7 @@ def refuse_unsupported(config: Config) -> None:
     config.require("position_embedding_type", "rope", "nope")
 
 
-def read_layers(config: Config) -> list[str]:
+def read_layers(config: ModelConfig) -> list[str]:
     """The kind of each layer: mamba or attention."""
     named = config.strings("layer_types", "layers_block_type") or ["mamba"] * config.integer("num_hidden_layers")
     kinds = [RENAMED.get(kind, kind) for kind in named]
@@ -114,7 +114,7 @@ def read_layers(config: Config) -> list[str]:
     return kinds
 
 
-def read_mamba(config: Config) -> Mamba2Settings:
+def read_mamba(config: ModelConfig) -> Mamba2Settings:
     hidden, heads = config.integer("hidden_size"), config.integer("mamba_n_heads", default=128)
     inner = config.integer("mamba_expand", default=2) * hidden
     automatic = config.values.get("mamba_d_head", "auto") == "auto"
@@ -135,7 +135,7 @@ def read_mamba(config: Config) -> Mamba2Settings:
     return settings
 
 
-def read_attention(config: Config) -> AttentionSettings:
+def read_attention(config: ModelConfig) -> AttentionSettings:
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     return AttentionSettings(
         hidden=hidden,
@@ -147,14 +147,14 @@ def read_attention(config: Config) -> AttentionSettings:
     )
 
 
-def read_rope_theta(config: Config) -> float | None:
+def read_rope_theta(config: ModelConfig) -> float | None:
     """The base of the rotation; None if positions are not encoded. ModelError for a scaled rotation."""
     if config.values.get("position_embedding_type") != "rope":
         return None
     rope = config.values.get("rope_parameters") or config.values.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise ModelError(f"config.json: rope_parameters {rope} are not supported: only the default rotation is")
-    return Config({**config.values, **rope}).number("rope_theta", default=10000.0)
+    return ModelConfig({**config.values, **rope}).number("rope_theta", default=10000.0)
 
 
 def rename(name: str) -> str:

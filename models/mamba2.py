@@ -4,12 +4,12 @@ import torch
 from torch import Tensor, nn
 
 from models.batch import Batch, Pools, Shape
-from models.config import UNLIMITED, Config, ModelError
+from models.config import UNLIMITED, ModelConfig, ModelError
 from models.family import Family
 from models.layers.linear import Embedding, Linear
 from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
 from models.layers.norm import RMSNorm
-from models.layers.step import StepPlan, plan_step
+from models.layers.step import BatchPlan, plan_batch
 
 
 class Block(nn.Module):
@@ -18,7 +18,7 @@ class Block(nn.Module):
         self.norm = RMSNorm(settings.hidden, settings.eps, dtype)
         self.mixer = Mamba2Mixer(settings, index, dtype)
 
-    def forward(self, residual: Tensor, step: StepPlan) -> Tensor:
+    def forward(self, residual: Tensor, step: BatchPlan) -> Tensor:
         mixed: Tensor = self.mixer(self.norm(residual), step)
         return residual + mixed
 
@@ -34,7 +34,7 @@ class Backbone(nn.Module):
 class Mamba2(nn.Module):
     max_position = UNLIMITED
 
-    def __init__(self, config: Config, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         config.require("hidden_act", "silu", "swish")
         self.settings = read_settings(config)
@@ -53,7 +53,7 @@ class Mamba2(nn.Module):
         return []
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        step = plan_step(batch, pools, self.chunk_size, self.settings.kernel)
+        step = plan_batch(batch, pools, self.chunk_size, self.settings.kernel)
         residual: Tensor = self.backbone.embeddings(batch.tokens).to(self.residual_dtype)
         for block in self.backbone.layers:
             residual = block(residual, step)
@@ -65,7 +65,7 @@ class Mamba2(nn.Module):
         return logits.float()
 
 
-def read_settings(config: Config) -> Mamba2Settings:
+def read_settings(config: ModelConfig) -> Mamba2Settings:
     hidden, expand = config.integer("hidden_size"), config.number("expand", default=2)
     settings = Mamba2Settings(
         hidden=hidden,

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor, nn
 
 from models.batch import Batch, Pools, Shape
-from models.config import Config, ModelError
+from models.config import ModelConfig, ModelError
 from models.family import Family
 from models.layers.attention import Attention, AttentionSettings
 from models.layers.linear import Embedding, Linear
 from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
 from models.layers.mlp import SquaredReluMLP
 from models.layers.norm import RMSNorm
-from models.layers.step import StepPlan, plan_step
+from models.layers.step import BatchPlan, plan_batch
 
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}
@@ -23,7 +23,7 @@ class Block(nn.Module):
         self.norm = RMSNorm(hidden, eps, dtype)
         self.mixer = mixer
 
-    def forward(self, residual: Tensor, step: StepPlan) -> Tensor:
+    def forward(self, residual: Tensor, step: BatchPlan) -> Tensor:
         normed = self.norm(residual)
         mixed: Tensor = self.mixer(normed) if isinstance(self.mixer, SquaredReluMLP) else self.mixer(normed, step)
         return residual + mixed
@@ -38,7 +38,7 @@ class Backbone(nn.Module):
 
 
 class NemotronH(nn.Module):
-    def __init__(self, config: Config, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         config.require("mamba_hidden_act", "silu", "swish")
         config.require("mlp_hidden_act", "relu2")
@@ -56,7 +56,7 @@ class NemotronH(nn.Module):
         self.backbone = Backbone(blocks, self.vocab_size, hidden, eps, dtype)
         self.lm_head = Linear(hidden, self.vocab_size, False, dtype)
 
-    def _mixer(self, config: Config, layer: int) -> nn.Module:
+    def _mixer(self, config: ModelConfig, layer: int) -> nn.Module:
         kind = self.kinds[layer]
         index = self.kinds[:layer].count(kind)
         if kind == "mamba":
@@ -73,7 +73,7 @@ class NemotronH(nn.Module):
         return self.attention.page_shapes(self.dtype) * self.kinds.count("attention")
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        step = plan_step(batch, pools, self.chunk_size, self.mamba.kernel)
+        step = plan_batch(batch, pools, self.chunk_size, self.mamba.kernel)
         residual: Tensor = self.backbone.embeddings(batch.tokens).to(self.residual_dtype)
         for block in self.backbone.layers:
             residual = block(residual, step)
@@ -85,7 +85,7 @@ class NemotronH(nn.Module):
         return logits.float()
 
 
-def read_layers(config: Config) -> list[str]:
+def read_layers(config: ModelConfig) -> list[str]:
     """The kind of each layer: mamba, attention or mlp. ModelError for a mixture of experts."""
     named = config.strings("layers_block_type", "layer_types")
     pattern = config.values.get("hybrid_override_pattern")
@@ -105,7 +105,7 @@ def read_layers(config: Config) -> list[str]:
     return kinds
 
 
-def read_mamba(config: Config) -> Mamba2Settings:
+def read_mamba(config: ModelConfig) -> Mamba2Settings:
     return Mamba2Settings(
         hidden=config.integer("hidden_size"),
         heads=config.integer("mamba_num_heads"),
@@ -120,7 +120,7 @@ def read_mamba(config: Config) -> Mamba2Settings:
     )
 
 
-def read_attention(config: Config) -> AttentionSettings:
+def read_attention(config: ModelConfig) -> AttentionSettings:
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", "attention_head_dim", default=hidden // heads)
     return AttentionSettings(

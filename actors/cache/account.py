@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from actors.cache.copies import Copy
+from actors.cache.copies import StateCopy
 from actors.cache.radix import Node
 from actors.lease import Lease, Loan
 from actors.tokens import Tokens, count
@@ -12,7 +12,7 @@ from actors.tokens import Tokens, count
 class Account:
     """What an open grant holds of the cache: its path in the tree, its pages by index, and its loans.
 
-    behind: tokens that the cache knows of this grant past `node`: what was there had to go, or came from below.
+    tail: tokens that the cache knows of this grant past `node`: what was there had to go, or came from below.
     fill: the copy below that its slot is filled from. named: the session's name was on the state that moved out.
     """
 
@@ -24,14 +24,14 @@ class Account:
     source: Node[Lease] | None = None
     loan: Loan | None = None
     copy_source: int | None = None
-    fill: Node[Copy] | None = None
+    fill: Node[StateCopy] | None = None
     named: bool = False
     closing: bool = False
-    behind: Tokens = b""
+    tail: Tokens = b""
 
     @property
     def position(self) -> int:
-        return self.node.end + count(self.behind)
+        return self.node.end + count(self.tail)
 
     @property
     def on_loan(self) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from actors.actor import Send
 from actors.cache.account import Account
-from actors.cache.allocator import Room
-from actors.cache.copies import NO_TIERS, Copy, There, TierLimits, copy_of
+from actors.cache.allocator import Allocator
+from actors.cache.copies import NO_TIERS, StateCopy, TierLimits, copy_of
 from actors.cache.pages import Pages
 from actors.cache.radix import Match, Node, RadixTree, path
 from actors.cache.tiers import Tiers
@@ -64,7 +64,7 @@ class Cache:
         self.tree: RadixTree[Lease] = RadixTree(self.pages)
         self.accounts: dict[int, Account] = {}
         self.tiers = Tiers(self.send, self.ledger, self.pages, self.tree, self.limits, self.disk, self._is_busy)
-        self.room = Room(self.ledger, self.pages, self.tree, self.tiers, self.counters)
+        self.allocator = Allocator(self.ledger, self.pages, self.tree, self.tiers, self.counters)
         self._sessions: Counter[str] = Counter()
         self.waiting = Waiting(self.tiers.store)
         self._hungry: dict[int, None] = {}
@@ -119,7 +119,7 @@ class Cache:
         self.tiers.act()
         self._feed()
         self._serve()
-        self.tiers.one_ahead()
+        self.tiers.keep_a_slot_free()
         for grant in self._closed:
             self.send("scheduler", Closed(grant))
         self._closed.clear()
@@ -139,12 +139,12 @@ class Cache:
 
         One that waits for its copy keeps nobody waiting.
         """
-        self.room.slots_short = False
+        self.allocator.slots_short = False
         for parked in self.waiting.in_order():
-            if parked.acquire.succeeds in self.accounts:
+            if parked.acquire.predecessor in self.accounts:
                 continue
-            waits_for = Wait.ROOM if self._hungry else self._answer(parked)
-            if waits_for is Wait.ROOM:
+            waits_for = Wait.ALLOCATION if self._hungry else self._answer(parked)
+            if waits_for is Wait.ALLOCATION:
                 return
             if waits_for is None:
                 self.waiting.forget(parked.acquire.grant)
@@ -153,27 +153,27 @@ class Cache:
         """Grant or refuse; else what it waits for."""
         acquire = parked.acquire
         need = self.pages.cover(count(acquire.tokens) + 1)
-        if need > len(self.pages.users):
+        if need > len(self.pages.grant_refs):
             room = len(self.pages) * self.pages.size - 1
             text = f"{count(acquire.tokens)} tokens do not fit: the KV pages hold {room} tokens and one to generate"
             self.send("scheduler", Refused(acquire.grant, "too_large", text))
             return None
         match = self.tree.match(acquire.salt, acquire.tokens, acquire.limit)
         below = self.waiting.copy_for(parked, match.node.end)
-        if below is not None and copy_of(below).host is not There.YES:
+        if below is not None and not copy_of(below).in_host:
             return Wait.COPY
         if self._grant(parked, match, below, need):
             return None
         if self.accounts or self.tiers.exports:
-            return Wait.ROOM
+            return Wait.ALLOCATION
         # With nobody else to wait for, the match itself is in the way: begin above it, and let it be evicted.
         root = Match(self.tree.match(acquire.salt, b"", 0).node, match.tokens, "evicted")
         again = root.node is not match.node and (
             (below is not None and self._grant(parked, root, below, need)) or self._grant(parked, root, None, need)
         )
-        return None if again else Wait.ROOM
+        return None if again else Wait.ALLOCATION
 
-    def _grant(self, parked: Parked, match: Match[Lease], below: Node[Copy] | None, need: int) -> bool:
+    def _grant(self, parked: Parked, match: Match[Lease], below: Node[StateCopy] | None, need: int) -> bool:
         """Give a slot and `need` pages to go on from the match; False, with nothing kept, if there is no room."""
         acquire, node = parked.acquire, match.node
         table = self.tree.table(node)
@@ -182,9 +182,9 @@ class Cache:
         shared = table[:whole] if copy_source is None else table[: whole + 1]
         node.pins += 1
         self.pages.share(shared)
-        fresh = self.room.pages_for_a_grant(need - whole, reserve=len(self.accounts))
+        fresh = self.allocator.pages_for_a_grant(need - whole, reserve=len(self.accounts))
         lent = node if below is None else None
-        state, moved = self.room.state_slot(lent, acquire.session) if fresh is not None else (None, False)
+        state, moved = self.allocator.state_slot(lent, acquire.session) if fresh is not None else (None, False)
         if state is None:
             self.pages.release(shared)
             self.pages.release(fresh or [])
@@ -194,10 +194,10 @@ class Cache:
         account = Account(acquire.grant, node, self.tree.epoch, table[:whole] + fresh, acquire.session)
         account.copy_source = copy_source
         if moved:
-            account.named = acquire.session in node.names
+            account.named = acquire.session in node.sessions
             self.tiers.names.leave_pool(acquire.session)
         if below is not None:
-            account.fill, account.behind = below, cut(acquire.tokens, node.end, below.end)
+            account.fill, account.tail = below, cut(acquire.tokens, node.end, below.end)
             self.tiers.store.lend(below)
         elif node.state is not None:
             account.source, account.loan = node, self.ledger.lend(node.state)
@@ -241,8 +241,8 @@ class Cache:
     def _spares(self, grant: int, wanted: int) -> list[Lease]:
         """Checkpoint slots; none while a request waits for a slot to run in."""
         slots: list[Lease] = []
-        while len(slots) < wanted and not self.room.slots_short and grant in self.accounts:
-            lease = self.room.spare_slot()
+        while len(slots) < wanted and not self.allocator.slots_short and grant in self.accounts:
+            lease = self.allocator.spare_slot()
             if lease is None:
                 break
             slots.append(lease)
@@ -257,7 +257,7 @@ class Cache:
         """
         fed: list[GrantPages] = []
         for grant in list(self._hungry):
-            pages = self.room.take_pages(1) or self._take_from_own_path(self.accounts[grant])
+            pages = self.allocator.take_pages(1) or self._take_from_own_path(self.accounts[grant])
             if pages is None:
                 break
             self.accounts[grant].pages += pages
@@ -279,8 +279,8 @@ class Cache:
             node = account.node
             if node.parent is None or node.children:
                 return None
-            account.node, account.behind = node.parent, node.tokens + account.behind
-            self.room.drop(node)
+            account.node, account.tail = node.parent, node.tokens + account.tail
+            self.allocator.drop(node)
             if self.tiers.exports:
                 return None
             if self.pages.free:
@@ -305,8 +305,8 @@ class Cache:
             self._close(account)
 
     def _keep(self, account: Account, donate: Donate) -> None:
-        node = self.tree.insert(account.node, account.behind + donate.tokens, account.pages)
-        account.behind = b""
+        node = self.tree.insert(account.node, account.tail + donate.tokens, account.pages)
+        account.tail = b""
         node.pins += 1
         self.tree.unpin(account.node)
         account.node = node
@@ -333,7 +333,7 @@ class Cache:
             self.tiers.names.put_in_pool(account.session, node)
 
     def _undo(self, account: Account, state: Lease) -> None:
-        moved_from = account.node if account.loan is None and account.position and not account.behind else None
+        moved_from = account.node if account.loan is None and account.position and not account.tail else None
         if moved_from is not None and account.epoch == self.tree.epoch and moved_from.state is None:
             self.ledger.cache(state, moved_from.id)
             self.tree.set_state(moved_from, state)
@@ -391,7 +391,7 @@ class Cache:
     # Forgetting
 
     def _bound_tree(self) -> None:
-        while self.tree.tokens > self.tree_tokens and self.room.evict_leaf():
+        while self.tree.tokens > self.tree_tokens and self.allocator.evict_leaf():
             pass
 
     def _flush(self) -> None:
@@ -418,7 +418,7 @@ class Cache:
             for slot, entry in enumerate(self.ledger.entries)
             if entry.place not in (Place.FREE, Place.CACHED) or entry.loans
         ]
-        return lost + [f"page {page}: held by a grant" for page, users in enumerate(self.pages.users) if users]
+        return lost + [f"page {page}: held by a grant" for page, grants in enumerate(self.pages.grant_refs) if grants]
 
 
 def _origin(parked: Parked, account: Account, moved: bool) -> Origin:

@@ -8,7 +8,7 @@ from actors.cache.tiers import Tiers
 from actors.lease import Lease, Ledger
 
 
-class Room:
+class Allocator:
     """A part of the cache. The least recently used state or path goes first; what bears a name is copied before.
 
     A copy takes a moment, in which there is no more room than before. slots_short: a grant waits for a slot.
@@ -28,7 +28,7 @@ class Room:
         lease = self._ledger.take("cache") or self._evict_state(keep=node)
         own = node.state if node is not None else None
         if lease is None and node is not None and own is not None and not self._ledger.loans(own):
-            if node.names <= {session}:
+            if node.sessions <= {session}:
                 self._ledger.uncache(own, "cache")
                 return self._tree.take_state(node), True
             if not self._tiers.exports:
@@ -79,7 +79,7 @@ class Room:
 
     def _evict_unnamed_state(self, keep: Node[Lease] | None = None) -> Lease | None:
         for node in self._tree.states:
-            if node is not keep and not node.names and self._is_evictable(node):
+            if node is not keep and not node.sessions and self._is_evictable(node):
                 self._evict(node)
                 break
         return self._ledger.take("cache")
@@ -89,7 +89,7 @@ class Room:
 
     def _evict(self, node: Node[Lease]) -> None:
         self._counters["evicted_states"] += 1
-        if node.names:
+        if node.sessions:
             self._tiers.demote(node)
         else:
             node.evicted = True

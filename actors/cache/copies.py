@@ -39,14 +39,14 @@ class TierLimits:
 NO_TIERS = TierLimits()
 
 
-class There(Enum):
-    NO = auto()
+class Presence(Enum):
+    ABSENT = auto()
     COMING = auto()
-    YES = auto()
+    PRESENT = auto()
 
 
 @dataclass(eq=False, slots=True)
-class Copy:
+class StateCopy:
     """A state that left the pool: in host memory under `key`, in a file, or both; the sizes in bytes are its own.
 
     loans: requests that wait for it or are filled from it. wanted: False when no session can go on from it any more;
@@ -56,22 +56,30 @@ class Copy:
     key: int
     size: int
     file_size: int
-    host: There = There.NO
-    disk: There = There.NO
+    host: Presence = Presence.ABSENT
+    disk: Presence = Presence.ABSENT
     loans: int = 0
     wanted: bool = True
     unwritable: bool = False
 
     @property
+    def in_host(self) -> bool:
+        return self.host is Presence.PRESENT
+
+    @property
+    def in_file(self) -> bool:
+        return self.disk is Presence.PRESENT
+
+    @property
     def tier(self) -> Tier:
-        return "disk" if self.host is There.NO else "host"
+        return "disk" if self.host is Presence.ABSENT else "host"
 
     @property
     def busy(self) -> bool:
-        return self.loans > 0 or There.COMING in (self.host, self.disk)
+        return self.loans > 0 or Presence.COMING in (self.host, self.disk)
 
 
-class Store:
+class CopyStore:
     """One node a copy, in a tree without pages. Least recently used goes first, from host memory and from disk alike.
 
     changed is called when a copy has come to another tier, gone when there is none left. Where disk_bytes is 0 nothing
@@ -83,18 +91,18 @@ class Store:
         limits: TierLimits,
         disk: Disk | None,
         send: Send,
-        changed: Callable[[Node[Copy]], None],
-        gone: Callable[[Node[Copy]], None],
+        changed: Callable[[Node[StateCopy]], None],
+        gone: Callable[[Node[StateCopy]], None],
     ) -> None:
         self.limits = limits
-        self.tree: RadixTree[Copy] = RadixTree(Pages(0, 1))
+        self.tree: RadixTree[StateCopy] = RadixTree(Pages(0, 1))
         self.host_bytes = self.disk_bytes = 0
         self.counters: Counter[str] = Counter()
         self._disk: Disk = disk if disk is not None and limits.disk_bytes else NoDisk()
         self._send, self._changed, self._gone = send, changed, gone
-        self._in_host: OrderedDict[Node[Copy], None] = OrderedDict()
-        self._coming: dict[int, Node[Copy]] = {}
-        self._writing: dict[int, Node[Copy]] = {}
+        self._in_host: OrderedDict[Node[StateCopy], None] = OrderedDict()
+        self._coming: dict[int, Node[StateCopy]] = {}
+        self._writing: dict[int, Node[StateCopy]] = {}
         self._keys = 0
         for file in self._disk.files():
             self._found(file.salt, file.tokens, file.size)
@@ -113,7 +121,7 @@ class Store:
         copies = [copy_of(node) for node in self.tree.states]
         return {
             "host": len(self._in_host),
-            "disk": sum(copy.disk is There.YES for copy in copies),
+            "disk": sum(copy.in_file for copy in copies),
             "host_bytes": self.host_bytes,
             "disk_bytes": self.disk_bytes,
         }
@@ -124,18 +132,18 @@ class Store:
 
     # Finding
 
-    def match(self, salt: str, tokens: Tokens, limit: int) -> Node[Copy] | None:
+    def match(self, salt: str, tokens: Tokens, limit: int) -> Node[StateCopy] | None:
         """The deepest copy at or before `limit`."""
         return self.tree.deepest(salt, tokens, limit)
 
-    def find(self, salt: str, tokens: Tokens) -> Node[Copy] | None:
+    def find(self, salt: str, tokens: Tokens) -> Node[StateCopy] | None:
         """The copy at exactly the end of these tokens."""
         node = self.match(salt, tokens, count(tokens))
         return node if node is not None and node.end == count(tokens) else None
 
     # Host memory
 
-    def expect(self, salt: str, tokens: Tokens) -> tuple[Node[Copy], int] | None:
+    def expect(self, salt: str, tokens: Tokens) -> tuple[Node[StateCopy], int] | None:
         """Where the copy of a state goes that has none yet, and its key; None if there is no room."""
         copy = self._new(count(tokens))
         if not self._host_room(copy.size):
@@ -147,16 +155,16 @@ class Store:
     def exported(self, key: int) -> None:
         """The copy under `key` has been made."""
         node = self._coming.pop(key)
-        copy_of(node).host = There.YES
+        copy_of(node).host = Presence.PRESENT
         self._changed(node)
         self._settle(node)
 
-    def bring(self, node: Node[Copy]) -> bool:
+    def bring(self, node: Node[StateCopy]) -> bool:
         """Have the copy in host memory, now or soon; False if there is no room for it."""
         copy = copy_of(node)
-        if copy.host is There.NO:
+        if copy.host is Presence.ABSENT:
             copy.loans += 1  # it must not go to make room for itself
-            room = copy.disk is There.YES and self._host_room(copy.size)
+            room = copy.in_file and self._host_room(copy.size)
             copy.loans -= 1
             if not room:
                 return False
@@ -167,26 +175,26 @@ class Store:
         self._in_host.move_to_end(node)
         return True
 
-    def loaded(self, key: int, error: str) -> Node[Copy]:
+    def loaded(self, key: int, error: str) -> Node[StateCopy]:
         """The file's copy is there; a file that cannot be read is gone for good. Returns its node."""
         node = self._coming.pop(key)
         copy = copy_of(node)
         if not error:
-            copy.host = There.YES
+            copy.host = Presence.PRESENT
             self._changed(node)
         else:
             self.counters["damaged_files"] += 1
             self._no_longer_in_host(node)
             self.disk_bytes -= copy.file_size
-            copy.disk = There.NO
+            copy.disk = Presence.ABSENT
             self._forget(node)
         self._settle(node)
         return node
 
-    def lend(self, node: Node[Copy]) -> None:
+    def lend(self, node: Node[StateCopy]) -> None:
         copy_of(node).loans += 1
 
-    def end_loan(self, node: Node[Copy]) -> None:
+    def end_loan(self, node: Node[StateCopy]) -> None:
         copy = node.state
         if copy is not None:
             copy.loans -= 1
@@ -194,23 +202,23 @@ class Store:
 
     # Disk
 
-    def write(self, node: Node[Copy]) -> bool:
+    def write(self, node: Node[StateCopy]) -> bool:
         """Begin to write the copy, which is in host memory, to its file; False if there is no room."""
         copy = copy_of(node)
-        if copy.disk is There.NO:
-            if copy.host is not There.YES or not self._disk_room(copy.file_size):
+        if copy.disk is Presence.ABSENT:
+            if not copy.in_host or not self._disk_room(copy.file_size):
                 return False
-            copy.disk = There.COMING
+            copy.disk = Presence.COMING
             self.disk_bytes += copy.file_size
             self._writing[copy.key] = node
             self._disk.write(copy.key, root_of(node).salt, tokens_to(node))
             self.counters["disk_writes"] += 1
         return True
 
-    def written(self, key: int, error: str) -> Node[Copy]:
+    def written(self, key: int, error: str) -> Node[StateCopy]:
         node = self._writing.pop(key)
         copy = copy_of(node)
-        copy.disk = There.NO if error else There.YES
+        copy.disk = Presence.ABSENT if error else Presence.PRESENT
         copy.unwritable = bool(error)
         if error:
             self.counters["failed_writes"] += 1
@@ -219,10 +227,10 @@ class Store:
         self._settle(node)
         return node
 
-    def drop_host(self, node: Node[Copy]) -> None:
+    def drop_host(self, node: Node[StateCopy]) -> None:
         """Keep the file only, if nothing is under way."""
         copy = copy_of(node)
-        if copy.host is There.YES and copy.disk is There.YES and not copy.busy:
+        if copy.in_host and copy.in_file and not copy.busy:
             self._leave_host(node)
             self._changed(node)
 
@@ -235,13 +243,13 @@ class Store:
             for node in self._in_host:
                 copy = copy_of(node)
                 fits = self.disk_bytes + copy.file_size <= self.limits.disk_bytes
-                if copy.host is There.YES and copy.disk is There.NO and copy.wanted and not copy.unwritable and fits:
+                if copy.in_host and copy.disk is Presence.ABSENT and copy.wanted and not copy.unwritable and fits:
                     self.write(node)
                     return
 
     # Going
 
-    def release(self, node: Node[Copy]) -> None:
+    def release(self, node: Node[StateCopy]) -> None:
         """No session goes on from this copy any more."""
         copy_of(node).wanted = False
         self._settle(node)
@@ -249,22 +257,22 @@ class Store:
     def release_unnamed(self) -> None:
         """Files that were there at the start, and that no session has claimed."""
         for node in list(self.tree.states):
-            if not node.names:
+            if not node.sessions:
                 self.release(node)
 
-    def _settle(self, node: Node[Copy]) -> None:
+    def _settle(self, node: Node[StateCopy]) -> None:
         """What is neither in host memory nor on disk, or not wanted, is forgotten once nothing is under way with it."""
         copy = node.state
-        if copy is None or copy.busy or (copy.wanted and (copy.host, copy.disk) != (There.NO, There.NO)):
+        if copy is None or copy.busy or (copy.wanted and (copy.host, copy.disk) != (Presence.ABSENT, Presence.ABSENT)):
             return
         self._forget(node)
 
-    def _forget(self, node: Node[Copy]) -> None:
+    def _forget(self, node: Node[StateCopy]) -> None:
         copy = copy_of(node)
         self._gone(node)
-        if copy.host is There.YES:
+        if copy.in_host:
             self._leave_host(node)
-        if copy.disk is There.YES:
+        if copy.in_file:
             self._leave_disk(node)
         self.tree.take_state(node)
         while node.parent is not None and not node.children and node.state is None:
@@ -272,20 +280,20 @@ class Store:
             self.tree.remove(node)
             node = parent
 
-    def _leave_host(self, node: Node[Copy]) -> None:
+    def _leave_host(self, node: Node[StateCopy]) -> None:
         self._send("forward", Drop([copy_of(node).key]))
         self._no_longer_in_host(node)
 
-    def _no_longer_in_host(self, node: Node[Copy]) -> None:
+    def _no_longer_in_host(self, node: Node[StateCopy]) -> None:
         copy = copy_of(node)
-        copy.host = There.NO
+        copy.host = Presence.ABSENT
         self.host_bytes -= copy.size
         del self._in_host[node]
 
-    def _leave_disk(self, node: Node[Copy]) -> None:
+    def _leave_disk(self, node: Node[StateCopy]) -> None:
         copy = copy_of(node)
         self._disk.delete(root_of(node).salt, tokens_to(node))
-        copy.disk = There.NO
+        copy.disk = Presence.ABSENT
         self.disk_bytes -= copy.file_size
 
     # Room
@@ -300,7 +308,7 @@ class Store:
             return True
         for node in self._idle(self._in_host) if size <= cap else ():
             copy = copy_of(node)
-            if self.host_bytes + size > cap and copy.host is There.YES and copy.disk is There.YES:
+            if self.host_bytes + size > cap and copy.in_host and copy.in_file:
                 self._leave_host(node)
                 self._changed(node)
         soon = sum(copy_of(node).size for node in self._writing.values())
@@ -308,9 +316,9 @@ class Store:
             copy = copy_of(node)
             if self.host_bytes + size - soon <= cap:
                 break
-            if copy.host is There.YES and self.has_disk and not copy.unwritable and self.write(node):
+            if copy.in_host and self.has_disk and not copy.unwritable and self.write(node):
                 soon += copy.size
-            elif copy.host is There.YES:
+            elif copy.in_host:
                 self._forget(node)
         return self.host_bytes + size <= cap
 
@@ -322,15 +330,15 @@ class Store:
             copy = copy_of(node)
             if self.disk_bytes + size <= cap:
                 break
-            if copy.disk is not There.YES:
+            if not copy.in_file:
                 continue
-            if copy.host is There.YES:
+            if copy.in_host:
                 self._leave_disk(node)
             else:
                 self._forget(node)
         return self.disk_bytes + size <= cap
 
-    def _idle(self, nodes: Iterable[Node[Copy]]) -> Iterator[Node[Copy]]:
+    def _idle(self, nodes: Iterable[Node[StateCopy]]) -> Iterator[Node[StateCopy]]:
         """Those with which nothing is under way, the least recently used first."""
         for node in list(nodes):
             if node.state is not None and not node.state.busy:
@@ -342,29 +350,29 @@ class Store:
             self._disk.delete(salt, tokens)
             return
         copy = self._new(count(tokens))
-        copy.disk, copy.file_size = There.YES, size
+        copy.disk, copy.file_size = Presence.PRESENT, size
         self.disk_bytes += size
         self._add(salt, tokens, copy)
 
-    def _new(self, position: int) -> Copy:
-        return Copy(0, self.limits.in_memory(position), self.limits.in_file(position))
+    def _new(self, position: int) -> StateCopy:
+        return StateCopy(0, self.limits.in_memory(position), self.limits.in_file(position))
 
-    def _add(self, salt: str, tokens: Tokens, copy: Copy) -> Node[Copy]:
+    def _add(self, salt: str, tokens: Tokens, copy: StateCopy) -> Node[StateCopy]:
         root = self.tree.match(salt, b"", 0).node
         node = self.tree.insert(root, tokens, [])
         self.tree.set_state(node, copy)
         return node
 
-    def _come(self, node: Node[Copy]) -> None:
+    def _come(self, node: Node[StateCopy]) -> None:
         """A copy is on its way to host memory, under a key that nothing on the stream still drops."""
         copy = copy_of(node)
         self._keys += 1
-        copy.key, copy.host = self._keys, There.COMING
+        copy.key, copy.host = self._keys, Presence.COMING
         self.host_bytes += copy.size
         self._coming[copy.key] = node
         self._in_host[node] = None
 
 
-def copy_of(node: Node[Copy]) -> Copy:
+def copy_of(node: Node[StateCopy]) -> StateCopy:
     assert node.state is not None
     return node.state

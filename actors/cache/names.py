@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from actors.actor import Send
-from actors.cache.copies import Copy, There, copy_of
+from actors.cache.copies import Presence, StateCopy, copy_of
 from actors.cache.radix import Node
 from actors.lease import Lease
 from actors.messages import Kept
@@ -17,10 +17,10 @@ class Names:
     is. `release` is told of copies that no session needs any more.
     """
 
-    def __init__(self, send: Send, release: Callable[[Node[Copy]], None]) -> None:
+    def __init__(self, send: Send, release: Callable[[Node[StateCopy]], None]) -> None:
         self.opened: dict[str, bool] = {}
         self.in_pool: dict[str, Node[Lease]] = {}
-        self.stored: dict[str, Node[Copy]] = {}
+        self.stored: dict[str, Node[StateCopy]] = {}
         self._send = send
         self._release = release
 
@@ -30,15 +30,15 @@ class Names:
     def put_in_pool(self, session: str, node: Node[Lease]) -> None:
         self.leave_pool(session)
         self.in_pool[session], self.opened[session] = node, True
-        node.names.add(session)
+        node.sessions.add(session)
         older = self.stored.get(session)
-        if older is not None and (older.end >= node.end or copy_of(older).disk is There.NO):
+        if older is not None and (older.end >= node.end or copy_of(older).disk is Presence.ABSENT):
             self._leave_store(session)
         self.tell(session)
 
-    def put_in_store(self, session: str, node: Node[Copy]) -> None:
+    def put_in_store(self, session: str, node: Node[StateCopy]) -> None:
         self.leave_pool(session)
-        node.names.add(session)
+        node.sessions.add(session)
         copy_of(node).wanted = True
         if self.stored.get(session) is not node:
             self._leave_store(session)
@@ -48,7 +48,7 @@ class Names:
     def leave_pool(self, session: str) -> None:
         node = self.in_pool.pop(session, None)
         if node is not None:
-            node.names.discard(session)
+            node.sessions.discard(session)
 
     def lose(self, session: str) -> None:
         """Nothing is kept of it but its tokens."""
@@ -64,19 +64,19 @@ class Names:
 
     def lost_in_pool(self, node: Node[Lease]) -> None:
         """The state of this node is gone."""
-        for session in sorted(node.names):
+        for session in sorted(node.sessions):
             self.leave_pool(session)
             self.tell(session)
 
-    def lost_in_store(self, node: Node[Copy]) -> None:
-        for session in sorted(node.names):
-            node.names.discard(session)
+    def lost_in_store(self, node: Node[StateCopy]) -> None:
+        for session in sorted(node.sessions):
+            node.sessions.discard(session)
             del self.stored[session]
             if session not in self.in_pool:
                 self.tell(session)
 
-    def changed_in_store(self, node: Node[Copy]) -> None:
-        for session in sorted(node.names - self.in_pool.keys()):
+    def changed_in_store(self, node: Node[StateCopy]) -> None:
+        for session in sorted(node.sessions - self.in_pool.keys()):
             self.tell(session)
 
     def tell(self, session: str) -> None:
@@ -86,12 +86,12 @@ class Names:
             self._send("api", Kept(session, "slot", pool.end))
         elif stored is None:
             self._send("api", Kept(session, "tokens", 0))
-        elif copy_of(stored).host is not There.COMING:
+        elif copy_of(stored).host is not Presence.COMING:
             self._send("api", Kept(session, copy_of(stored).tier, stored.end))
 
     def _leave_store(self, session: str) -> None:
         node = self.stored.pop(session, None)
         if node is not None:
-            node.names.discard(session)
-            if not node.names:
+            node.sessions.discard(session)
+            if not node.sessions:
                 self._release(node)

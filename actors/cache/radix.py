@@ -20,7 +20,7 @@ WORST_FIRST: tuple[Lost, ...] = ("evicted", "misaligned", "never_kept", "")
 class Node(Generic[S]):
     """Tokens [start, end) of a path. `pages` covers them; the first page may begin with entries of the path above.
 
-    names: sessions that go on from its state. pins: open grants that go on from here. evicted: it had a state that had
+    sessions: those that go on from its state. pins: open grants that go on from here. evicted: it had a state that had
     to go. salt: set on roots only.
     """
 
@@ -31,7 +31,7 @@ class Node(Generic[S]):
     pages: list[int]
     children: "dict[bytes, Node[S]]" = field(default_factory=dict)
     state: S | None = None
-    names: set[str] = field(default_factory=set)
+    sessions: set[str] = field(default_factory=set)
     pins: int = 0
     evicted: bool = False
     salt: str = ""
@@ -144,14 +144,14 @@ class RadixTree(Generic[S]):
         del node.parent.children[node.tokens[:WIDTH]]
         del self.nodes[node]
         self.tokens -= count(node.tokens)
-        self.pages.unname(node.pages)
+        self.pages.drop_node_refs(node.pages)
         self._trim(node.parent)
 
     def clear(self) -> list[Node[S]]:
         """Begin a new epoch; returns the nodes of the old one that keep a state."""
         stateful = list(self.states)
         for node in self.nodes:
-            self.pages.unname(node.pages)
+            self.pages.drop_node_refs(node.pages)
         self.roots.clear()
         self.nodes.clear()
         self.states.clear()
@@ -177,8 +177,8 @@ class RadixTree(Generic[S]):
         for step in path(node):
             if not pages or step.end <= first * size or not step.pages:
                 break
-            self.pages.name(pages[:1])
-            self.pages.unname(step.pages[-1:])
+            self.pages.add_node_refs(pages[:1])
+            self.pages.drop_node_refs(step.pages[-1:])
             step.pages[-1] = pages[0]
         return self._add(tokens, node, pages)
 
@@ -188,7 +188,7 @@ class RadixTree(Generic[S]):
         parent.children[tokens[:WIDTH]] = node
         self.nodes[node] = None
         self.tokens += count(tokens)
-        self.pages.name(pages)
+        self.pages.add_node_refs(pages)
         return node
 
     def _split(self, node: Node[S], length: int) -> Node[S]:
@@ -199,8 +199,8 @@ class RadixTree(Generic[S]):
         self.tokens -= length
         upper = self._add(cut(node.tokens, 0, length), parent, self._span(old, node.start, at, node.start))
         lower_pages = self._span(old, at, node.end, node.start)
-        self.pages.name(lower_pages)
-        self.pages.unname(old)
+        self.pages.add_node_refs(lower_pages)
+        self.pages.drop_node_refs(old)
         node.tokens, node.start, node.parent, node.pages = node.tokens[length * WIDTH :], at, upper, lower_pages
         upper.children[node.tokens[:WIDTH]] = node
         return upper

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from actors.actor import Send
-from actors.cache.copies import Copy, Store, There, TierLimits, copy_of
+from actors.cache.copies import CopyStore, Presence, StateCopy, TierLimits, copy_of
 from actors.cache.names import Names
 from actors.cache.pages import Pages
 from actors.cache.radix import Node, RadixTree, root_of, tokens_to
@@ -38,7 +38,7 @@ class Tiers:
         self.counters: Counter[str] = Counter()
         self._send, self._ledger, self._pages, self._tree, self._is_busy = send, ledger, pages, tree, is_busy
         self.names = Names(send, lambda node: self.store.release(node))
-        self.store = Store(limits, disk, send, self.names.changed_in_store, self.names.lost_in_store)
+        self.store = CopyStore(limits, disk, send, self.names.changed_in_store, self.names.lost_in_store)
         self.exports: dict[int, list[int]] = {}
         self._commands: list[Command] = []
 
@@ -58,16 +58,16 @@ class Tiers:
         """Carry out the commands of sessions that have no turn to end; keep within the slots that sessions may have."""
         self._commands = [command for command in self._commands if not self._carry_out(command)]
         if (cap := self.store.limits.session_slots) is not None:
-            named = [node for node in self._tree.states if node.names]
+            named = [node for node in self._tree.states if node.sessions]
             for node in named[: max(len(named) - cap, 0)]:
                 self.demote(node, may_lose=not self.store.can_hold(node.end))
         self.store.write_ahead()
 
-    def one_ahead(self) -> None:
+    def keep_a_slot_free(self) -> None:
         """Have a slot at hand where the next to go is a session's, whose copy takes a moment."""
         if not self._ledger.counts[Place.FREE] and not self.exports:
             node = next((node for node in self._tree.states if not self._ledger.loans(_state(node))), None)
-            if node is not None and node.names and self.store.can_hold(node.end):
+            if node is not None and node.sessions and self.store.can_hold(node.end):
                 self.demote(node, may_lose=False)
 
     def suspend_all(self) -> None:
@@ -99,7 +99,7 @@ class Tiers:
         if below is None:
             self.names.lost_in_pool(node)
         else:
-            for session in sorted(node.names):
+            for session in sorted(node.sessions):
                 self.names.put_in_store(session, below)
         return True
 
@@ -124,7 +124,7 @@ class Tiers:
             for suspend in failed:
                 self._answer(suspend, "host", node.end)
 
-    def _goes_on_from(self, session: str, node: Node[Copy]) -> bool:
+    def _goes_on_from(self, session: str, node: Node[StateCopy]) -> bool:
         return session not in self.names.in_pool and self.names.stored.get(session) is node
 
     # Commands
@@ -167,11 +167,11 @@ class Tiers:
         if stored is None:
             return self._answer(suspend, "tokens", 0)
         copy = copy_of(stored)
-        if copy.host is There.COMING or copy.loans:
+        if copy.host is Presence.COMING or copy.loans:
             return False
         if not self.store.has_disk or not self.store.write(stored):
             return self._answer(suspend, "host", stored.end)
-        if copy.disk is There.COMING:
+        if copy.disk is Presence.COMING:
             return False
         self.store.drop_host(stored)
         return self._answer(suspend, "disk", stored.end)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from actors.cache.copies import Copy, Store, There, copy_of
+from actors.cache.copies import CopyStore, Presence, StateCopy, copy_of
 from actors.cache.radix import Node
 from actors.messages import Acquire
 from actors.requests import Lost
@@ -12,7 +12,7 @@ from actors.requests import Lost
 class Wait(Enum):
     """What an Acquire waits for: slots and pages, or a copy that is coming to host memory."""
 
-    ROOM = auto()
+    ALLOCATION = auto()
     COPY = auto()
 
 
@@ -21,7 +21,7 @@ class Parked:
     """awaits: the copy that it has a loan on. read: that was on disk. lost: why another was not to be had."""
 
     acquire: Acquire
-    awaits: Node[Copy] | None = None
+    awaits: Node[StateCopy] | None = None
     read: bool = False
     lost: Lost = ""
 
@@ -29,7 +29,7 @@ class Parked:
 class Waiting:
     """In order of arrival."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: CopyStore) -> None:
         self._store = store
         self._parked: dict[int, Parked] = {}
 
@@ -46,7 +46,7 @@ class Waiting:
     def in_order(self) -> list[Parked]:
         return list(self._parked.values())
 
-    def copy_for(self, parked: Parked, position: int) -> Node[Copy] | None:
+    def copy_for(self, parked: Parked, position: int) -> Node[StateCopy] | None:
         """The copy to go on from, if one goes beyond `position`: lent, and on its way if it is not in host memory."""
         acquire, store = parked.acquire, self._store
         node = store.match(acquire.salt, acquire.tokens, acquire.limit)
@@ -57,10 +57,10 @@ class Waiting:
             self._let_go(parked)
             store.lend(node)
             parked.awaits = node
-        parked.read |= copy_of(node).host is There.COMING and copy_of(node).disk is There.YES
+        parked.read |= copy_of(node).host is Presence.COMING and copy_of(node).in_file
         return node
 
-    def loaded(self, node: Node[Copy], error: str) -> None:
+    def loaded(self, node: Node[StateCopy], error: str) -> None:
         """The copy is there, or never will be."""
         for parked in self._parked.values():
             if error and parked.awaits is node:

@@ -28,7 +28,7 @@ from actors.tokens import count, pack, unpack
 
 
 @dataclass(slots=True)
-class Row:
+class RunningRow:
     """A running request as its stream will have left it: `state` will have consumed `position` tokens."""
 
     index: int
@@ -39,7 +39,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Running:
+class LaunchedStep:
     """A step on the stream whose event has not passed; `sampling` in the order in which they sample.
 
     positions: where it brings each of its rows.
@@ -58,12 +58,12 @@ class Forward:
     send: Send
     device: Device
     max_running: int
-    rows: dict[int, Row] = field(default_factory=dict)
+    rows: dict[int, RunningRow] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._free_rows = list(range(self.max_running - 1, -1, -1))
         self._poisoned: set[int] = set()
-        self._reports: deque[Running | Admitted | Stepped | Retired | Drain] = deque()
+        self._reports: deque[LaunchedStep | Admitted | Stepped | Retired | Drain] = deque()
 
     def receive(self, message: Message) -> None:
         match message:
@@ -87,7 +87,7 @@ class Forward:
                 raise TypeError(f"forward got {message!r}")
 
     def act(self) -> None:
-        while self._reports and not isinstance(report := self._reports[0], Running):
+        while self._reports and not isinstance(report := self._reports[0], LaunchedStep):
             self._reports.popleft()
             if isinstance(report, Retired):
                 report.poisoned = report.grant in self._poisoned
@@ -100,13 +100,13 @@ class Forward:
             match report:
                 case Retired():
                     yield report.state
-                case Running() | Stepped():
+                case LaunchedStep() | Stepped():
                     yield from (checkpoint.slot for checkpoint in report.checkpoints)
                 case _:
                     pass
 
     def _admit(self, admit: Admit) -> None:
-        row = Row(self._free_rows.pop(), admit.grant, admit.state, admit.match, count(admit.request.tokens))
+        row = RunningRow(self._free_rows.pop(), admit.grant, admit.state, admit.match, count(admit.request.tokens))
         self.rows[admit.grant] = row
         if admit.source is not None:
             self.device.copy(admit.source.slot, row.state.slot)
@@ -135,11 +135,11 @@ class Forward:
         sampling = [chunk.grant for chunk, work in zip(step.chunks, chunks, strict=True) if work.samples]
         sampling += [row.grant for row in decodes]
         moved = {grant: self.rows[grant].position for grant in [*(c.grant for c in step.chunks), *sampling]}
-        self._reports.append(Running(step.step, sampling, moved, step.checkpoints))
+        self._reports.append(LaunchedStep(step.step, sampling, moved, step.checkpoints))
         checkpoints = [WorkCheckpoint(self.rows[c.grant].index, c.position, c.slot.slot) for c in step.checkpoints]
         self.device.run(Work(step.step, chunks, [row.index for row in decodes], positions, checkpoints))
 
-    def _chunk(self, row: Row, tokens: int) -> WorkChunk:
+    def _chunk(self, row: RunningRow, tokens: int) -> WorkChunk:
         start, row.position = row.position, row.position + tokens
         return WorkChunk(row.index, start, row.position, row.position == row.length)
 
@@ -150,9 +150,9 @@ class Forward:
 
     def _ran(self, ran: Ran) -> None:
         """The oldest step on the stream is done. Rows of one that raised are worth nothing in the next one either."""
-        at = next(i for i, report in enumerate(self._reports) if isinstance(report, Running))
+        at = next(i for i, report in enumerate(self._reports) if isinstance(report, LaunchedStep))
         running = self._reports[at]
-        assert isinstance(running, Running) and running.step == ran.step
+        assert isinstance(running, LaunchedStep) and running.step == ran.step
         if ran.error:
             self._poisoned.update(running.positions)
         sampled = [] if ran.error else list(zip(running.sampling, unpack(ran.tokens), strict=True))

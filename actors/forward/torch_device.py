@@ -12,7 +12,7 @@ from actors.requests import Request, RowLogprobs, TokenLogprob
 from actors.storage import host_memory as host_states
 from actors.storage.host_memory import HostStates
 from kernels.sampling import (
-    SamplingParams,
+    SamplingTensors,
     TokenCounts,
     apply_bias,
     apply_penalties,
@@ -25,7 +25,7 @@ LOGITS_ROWS = 128
 
 
 @dataclass(slots=True)
-class Row:
+class DeviceRow:
     """What the host keeps of a row. tokens: int64 [given] on the device; line: of its token counts, if penalised."""
 
     grant: int
@@ -60,7 +60,7 @@ class TorchDevice:
         self._host = host if host is not None else HostStates()
         self.model, self.pools, self.torch_device = model, pools, device
         self._deliver = deliver
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, DeviceRow] = {}
         per_row = -(-(max_model_len + 1) // pools.page_size) if pools.pages else 0
         self._pages = torch.zeros(max_running, per_row, dtype=torch.int32, device=device)
         self._slots = torch.zeros(max_running, dtype=torch.int64, device=device)
@@ -105,7 +105,7 @@ class TorchDevice:
         line = None
         if (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1.0, 0.0, 0.0):
             line = self._counts.open(tokens[: request.prompt_len], tokens[request.prompt_len :])
-        self._rows[row] = Row(grant, request, tokens, 0, line)
+        self._rows[row] = DeviceRow(grant, request, tokens, 0, line)
         self.extend_row(row, pages)
         self._slots[row] = slot
         self._temperature[row] = sampling.temperature
@@ -194,7 +194,7 @@ class TorchDevice:
         kept = raw[self._tensor(reported)] if reported else raw[:0]
         logits = self._adjust(draws, raw)
         asked = [self._rows[draw.row].request.sampling for draw in draws]
-        params = SamplingParams(
+        params = SamplingTensors(
             temperature=self._temperature[rows],
             top_k=self._top_k[rows],
             top_p=self._top_p[rows],

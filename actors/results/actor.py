@@ -48,7 +48,7 @@ class Vocabulary(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Record:
+class RequestHistory:
     """A request from its first admission to its last; it outlives a retraction.
 
     `history` is every token given or sampled; history[:donated] is what the cache knows of it under this grant.
@@ -87,10 +87,10 @@ class ResultProcessor:
     send: Send
     vocabulary: Vocabulary
     counters: Counter[str] = field(default_factory=Counter)
-    records: dict[str, Record] = field(default_factory=dict)
+    records: dict[str, RequestHistory] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._grants: dict[int, Record] = {}
+        self._grants: dict[int, RequestHistory] = {}
         self._outputs: list[Output] = []
 
     def receive(self, message: Message) -> None:
@@ -127,7 +127,7 @@ class ResultProcessor:
         record.start, record.moved = admitted.match, admitted.origin == "slot"
         self._grants[admitted.grant] = record
 
-    def _record(self, admitted: Admitted) -> Record:
+    def _record(self, admitted: Admitted) -> RequestHistory:
         request = admitted.request
         history = unpack(request.tokens)
         decode = self._decoder(request.skip_special_tokens)
@@ -135,7 +135,7 @@ class ResultProcessor:
         stops = StopStrings(request.stops.strings, request.stops.keep_stop_string)
         first = request.prompt_logprobs_from or 0
         detokenizer = Detokenizer(decode, tail)
-        return Record(request, history, detokenizer, stops, admitted, request.shown, prompt_logprobs_next=first)
+        return RequestHistory(request, history, detokenizer, stops, admitted, request.shown, prompt_logprobs_next=first)
 
     def _decoder(self, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
         return lambda ids: self.vocabulary.decode(ids, skip_special_tokens)
@@ -173,17 +173,17 @@ class ResultProcessor:
         for record, token in live:
             self._output(record, texts[record] if record in texts else self._text(record, token))
 
-    def _text(self, record: Record, token: int) -> str:
+    def _text(self, record: RequestHistory, token: int) -> str:
         """What the token adds to the text that may be shown; a token that stops adds nothing."""
         if self._stops_on(record, token):
             return ""
         return record.stops.push(record.detokenizer.push([token]))
 
-    def _stops_on(self, record: Record, token: int) -> bool:
+    def _stops_on(self, record: RequestHistory, token: int) -> bool:
         stops = record.request.stops
         return record.completion > stops.min_tokens and token in stops.token_ids
 
-    def _check(self, record: Record, token: int) -> None:
+    def _check(self, record: RequestHistory, token: int) -> None:
         if self._stops_on(record, token):
             record.finish, record.stop_reason = "stop", token
         elif record.stops.matched is not None:
@@ -198,7 +198,7 @@ class ResultProcessor:
         record.prompt_logprobs += fresh
         record.prompt_logprobs_next += len(fresh)
 
-    def _output(self, record: Record, text: str) -> None:
+    def _output(self, record: RequestHistory, text: str) -> None:
         """Give the client what is new; `text` is what may be shown now."""
         if record.finish is not None and record.stops.matched is None:
             text += record.stops.push(record.detokenizer.flush()) + record.stops.flush()
@@ -224,7 +224,7 @@ class ResultProcessor:
         record.new_tokens, record.new_logprobs, record.prompt_logprobs = [], [], []
         self.counters["generation_tokens"] += len(self._outputs[-1].tokens) // 4
 
-    def _donate(self, record: Record, state: Lease, position: int, closes: bool) -> None:
+    def _donate(self, record: RequestHistory, state: Lease, position: int, closes: bool) -> None:
         tokens = pack(record.history[record.donated : position])
         record.donated = position
         self.send("cache", Donate(record.grant, state, position, tokens, closes))
@@ -240,7 +240,7 @@ class ResultProcessor:
             self._answer(record, reason)
         self._settle_state(record, retired)
 
-    def _settle_state(self, record: Record, retired: Retired) -> None:
+    def _settle_state(self, record: RequestHistory, retired: Retired) -> None:
         session, state, position = record.request.session, retired.state, retired.position
         worth = position > record.start or record.moved  # else it is where it came from, and its copy may be under way
         if retired.poisoned or not worth:
@@ -253,24 +253,24 @@ class ResultProcessor:
         else:
             self.send("cache", Free([state], closes=retired.grant))
 
-    def _requeue(self, record: Record) -> None:
+    def _requeue(self, record: RequestHistory) -> None:
         record.request = replace(record.request, tokens=pack(record.history))
         record.suspect_until = max(record.suspect_until, record.failed_at)
         self.send("scheduler", Requeue(record.request, record.suspect_until))
 
-    def _answer(self, record: Record, reason: RetireReason) -> None:
+    def _answer(self, record: RequestHistory, reason: RetireReason) -> None:
         if record.finish is None:
             self._finish(record, FINISH[reason], record.error if reason == "failed" else reason)
         self._forget(record)
 
-    def _ended(self, record: Record, finish: FinishReason, reason: str) -> None:
+    def _ended(self, record: RequestHistory, finish: FinishReason, reason: str) -> None:
         self._finish(record, finish, reason)
         self._forget(record)
 
-    def _finish(self, record: Record, finish: FinishReason, reason: str) -> None:
+    def _finish(self, record: RequestHistory, finish: FinishReason, reason: str) -> None:
         record.finish, record.stop_reason = finish, reason
         self._output(record, "")
 
-    def _forget(self, record: Record) -> None:
+    def _forget(self, record: RequestHistory) -> None:
         del self.records[record.request.id]
         self.send("scheduler", Over(record.request.id))

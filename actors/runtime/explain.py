@@ -67,7 +67,7 @@ def _explain_node(node: Node[Lease]) -> dict[str, object]:
         "pages": list(node.pages),
         "slot": node.state.slot if node.state is not None else None,
         "evicted": node.evicted,
-        "sessions": sorted(node.names),
+        "sessions": sorted(node.sessions),
         "pins": node.pins,
         "salt": _digest(root.salt),
     }

@@ -1,46 +1,56 @@
-"""How leases travel inside messages: the sender's handle dies at `depart`, the receiver's comes alive at `arrive`."""
+"""How leases travel inside messages: the sender's handle dies at `depart`, the receiver's comes alive at `arrive`.
 
-from collections.abc import Iterator
+Which fields of a message hold leases is said by their types, in actors/messages.py, and nowhere else.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import get_args, get_origin
 
 import msgspec
+from msgspec import Struct
 
 from actors.lease import Lease, Ledger
-from actors.messages import (
-    Admit,
-    Donate,
-    Export,
-    Exported,
-    Free,
-    Granted,
-    Message,
-    Retired,
-    Return,
-    SaveFromReq,
-    Spare,
-    Step,
-    Stepped,
-)
+from actors.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseField:
+    """A field that holds a lease, a list of leases, or (inner) a list of Structs that hold some."""
+
+    name: str
+    listed: bool
+    inner: "tuple[LeaseField, ...]" = ()
+
+
+def lease_fields(kind: type[Struct]) -> tuple[LeaseField, ...]:
+    """Raises TypeError for a field in which a lease would not be found: in a dict, say, or an optional one."""
+    found = []
+    for field in msgspec.structs.fields(kind):
+        listed = get_origin(field.type) is list
+        held = get_args(field.type)[0] if listed else field.type
+        inner = lease_fields(held) if isinstance(held, type) and issubclass(held, Struct) else ()
+        if held is Lease or (listed and inner):
+            found.append(LeaseField(field.name, listed, inner))
+        elif inner or mentions_lease(field.type):
+            raise TypeError(f"{kind.__name__}.{field.name}: a lease cannot travel in {field.type}")
+    return tuple(found)
+
+
+def mentions_lease(annotation: object) -> bool:
+    return annotation is Lease or any(map(mentions_lease, get_args(annotation)))
+
+
+FIELDS: dict[type, tuple[LeaseField, ...]] = {kind: lease_fields(kind) for kind in get_args(Message)}
 
 
 def depart(message: Message, sender: str, receiver: str, ledger: Ledger) -> None:
     """Replace each lease in `message` by one in transit. All are checked first: a refused send moves nothing."""
-    for lease in leases_in(message):
+    fields = FIELDS[type(message)]
+    for lease in leases_at(message, fields):
         lease.check()
     name = type(message).__name__
-
-    def move(lease: Lease) -> Lease:
-        return ledger.depart(lease, sender, receiver, name)
-
-    match message:
-        case Granted() | Return() | Admit() | Retired() | Donate() | SaveFromReq() | Export() | Exported():
-            message.state = move(message.state)
-        case Spare() | Free():
-            message.slots = [move(lease) for lease in message.slots]
-        case Step() | Stepped():
-            for checkpoint in message.checkpoints:
-                checkpoint.slot = move(checkpoint.slot)
-        case _:
-            pass
+    move_all(message, fields, lambda lease: ledger.depart(lease, sender, receiver, name))
 
 
 def arrive(message: Message, receiver: str, ledger: Ledger) -> None:
@@ -49,15 +59,28 @@ def arrive(message: Message, receiver: str, ledger: Ledger) -> None:
 
 
 def leases_in(message: Message) -> Iterator[Lease]:
-    match message:
-        case Granted() | Return() | Admit() | Retired() | Donate() | SaveFromReq() | Export() | Exported():
-            yield message.state
-        case Spare() | Free():
-            yield from message.slots
-        case Step() | Stepped():
-            yield from (checkpoint.slot for checkpoint in message.checkpoints)
-        case _:
-            pass
+    return leases_at(message, FIELDS[type(message)])
+
+
+def leases_at(holder: Struct, fields: tuple[LeaseField, ...]) -> Iterator[Lease]:
+    for field in fields:
+        value = getattr(holder, field.name)
+        for item in value if field.listed else (value,):
+            if field.inner:
+                yield from leases_at(item, field.inner)
+            else:
+                yield item
+
+
+def move_all(holder: Struct, fields: tuple[LeaseField, ...], move: Callable[[Lease], Lease]) -> None:
+    """Put what `move` makes of each lease in its place."""
+    for field in fields:
+        value = getattr(holder, field.name)
+        if field.inner:
+            for item in value:
+                move_all(item, field.inner, move)
+        else:
+            setattr(holder, field.name, [move(lease) for lease in value] if field.listed else move(value))
 
 
 class Codec:

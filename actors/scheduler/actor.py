@@ -35,17 +35,17 @@ from actors.messages import (
 from actors.requests import EndReason, Request, RetireReason
 from actors.scheduler.plan import (
     Limits,
+    OpenRequest,
     Plan,
-    Record,
-    Row,
-    State,
+    ScheduledRow,
+    SchedulerState,
     StepPlan,
     checkpoint_positions,
     horizon,
     moved_rows,
     plan,
 )
-from actors.scheduler.strategy import most
+from actors.scheduler.strategy import max_checkpoint_slots
 from actors.tokens import count
 
 
@@ -56,10 +56,10 @@ class Scheduler:
     counters: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.state = State(self.limits)
-        self._records: dict[str, Record] = {}
+        self.state = SchedulerState(self.limits)
+        self._records: dict[str, OpenRequest] = {}
         self._wants: set[int] = set()
-        self._checkpoints = most(self.limits.strategy, self.limits.overlap, 1) > 0
+        self._checkpoints = max_checkpoint_slots(self.limits.strategy, self.limits.overlap, 1) > 0
         self._new_pages: dict[int, list[int]] = {}
         self._arrivals = 0
         self._grants = 0
@@ -128,7 +128,7 @@ class Scheduler:
 
     def _accept(self, request: Request) -> None:
         self._arrivals += 1
-        self._records[request.id] = Record(request, self._arrivals)
+        self._records[request.id] = OpenRequest(request, self._arrivals)
         self._enqueue(self._records[request.id])
 
     def _requeue(self, request: Request, suspect_until: int) -> None:
@@ -140,7 +140,7 @@ class Scheduler:
         else:
             self._end(record, "timeout" if record.ended_by == "timeout" else "aborted", "the request was aborted")
 
-    def _enqueue(self, record: Record) -> None:
+    def _enqueue(self, record: OpenRequest) -> None:
         self.state.queue.append(record)
         self.state.queue.sort(key=lambda queued: queued.order)
 
@@ -159,14 +159,14 @@ class Scheduler:
             self._leave_queue(record)
             self._end(record, reason, "the request was aborted")
 
-    def _leave_queue(self, record: Record) -> None:
+    def _leave_queue(self, record: OpenRequest) -> None:
         self.state.queue.remove(record)
         if record.grant is not None:
             self._cancel(record.grant)
 
-    def _end(self, record: Record, reason: EndReason, message: str) -> None:
+    def _end(self, record: OpenRequest, reason: EndReason, message: str) -> None:
         """Answer a queued request: results does where it has output, and the api where it never ran."""
-        to_results = record.succeeds is not None
+        to_results = record.predecessor is not None
         self.send("results" if to_results else "api", Ended(record.request.id, reason, message))
         if not to_results:
             del self._records[record.request.id]
@@ -182,7 +182,7 @@ class Scheduler:
         self.state.queue.remove(record)
         record.admitted = True
         size = self.limits.page_size
-        row = Row(
+        row = ScheduledRow(
             record=record,
             grant=granted.grant,
             position=granted.match,
@@ -236,7 +236,7 @@ class Scheduler:
         if len(spare.slots) < spare.asked:
             self._skip(row)
 
-    def _skip(self, row: Row) -> None:
+    def _skip(self, row: ScheduledRow) -> None:
         """Give up the checkpoints that come up soon and have no slot."""
         soon = [p for p in row.wanted if row.position < p <= horizon(self.limits, row, row.position)]
         for position in sorted(soon, key=row.wanted.__getitem__)[len(row.spares) :]:
@@ -275,7 +275,7 @@ class Scheduler:
             self.send("cache", Extend(extend))
         return commands.step is not None and self.state.in_flight < self.limits.depth
 
-    def _acquire(self, record: Record) -> None:
+    def _acquire(self, record: OpenRequest) -> None:
         self._grants += 1
         record.grant = self._grants
         self.state.acquiring[record.grant] = record
@@ -283,8 +283,8 @@ class Scheduler:
         limit = count(request.tokens) - 1
         if request.prompt_logprobs_from is not None and count(request.tokens) == request.prompt_len:
             limit = min(limit, max(request.prompt_logprobs_from - 1, 0))
-        succeeds = record.succeeds if record.succeeds is not None else self._predecessor(request)
-        self.send("cache", Acquire(record.grant, request.tokens, limit, request.salt, succeeds, request.session))
+        predecessor = record.predecessor if record.predecessor is not None else self._predecessor(request)
+        self.send("cache", Acquire(record.grant, request.tokens, limit, request.salt, predecessor, request.session))
 
     def _predecessor(self, request: Request) -> int | None:
         """The grant that this request goes on from, if its state is on its way to the tree: a client may be faster."""
@@ -307,7 +307,7 @@ class Scheduler:
         self.state.closing[grant] = row.record
         self.state.short.discard(grant)
         self._new_pages.pop(grant, None)
-        row.record.grant, row.record.succeeds = None, grant
+        row.record.grant, row.record.predecessor = None, grant
         if row.spares:
             self.send("cache", Free(row.spares))
             row.spares = []
@@ -332,7 +332,7 @@ class Scheduler:
         row.refill = True
         return Checkpoint(grant, position, row.spares.pop())
 
-    def _advance(self, row: Row, begin: int, end: int) -> None:
+    def _advance(self, row: ScheduledRow, begin: int, end: int) -> None:
         row.position = end
         if row.prefilling:
             return

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from actors.lease import Lease
 from actors.messages import Chunk
 from actors.requests import Request, RetireReason
-from actors.scheduler.strategy import Strategy, most, resident
+from actors.scheduler.strategy import Strategy, max_checkpoint_slots, resident_slots
 from actors.tokens import count
 
 
@@ -32,8 +32,8 @@ class Limits:
 
 
 @dataclass(eq=False, slots=True)
-class Record:
-    """An open request. `grant` is its Acquire or its admission under way; `succeeds` the last one that was open.
+class OpenRequest:
+    """An open request. `grant` is its Acquire or its admission under way; `predecessor` the last one that was open.
 
     suspect_until: a step of this request failed at that position; up to there it runs in steps of its own.
     """
@@ -41,7 +41,7 @@ class Record:
     request: Request
     arrival: int
     grant: int | None = None
-    succeeds: int | None = None
+    predecessor: int | None = None
     admitted: bool = False
     suspect_until: int = 0
     ended_by: RetireReason | None = None
@@ -53,7 +53,7 @@ class Record:
 
 
 @dataclass(eq=False, slots=True)
-class Row:
+class ScheduledRow:
     """An admitted request, as far as all steps sent have brought it.
 
     position: tokens consumed; length: tokens given (prompt, or prompt and output after a retraction); drawn and budget:
@@ -62,7 +62,7 @@ class Row:
     asked: slots asked for and not answered; refill: whether the resident ones of the strategy are to be asked for.
     """
 
-    record: Record
+    record: OpenRequest
     grant: int
     position: int
     length: int
@@ -93,7 +93,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class State:
+class SchedulerState:
     """What the scheduler knows.
 
     short: rows that the cache owes a page. closing: retired grants whose account is still open, by request.
@@ -101,10 +101,10 @@ class State:
     """
 
     limits: Limits
-    queue: list[Record] = field(default_factory=list)
-    rows: dict[int, Row] = field(default_factory=dict)
-    acquiring: dict[int, Record] = field(default_factory=dict)
-    closing: dict[int, Record] = field(default_factory=dict)
+    queue: list[OpenRequest] = field(default_factory=list)
+    rows: dict[int, ScheduledRow] = field(default_factory=dict)
+    acquiring: dict[int, OpenRequest] = field(default_factory=dict)
+    closing: dict[int, OpenRequest] = field(default_factory=dict)
     cancelled: set[int] = field(default_factory=set)
     short: set[int] = field(default_factory=set)
     in_flight: int = 0
@@ -128,7 +128,7 @@ class StepPlan:
 
 @dataclass(slots=True)
 class Plan:
-    acquire: list[Record] = field(default_factory=list)
+    acquire: list[OpenRequest] = field(default_factory=list)
     cancel: list[int] = field(default_factory=list)
     retire: list[tuple[int, RetireReason]] = field(default_factory=list)
     want: list[tuple[int, int]] = field(default_factory=list)
@@ -136,7 +136,7 @@ class Plan:
     step: StepPlan | None = None
 
 
-def plan(state: State) -> Plan:
+def plan(state: SchedulerState) -> Plan:
     commands = Plan()
     plan_queue(state, commands)
     plan_retraction(state, commands)
@@ -148,11 +148,11 @@ def plan(state: State) -> Plan:
     return commands
 
 
-def in_order(state: State) -> list[Row]:
+def in_order(state: SchedulerState) -> list[ScheduledRow]:
     return sorted(state.rows.values(), key=lambda row: row.record.order)
 
 
-def plan_queue(state: State, commands: Plan) -> None:
+def plan_queue(state: SchedulerState, commands: Plan) -> None:
     """Ask the cache for as many of the first in the queue as there are rows; none while a running row lacks a page."""
     room = 0 if state.short else state.limits.max_running - len(state.rows)
     first = state.queue[: max(room, 0)]
@@ -161,7 +161,7 @@ def plan_queue(state: State, commands: Plan) -> None:
     commands.cancel = [grant for grant, record in state.acquiring.items() if id(record) not in wanted]
 
 
-def plan_retraction(state: State, commands: Plan) -> None:
+def plan_retraction(state: SchedulerState, commands: Plan) -> None:
     """When pages are short and nothing on its way back may free some: retract the last row, never the first.
 
     The first, when it is alone, has grown to the limit of the pool.
@@ -177,7 +177,7 @@ def plan_retraction(state: State, commands: Plan) -> None:
         commands.retire.append((rows[0].grant, "capacity"))
 
 
-def plan_step(state: State, retiring: set[int]) -> StepPlan | None:
+def plan_step(state: SchedulerState, retiring: set[int]) -> StepPlan | None:
     """The rows that are free of suspicion together, and in turn with them one that is suspect by itself."""
     rows = [row for row in in_order(state) if row.grant not in retiring]
     together = [row for row in rows if not row.suspect]
@@ -192,7 +192,7 @@ def plan_step(state: State, retiring: set[int]) -> StepPlan | None:
     return None
 
 
-def fill_step(limits: Limits, rows: list[Row], alone: bool) -> StepPlan:
+def fill_step(limits: Limits, rows: list[ScheduledRow], alone: bool) -> StepPlan:
     """Every row that can decode, then prompt chunks in order of the requests while the token budget lasts."""
     decodes = [row.grant for row in rows if not row.prefilling and row.fits(1)]
     step = StepPlan([], decodes, [], [], [], alone)
@@ -205,7 +205,7 @@ def fill_step(limits: Limits, rows: list[Row], alone: bool) -> StepPlan:
     return step
 
 
-def chunk_length(row: Row, budget: int) -> int:
+def chunk_length(row: ScheduledRow, budget: int) -> int:
     """As far as the budget goes; nothing while a checkpoint on the way waits for its slot, which is soon decided."""
     end = min(row.length, row.position + budget)
     wanted = sum(row.position < position <= end for position in row.wanted)
@@ -213,7 +213,7 @@ def chunk_length(row: Row, budget: int) -> int:
     return 0 if undecided else end - row.position
 
 
-def plan_checkpoints(state: State, step: StepPlan) -> None:
+def plan_checkpoints(state: SchedulerState, step: StepPlan) -> None:
     """Each row's spare slots go to the positions on its way that rank first."""
     for row, begin, end in moved_rows(state, step):
         passed = sorted((p for p in row.wanted if begin < p <= end), key=row.wanted.__getitem__)
@@ -221,7 +221,7 @@ def plan_checkpoints(state: State, step: StepPlan) -> None:
         step.missed += [(row.grant, position) for position in passed[len(row.spares) :]]
 
 
-def moved_rows(state: State, step: StepPlan) -> Iterator[tuple[Row, int, int]]:
+def moved_rows(state: SchedulerState, step: StepPlan) -> Iterator[tuple[ScheduledRow, int, int]]:
     """Each row of a step with the positions that its state goes from and to."""
     for chunk in step.chunks:
         row = state.rows[chunk.grant]
@@ -231,25 +231,25 @@ def moved_rows(state: State, step: StepPlan) -> Iterator[tuple[Row, int, int]]:
         yield row, row.position, row.position + 1
 
 
-def positions_after(state: State, step: StepPlan | None) -> dict[int, int]:
+def positions_after(state: SchedulerState, step: StepPlan | None) -> dict[int, int]:
     after = {grant: row.position for grant, row in state.rows.items()}
     if step is not None:
         after.update({row.grant: end for row, _, end in moved_rows(state, step)})
     return after
 
 
-def plan_row(limits: Limits, row: Row, position: int, commands: Plan) -> None:
+def plan_row(limits: Limits, row: ScheduledRow, position: int, commands: Plan) -> None:
     """Pages and checkpoint slots that a row needs soon, seen from where this plan's step brings it."""
     if row.capacity is not None and not row.extending and row.capacity < min(position + 3, row.last):
         commands.extend.append(row.grant)
     soon = sum(position < wanted <= horizon(limits, row, position) for wanted in row.wanted)
     strategy, overlap = limits.strategy, limits.overlap
-    goal = max(min(soon, most(strategy, overlap, soon)), row.refill * resident(strategy, overlap))
+    goal = max(min(soon, max_checkpoint_slots(strategy, overlap, soon)), row.refill * resident_slots(strategy, overlap))
     if goal > len(row.spares) and not row.asked:
         commands.want.append((row.grant, goal - len(row.spares)))
 
 
-def horizon(limits: Limits, row: Row, position: int) -> int:
+def horizon(limits: Limits, row: ScheduledRow, position: int) -> int:
     """How far two steps may bring a row, and a little more: the time in which slots are asked for."""
     return position + (2 * limits.step_tokens if position < row.length else 8)
 

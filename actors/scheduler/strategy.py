@@ -14,7 +14,7 @@ class Strategy(StrEnum):
     JUST_IN_TIME = "just_in_time"
 
 
-def resident(strategy: Strategy, overlap: bool) -> int:
+def resident_slots(strategy: Strategy, overlap: bool) -> int:
     """Checkpoint slots that a request keeps by it all the time."""
     match strategy:
         case Strategy.EXTRA_BUFFER:
@@ -25,13 +25,13 @@ def resident(strategy: Strategy, overlap: bool) -> int:
             return 0
 
 
-def most(strategy: Strategy, overlap: bool, wanted: int) -> int:
+def max_checkpoint_slots(strategy: Strategy, overlap: bool, wanted: int) -> int:
     """Checkpoint slots that a request may have when `wanted` positions come up."""
     match strategy:
         case Strategy.NO_BUFFER:
             return 0
         case Strategy.EXTRA_BUFFER:
-            return resident(strategy, overlap)
+            return resident_slots(strategy, overlap)
         case Strategy.EXTRA_BUFFER_LAZY:
             return 2
         case Strategy.JUST_IN_TIME:
@@ -40,4 +40,4 @@ def most(strategy: Strategy, overlap: bool, wanted: int) -> int:
 
 def slots_per_request(strategy: Strategy, overlap: bool) -> int:
     """State slots that a running request holds: its own and its resident checkpoint slots."""
-    return 1 + resident(strategy, overlap)
+    return 1 + resident_slots(strategy, overlap)

@@ -31,7 +31,7 @@ class StateFileError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class StateFileHeader:
     """What the metadata of a file says of it. checksum: of all tensors, in the order of their names."""
 
     salt: str
@@ -128,7 +128,7 @@ class StateFiles:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = path.with_suffix(UNFINISHED)
         try:
-            save_file(tensors, unfinished, Header(salt, self._model, checksum(tensors)).to_metadata())
+            save_file(tensors, unfinished, StateFileHeader(salt, self._model, checksum(tensors)).to_metadata())
             unfinished.chmod(0o600)
             sync(unfinished)
             unfinished.rename(path)
@@ -183,14 +183,14 @@ def from_tensors(tensors: dict[str, Tensor]) -> HostState:
     return HostState(len(tensors["tokens"]), numbered("state"), numbered("kv"))
 
 
-def read_file(path: Path) -> tuple[Header, dict[str, Tensor]]:
+def read_file(path: Path) -> tuple[StateFileHeader, dict[str, Tensor]]:
     """Raises StateFileError, SafetensorError, OSError."""
     with safe_open(path, "pt") as file:
         # What it gives is a view of the file, which may change or go.
         return read_header(file), {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
 
 
-def read_tokens(path: Path) -> tuple[Header, Tokens]:
+def read_tokens(path: Path) -> tuple[StateFileHeader, Tokens]:
     """Of a file without its states. Raises as read_file."""
     with safe_open(path, "pt") as file:
         header = read_header(file)
@@ -199,12 +199,12 @@ def read_tokens(path: Path) -> tuple[Header, Tokens]:
         return header, file.get_tensor("tokens").numpy().tobytes()
 
 
-def read_header(file: Any) -> Header:
+def read_header(file: Any) -> StateFileHeader:
     found: dict[str, str] = file.metadata() or {}
     if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
         raise StateFileError(f"it is not of the format {FORMAT} {VERSION}")
     try:
-        return Header(json.loads(found["salt"]), found["model"], found["checksum"])
+        return StateFileHeader(json.loads(found["salt"]), found["model"], found["checksum"])
     except (KeyError, ValueError) as error:
         raise StateFileError(f"its header is incomplete: {error}") from None
 

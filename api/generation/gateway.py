@@ -32,7 +32,7 @@ from actors.tokens import Tokens
 from api import errors
 from api.errors import ApiError
 from api.generation.call import Call
-from api.generation.reader import Generation, Member, Why
+from api.generation.reader import AbandonReason, Generation, Member
 
 
 class Observer(Protocol):
@@ -51,7 +51,7 @@ class Unobserved:
         pass
 
 
-class Sessions(Protocol):
+class SessionRegistry(Protocol):
     """Whose names the ring keeps: told where their states are, and asked for them when the ring was made anew."""
 
     def kept(self, kept: Kept) -> None: ...
@@ -80,7 +80,7 @@ class Gateway:
         self, timeout: float, observer: Observer | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.clock = clock
-        self.sessions: Sessions = NoSessions()
+        self.sessions: SessionRegistry = NoSessions()
         self.draining = False
         self._timeout = timeout
         self._observer: Observer = observer or Unobserved()
@@ -155,7 +155,7 @@ class Gateway:
             self._post("scheduler", Submit(request))
         return generation
 
-    def abandon(self, generation: Generation, reason: Why) -> None:
+    def abandon(self, generation: Generation, reason: AbandonReason) -> None:
         """Abort the members that have not ended; their late outputs are dropped."""
         for member in generation.members:
             if self._open.pop(member.request.id, None) is not None:

@@ -11,7 +11,7 @@ from api.errors import ApiError
 from api.generation.call import Call
 
 MERGE_ABOVE = 64
-Why: TypeAlias = Literal["aborted", "timeout"]
+AbandonReason: TypeAlias = Literal["aborted", "timeout"]
 
 
 class Owner(Protocol):
@@ -19,7 +19,7 @@ class Owner(Protocol):
 
     clock: Callable[[], float]
 
-    def abandon(self, generation: "Generation", reason: Why) -> None: ...
+    def abandon(self, generation: "Generation", reason: AbandonReason) -> None: ...
 
 
 @dataclass
@@ -155,7 +155,7 @@ class Generation:
     def wake(self) -> None:
         self._wake.set()
 
-    def fail(self, error: ApiError, reason: Why = "aborted") -> None:
+    def fail(self, error: ApiError, reason: AbandonReason = "aborted") -> None:
         """Abort what is left; the reader gets `error`."""
         if self._error is None and not self.finished:
             self._error = error

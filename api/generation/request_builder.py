@@ -18,9 +18,9 @@ T = TypeVar("T")
 THREAD_ABOVE = 20_000
 SEEDS = 2**63
 GREEDY_BELOW = 1e-5
-MOST_STOPS = 64
-MOST_TOP_LOGPROBS = 20
-MOST_CHOICES = 128
+MAX_STOPS = 64
+MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 128
 
 Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
 TopP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
@@ -31,8 +31,8 @@ Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Seed: TypeAlias = int
 Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
-Choices: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
-TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_TOP_LOGPROBS)]
+Choices: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Priority: TypeAlias = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
 Salt: TypeAlias = Annotated[str, Meta(max_length=1024)]
@@ -153,8 +153,8 @@ def stops(engine: Engine, wishes: Wishes, room: int) -> Stops:
         raise errors.bad_request(message, wishes.name("min_tokens"), "invalid_value")
     limit = min(room, max(asked if asked is not None else default_length(engine, room), 1))
     strings = (wishes.stop,) if isinstance(wishes.stop, str) else tuple(wishes.stop)
-    if "" in strings or len(strings) > MOST_STOPS:
-        message = "a stop string cannot be empty" if "" in strings else f"at most {MOST_STOPS} stop strings"
+    if "" in strings or len(strings) > MAX_STOPS:
+        message = "a stop string cannot be empty" if "" in strings else f"at most {MAX_STOPS} stop strings"
         raise errors.bad_request(message, wishes.name("stop"), "invalid_value")
     check_ids(engine, wishes.stop_token_ids, wishes.name("stop_token_ids"))
     ends = () if wishes.ignore_eos else tuple(id for id in engine.text.eos_ids if id < engine.vocab_size)

@@ -52,15 +52,15 @@ class ChoiceLogprobs(Struct):
     refusal: None = None
 
 
-class Message(Struct):
+class ChatMessage(Struct):
     role: str
     content: str
     refusal: None = None
 
 
-class Choice(Struct):
+class ChatChoice(Struct):
     index: int
-    message: Message
+    message: ChatMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
@@ -71,18 +71,18 @@ class ChatCompletion(Struct, kw_only=True):
     object: str = "chat.completion"
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[ChatChoice]
     usage: Usage
 
 
-class Delta(Struct, omit_defaults=True):
+class ChatDelta(Struct, omit_defaults=True):
     role: str | None = None
     content: str | None = None
 
 
 class ChunkChoice(Struct):
     index: int
-    delta: Delta
+    delta: ChatDelta
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
@@ -112,9 +112,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             return await stream(request, generation, encoder, server.config.ping_interval)
         answers = await collect(generation)
         choices = [
-            Choice(
+            ChatChoice(
                 index=index,
-                message=Message("assistant", answer.text),
+                message=ChatMessage("assistant", answer.text),
                 logprobs=describe(engine.text, answer.logprobs) if asked.logprobs else None,
                 finish_reason=answer.finish_reason,
                 stop_reason=answer.stop_reason,
@@ -186,16 +186,16 @@ class ChatEncoder:
         self._continuous = options.continuous_usage_stats
 
     def opening(self) -> list[ChatChunk]:
-        return [self._chunk(ChunkChoice(index, Delta("assistant", ""))) for index in range(self._asked.n)]
+        return [self._chunk(ChunkChoice(index, ChatDelta("assistant", ""))) for index in range(self._asked.n)]
 
     def delta(self, index: int, output: Output) -> list[ChatChunk]:
         chunks = []
         logprobs = describe(self._text, output.logprobs) if self._asked.logprobs and output.logprobs else None
         if output.text or logprobs:
-            chunks.append(self._chunk(ChunkChoice(index, Delta(content=output.text), logprobs)))
+            chunks.append(self._chunk(ChunkChoice(index, ChatDelta(content=output.text), logprobs)))
         if output.finish_reason is not None:
             reason = output.stop_reason if output.finish_reason == "stop" else None
-            chunks.append(self._chunk(ChunkChoice(index, Delta(), None, output.finish_reason, reason)))
+            chunks.append(self._chunk(ChunkChoice(index, ChatDelta(), None, output.finish_reason, reason)))
         return chunks
 
     def closing(self) -> list[ChatChunk]:

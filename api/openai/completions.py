@@ -39,17 +39,17 @@ class CompletionRequest(RequestFields, forbid_unknown_fields=True, kw_only=True)
         return self.max_tokens == 0
 
 
-class Logprobs(Struct):
+class CompletionLogprobs(Struct):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
-class Choice(Struct):
+class CompletionChoice(Struct):
     index: int
     text: str
-    logprobs: Logprobs | None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -61,7 +61,7 @@ class Completion(Struct, kw_only=True):
     object: str = "text_completion"
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
 
 
@@ -147,23 +147,23 @@ class ChoiceWriter:
         self._prompts = prompts
         self._offsets = [0] * (len(prompts) * asked.n)
 
-    def echo(self, index: int, prompt_logprobs: Sequence[TokenLogprob]) -> tuple[str, Logprobs | None]:
+    def echo(self, index: int, prompt_logprobs: Sequence[TokenLogprob]) -> tuple[str, CompletionLogprobs | None]:
         """What echo puts before the answer."""
         prompt = self._prompts[index // self._asked.n]
         text = prompt.text if prompt.text is not None else self._text.decode(prompt.tokens, skip_special_tokens=False)
         return text, self.logprobs(index, prompt_logprobs)
 
-    def whole(self, index: int, answer: Answer) -> Choice:
+    def whole(self, index: int, answer: Answer) -> CompletionChoice:
         text, items = answer.text, answer.logprobs
         if self._asked.echo:
             before, _ = self.echo(index, ())
             text, items = before + text, [*answer.prompt_logprobs, *items]
-        return Choice(index, text, self.logprobs(index, items), answer.finish_reason, answer.stop_reason)
+        return CompletionChoice(index, text, self.logprobs(index, items), answer.finish_reason, answer.stop_reason)
 
-    def logprobs(self, index: int, items: Sequence[TokenLogprob]) -> Logprobs | None:
+    def logprobs(self, index: int, items: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
         if self._asked.logprobs is None:
             return None
-        result = Logprobs([], [], [], [])
+        result = CompletionLogprobs([], [], [], [])
         for item in items:
             token = token_text(self._text, item.token)
             result.tokens.append(token)
@@ -204,14 +204,14 @@ class CompletionEncoder:
         chunks = []
         if index in self._echo_due and (output.tokens or output.finish_reason is not None):
             self._echo_due.discard(index)
-            chunks.append(self._chunk(Choice(index, *self._writer.echo(index, output.prompt_logprobs))))
+            chunks.append(self._chunk(CompletionChoice(index, *self._writer.echo(index, output.prompt_logprobs))))
         reason, stop_reason = output.finish_reason, output.stop_reason if output.finish_reason == "stop" else None
         if self._asked.scoring:
             if reason is not None:
-                chunks.append(self._chunk(Choice(index, "", None, "length")))
+                chunks.append(self._chunk(CompletionChoice(index, "", None, "length")))
         elif output.text or output.logprobs or reason is not None:
             logprobs = self._writer.logprobs(index, output.logprobs)
-            chunks.append(self._chunk(Choice(index, output.text, logprobs, reason, stop_reason)))
+            chunks.append(self._chunk(CompletionChoice(index, output.text, logprobs, reason, stop_reason)))
         return chunks
 
     def closing(self) -> list[Completion]:
@@ -220,7 +220,7 @@ class CompletionEncoder:
         total = usage(self._generation, self._asked.n, self._asked.scoring)
         return [Completion(id=self._id, created=self._created, model=self._model, choices=[], usage=total)]
 
-    def _chunk(self, choice: Choice) -> Completion:
+    def _chunk(self, choice: CompletionChoice) -> Completion:
         shown: Usage | UnsetType | None = None if self._usage else UNSET
         if self._continuous:
             shown = usage(self._generation, self._asked.n, self._asked.scoring)

@@ -27,7 +27,7 @@ UNENDED: dict[str, Any] = {
     "output": [],
     "usage": None,
 }
-MOST_AT_ONCE = 256
+MAX_AT_ONCE = 256
 
 
 class Transcript:
@@ -109,7 +109,7 @@ class Transcript:
         )
         self.changed.set()
 
-    def events(self, start: int, most: int = MOST_AT_ONCE) -> list[Event]:
+    def events(self, start: int, most: int = MAX_AT_ONCE) -> list[Event]:
         """Those from number `start` on that there are, at most so many. A reader who has all sets a mark."""
         if start >= self.count:
             self._mark()

@@ -9,8 +9,8 @@ from api.responses.store import StoredResponse, chain
 from api.sessions.log import turns
 
 Item: TypeAlias = dict[str, Any]
-MOST = 100
-MOST_DIGITS = 10
+MAX_LIMIT = 100
+MAX_DIGITS = 10
 DEFAULT = 20
 
 
@@ -35,8 +35,8 @@ def list_items(response: StoredResponse, query: Mapping[str, str]) -> dict[str, 
 
 def read_limit(query: Mapping[str, str]) -> int:
     limit = query.get("limit", str(DEFAULT))
-    if not (limit.isascii() and limit.isdigit() and len(limit) <= MOST_DIGITS and 1 <= int(limit) <= MOST):
-        raise errors.bad_request(f"limit must be a number from 1 to {MOST}", "limit", "invalid_value")
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= MAX_DIGITS and 1 <= int(limit) <= MAX_LIMIT):
+        raise errors.bad_request(f"limit must be a number from 1 to {MAX_LIMIT}", "limit", "invalid_value")
     return int(limit)
 
 

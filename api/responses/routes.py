@@ -13,9 +13,9 @@ from api.responses.request import read_request
 from api.responses.start import start_response
 from api.responses.store import StoredResponse
 from api.security import owner_of
-from api.sse import HEADERS, PING, Writer
+from api.sse import HEADERS, PING, EventWriter
 
-MOST_DIGITS = 10
+MAX_DIGITS = 10
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
@@ -43,7 +43,7 @@ async def stream(request: web.Request, stored: StoredResponse, after: int = -1) 
     reader = Reader(stored.transcript, after)
     response = web.StreamResponse(headers=HEADERS)
     await response.prepare(request)
-    writer = Writer(request, response)
+    writer = EventWriter(request, response)
     while not reader.over:
         await writer.write(frames(await reader.next(request.app[SERVER].config.ping_interval)) or PING)
     if stored.body["error"] is not None:
@@ -59,7 +59,7 @@ async def get_response(request: web.Request) -> web.StreamResponse:
         if after is not None:
             raise errors.bad_request("starting_after needs stream=true", "starting_after", "invalid_value")
         return answer_json(response.body)
-    if after is not None and not (after.isascii() and after.isdigit() and len(after) <= MOST_DIGITS):
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) <= MAX_DIGITS):
         raise errors.bad_request("starting_after must be the number of an event", "starting_after", "invalid_value")
     return await stream(request, response, int(after) if after is not None else -1)
 

@@ -15,7 +15,7 @@ from api.responses.events import Transcript
 from api.sessions.log import Turn, backwards
 
 Key: TypeAlias = tuple[bytes, str]
-MOST = 10_000
+MAX_RESPONSES = 10_000
 
 
 @dataclass(eq=False, kw_only=True)
@@ -125,7 +125,7 @@ class ResponseStore:
         expired = self._clock() - self._retention
         while self._ended:
             oldest = next(iter(self._ended.values()))
-            if oldest.stored > expired and len(self._ended) <= MOST and self.bytes <= self._cap:
+            if oldest.stored > expired and len(self._ended) <= MAX_RESPONSES and self.bytes <= self._cap:
                 return
             self._ended.popitem(last=False)
             self._release(oldest)

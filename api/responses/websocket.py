@@ -27,9 +27,9 @@ from api.security import SUBPROTOCOL, owner_of, subprotocols
 from api.sse import STALLED_S
 
 OPEN_SOCKETS = web.AppKey("open_sockets", set[web.WebSocketResponse])
-MOST_LANES = 64
-MOST_WAITING = 16
-MOST_UNANSWERED_PINGS = 8
+MAX_LANES = 64
+MAX_WAITING = 16
+MAX_UNANSWERED_PINGS = 8
 
 
 async def connect(request: web.Request) -> web.StreamResponse:
@@ -116,7 +116,7 @@ class Connection:
             await asyncio.sleep(interval)
             owed = any(lane.task is not None and not lane.task.done() for lane in self._lanes.values())
             self._unanswered = self._unanswered + 1 if owed else 0
-            if self._unanswered > MOST_UNANSWERED_PINGS:
+            if self._unanswered > MAX_UNANSWERED_PINGS:
                 self._abort()
             else:
                 await self._socket.ping()
@@ -137,19 +137,19 @@ class Connection:
             await self._send_error(stream_id, error)
 
     def _enqueue(self, stream_id: str | None, kind: str, body: dict[str, Any]) -> None:
-        if stream_id not in self._lanes and len(self._lanes) >= MOST_LANES:
+        if stream_id not in self._lanes and len(self._lanes) >= MAX_LANES:
             self._drop_idle_lanes()
         lane = self._lanes.setdefault(stream_id, Lane())
-        if len(lane.waiting) >= MOST_WAITING:
-            raise errors.queue_full(f"{MOST_WAITING} responses wait already")
+        if len(lane.waiting) >= MAX_WAITING:
+            raise errors.queue_full(f"{MAX_WAITING} responses wait already")
         lane.waiting.append((kind, body))
         if lane.task is None or lane.task.done():
             lane.task = asyncio.ensure_future(self._run(stream_id, lane))
 
     def _drop_idle_lanes(self) -> None:
         self._lanes = {id: lane for id, lane in self._lanes.items() if lane.task is not None and not lane.task.done()}
-        if len(self._lanes) >= MOST_LANES:
-            raise errors.queue_full(f"{MOST_LANES} lanes are busy already")
+        if len(self._lanes) >= MAX_LANES:
+            raise errors.queue_full(f"{MAX_LANES} lanes are busy already")
 
     def _cancel(self, stream_id: str | None, response_id: object) -> None:
         """Abort what the lane is at, or the response named: it ends as `response.incomplete`."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from api.config import ConfigError
-from api.sessions.records import Damaged, Record, decode, encode
+from api.sessions.records import Damaged, LogRecord, decode, encode
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class StoredLog:
     """A session's records as they were found. age: seconds since the last was written; size: bytes of the file."""
 
     key: str
-    records: list[Record]
+    records: list[LogRecord]
     age: float
     size: int
 
@@ -61,7 +61,7 @@ class SessionFiles:
             except (Damaged, OSError) as error:
                 self.set_aside(path.stem, str(error))
 
-    def append(self, key: str, records: Iterable[Record]) -> int:
+    def append(self, key: str, records: Iterable[LogRecord]) -> int:
         """Returns how many bytes were added. Raises OSError: the file is to be written anew."""
         data = encode(records)
         descriptor = os.open(self._path(key), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -71,7 +71,7 @@ class SessionFiles:
             os.close(descriptor)
         return len(data)
 
-    def replace(self, key: str, records: Iterable[Record]) -> int:
+    def replace(self, key: str, records: Iterable[LogRecord]) -> int:
         """Write the whole file. Returns its size. Raises OSError: the file is as it was, or is not there."""
         data, path = encode(records), self._path(key)
         beside = path.with_suffix(".tmp")

@@ -1,7 +1,7 @@
 """The format of a session's file: records behind one another, each with its length and checksums, so that every byte of
 damage shows.
 
-The first record is the Header; then come turns in the order of their numbers, and rewinds.
+The first record is the SessionHeader; then come turns in the order of their numbers, and rewinds.
 """
 
 import struct
@@ -23,7 +23,7 @@ class Damaged(Exception):
     """The file cannot be read as a session."""
 
 
-class Header(Struct, frozen=True, tag="session"):
+class SessionHeader(Struct, frozen=True, tag="session"):
     """What a session is apart from its turns. last_number: also of turns that are gone."""
 
     version: int
@@ -60,7 +60,7 @@ class Rewound(Struct, frozen=True, tag="rewind"):
     number: int
 
 
-Record: TypeAlias = Header | TurnRecord | Rewound
+LogRecord: TypeAlias = SessionHeader | TurnRecord | Rewound
 
 
 class Versioned(Struct, tag="session"):
@@ -84,7 +84,7 @@ def turn_of(record: TurnRecord, known: Mapping[int, Turn]) -> Turn:
     return Turn(previous=known.get(record.previous), **{name: getattr(record, name) for name in COMMON})
 
 
-def encode(records: Iterable[Record]) -> bytes:
+def encode(records: Iterable[LogRecord]) -> bytes:
     return b"".join([frame(msgspec.msgpack.encode(record)) for record in records])
 
 
@@ -94,7 +94,7 @@ def frame(payload: bytes) -> bytes:
     return FRAME.pack(length, checksum, zlib.crc32(struct.pack("<II", length, checksum))) + payload
 
 
-def decode(data: bytes) -> tuple[list[Record], int]:
+def decode(data: bytes) -> tuple[list[LogRecord], int]:
     """The records, and how many bytes of `data` they are: what is behind them was cut off in mid-write.
 
     Raises Damaged.
@@ -106,8 +106,8 @@ def decode(data: bytes) -> tuple[list[Record], int]:
         version = msgspec.msgpack.decode(payloads[0], type=Versioned).version
         if version != VERSION:
             raise Damaged(f"it has version {version}, and this server reads {VERSION}")
-        decoder = msgspec.msgpack.Decoder(Record)
-        records: Sequence[Record] = [decoder.decode(payload) for payload in payloads]
+        decoder = msgspec.msgpack.Decoder(LogRecord)
+        records: Sequence[LogRecord] = [decoder.decode(payload) for payload in payloads]
     except msgspec.MsgspecError as error:
         raise Damaged(f"a record is wrong: {error}") from None
     return list(records), end

@@ -8,7 +8,7 @@ import structlog
 from actors.tokens import Tokens
 from api.sessions.files import SessionFiles, StoredLog
 from api.sessions.log import Turn, history
-from api.sessions.records import Damaged, Header, Rewound, TurnRecord, turn_of
+from api.sessions.records import Damaged, Rewound, SessionHeader, TurnRecord, turn_of
 from api.sessions.session import Session
 
 
@@ -45,7 +45,7 @@ def newest(files: SessionFiles, found: list[tuple[Session, int]]) -> list[tuple[
 def session_of(stored: StoredLog, clock: Callable[[], float]) -> Session:
     """Raises Damaged."""
     header, *records = stored.records
-    if not isinstance(header, Header):
+    if not isinstance(header, SessionHeader):
         raise Damaged("its first record is not a header")
     session = Session(
         id=header.id,
@@ -71,7 +71,7 @@ def session_of(stored: StoredLog, clock: Callable[[], float]) -> Session:
                 if number and number not in known:
                     raise Damaged(f"it goes back to turn {number}, which is not there")
                 session.head = known.get(number)
-            case Header():
+            case SessionHeader():
                 raise Damaged("it has two headers")
     session.tokens = history(session.head)
     session.last_number = max(session.last_number, header.last_number)

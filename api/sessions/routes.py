@@ -17,7 +17,7 @@ from api.security import owner_of
 from api.sessions.log import Turn, title, turns
 from api.sessions.session import Session
 
-MOST_DIGITS = 10
+MAX_DIGITS = 10
 SessionId = Annotated[str, Meta(pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,128}\Z")]
 
 
@@ -117,7 +117,7 @@ def find(request: web.Request) -> tuple[Server, Session]:
 
 def read_after(request: web.Request) -> int | None:
     after = request.query.get("after")
-    if after is not None and not (after.isascii() and after.isdigit() and len(after) <= MOST_DIGITS):
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) <= MAX_DIGITS):
         raise errors.bad_request("after must be the number of a turn", "after", "invalid_value")
     return int(after) if after is not None else None
 

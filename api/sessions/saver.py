@@ -11,14 +11,14 @@ import structlog
 
 from api.errors import ApiError
 from api.sessions.files import SessionFiles
-from api.sessions.records import Record
+from api.sessions.records import LogRecord
 
-MOST_THREADS = 16
+MAX_THREADS = 16
 NOT_SAVED = "session_not_saved"
 T = TypeVar("T")
 
 
-class Disk:
+class SessionDisk:
     """The files, called in threads; so many at once, beside those that others use. used: bytes of all logs.
 
     on_full: called when a write has brought them above `cap`.
@@ -30,7 +30,7 @@ class Disk:
         self.cap = cap
         self.closed = False
         self._on_full = on_full
-        self._limiter = anyio.CapacityLimiter(MOST_THREADS)
+        self._limiter = anyio.CapacityLimiter(MAX_THREADS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._undeleted: set[str] = set()
 
@@ -76,19 +76,19 @@ class Saver:
     note after an error. error: why the file is behind.
     """
 
-    def __init__(self, disk: Disk, key: str, whole: Callable[[], list[Record]], size: int = 0) -> None:
+    def __init__(self, disk: SessionDisk, key: str, whole: Callable[[], list[LogRecord]], size: int = 0) -> None:
         self.error: OSError | None = None
         self._disk = disk
         self._key = key
         self._whole = whole
         self._size = 0
-        self._notes: list[Record] = []
+        self._notes: list[LogRecord] = []
         self._stale = False
         self._deleted = False
         self._task: asyncio.Task[None] | None = None
         self._resize(size)
 
-    def note(self, record: Record) -> None:
+    def note(self, record: LogRecord) -> None:
         self._notes.append(record)
         self._start()
 

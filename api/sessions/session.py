@@ -16,7 +16,7 @@ from api import errors
 from api.errors import ApiError
 from api.generation.reader import Generation, Member
 from api.sessions.log import Turn, TurnStatus, backwards, history
-from api.sessions.records import VERSION, Header, Record, Rewound, record_of
+from api.sessions.records import VERSION, LogRecord, Rewound, SessionHeader, record_of
 from api.sessions.saver import Saver
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
@@ -140,15 +140,15 @@ class Session:
         if self.saver is not None:
             await self.saver.saved()
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[LogRecord]:
         """What its file holds when it is written anew."""
         kept = {turn.number: turn for end in (self.head, *self.nodes.values()) for turn in backwards(end)}
-        turns: list[Record] = [record_of(kept[number]) for number in sorted(kept)]
+        turns: list[LogRecord] = [record_of(kept[number]) for number in sorted(kept)]
         behind = [Rewound(self.number)] if self.number != max(kept, default=0) else []
         return [self._header(), *turns, *behind]
 
-    def _header(self) -> Header:
-        return Header(
+    def _header(self) -> SessionHeader:
+        return SessionHeader(
             version=VERSION,
             id=self.id,
             owner=self.owner,

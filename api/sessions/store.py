@@ -17,11 +17,11 @@ from api.errors import ApiError
 from api.sessions.files import SessionFiles
 from api.sessions.log import Turn, history
 from api.sessions.restore import read_sessions
-from api.sessions.saver import Disk, Saver, not_created
+from api.sessions.saver import Saver, SessionDisk, not_created
 from api.sessions.session import Session
 
 
-class Ring(Protocol):
+class SessionRing(Protocol):
     """The gateway, as far as names of sessions go."""
 
     def name(self, session: str, salt: str, tokens: Tokens) -> None: ...
@@ -43,7 +43,7 @@ class SessionStore:
         self,
         cap: int,
         idle_timeout: float,
-        ring: Ring,
+        ring: SessionRing,
         files: SessionFiles | None = None,
         log_cap: int = 0,
         session_log: int | None = None,
@@ -52,7 +52,7 @@ class SessionStore:
         self._cap = cap
         self._idle_timeout = idle_timeout
         self._ring = ring
-        self._disk = Disk(files, log_cap, self._close_for_disk) if files is not None else None
+        self._disk = SessionDisk(files, log_cap, self._close_for_disk) if files is not None else None
         self._session_log = session_log
         self._clock = clock
         self._sessions: OrderedDict[tuple[bytes, str], Session] = OrderedDict()

@@ -90,7 +90,7 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: Salt = ""
 
 
-class SamplingParams(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+class GenerateParams(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     max_new_tokens: Count = DEFAULT_MAX_NEW_TOKENS
     min_new_tokens: Count = 0
     sampling_seed: Seed | None = None
@@ -116,7 +116,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     items = await read_items(engine, asked)
     alone = len(items) == 1 and not is_batch(asked)
     with submit(request, [item.request for item in items]) as generation:
-        writer = Writer(engine.text, asked, items, generation)
+        writer = GenerateWriter(engine.text, asked, items, generation)
         if asked.stream:
             return await stream(request, generation, GenerateEncoder(writer, alone), server.config.ping_interval)
         answers = await collect(generation)
@@ -176,7 +176,7 @@ async def read_items(engine: Engine, asked: GenerateRequest) -> list[Item]:
 
 
 def wishes_of(
-    params: SamplingParams, asked: GenerateRequest, choice: int, logprobs: int | None, start: int | None
+    params: GenerateParams, asked: GenerateRequest, choice: int, logprobs: int | None, start: int | None
 ) -> Wishes:
     seed = params.sampling_seed if params.sampling_seed is not None else params.seed
     return sampling_wishes(
@@ -193,10 +193,10 @@ def wishes_of(
     )
 
 
-def read_sampling(params: dict[str, Any], at: str) -> SamplingParams:
+def read_sampling(params: dict[str, Any], at: str) -> GenerateParams:
     refuse(params, UNSUPPORTED_SAMPLING, f"{at}.")
     given = {name: value for name, value in params.items() if value is not None}
-    return convert(given, SamplingParams, IGNORED_SAMPLING | UNSUPPORTED_SAMPLING.keys(), at)
+    return convert(given, GenerateParams, IGNORED_SAMPLING | UNSUPPORTED_SAMPLING.keys(), at)
 
 
 def spread_params(params: dict[str, Any] | list[dict[str, Any]], size: int) -> list[tuple[dict[str, Any], str]]:
@@ -224,7 +224,7 @@ def read_rids(asked: GenerateRequest, size: int) -> list[str]:
     return [f"{rid}_{index}" for index in range(size)] if is_batch(asked) else [rid]
 
 
-class Writer:
+class GenerateWriter:
     """Answers in SGLang's form."""
 
     def __init__(self, text: Text, asked: GenerateRequest, items: Sequence[Item], generation: Generation) -> None:
@@ -284,7 +284,7 @@ def finish(answer: Answer, count: int) -> dict[str, Any] | None:
 class GenerateEncoder:
     """The events of a stream: each holds the whole answer so far; in a batch, with its index."""
 
-    def __init__(self, writer: Writer, alone: bool) -> None:
+    def __init__(self, writer: GenerateWriter, alone: bool) -> None:
         self._writer = writer
         self._alone = alone
         self._answers: dict[int, Answer] = {}

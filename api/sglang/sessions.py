@@ -24,7 +24,7 @@ from api.sglang import generate as plain
 from api.sse import stream
 
 
-class OpenRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class OpenSessionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """capacity_of_str_len is SGLang's and means nothing here. streaming: turns are only ever appended."""
 
     capacity_of_str_len: Count
@@ -33,7 +33,7 @@ class OpenRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     timeout: Annotated[float, Meta(gt=0)] | None = None
 
 
-class CloseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class CloseSessionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     session_id: str
 
 
@@ -52,7 +52,7 @@ class SessionParams(Struct, forbid_unknown_fields=True, kw_only=True):
 
 async def open_session(request: web.Request) -> web.Response:
     server = request.app[SERVER]
-    asked = convert(await read_object(request), OpenRequest)
+    asked = convert(await read_object(request), OpenSessionRequest)
     server.ready()
     session = server.sessions.create(
         owner_of(request),
@@ -68,7 +68,7 @@ async def open_session(request: web.Request) -> web.Response:
 async def close_session(request: web.Request) -> web.Response:
     """200 also for a session that is not there (any more)."""
     server = request.app[SERVER]
-    asked = convert(await read_object(request), CloseRequest)
+    asked = convert(await read_object(request), CloseSessionRequest)
     server.loaded()
     session = server.sessions.find(owner_of(request), asked.session_id)
     if session is not None:
@@ -118,7 +118,7 @@ async def generate_turn(request: web.Request, body: dict[str, Any]) -> web.Strea
             turn.sent(generation, engine.text.decode)
             if params.replace:
                 session.forget_after(base)
-            writer = plain.Writer(engine.text, asked, items, generation)
+            writer = plain.GenerateWriter(engine.text, asked, items, generation)
             if asked.stream:
                 encoder = plain.GenerateEncoder(writer, alone=True)
                 return await stream(request, generation, encoder, server.config.ping_interval, turn.save)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any, Literal, TypeAlias
 
-from api.terminal.client import DEFAULT_URL, ChatClient, ChatError, Delta, Ended, Event, Session, Turn
+from api.terminal.client import DEFAULT_URL, ChatClient, ChatError, EndEvent, Event, SessionInfo, TextEvent, TurnInfo
 from api.terminal.console import Terminal
 from api.terminal.view import exchange, figures, session_table, standing, transcript
 
@@ -61,7 +61,7 @@ class Chat:
         self._terminal = terminal
         self._system = system
         self._settings = settings
-        self._session: Session | None = None
+        self._session: SessionInfo | None = None
         self._listed: list[str] = []
         self._commands: dict[str, Callable[[str], None]] = {
             "/sessions": self._list,
@@ -145,20 +145,20 @@ class Chat:
                 return "lost"
         return self._catch_up(said)
 
-    def _body(self, session: Session, said: str) -> dict[str, Any]:
+    def _body(self, session: SessionInfo, said: str) -> dict[str, Any]:
         messages = [{"role": "user", "content": said}]
         if self._system and not session.turn:
             messages.insert(0, {"role": "system", "content": self._system})
         return {"messages": messages, "after": session.turn, **self._settings}
 
-    def _show(self, session: Session, events: Generator[Event, None, None]) -> None:
+    def _show(self, session: SessionInfo, events: Generator[Event, None, None]) -> None:
         first = None
         with closing(events):
             for event in events:
-                if isinstance(event, Delta):
+                if isinstance(event, TextEvent):
                     first = time.monotonic() if first is None else first
                     self._terminal.write(event.text)
-                elif isinstance(event, Ended):
+                elif isinstance(event, EndEvent):
                     session.turn, session.position = event.turn, event.position
                     self._terminal.end_line()
                     self._terminal.note(figures(event, time.monotonic() - first if first is not None else 0))
@@ -181,7 +181,7 @@ class Chat:
         self._terminal.complain("it left no trace" if seen.turn == before.turn else moved(seen))
         return "lost"
 
-    def _report(self, turn: Turn) -> None:
+    def _report(self, turn: TurnInfo) -> None:
         if turn.status == "completed":
             self._terminal.say(exchange(turn))
         else:
@@ -258,7 +258,7 @@ class Chat:
         self._session = None
         self._terminal.say(f"Closed {session.id}.")
 
-    def _current(self) -> Session:
+    def _current(self) -> SessionInfo:
         if self._session is None:
             raise ChatError("there is no session yet: say something, or /resume one")
         return self._session
@@ -283,11 +283,11 @@ class Chat:
         self._session = None
 
 
-def said_in(turn: Turn) -> str | None:
+def said_in(turn: TurnInfo) -> str | None:
     return turn.messages[-1]["content"] if turn.messages else None
 
 
-def moved(session: Session) -> str:
+def moved(session: SessionInfo) -> str:
     """After another client's turn or rewind, or a command of ours that was carried out in part."""
     last = "".join(f"\n{exchange(turn)}" for turn in session.turns[-1:])
     return f"the session is at turn {session.turn} now{last}"

@@ -31,14 +31,14 @@ class ChatError(Exception):
         self.code = code
 
 
-class State(Struct):
+class StateInfo(Struct):
     """Where a session's state is, and how many tokens it has consumed."""
 
     tier: str
     position: int
 
 
-class Turn(Struct):
+class TurnInfo(Struct):
     turn: int
     status: str
     position: int
@@ -48,50 +48,50 @@ class Turn(Struct):
     text: str | None
 
 
-class Session(Struct):
+class SessionInfo(Struct):
     id: str
     turn: int
     position: int
     status: str
     created_at: int
     last_turn_at: int | None = None
-    state: State | None = None
-    turns: list[Turn] = []
+    state: StateInfo | None = None
+    turns: list[TurnInfo] = []
 
 
-class Sessions(Struct):
-    data: list[Session]
+class SessionList(Struct):
+    data: list[SessionInfo]
 
 
-class PromptTokensDetails(Struct):
+class PromptCounts(Struct):
     cached_tokens: int
 
 
-class Usage(Struct):
+class TokenCounts(Struct):
     prompt_tokens: int
     completion_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptCounts
 
 
-class Started(Struct, tag_field="type", tag="turn.started"):
+class StartEvent(Struct, tag_field="type", tag="turn.started"):
     turn: int
 
 
-class Delta(Struct, tag_field="type", tag="turn.delta"):
+class TextEvent(Struct, tag_field="type", tag="turn.delta"):
     text: str
 
 
-class Ended(Struct, tag_field="type", tag="turn.ended"):
+class EndEvent(Struct, tag_field="type", tag="turn.ended"):
     turn: int
     status: str
     position: int
     finish_reason: str | None
-    usage: Usage
+    usage: TokenCounts
     resumed_from: str = ""
     lost: str = ""
 
 
-Event: TypeAlias = Started | Delta | Ended
+Event: TypeAlias = StartEvent | TextEvent | EndEvent
 
 
 class ChatClient:
@@ -110,29 +110,29 @@ class ChatClient:
         except (KeyError, IndexError, TypeError):
             raise ChatError(f"{self.url} lists no model") from None
 
-    def create(self) -> Session:
-        return self._call("POST", "/v1/sessions", Session, {})
+    def create(self) -> SessionInfo:
+        return self._call("POST", "/v1/sessions", SessionInfo, {})
 
-    def sessions(self) -> list[Session]:
+    def sessions(self) -> list[SessionInfo]:
         """Most recently used first."""
-        return self._call("GET", "/v1/sessions", Sessions).data
+        return self._call("GET", "/v1/sessions", SessionList).data
 
-    def session(self, id: str) -> Session:
+    def session(self, id: str) -> SessionInfo:
         """With its turns."""
-        return self._call("GET", path_of(id), Session)
+        return self._call("GET", path_of(id), SessionInfo)
 
-    def settled(self, id: str) -> Session:
+    def settled(self, id: str) -> SessionInfo:
         """The session once its turn is over, or as it is after SETTLE_S."""
         deadline = time.monotonic() + SETTLE_S
         while (session := self.session(id)).status == "busy" and time.monotonic() < deadline:
             time.sleep(POLL_S)
         return session
 
-    def fork(self, id: str, turn: int | None, after: int) -> Session:
-        return self._call("POST", f"{path_of(id)}/fork", Session, {"turn": turn, "after": after})
+    def fork(self, id: str, turn: int | None, after: int) -> SessionInfo:
+        return self._call("POST", f"{path_of(id)}/fork", SessionInfo, {"turn": turn, "after": after})
 
-    def rewind(self, id: str, turn: int, after: int) -> Session:
-        return self._call("POST", f"{path_of(id)}/rewind", Session, {"turn": turn, "after": after})
+    def rewind(self, id: str, turn: int, after: int) -> SessionInfo:
+        return self._call("POST", f"{path_of(id)}/rewind", SessionInfo, {"turn": turn, "after": after})
 
     def close(self, id: str, after: int) -> None:
         self._call("DELETE", f"{path_of(id)}?after={after}", dict[str, Any])
@@ -145,7 +145,7 @@ class ChatClient:
                 for line in response:
                     if line.startswith(b"data: {"):
                         event = read_event(line[len(b"data: ") :])
-                        ended = ended or isinstance(event, Ended)
+                        ended = ended or isinstance(event, EndEvent)
                         yield event
             except (OSError, HTTPException) as error:
                 if not ended:

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Sequence
 
-from api.terminal.client import Ended, Session, Turn
+from api.terminal.client import EndEvent, SessionInfo, TurnInfo
 
 
-def session_table(sessions: Sequence[Session], current: str | None, now: float | None = None) -> str:
+def session_table(sessions: Sequence[SessionInfo], current: str | None, now: float | None = None) -> str:
     """One line a session, numbered; the current one is marked."""
     if not sessions:
         return "There are no sessions."
@@ -26,7 +26,7 @@ def aligned(cell: str, width: int) -> str:
     return cell.rjust(width) if cell.isdecimal() else cell.ljust(width)
 
 
-def place(session: Session) -> str:
+def place(session: SessionInfo) -> str:
     """Where a session's state is, and how far it reaches if not to the end."""
     if session.status == "busy":
         return "in a turn"
@@ -43,11 +43,11 @@ def ago(seconds: float) -> str:
     return "just now"
 
 
-def transcript(turns: Sequence[Turn]) -> str:
+def transcript(turns: Sequence[TurnInfo]) -> str:
     return "\n".join(map(exchange, turns)) or "Nothing was said yet."
 
 
-def exchange(turn: Turn) -> str:
+def exchange(turn: TurnInfo) -> str:
     """What was said in a turn, behind its number, and the answer."""
     lines = []
     for message in turn.messages or ():
@@ -62,11 +62,11 @@ def exchange(turn: Turn) -> str:
     return "\n".join(lines)
 
 
-def standing(session: Session) -> str:
-    return f"Session {session.id}, turn {session.turn}, {session.position} tokens."
+def standing(session: SessionInfo) -> str:
+    return f"SessionInfo {session.id}, turn {session.turn}, {session.position} tokens."
 
 
-def figures(ended: Ended, seconds: float) -> str:
+def figures(ended: EndEvent, seconds: float) -> str:
     """What a turn took. seconds: from its first token to its last."""
     usage = ended.usage
     parts = [f"turn {ended.turn}", f"{usage.completion_tokens} tokens"]

@@ -4,11 +4,11 @@ from torch import Tensor
 
 from kernels.sampling import cpu, reference
 from kernels.sampling.adjust import TokenCounts, apply_bias, apply_penalties
-from kernels.sampling.reference import Sampled, SamplingParams, log_probabilities
+from kernels.sampling.reference import Sampled, SamplingTensors, log_probabilities
 
 __all__ = [
     "Sampled",
-    "SamplingParams",
+    "SamplingTensors",
     "TokenCounts",
     "apply_bias",
     "apply_penalties",
@@ -17,7 +17,7 @@ __all__ = [
 ]
 
 
-def sample(logits: Tensor, params: SamplingParams) -> Sampled:
+def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
     """One token for each row of logits, float32 [R, V]. The draw of a row depends on nothing but that row.
 
     On an accelerator a full sort is cheaper than waiting to learn whether it was needed.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.sampling.reference import (
     Sampled,
-    SamplingParams,
+    SamplingTensors,
     apply_min_p,
     draw,
     ids_of_keys,
@@ -24,7 +24,7 @@ CANDIDATES = (64, 1024, 8192)
 BLOCK_ELEMENTS = 2**18  # larger temporaries come from fresh pages at every call, which made 16 rows 2 to 4 times slower
 
 
-def sample(logits: Tensor, params: SamplingParams) -> Sampled:
+def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
     """One token for each row of logits, float32 [R, V]; equal to reference.sample."""
     tokens = logits.argmax(-1)
     if params.greedy():
@@ -45,14 +45,14 @@ def _blocks(mask: Tensor, vocab_size: int) -> list[Tensor]:
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
-def _draw(kept: Tensor, params: SamplingParams, rows: Tensor) -> Tensor:
+def _draw(kept: Tensor, params: SamplingTensors, rows: Tensor) -> Tensor:
     min_p = params.min_p[rows]
     if (min_p > 0).any():
         kept = apply_min_p(kept, min_p)
     return draw(kept, uniform(params.seed[rows], params.position[rows]))
 
 
-def _truncated(logits: Tensor, params: SamplingParams, block: Tensor) -> Tensor:
+def _truncated(logits: Tensor, params: SamplingTensors, block: Tensor) -> Tensor:
     """The weights, with those that top_k and top_p drop set to 0, of the logits of a block of rows."""
     kept = weights(logits, params.temperature[block])
     keys = ranking_keys(logits)

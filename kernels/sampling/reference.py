@@ -23,7 +23,7 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplingTensors:
     """How to draw one token for each of R rows; every tensor is [R], on the device of the logits.
 
     temperature float32 (0: greedy), top_k int64 (0: all), top_p float32 in (0, 1], min_p float32 in [0, 1], seed int64,
@@ -100,7 +100,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     return ids.clamp(max=weights.shape[1] - 1)
 
 
-def sample(logits: Tensor, params: SamplingParams) -> Sampled:
+def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
     """One token for each row of logits, float32 [R, V].
 
     Logits may be -inf. A row whose greatest logit is not finite (NaN, or all -inf) is drawn greedily.

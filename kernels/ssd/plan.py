@@ -11,7 +11,7 @@ LONGEST = 64
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ScanChunk:
     """Tokens [begin, end) of the batch, all of one segment. `slots` receive the state at the chunk's end."""
 
     row: int
@@ -28,12 +28,12 @@ class ChunkPlan:
     """
 
     rows: tuple[int, ...]
-    rounds: tuple[tuple[Chunk, ...], ...]
+    rounds: tuple[tuple[ScanChunk, ...], ...]
     tokens: int
     device: torch.device
 
     @cached_property
-    def chunks(self) -> tuple[Chunk, ...]:
+    def chunks(self) -> tuple[ScanChunk, ...]:
         return tuple(chunk for chunks in self.rounds for chunk in chunks)
 
     @cached_property
@@ -95,7 +95,7 @@ def plan_chunks(
     order = sorted(range(len(cuts)), key=lambda s: -len(cuts[s]))
     rounds = [
         tuple(
-            Chunk(
+            ScanChunk(
                 row,
                 offsets[s] + cuts[s][number] - starts[s],
                 offsets[s] + cuts[s][number + 1] - starts[s],

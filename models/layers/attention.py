@@ -9,7 +9,7 @@ from kernels.attention import paged_attention, write_pages
 from models.batch import Shape
 from models.layers.linear import Linear
 from models.layers.rope import Rotation
-from models.layers.step import StepPlan
+from models.layers.step import BatchPlan
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Attention(nn.Module):
         self.v_proj = Linear(s.hidden, s.kv_heads * s.head_dim, s.bias, dtype)
         self.o_proj = Linear(s.heads * s.head_dim, s.hidden, s.bias, dtype)
 
-    def forward(self, hidden: Tensor, step: StepPlan, rotation: Rotation | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, step: BatchPlan, rotation: Rotation | None = None) -> Tensor:
         """hidden: [T, hidden] → [T, hidden]; without rotation, positions are not encoded."""
         s, pages = self.settings, step.pages
         if pages is None:

@@ -12,7 +12,7 @@ from kernels.ssd import ssd_prefill
 from kernels.state_update import selective_state_update
 from models.batch import Shape
 from models.layers.linear import Linear
-from models.layers.step import StepPlan
+from models.layers.step import BatchPlan
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Mamba2Mixer(nn.Module):
         self.norm = GateNorm(s.inner, dtype)
         self.out_proj = Linear(s.inner, s.hidden, s.bias, dtype)
 
-    def forward(self, hidden: Tensor, step: StepPlan) -> Tensor:
+    def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
         """hidden: [T, hidden] → [T, hidden]."""
         s = self.settings
         gate, inputs, dt = torch.split(self.in_proj(hidden), [s.inner, s.channels, s.heads], dim=-1)
@@ -98,7 +98,7 @@ class Mamba2Mixer(nn.Module):
         projected: Tensor = self.out_proj(y)
         return projected
 
-    def _mix(self, inputs: Tensor, dt: Tensor, step: StepPlan) -> Tensor:
+    def _mix(self, inputs: Tensor, dt: Tensor, step: BatchPlan) -> Tensor:
         """inputs: [T, channels] before the convolution; dt: float32 [T, heads] → float32 [T, heads, width]."""
         conv_pool, state_pool = step.pools.state[2 * self.index : 2 * self.index + 2]
         taps, bias = self.conv1d.taps_and_bias()

@@ -25,7 +25,7 @@ class PagePlan:
 
 
 @dataclass(frozen=True)
-class StepPlan:
+class BatchPlan:
     """A batch split for the mixers: its first `prefilled` tokens by segments, the rest a token a row."""
 
     pools: Pools
@@ -36,7 +36,7 @@ class StepPlan:
     pages: PagePlan | None
 
 
-def plan_step(batch: Batch, pools: Pools, chunk_size: int, kernel: int) -> StepPlan:
+def plan_batch(batch: Batch, pools: Pools, chunk_size: int, kernel: int) -> BatchPlan:
     """chunk_size and kernel (the convolution's width) are the model's."""
     prefill, decode, device = batch.prefill, batch.decode, batch.tokens.device
     chunks, conv = None, None
@@ -44,7 +44,7 @@ def plan_step(batch: Batch, pools: Pools, chunk_size: int, kernel: int) -> StepP
         wanted = [(c.segment, c.position, c.slot) for c in prefill.checkpoints]
         chunks = plan_chunks(prefill.offsets, prefill.starts, prefill.slots, wanted, chunk_size, device)
         conv = plan_conv(prefill.offsets, prefill.starts, prefill.slots, wanted, kernel, device)
-    return StepPlan(
+    return BatchPlan(
         pools,
         prefill.offsets[-1] if prefill else 0,
         chunks,

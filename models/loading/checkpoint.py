@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from models import granitemoehybrid, mamba2, nemotron_h
 from models.batch import Model
-from models.config import Config, ModelError, read_config
+from models.config import ModelConfig, ModelError, read_config
 from models.family import Family
 from models.hash import HashModel
 from models.layers.linear import Embedding, Linear
@@ -51,7 +51,7 @@ def load_model(
 
 def random_model(config: dict[str, Any], dtype: torch.dtype, device: torch.device, seed: int) -> Model:
     """A model of this config.json with random weights of the usual sizes."""
-    model = _build(find_family(Config(config)), Config(config), dtype)
+    model = _build(find_family(ModelConfig(config)), ModelConfig(config), dtype)
     if isinstance(model, nn.Module):
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in list(model.named_parameters()):
@@ -72,7 +72,7 @@ def check_folder(path: Path) -> None:
     raise ModelError(f"{path} is not a folder with a checkpoint")
 
 
-def find_family(config: Config) -> Family:
+def find_family(config: ModelConfig) -> Family:
     """The family of config.json's model_type; ModelError if it is not supported, or the weights are quantized."""
     name = config.values.get("model_type")
     if name not in FAMILIES:
@@ -85,7 +85,7 @@ def find_family(config: Config) -> Family:
     return FAMILIES[name]
 
 
-def _build(family: Family, config: Config, dtype: torch.dtype) -> Model:
+def _build(family: Family, config: ModelConfig, dtype: torch.dtype) -> Model:
     with torch.device("meta"):
         return family.build(config, dtype)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
 # A UTF-8 character has at most 4 bytes, so at most 3 tokens can follow the one that began it.
-MOST_HELD = 3
+MAX_HELD = 3
 # A window longer than this is cut back to its end; the tokens kept before new ones are the context of their decoding.
 WINDOW = 16
 CONTEXT = 8
@@ -17,7 +17,7 @@ class Detokenizer:
 
     `decode` is the tokenizer's; it need not be additive (leading spaces are dropped, bytes make characters together),
     so new tokens are decoded behind a few that were shown before: the end of the prompt at first. A character of which
-    only some bytes have come is held back for at most MOST_HELD further tokens. Work per token does not depend on the
+    only some bytes have come is held back for at most MAX_HELD further tokens. Work per token does not depend on the
     length of the stream. For well-formed text all pushes and the flush give decode(prompt + output) less
     decode(prompt); a character begun by the prompt and completed by the output belongs to the output.
     """
@@ -25,7 +25,7 @@ class Detokenizer:
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt_tail: Sequence[int]) -> None:
         self._decode = decode
         tail = list(prompt_tail[-PROMPT:])
-        begun = next((n for n in range(MOST_HELD + 1) if not decode(tail[: len(tail) - n]).endswith(REPLACEMENT)), 0)
+        begun = next((n for n in range(MAX_HELD + 1) if not decode(tail[: len(tail) - n]).endswith(REPLACEMENT)), 0)
         whole = self._start(tail[: len(tail) - begun])
         self._window = whole + tail[len(tail) - begun :]
         # Where in the window the last whole character ended before the newest text.
@@ -51,7 +51,7 @@ class Detokenizer:
         size = CONTEXT
         while size < len(tail) and not self._decode(tail[-size:]):
             size *= 2
-        for length in range(size, size + MOST_HELD + 1):
+        for length in range(size, size + MAX_HELD + 1):
             if not self._decode(tail[-length:]).startswith(REPLACEMENT):
                 return tail[-length:]
         return tail[-size:]
@@ -66,7 +66,7 @@ class Detokenizer:
         if decided.startswith(self._sure) and len(decided) > self._shown(decided):
             self._held = 1
             return self._show(text, len(decided))
-        if self._held <= MOST_HELD:
+        if self._held <= MAX_HELD:
             return ""
         # These bytes are no character. The last may begin one, so it waits for its next tokens.
         self._held = 1

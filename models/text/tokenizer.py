@@ -10,15 +10,15 @@ from tokenizers import Encoding, Tokenizer
 
 from models.text.template import ChatTemplate, TemplateError
 
-__all__ = ["TemplateError", "Text", "load_text"]
+__all__ = ["ModelText", "TemplateError", "load_text"]
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 # A request asks for few checkpoints, newest message ends first: older ones need not be found.
-MOST_MESSAGE_ENDS = 16
+MAX_MESSAGE_ENDS = 16
 
 
-class Text:
+class ModelText:
     """Text to tokens and back. Safe to use from several threads.
 
     eos_ids: all tokens that end a generation. vocab_size: the largest token id plus one.
@@ -70,7 +70,7 @@ class Text:
         encoding = self._encoding(whole, add_special_tokens=False)
         ids, starts = list(encoding.ids), [start for start, _ in encoding.offsets]
         ends = set()
-        for count in range(len(messages), max(0, len(messages) - MOST_MESSAGE_ENDS), -1):
+        for count in range(len(messages), max(0, len(messages) - MAX_MESSAGE_ENDS), -1):
             try:
                 part = self.render_chat(messages[:count], add_generation_prompt=False, **variables)
             except TemplateError:
@@ -95,14 +95,16 @@ class Text:
         return len(encoded) if encoded == ids[: len(encoded)] else 0
 
 
-def load_text(path: Path) -> Text:
+def load_text(path: Path) -> ModelText:
     """The text side of the checkpoint folder `path`. ValueError, naming the file, for one that is missing or broken."""
     config = _json(path / "config.json")
     generation = _json(path / "generation_config.json")
     settings = _json(path / "tokenizer_config.json")
     tokenizer = _tokenizer(path / "tokenizer.json")
     template = _template(path, settings)
-    return Text(tokenizer, template, _eos_ids(path, tokenizer, generation, config, settings), _defaults(generation))
+    return ModelText(
+        tokenizer, template, _eos_ids(path, tokenizer, generation, config, settings), _defaults(generation)
+    )
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from kernels.sampling import SamplingParams, sample
+from kernels.sampling import SamplingTensors, sample
 from models.batch import Batch, Decode, Model, Prefill, allocate
 
 
@@ -49,7 +49,7 @@ class Bare:
 
     def _draw(self, hidden: torch.Tensor, position: int) -> torch.Tensor:
         rows = len(hidden)
-        greedy = SamplingParams(
+        greedy = SamplingTensors(
             temperature=torch.zeros(rows),
             top_k=torch.zeros(rows, dtype=torch.int64),
             top_p=torch.ones(rows),

@@ -16,7 +16,7 @@ from scripts.benchmarks.server import Served
 from scripts.benchmarks.transformers_peer import Transformers, is_installed
 
 ANSWER_TOKENS = 8
-MOST_WHOLE_ROUNDS = 3
+MAX_WHOLE_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ async def measure(served: Served, folder: Path, shape: Shape, rounds: int, threa
         late = await client.grow(shape.turns - 1, shape.history)
         early = await client.grow(1, shape.history // (shape.turns - 1))
         pairs = await alternate(client, early, late, shape.new, rounds)
-        whole_rounds = min(rounds, MOST_WHOLE_ROUNDS)
+        whole_rounds = min(rounds, MAX_WHOLE_ROUNDS)
         peer = await against_transformers(client, late, shape.new, whole_rounds, folder, threads)
         cold = [(await client.cold_turn(late, client.draw(shape.new))).seconds for _ in range(whole_rounds)]
     report(shape, pairs, peer, cold)

@@ -13,7 +13,7 @@ from actors.messages import Message, Submit
 from api.config import load
 from api.generation.engine import Engine
 from api.generation.gateway import Gateway
-from api.serve import Loaded, Progress, StartError, serve
+from api.serve import LoadedModel, Progress, StartError, serve
 from tests.api.fake_ring import VOCAB, FakeRing, FakeText
 
 
@@ -35,13 +35,13 @@ class Ring(FakeRing):
         raise RuntimeError("the device is on fire")
 
 
-def load_fake(behaviour: str, on_progress: Progress) -> Loaded:
+def load_fake(behaviour: str, on_progress: Progress) -> LoadedModel:
     on_progress(1, 2)
     if behaviour == "slow":
         time.sleep(3600)
     if behaviour == "broken":
         raise StartError("org/model is not a folder")
-    return Loaded(Engine(FakeText(), VOCAB, 256), ["8 slots"], lambda gateway: Ring(gateway, behaviour))
+    return LoadedModel(Engine(FakeText(), VOCAB, 256), ["8 slots"], lambda gateway: Ring(gateway, behaviour))
 
 
 if __name__ == "__main__":

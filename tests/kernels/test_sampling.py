@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.sampling import Sampled, SamplingParams, cpu, reference, sample
+from kernels.sampling import Sampled, SamplingTensors, cpu, reference, sample
 
 torch.set_num_threads(1)
 
-Sampler = Callable[[Tensor, SamplingParams], Sampled]
+Sampler = Callable[[Tensor, SamplingTensors], Sampled]
 SAMPLERS = [pytest.param(reference.sample, id="reference"), pytest.param(cpu.sample, id="cpu")]
 
 
@@ -24,9 +24,9 @@ def make_params(
     min_p: float = 0.0,
     seed: int = 0,
     first_position: int = 0,
-) -> SamplingParams:
+) -> SamplingTensors:
     """The same parameters for every row, at consecutive positions."""
-    return SamplingParams(
+    return SamplingTensors(
         torch.full((rows,), temperature),
         torch.full((rows,), top_k),
         torch.full((rows,), top_p),
@@ -36,8 +36,8 @@ def make_params(
     )
 
 
-def pick(params: SamplingParams, rows: Tensor) -> SamplingParams:
-    return SamplingParams(
+def pick(params: SamplingTensors, rows: Tensor) -> SamplingTensors:
+    return SamplingTensors(
         params.temperature[rows],
         params.top_k[rows],
         params.top_p[rows],
@@ -47,13 +47,13 @@ def pick(params: SamplingParams, rows: Tensor) -> SamplingParams:
     )
 
 
-def random_params(rows: int, vocab_size: int, generator: torch.Generator) -> SamplingParams:
+def random_params(rows: int, vocab_size: int, generator: torch.Generator) -> SamplingTensors:
     """Every kind of row, greedy ones among them."""
 
     def choose(values: list[float]) -> Tensor:
         return torch.tensor(values)[torch.randint(len(values), (rows,), generator=generator)]
 
-    return SamplingParams(
+    return SamplingTensors(
         choose([0.0, 1e-5, 0.3, 1.0, 1.0, 2.0, 100.0]),
         choose([0, 0, 0, 1, 2, 40, 64, 65, vocab_size - 1, vocab_size, vocab_size + 7]).long(),
         choose([1.0, 1.0, 1e-9, 0.3, 0.9, 0.999]),
@@ -73,7 +73,7 @@ def uniform_by_hand(seed: int, position: int) -> float:
     return (mix((mix((seed + gamma) % 2**64) + (position + 1) * gamma) % 2**64) >> 11) / 2**53
 
 
-def sample_by_hand(logits: list[float], params: SamplingParams) -> int:
+def sample_by_hand(logits: list[float], params: SamplingTensors) -> int:
     """The definition for one row (params [1]), in plain Python but for the float32 exponential."""
     best = max(logits)
     temperature = params.temperature.item()
@@ -142,7 +142,7 @@ def test_small_vocabularies_equal_the_definition_by_hand(sampler: Sampler, data:
     # Few distinct values, so that cuts fall inside ties.
     value = st.one_of(st.sampled_from([-math.inf, -2.0, -0.0, 0.0, 1.5]), st.floats(-30, 30, width=32))
     logits = data.draw(st.lists(value, min_size=1, max_size=90).filter(lambda row: max(row) > -math.inf))
-    params = SamplingParams(
+    params = SamplingTensors(
         torch.tensor([data.draw(st.sampled_from([0.0, 1e-5, 0.5, 1.0, 100.0]))]),
         torch.tensor([data.draw(st.integers(0, 100))]),
         torch.tensor([data.draw(st.one_of(st.just(1.0), st.floats(2**-20, 1, width=32)))]),

@@ -6,7 +6,7 @@ import torch
 
 from models.batch import Batch, Decode, Model, Pools, Prefill, allocate
 from models.loading.checkpoint import load_model
-from models.text.tokenizer import Text, load_text
+from models.text.tokenizer import ModelText, load_text
 from tests.models.oracle import Oracle
 
 BUNDLED = Path(__file__).parents[2] / "models" / "bundled"
@@ -19,7 +19,7 @@ def model() -> Model:
 
 
 @pytest.fixture(scope="module")
-def text() -> Text:
+def text() -> ModelText:
     return load_text(BUNDLED)
 
 
@@ -40,7 +40,7 @@ def step(model: Model, batch: Batch, pools: Pools) -> int:
     return int(model.logits(model.forward(batch, pools)[-1:]).argmax())
 
 
-def chat(model: Model, text: Text, prompts: Sequence[str], system: str | None = None) -> list[str]:
+def chat(model: Model, text: ModelText, prompts: Sequence[str], system: str | None = None) -> list[str]:
     """The answers to the prompts, each given with all turns before it."""
     messages = [] if system is None else [{"role": "system", "content": system}]
     answers = []
@@ -57,7 +57,7 @@ def chat(model: Model, text: Text, prompts: Sequence[str], system: str | None = 
 
 
 @pytest.mark.parametrize("system", [None, "You are a helpful assistant."])
-def test_a_first_chat(model: Model, text: Text, system: str | None) -> None:
+def test_a_first_chat(model: Model, text: ModelText, system: str | None) -> None:
     prompts = ["Hi!", "My name is Clara.", "What is 7 plus 5?", "what's my name?", "Who are you?"]
     greeting, met, total, name, itself = chat(model, text, prompts, system)
     assert "Hello" in greeting
@@ -67,25 +67,25 @@ def test_a_first_chat(model: Model, text: Text, system: str | None) -> None:
     assert "small demonstration model" in itself
 
 
-def test_typed_carelessly(model: Model, text: Text) -> None:
+def test_typed_carelessly(model: Model, text: ModelText) -> None:
     answers = chat(model, text, ["my name is clara", "20+22", "thanks", "whats my name"])
     assert "42" in answers[1]
     assert "Clara" in answers[0] and "Clara" in answers[3]
 
 
-def test_what_it_was_not_told_it_does_not_know(model: Model, text: Text) -> None:
+def test_what_it_was_not_told_it_does_not_know(model: Model, text: ModelText) -> None:
     (answer,) = chat(model, text, ["What is my name?"])
     assert answer == "You have not told me your name yet."
 
 
-def test_transformers_gives_the_same_answers(model: Model, text: Text, oracle: Oracle) -> None:
+def test_transformers_gives_the_same_answers(model: Model, text: ModelText, oracle: Oracle) -> None:
     messages = [{"role": "user", "content": "I'm Clara, what is 31 + 45?"}]
     ids, _ = text.encode_chat(messages)
     tokens = [token for token, _ in zip(greedy(model, ids), range(40), strict=False)]
     assert oracle.greedy(BUNDLED, ids, 40) == tokens
 
 
-def test_the_folder_says_what_it_is_and_is_small(text: Text) -> None:
+def test_the_folder_says_what_it_is_and_is_small(text: ModelText) -> None:
     assert sum(file.stat().st_size for file in BUNDLED.iterdir()) < 12_000_000
     assert text.eos_ids == (258, 256) and text.vocab_size == 259
     assert text.generation_defaults == {"temperature": 0.0}
@@ -93,7 +93,7 @@ def test_the_folder_says_what_it_is_and_is_small(text: Text) -> None:
     assert "| asked | right |" in (BUNDLED / "README.md").read_text(encoding="utf-8")
 
 
-def test_ends_of_messages(text: Text) -> None:
+def test_ends_of_messages(text: ModelText) -> None:
     messages = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello!"}]
     ids, ends = text.encode_chat([*messages, {"role": "user", "content": "é"}])
     rendered = [text.render_chat(messages[:count], add_generation_prompt=False) for count in (1, 2)]

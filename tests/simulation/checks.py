@@ -68,7 +68,7 @@ class CacheChecks:
 
     def check(self) -> None:
         self._check_loans()
-        if self._cache.pages.users:
+        if self._cache.pages.grant_refs:
             self._check_pages()
         self._check_tree()
 
@@ -96,8 +96,8 @@ class CacheChecks:
         for node in cache.tree.nodes:
             for page in node.pages:
                 names[page] += 1
-        assert users == pages.users, "the pages' users are not the accounts and the exports"
-        assert names == pages.names, "the pages' names are not the tree's"
+        assert users == pages.grant_refs, "the pages' users are not the accounts and the exports"
+        assert names == pages.node_refs, "the pages' names are not the tree's"
         free = sum(1 for user, name in zip(users, names, strict=True) if not user and not name)
         assert free == len(pages._free) == len(set(pages._free)), "the free pages are not those that nobody names"
         assert pages.used == len(users) - users.count(0)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from actors.cache.actor import Cache
-from actors.cache.copies import Copy, There, copy_of
+from actors.cache.copies import Presence, StateCopy, copy_of
 from actors.cache.radix import Node, RadixTree, root_of, tokens_to
 from actors.messages import Kept, SaveFromReq, Suspended
 from actors.requests import Tier
@@ -28,7 +28,7 @@ class SessionChecks:
         self._cache = cache
         self._store = cache.tiers.store
         self._names = cache.tiers.names
-        self._right: dict[Node[Copy], tuple[object, ...]] = {}
+        self._right: dict[Node[StateCopy], tuple[object, ...]] = {}
         self._on = bool(simulation.scenario.talks)
 
     def check(self) -> None:
@@ -87,8 +87,8 @@ class SessionChecks:
         """Nothing is in host memory or on disk of which the cache does not know."""
         copies = [(node, copy_of(node)) for node in self._store.tree.states]
         assert not self._store.busy and not any(copy.busy for _, copy in copies), "a copy is busy, and nothing moves"
-        assert self._device.vault.keys() == {copy.key for _, copy in copies if copy.host is There.YES}
-        assert self._disk.stored.keys() == {name_of(node) for node, copy in copies if copy.disk is There.YES}
+        assert self._device.vault.keys() == {copy.key for _, copy in copies if copy.in_host}
+        assert self._disk.stored.keys() == {name_of(node) for node, copy in copies if copy.in_file}
         assert not self._client.sessions.suspending, f"not answered: {self._client.sessions.suspending}"
 
     def check_end(self, crashed: bool) -> None:
@@ -100,7 +100,7 @@ class SessionChecks:
             assert crashed or not left, f"copies are left: {left}"
             assert self._cache.tiers.settled
 
-    def _place(self, session: str) -> tuple[Tier, int, Node[Copy] | None]:
+    def _place(self, session: str) -> tuple[Tier, int, Node[StateCopy] | None]:
         pool, stored = self._names.in_pool.get(session), self._names.stored.get(session)
         if pool is not None:
             return "slot", pool.end, None
@@ -108,11 +108,11 @@ class SessionChecks:
 
     def _is_coming(self, session: str) -> bool:
         stored = self._names.stored.get(session)
-        return stored is not None and copy_of(stored).host is There.COMING
+        return stored is not None and copy_of(stored).host is Presence.COMING
 
     def _check_loans(self) -> None:
         """A request that waits for a copy or is filled from it has one loan on it, and nobody else has."""
-        lent: Counter[Node[Copy]] = Counter()
+        lent: Counter[Node[StateCopy]] = Counter()
         lent.update(account.fill for account in self._cache.accounts.values() if account.fill is not None)
         lent.update(parked.awaits for parked in self._cache.waiting.in_order() if parked.awaits is not None)
         for node in self._store.tree.states:
@@ -121,24 +121,26 @@ class SessionChecks:
 
     def _check_bytes(self) -> None:
         copies = [copy_of(node) for node in self._store.tree.states]
-        host = sum(copy.size for copy in copies if copy.host is not There.NO)
-        disk = sum(copy.file_size for copy in copies if copy.disk is not There.NO)
+        host = sum(copy.size for copy in copies if copy.host is not Presence.ABSENT)
+        disk = sum(copy.file_size for copy in copies if copy.disk is not Presence.ABSENT)
         assert self._store.host_bytes == host <= self._limits.host_bytes, f"{host} bytes in host memory"
         assert self._store.disk_bytes == disk <= self._limits.disk_bytes, f"{disk} bytes on disk"
         assert self._disk.bytes <= self._limits.disk_bytes, f"{self._disk.bytes} bytes in files"
 
-    def _check_copy(self, node: Node[Copy], copy: Copy) -> None:
-        there = self._device.vault.get(copy.key) if copy.host is There.YES else None
+    def _check_copy(self, node: Node[StateCopy], copy: StateCopy) -> None:
+        there = self._device.vault.get(copy.key) if copy.in_host else None
         found = (copy.key, copy.host, copy.disk, copy.busy, id(there))
         if self._right.get(node) == found:
             return
         self._right[node] = found
-        assert copy.host is not There.NO or copy.disk is not There.NO or copy.busy, f"{node.id} is nowhere"
-        if copy.host is There.YES:
+        assert copy.host is not Presence.ABSENT or copy.disk is not Presence.ABSENT or copy.busy, (
+            f"{node.id} is nowhere"
+        )
+        if copy.in_host:
             assert there is not None or copy.key in self._device.exporting, f"copy {copy.key} is not there"
             if there is not None:
                 check_copy(there, tokens_to(node), self._device)
-        if copy.disk is There.YES and copy.host is not There.COMING:
+        if copy.in_file and copy.host is not Presence.COMING:
             assert name_of(node) in self._disk.stored, f"the file of {unpack(tokens_to(node))} is not there"
 
 
@@ -146,9 +148,9 @@ def check_names(names: Mapping[str, Node[Any]], tree: RadixTree[Any]) -> None:
     """Each name is on one node, which has a state, and each node knows its names."""
     for session, node in names.items():
         assert node in tree.states, f"{session} is at a node without a state"
-        assert session in node.names, f"{session} is not among the names of its node"
-    assert sum(len(node.names) for node in tree.nodes) == len(names), "a node has a name that is elsewhere"
+        assert session in node.sessions, f"{session} is not among the names of its node"
+    assert sum(len(node.sessions) for node in tree.nodes) == len(names), "a node has a name that is elsewhere"
 
 
-def name_of(node: Node[Copy]) -> tuple[str, Tokens]:
+def name_of(node: Node[StateCopy]) -> tuple[str, Tokens]:
     return root_of(node).salt, tokens_to(node)

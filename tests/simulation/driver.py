@@ -52,7 +52,7 @@ from tests.simulation.scenario import (
 from tests.simulation.trace import line
 from tests.simulation.unit import Unit
 
-MOST_TURNS = 50_000
+MAX_TURNS = 50_000
 
 
 class InjectedCrash(Exception):
@@ -66,7 +66,7 @@ class Simulation:
         self.scenario = scenario = draw(scenario) if isinstance(scenario, int) else scenario
         self.rng = random.Random(scenario.schedule)
         self.now = 0.0
-        self.most_turns = MOST_TURNS
+        self.most_turns = MAX_TURNS
         self.delivered = 0
         self.counters: Counter[str] = Counter()
         self.trace: list[str] = []

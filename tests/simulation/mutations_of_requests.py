@@ -9,7 +9,7 @@ from actors.cache.radix import Match, RadixTree
 from actors.forward.actor import Forward
 from actors.messages import Extended, Failure, Ran, Requeue, Retire, Retired, Submit
 from actors.requests import Request
-from actors.results.actor import Record, ResultProcessor
+from actors.results.actor import RequestHistory, ResultProcessor
 from actors.scheduler.actor import Scheduler
 from actors.tokens import pack
 from models.text.stop_strings import StopStrings
@@ -55,8 +55,8 @@ def grant_used_again(patch: Patch) -> None:
     original = Scheduler._acquire
 
     def acquire(self: Scheduler, record: Any) -> None:
-        if record.succeeds is not None:
-            self._grants = record.succeeds - 1
+        if record.predecessor is not None:
+            self._grants = record.predecessor - 1
         original(self, record)
 
     patch(Scheduler, "_acquire", acquire)
@@ -90,7 +90,7 @@ def step_behind_a_failed_one_believed(patch: Patch) -> None:
 def replay_resampled(patch: Patch) -> None:
     """A request that comes back draws its tokens anew."""
 
-    def requeue(self: ResultProcessor, record: Record) -> None:
+    def requeue(self: ResultProcessor, record: RequestHistory) -> None:
         sampling = replaced(record.request.sampling, temperature=1.0, seed=record.request.sampling.seed + 1)
         request = replaced(record.request, sampling=sampling, tokens=pack(record.history))
         record.request = request
@@ -104,7 +104,7 @@ def replay_forgets_its_output(patch: Patch) -> None:
     """A request that comes back begins at its prompt, and its output is appended to what it had."""
     original = ResultProcessor._requeue
 
-    def requeue(self: ResultProcessor, record: Record) -> None:
+    def requeue(self: ResultProcessor, record: RequestHistory) -> None:
         history = record.history
         record.history = history[: record.request.prompt_len]
         original(self, record)
@@ -255,7 +255,7 @@ def budget_anew_after_a_retraction(patch: Patch) -> None:
     """A request that comes back may draw max_tokens once more."""
     original = ResultProcessor._requeue
 
-    def requeue(self: ResultProcessor, record: Record) -> None:
+    def requeue(self: ResultProcessor, record: RequestHistory) -> None:
         original(self, record)
         more = record.request.stops.max_tokens + record.completion
         record.request = replaced(record.request, stops=replaced(record.request.stops, max_tokens=more))

@@ -7,8 +7,8 @@ from msgspec.structs import replace as replaced
 
 from actors.cache.account import Account
 from actors.cache.actor import Cache
-from actors.cache.allocator import Room
-from actors.cache.copies import Copy, Store, There, copy_of
+from actors.cache.allocator import Allocator
+from actors.cache.copies import CopyStore, Presence, StateCopy, copy_of
 from actors.cache.radix import Node
 from actors.cache.tiers import Tiers
 from actors.forward.actor import Forward
@@ -75,7 +75,7 @@ def applied_twice_after_a_retraction(patch: Patch) -> None:
 
     def granted(self: Scheduler, message: Granted) -> None:
         record = self.state.acquiring.get(message.grant)
-        if record is not None and record.request.session and record.succeeds is not None and message.match:
+        if record is not None and record.request.session and record.predecessor is not None and message.match:
             message.match -= 1
         original(self, message)
 
@@ -117,15 +117,15 @@ def pages_of_an_export_not_held(patch: Patch) -> None:
 
 def filled_before_it_is_loaded(patch: Patch) -> None:
     """A request is granted a copy that is still being read from its file."""
-    original = Store.bring
+    original = CopyStore.bring
 
-    def bring(self: Store, node: Node[Copy]) -> bool:
+    def bring(self: CopyStore, node: Node[StateCopy]) -> bool:
         brought = original(self, node)
         if brought:
-            copy_of(node).host = There.YES
+            copy_of(node).host = Presence.PRESENT
         return brought
 
-    patch(Store, "bring", bring)
+    patch(CopyStore, "bring", bring)
 
 
 def name_left_behind(patch: Patch) -> None:
@@ -141,7 +141,7 @@ def name_left_behind(patch: Patch) -> None:
 
 def copy_dropped_under_way(patch: Patch) -> None:
     """A copy that a request is about to be filled from, or that is being written, may go."""
-    patch(Copy, "busy", property(lambda self: self.host is There.COMING))
+    patch(StateCopy, "busy", property(lambda self: self.host is Presence.COMING))
 
 
 def file_of_a_copy_being_made(patch: Patch) -> None:
@@ -156,8 +156,8 @@ def damaged_file_used(patch: Patch) -> None:
 
 def failed_write_believed(patch: Patch) -> None:
     """A file that could not be written counts as written."""
-    original = Store.written
-    patch(Store, "written", lambda self, key, error: original(self, key, ""))
+    original = CopyStore.written
+    patch(CopyStore, "written", lambda self, key, error: original(self, key, ""))
 
 
 def suspended_before_the_write(patch: Patch) -> None:
@@ -166,7 +166,7 @@ def suspended_before_the_write(patch: Patch) -> None:
 
     def suspend(self: Tiers, message: Suspend) -> bool:
         stored = self.names.stored.get(message.session)
-        if message.session not in self.names.in_pool and stored is not None and copy_of(stored).disk is There.COMING:
+        if message.session not in self.names.in_pool and stored is not None and copy_of(stored).disk is Presence.COMING:
             return self._answer(message, "disk", stored.end)
         return original(self, message)
 
@@ -181,10 +181,10 @@ def fork_takes_the_state(patch: Patch) -> None:
         original(self, message)
         for names in (self.names.in_pool, self.names.stored):
             node = names.get(message.session)
-            for other in list(node.names) if node is not None else ():
+            for other in list(node.sessions) if node is not None else ():
                 if other != message.session:
                     del names[other]
-                    node.names.discard(other)
+                    node.sessions.discard(other)
 
     patch(Tiers, "_name", name)
 
@@ -217,13 +217,13 @@ def closed_session_named(patch: Patch) -> None:
 
 def copy_matched_past_the_limit(patch: Patch) -> None:
     """A copy at the very end of the prompt is used, and then there is nothing to feed."""
-    original = Store.match
-    patch(Store, "match", lambda self, salt, tokens, limit: original(self, salt, tokens, limit + 1))
+    original = CopyStore.match
+    patch(CopyStore, "match", lambda self, salt, tokens, limit: original(self, salt, tokens, limit + 1))
 
 
 def copy_kept_for_nobody(patch: Patch) -> None:
     """Copies of closed sessions stay."""
-    patch(Store, "release", lambda self, node: None)
+    patch(CopyStore, "release", lambda self, node: None)
 
 
 def loan_of_a_copy_not_ended(patch: Patch) -> None:
@@ -278,10 +278,10 @@ def word_of_short_pages_not_taken_back(patch: Patch) -> None:
 
 def granted_a_state_that_was_lost(patch: Patch) -> None:
     """A state that had to go for the very request that was to go on from it is gone on from."""
-    original = Room.state_slot
+    original = Allocator.state_slot
 
-    def state_slot(self: Room, node: Node[Lease] | None, session: str) -> tuple[Lease | None, bool]:
+    def state_slot(self: Allocator, node: Node[Lease] | None, session: str) -> tuple[Lease | None, bool]:
         lease, moved = original(self, node, session)
         return lease or self._ledger.take("cache"), moved
 
-    patch(Room, "state_slot", state_slot)
+    patch(Allocator, "state_slot", state_slot)

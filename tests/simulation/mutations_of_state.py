@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.cache.actor import Account, Cache
-from actors.cache.allocator import Room
+from actors.cache.allocator import Allocator
 from actors.cache.pages import Pages
 from actors.cache.radix import Match, Node, RadixTree
-from actors.forward.actor import Forward, Running
+from actors.forward.actor import Forward, LaunchedStep
 from actors.forward.device import Work, WorkCheckpoint
 from actors.lease import Lease, Ledger, Place
 from actors.messages import (
@@ -18,7 +18,7 @@ from actors.messages import (
     Granted,
     Retire,
 )
-from actors.results.actor import Record, ResultProcessor
+from actors.results.actor import RequestHistory, ResultProcessor
 from actors.scheduler.actor import Scheduler
 from actors.tokens import WIDTH
 from tests.simulation import driver
@@ -45,7 +45,7 @@ def donate_at_the_next_position(patch: Patch) -> None:
     """A state is donated as if it had consumed one token more."""
     original = ResultProcessor._donate
 
-    def donate(self: ResultProcessor, record: Record, state: Lease, position: int, closes: bool) -> None:
+    def donate(self: ResultProcessor, record: RequestHistory, state: Lease, position: int, closes: bool) -> None:
         original(self, record, state, min(position + 1, len(record.history)), closes)
 
     patch(ResultProcessor, "_donate", donate)
@@ -112,7 +112,7 @@ def loan_ended_twice(patch: Patch) -> None:
 def eviction_under_a_loan(patch: Patch) -> None:
     """A state is evicted though it is lent."""
 
-    def evict(self: Room, keep: Node | None) -> Lease | None:
+    def evict(self: Allocator, keep: Node | None) -> Lease | None:
         node = next((node for node in self._tree.states if node is not keep), None)
         if node is None:
             return None
@@ -121,7 +121,7 @@ def eviction_under_a_loan(patch: Patch) -> None:
         self._ledger.free(lease)
         return self._ledger.take("cache")
 
-    patch(Room, "_evict_state", evict)
+    patch(Allocator, "_evict_state", evict)
 
 
 def generation_not_bumped(patch: Patch) -> None:
@@ -170,7 +170,7 @@ def snapshot_after_overrun(patch: Patch) -> None:
 
     def retire(self: Forward, message: Retire) -> None:
         row = self.rows[message.grant]
-        if message.reason == "finished" and any(isinstance(report, Running) for report in self._reports):
+        if message.reason == "finished" and any(isinstance(report, LaunchedStep) for report in self._reports):
             row.position -= 1
         original(self, message)
 
@@ -207,10 +207,10 @@ def page_freed_though_named(patch: Patch) -> None:
 
     def release(self: Pages, pages: list[int]) -> None:
         for page in pages:
-            self.users[page] -= 1
-            self.used -= not self.users[page]
-            if not self.users[page]:
-                self.names[page] = 0
+            self.grant_refs[page] -= 1
+            self.used -= not self.grant_refs[page]
+            if not self.grant_refs[page]:
+                self.node_refs[page] = 0
                 self._reclaim(page)
 
     patch(Pages, "release", release)
@@ -272,7 +272,7 @@ def pages_forgotten_at_a_split(patch: Patch) -> None:
     def split(self: RadixTree, node: Node, length: int) -> Node:
         upper = original(self, node, length)
         if upper.pages and node.pages and upper.pages[-1] == node.pages[0] and len(node.pages) > 1:
-            self.pages.unname(node.pages[:1])
+            self.pages.drop_node_refs(node.pages[:1])
             del node.pages[0]
         return upper
 

@@ -10,7 +10,7 @@ from tests.simulation.scenario import Ask, BadStep, Crash, Fault, Scenario
 from tests.simulation.talks import Talk, Turn
 
 SCHEDULES = 3
-MOST_RUNS = 1000
+MAX_RUNS = 1000
 LAST_SCHEDULES = 40
 
 
@@ -45,7 +45,7 @@ def shrink(scenario: Scenario) -> tuple[Scenario, Failure]:
     if found is None:
         raise ValueError("this scenario passes")
     candidates, passed, runs = list(simpler(scenario)), 0, 0
-    while passed < len(candidates) and runs < MOST_RUNS:
+    while passed < len(candidates) and runs < MAX_RUNS:
         at = runs % len(candidates)
         failing = fails_like(candidates[at], found, SCHEDULES)
         runs, passed = runs + 1, passed + 1

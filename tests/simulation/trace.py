@@ -10,7 +10,7 @@ from actors.messages import Message
 from actors.requests import Request
 from actors.tokens import count, cut, unpack
 
-MOST_TOKENS = 6
+MAX_TOKENS = 6
 
 
 def line(at: float, sender: str, to: str, message: Message) -> str:
@@ -51,5 +51,5 @@ def parts(message: Struct) -> list[str]:
 
 def tokens(packed: bytes) -> str:
     number = count(packed)
-    some = " ".join(map(str, unpack(cut(packed, 0, MOST_TOKENS))))
-    return f"⟨{some}⟩" if number <= MOST_TOKENS else f"⟨{some} … {number}⟩"
+    some = " ".join(map(str, unpack(cut(packed, 0, MAX_TOKENS))))
+    return f"⟨{some}⟩" if number <= MAX_TOKENS else f"⟨{some} … {number}⟩"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from actors.actor import Actor, Address
 from actors.cache.actor import Cache
-from actors.cache.allocator import Room
+from actors.cache.allocator import Allocator
 from actors.cache.pages import Pages
 from actors.cache.waiting import Parked, Wait
 from actors.forward.actor import Forward
@@ -31,11 +31,11 @@ class ScribblingPages(Pages):
 
     def _reclaim(self, page: int) -> None:
         super()._reclaim(page)
-        if not self.users[page] and not self.names[page] and self.device is not None:
+        if not self.grant_refs[page] and not self.node_refs[page] and self.device is not None:
             self.device.scribble_page(page)
 
 
-class StingyRoom(Room):
+class StingyAllocator(Allocator):
     refuses: Callable[[], bool]
 
     def take_pages(self, wanted: int) -> list[int] | None:
@@ -50,11 +50,11 @@ class StingyCache(Cache):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.room = room = StingyRoom(self.ledger, self.pages, self.tree, self.tiers, self.counters)
-        room.refuses = lambda: self.no_room and len(self.accounts) > 1
+        self.allocator = allocator = StingyAllocator(self.ledger, self.pages, self.tree, self.tiers, self.counters)
+        allocator.refuses = lambda: self.no_room and len(self.accounts) > 1
 
     def _answer(self, parked: Parked) -> Wait | None:
-        return Wait.ROOM if self.no_room else super()._answer(parked)
+        return Wait.ALLOCATION if self.no_room else super()._answer(parked)
 
     def _spares(self, grant: int, wanted: int) -> list[Lease]:
         if not self.no_checkpoints:

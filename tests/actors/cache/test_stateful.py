@@ -196,8 +196,8 @@ class PagesMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pages = Pages(PAGES, 4)
-        self.users: Counter[int] = Counter()
-        self.names: Counter[int] = Counter()
+        self.grants: Counter[int] = Counter()
+        self.nodes: Counter[int] = Counter()
 
     @rule(count=st.integers(0, 4))
     def take(self, count: int) -> None:
@@ -206,22 +206,22 @@ class PagesMachine(RuleBasedStateMachine):
                 self.pages.take(count)
             return
         taken = self.pages.take(count)
-        assert len(set(taken)) == count and not any(self.users[page] or self.names[page] for page in taken)
-        self.users.update(taken)
+        assert len(set(taken)) == count and not any(self.grants[page] or self.nodes[page] for page in taken)
+        self.grants.update(taken)
 
-    @rule(page=st.integers(0, PAGES - 1), whose=st.sampled_from(["users", "names"]))
+    @rule(page=st.integers(0, PAGES - 1), whose=st.sampled_from(["grants", "nodes"]))
     def one_more(self, page: int, whose: str) -> None:
-        add = self.pages.share if whose == "users" else self.pages.name
-        if self.users[page] or self.names[page]:
+        add = self.pages.share if whose == "grants" else self.pages.add_node_refs
+        if self.grants[page] or self.nodes[page]:
             add([page])
             getattr(self, whose)[page] += 1
         else:
             with pytest.raises(PageError, match="free"):
                 add([page])
 
-    @rule(page=st.integers(0, PAGES - 1), whose=st.sampled_from(["users", "names"]))
+    @rule(page=st.integers(0, PAGES - 1), whose=st.sampled_from(["grants", "nodes"]))
     def one_fewer(self, page: int, whose: str) -> None:
-        drop = self.pages.release if whose == "users" else self.pages.unname
+        drop = self.pages.release if whose == "grants" else self.pages.drop_node_refs
         if getattr(self, whose)[page]:
             drop([page])
             getattr(self, whose)[page] -= 1
@@ -232,10 +232,10 @@ class PagesMachine(RuleBasedStateMachine):
     @invariant()
     def the_table_is_the_model(self) -> None:
         pages = self.pages
-        assert pages.users == [self.users[page] for page in range(PAGES)]
-        assert pages.names == [self.names[page] for page in range(PAGES)]
-        used, named = set(+self.users), set(+self.names)
-        assert (pages.free, pages.used, pages.cached) == (PAGES - len(used | named), len(used), len(named - used))
+        assert pages.grant_refs == [self.grants[page] for page in range(PAGES)]
+        assert pages.node_refs == [self.nodes[page] for page in range(PAGES)]
+        used, cached = set(+self.grants), set(+self.nodes)
+        assert (pages.free, pages.used, pages.cached) == (PAGES - len(used | cached), len(used), len(cached - used))
 
 
 Path = tuple[int, ...]
@@ -390,7 +390,7 @@ class TreeMachine(RuleBasedStateMachine):
             assert len(table) == self.pages.cover(node.end)
             for position in range(len(whole)):
                 assert self.written[table[position // size]][position % size] == whole[: position + 1]
-        assert [named[page] for page in range(len(self.pages))] == self.pages.names
+        assert [named[page] for page in range(len(self.pages))] == self.pages.node_refs
         assert self.pages.used == 0 and self.pages.cached == len(+named)
 
     def teardown(self) -> None:

@@ -53,7 +53,7 @@ def test_match_finds_the_deepest_state_and_the_known_path(
         assert len(tree.table(node)) == pages.cover(node.end)
         for page in node.pages:
             named[page] += 1
-    assert named == pages.names
+    assert named == pages.node_refs
     assert pages.free == named.count(0)
     ledger.close()
 
@@ -67,7 +67,7 @@ def test_a_page_that_a_leaf_took_over_whole_replaces_the_part_above() -> None:
     copied = pages.take(1)
     leaf = tree.insert(node, pack([7, 8, 9]), [first[0], copied[0], *pages.take(1)])
     assert node.pages == [first[0], copied[0]] and leaf.pages[0] == copied[0]
-    assert pages.names[first[1]] == 0
+    assert pages.node_refs[first[1]] == 0
 
 
 def test_salts_keep_tenants_apart() -> None:
@@ -101,11 +101,11 @@ def test_pages_against_a_simple_count(seed: int) -> None:
             pages.share(users[-1:])
         elif move == "name" and held:
             names.append(rng.choice(held))
-            pages.name(names[-1:])
+            pages.add_node_refs(names[-1:])
         elif move == "release" and users:
             pages.release([users.pop(rng.randrange(len(users)))])
         elif move == "unname" and names:
-            pages.unname([names.pop(rng.randrange(len(names)))])
+            pages.drop_node_refs([names.pop(rng.randrange(len(names)))])
         assert pages.free == 12 - len({*users, *names})
         assert pages.used == len(set(users))
         assert pages.cached == len(set(names) - set(users))
@@ -113,7 +113,7 @@ def test_pages_against_a_simple_count(seed: int) -> None:
 
 def test_a_free_page_cannot_be_shared_or_dropped() -> None:
     pages = Pages(2, 4)
-    for use in (pages.share, pages.release, pages.name, pages.unname):
+    for use in (pages.share, pages.release, pages.add_node_refs, pages.drop_node_refs):
         with pytest.raises(PageError):
             use([0])
     with pytest.raises(PageError, match="3 pages wanted, 2 free"):

@@ -4,21 +4,21 @@ import copy
 
 from actors.messages import Chunk
 from actors.requests import Request, Sampling, Stops
-from actors.scheduler.plan import Limits, Record, Row, State, checkpoint_positions, plan
+from actors.scheduler.plan import Limits, OpenRequest, ScheduledRow, SchedulerState, checkpoint_positions, plan
 from actors.tokens import pack
 
 
-def record(arrival: int, length: int = 8, priority: int = 0) -> Record:
+def record(arrival: int, length: int = 8, priority: int = 0) -> OpenRequest:
     request = Request(f"r{arrival}", pack(range(length)), length, Sampling(), Stops(100), priority=priority)
-    return Record(request, arrival)
+    return OpenRequest(request, arrival)
 
 
-def row(grant: int, position: int, length: int = 8, capacity: int | None = None, priority: int = 0) -> Row:
-    return Row(record(grant, length, priority), grant, position, length, 100, capacity, {})
+def row(grant: int, position: int, length: int = 8, capacity: int | None = None, priority: int = 0) -> ScheduledRow:
+    return ScheduledRow(record(grant, length, priority), grant, position, length, 100, capacity, {})
 
 
-def state(*rows: Row, **limits: int) -> State:
-    return State(Limits(**limits), rows={row.grant: row for row in rows})
+def state(*rows: ScheduledRow, **limits: int) -> SchedulerState:
+    return SchedulerState(Limits(**limits), rows={row.grant: row for row in rows})
 
 
 def test_decodes_come_first_and_chunks_share_the_rest_of_the_budget() -> None:

@@ -60,8 +60,8 @@ def test_a_prompt_that_goes_on_from_a_closing_request_waits_for_its_state() -> N
     bench.receive(Settled(1, [1]))
     bench.submit("b", [1, 2, 3, 4])
     bench.submit("c", [1, 2, 4])
-    assert [acquire.succeeds for acquire in bench.of(Acquire) if isinstance(acquire, Acquire)] == [None, 1, None]
+    assert [acquire.predecessor for acquire in bench.of(Acquire) if isinstance(acquire, Acquire)] == [None, 1, None]
     bench.receive(Closed(1))
     bench.submit("d", [1, 2, 3, 4])
-    assert bench.of(Acquire)[-1].succeeds is None
+    assert bench.of(Acquire)[-1].predecessor is None
     bench.ledger.close()

@@ -16,9 +16,9 @@ from actors import tokens
 from api.config import ConfigError
 from api.errors import ApiError
 from api.sessions.files import SessionFiles
-from api.sessions.records import Record, Rewound, encode
+from api.sessions.records import LogRecord, Rewound, encode
 from api.sessions.restore import highest, read_sessions, session_of
-from api.sessions.saver import Disk, Saver
+from api.sessions.saver import Saver, SessionDisk
 from tests.api.sessions.test_records import HEADER, some_records
 
 
@@ -29,7 +29,7 @@ def files(tmp_path: Path) -> Iterator[SessionFiles]:
     files.close()
 
 
-def log_of(files: SessionFiles, key: str = "k") -> list[Record]:
+def log_of(files: SessionFiles, key: str = "k") -> list[LogRecord]:
     return next(stored.records for stored in files.read_all() if stored.key == key)
 
 
@@ -107,7 +107,7 @@ def test_a_damaged_file_is_set_aside(files: SessionFiles, data: bytes) -> None:
     [[some_records()[1]], [HEADER, HEADER], [HEADER, Rewound(1)], [HEADER, some_records()[2]]],
     ids=["no header", "two", "rewound to nothing", "goes on from nothing"],
 )
-def test_records_that_contradict_each_other(files: SessionFiles, records: list[Record]) -> None:
+def test_records_that_contradict_each_other(files: SessionFiles, records: list[LogRecord]) -> None:
     files.replace("k", records)
     assert read_sessions(files, 2**31, lambda: 0.0) == []
     assert path_of(files).with_suffix(".damaged").exists()
@@ -157,9 +157,9 @@ class Log:
     """What a session would have to say, and its saver."""
 
     def __init__(self, files: SessionFiles, cap: int = 2**30) -> None:
-        self.records: list[Record] = [HEADER]
+        self.records: list[LogRecord] = [HEADER]
         self.full = 0
-        self.disk = Disk(files, cap, self._on_full)
+        self.disk = SessionDisk(files, cap, self._on_full)
         self.saver = Saver(self.disk, "k", lambda: list(self.records))
         self.saver.rewrite()
 
@@ -261,5 +261,5 @@ async def test_a_full_disk_is_told_of(files: SessionFiles) -> None:
     assert log.full == 1
 
 
-def path_size(record: Record) -> int:
+def path_size(record: LogRecord) -> int:
     return len(encode([record]))

@@ -11,9 +11,9 @@ from api.sessions.records import (
     FRAME,
     VERSION,
     Damaged,
-    Header,
-    Record,
+    LogRecord,
     Rewound,
+    SessionHeader,
     TurnRecord,
     decode,
     encode,
@@ -22,7 +22,7 @@ from api.sessions.records import (
     turn_of,
 )
 
-HEADER = Header(
+HEADER = SessionHeader(
     version=VERSION,
     id="s",
     owner=b"\x01" * 32,
@@ -52,7 +52,7 @@ def turn(number: int, previous: Turn | None = None) -> Turn:
     )
 
 
-def some_records() -> list[Record]:
+def some_records() -> list[LogRecord]:
     first = turn(1)
     return [HEADER, record_of(first), record_of(turn(2, first)), Rewound(1), record_of(turn(3, first))]
 

@@ -15,7 +15,7 @@ import pytest
 
 from api import cli
 from api.terminal.chat import chat
-from api.terminal.client import ChatClient, ChatError, Delta, Ended, Event, Session
+from api.terminal.client import ChatClient, ChatError, EndEvent, Event, SessionInfo, TextEvent
 from tests.api.server_process import ROOT, ServerProcess
 
 HELLO = "Hello, wörld."
@@ -231,11 +231,11 @@ def test_a_turn_whose_end_was_lost_is_not_sent_twice(
     def broken(client: ChatClient, id: str, body: dict[str, Any]) -> Iterator[Event]:
         monkeypatch.setattr(ChatClient, "turn", turn)
         for event in turn(client, id, body):
-            if isinstance(event, Delta):
+            if isinstance(event, TextEvent):
                 yield event
         raise ChatError("the connection broke")
 
-    def unreachable(*_: object) -> Session:
+    def unreachable(*_: object) -> SessionInfo:
         monkeypatch.setattr(ChatClient, "settled", settled)
         raise ChatError("there is nobody")
 
@@ -345,11 +345,11 @@ def test_what_breaks_after_the_end_of_a_turn_is_no_error(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("api.terminal.client.urlopen", breaking)
     [event] = ChatClient("http://nowhere", None).turn("s", {})
-    assert isinstance(event, Ended)
+    assert isinstance(event, EndEvent)
 
 
 def test_a_turn_that_is_being_ended_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = [Session(id="s", turn=0, position=0, status=status, created_at=1) for status in ("busy", "busy", "idle")]
+    seen = [SessionInfo(id="s", turn=0, position=0, status=status, created_at=1) for status in ("busy", "busy", "idle")]
     answers = iter(seen)
     monkeypatch.setattr(ChatClient, "session", lambda *_: next(answers))
     assert ChatClient("http://nowhere", None).settled("s") is seen[2]

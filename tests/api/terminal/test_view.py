@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from api.terminal.client import Ended, PromptTokensDetails, Session, State, Usage
+from api.terminal.client import EndEvent, PromptCounts, SessionInfo, StateInfo, TokenCounts
 from api.terminal.console import printable
 from api.terminal.view import ago, figures, session_table
 
@@ -13,14 +13,14 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
 
 
 def test_what_is_shown_of_a_state() -> None:
-    def session(id: str, **more: Any) -> Session:
-        return Session(id=id, turn=2, position=80, created_at=1000, **{"status": "idle", **more})
+    def session(id: str, **more: Any) -> SessionInfo:
+        return SessionInfo(id=id, turn=2, position=80, created_at=1000, **{"status": "idle", **more})
 
     sessions = [
-        session("a", last_turn_at=4000, state=State("slot", 80)),
-        session("b", state=State("disk", 64)),
-        session("c", state=State("tokens", 0)),
-        session("d", status="busy", state=State("slot", 80)),
+        session("a", last_turn_at=4000, state=StateInfo("slot", 80)),
+        session("b", state=StateInfo("disk", 64)),
+        session("c", state=StateInfo("tokens", 0)),
+        session("d", status="busy", state=StateInfo("slot", 80)),
         session("e"),
     ]
     _, *rows = session_table(sessions, "b", now=4030).splitlines()
@@ -38,9 +38,9 @@ def test_what_is_shown_of_a_state() -> None:
 
 
 def test_the_figures_of_a_turn() -> None:
-    def ended(count: int, **more: Any) -> Ended:
-        usage = Usage(100, count, PromptTokensDetails(90))
-        return Ended(3, "completed", 100 + count, "stop", usage, **more)
+    def ended(count: int, **more: Any) -> EndEvent:
+        usage = TokenCounts(100, count, PromptCounts(90))
+        return EndEvent(3, "completed", 100 + count, "stop", usage, **more)
 
     assert figures(ended(11), 2) == "turn 3 · 11 tokens · 5.0 tokens/s · 90 of 100 reused from the state"
     assert figures(ended(1, resumed_from="disk"), 2).endswith("1 tokens · 90 of 100 reused from the state (disk)")

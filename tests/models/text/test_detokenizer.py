@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from models.text.detokenizer import CONTEXT, MOST_HELD, WINDOW, Detokenizer
+from models.text.detokenizer import CONTEXT, MAX_HELD, WINDOW, Detokenizer
 
 CORPUS = ["hello hello world", "the cat's été", "naïve €5 日本語 日本", "😀😀 👩‍👩‍👧 fin", "a b  c"]
 SPECIAL = "<|end|>"
@@ -117,8 +117,8 @@ def test_incomplete_bytes_are_held_and_then_given_up() -> None:
 
     detokenizer = Detokenizer(decode, b"x")
     assert [detokenizer.push([byte]) for byte in "€".encode()] == ["", "", "€"]
-    given_up = [detokenizer.push([0xFF]) for _ in range(MOST_HELD + 1)]
-    assert given_up[:MOST_HELD] == [""] * MOST_HELD and given_up[MOST_HELD] == "\ufffd" * MOST_HELD
+    given_up = [detokenizer.push([0xFF]) for _ in range(MAX_HELD + 1)]
+    assert given_up[:MAX_HELD] == [""] * MAX_HELD and given_up[MAX_HELD] == "\ufffd" * MAX_HELD
     assert detokenizer.flush() == "\ufffd" and detokenizer.flush() == ""
 
 

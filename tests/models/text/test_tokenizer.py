@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from models.text.tokenizer import TemplateError, Text, load_text
+from models.text.tokenizer import ModelText, TemplateError, load_text
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
@@ -37,7 +37,7 @@ def checkpoint(folder: Path, template: str | None = None, **files: Any) -> Path:
     return folder
 
 
-def loaded(folder: Path, template: str | None = None, **files: Any) -> Text:
+def loaded(folder: Path, template: str | None = None, **files: Any) -> ModelText:
     return load_text(checkpoint(folder, template, **files))
 
 
