@@ -9,23 +9,31 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from api import errors
 from api.exchange import answer_json
-from api.generation.engine import SERVER, Engine, Relay, Server
+from api.generation.engine import Engine
 from api.parsing import convert, read_object
+from api.responses.store import RESPONSES
 from api.security import owner_of
+from api.server import SERVER, RingView, Server
+from api.sessions.store import SESSIONS
 from api.version import VERSION
 
+routes = web.RouteTableDef()
 
+
+@routes.get("/health")
 async def health(request: web.Request) -> web.Response:
     """The process is alive."""
     return answer_json({"status": "ok"})
 
 
+@routes.get("/ready")
 async def ready(request: web.Request) -> web.Response:
     """Requests will be taken; 503 while loading or draining."""
     request.app[SERVER].ready()
     return answer_json({"status": "ready"})
 
 
+@routes.get("/version")
 async def version(request: web.Request) -> web.Response:
     return answer_json({"version": VERSION})
 
@@ -41,16 +49,20 @@ def card(server: Server, engine: Engine) -> dict[str, Any]:
     }
 
 
+@routes.get("/v1/models")
 async def models(request: web.Request) -> web.Response:
     server = request.app[SERVER]
     return answer_json({"object": "list", "data": [card(server, server.ready())]})
 
 
+@routes.get("/v1/models/{model:.+}")
 async def model(request: web.Request) -> web.Response:
     server = request.app[SERVER]
     return answer_json(card(server, server.ready(request.match_info["model"])))
 
 
+@routes.get("/model_info")
+@routes.get("/get_model_info")
 async def model_info(request: web.Request) -> web.Response:
     """As SGLang has it."""
     server = request.app[SERVER]
@@ -71,9 +83,11 @@ async def model_info(request: web.Request) -> web.Response:
     )
 
 
+@routes.get("/server_info")
+@routes.get("/get_server_info")
 async def server_info(request: web.Request) -> web.Response:
     """Options, and the ring's figures: counters, gauges, and what the audit of leases finds."""
-    server = request.app[SERVER]
+    server, sessions, responses = request.app[SERVER], request.app[SESSIONS], request.app[RESPONSES]
     info: dict[str, Any] = {
         "version": VERSION,
         "phase": server.phase,
@@ -81,11 +95,11 @@ async def server_info(request: web.Request) -> web.Response:
         "served_model_name": server.name,
         "options": server.config.shown(),
         "open_requests": server.gateway.open_requests,
-        "sessions": {"open": len(server.sessions), "bytes": server.sessions.memory_bytes},
+        "sessions": {"open": len(sessions), "bytes": sessions.memory_bytes},
         "responses": {
-            "stored": len(server.responses),
-            "running": server.responses.running,
-            "bytes": server.responses.bytes,
+            "stored": len(responses),
+            "running": responses.running,
+            "bytes": responses.bytes,
         },
     }
     if server.relay is not None:
@@ -96,10 +110,12 @@ async def server_info(request: web.Request) -> web.Response:
     return answer_json(info)
 
 
+@routes.get("/metrics")
 async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=request.app[SERVER].metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
+@routes.get("/debug/slots")
 async def debug_slots(request: web.Request) -> web.Response:
     """Which slot is where, with whom, since when, and whose state it holds; `?session=` marks those of its history."""
     relay = ring(request)
@@ -111,7 +127,7 @@ async def debug_slots(request: web.Request) -> web.Response:
 
 def find_key(request: web.Request) -> str | None:
     """The name that the caller's session has in the ring. It does not count as used by that."""
-    sessions = request.app[SERVER].sessions.list(owner_of(request))
+    sessions = request.app[SESSIONS].list(owner_of(request))
     return next((session.key for session in sessions if session.id == request.query["session"]), None)
 
 
@@ -131,12 +147,13 @@ def mark(slots: list[dict[str, Any]], session: str, own: set[int]) -> None:
         entry["session"] = session if entry["slot"] in own else None
 
 
+@routes.get("/debug/tree")
 async def debug_tree(request: web.Request) -> web.Response:
     """The nodes of the cache's tree, without their tokens."""
     return answer_json(ring(request).debug_tree())
 
 
-def ring(request: web.Request) -> Relay:
+def ring(request: web.Request) -> RingView:
     """The ring; 503 until it is there."""
     relay = request.app[SERVER].relay
     if relay is None:
@@ -149,6 +166,7 @@ class AbortRequest(Struct, forbid_unknown_fields=True):
     abort_all: bool = False
 
 
+@routes.post("/abort_request")
 async def abort_request(request: web.Request) -> web.Response:
     """End a request by its id (a batch by its common id), or all. Says how many were open."""
     server = request.app[SERVER]
@@ -160,6 +178,8 @@ async def abort_request(request: web.Request) -> web.Response:
     return answer_json({"aborted": server.gateway.abort_batch(asked.rid)})
 
 
+@routes.get("/flush_cache", allow_head=False)
+@routes.post("/flush_cache")
 async def flush_cache(request: web.Request) -> web.Response:
     """Forget every cached prefix. Running requests go on."""
     server = request.app[SERVER]

@@ -1,8 +1,9 @@
-"""The application: routes, and the one middleware that all requests pass."""
+"""The application: its handlers and stores, and the one middleware that all requests pass."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import structlog
 from aiohttp import web
@@ -13,18 +14,22 @@ from api.errors import ApiError
 from api.exchange import GENERATION, REQUEST_ID, STREAM_ERROR, TRACE, new_id
 from api.generation.answers import milliseconds, summary
 from api.generation.call import read_trace_context
-from api.generation.engine import SERVER, Server
-from api.openai import chat as openai_chat
-from api.openai import completions as openai_completions
+from api.openai import chat, completions
 from api.page import routes as page
 from api.responses import routes as responses
 from api.responses import websocket
+from api.responses.store import RESPONSES, ResponseStore
 from api.security import Guard, cors_headers
-from api.sessions import routes as session_routes
-from api.sessions import turns as session_turns
-from api.sglang import sessions as sglang_sessions
+from api.server import SERVER, Server
+from api.sessions import routes as sessions
+from api.sessions import turns
+from api.sessions.files import SessionFiles
+from api.sessions.store import SESSIONS, SessionStore
+from api.sglang import sessions as sglang
 from api.version import VERSION
 
+HANDLERS = (page, chat, completions, responses, websocket, sessions, turns, sglang, tokenization, admin)
+LOG_PART = 10  # of --session-disk; the others are for states.
 GUARD = web.AppKey("guard", Guard)
 QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/slots"})
 
@@ -32,56 +37,36 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def make_app(server: Server) -> web.Application:
-    """Raises ConfigError if the API keys cannot be read."""
-    app = web.Application(middlewares=[front], client_max_size=server.config.body_limit)
+    """Raises ConfigError if the API keys cannot be read, or the folder of the sessions cannot be had."""
+    config = server.config
+    app = web.Application(middlewares=[front], client_max_size=config.body_limit)
     app[SERVER] = server
-    app[GUARD] = Guard(server.config)
+    app[GUARD] = Guard(config)
+    app[SESSIONS] = open_sessions(server)
+    app[RESPONSES] = ResponseStore(config.response_retention, config.response_memory)
     app[websocket.OPEN_SOCKETS] = set()
+    server.metrics.watch_sessions(app[SESSIONS])
+    server.metrics.watch_responses(app[RESPONSES])
     app.on_shutdown.append(websocket.close_all)
     app.on_shutdown.append(end_tasks)
     app.on_response_prepare.append(add_headers)
-    app.add_routes(
-        [
-            web.get("/", page.page),
-            web.get("/v1/models", admin.models),
-            web.get("/v1/models/{model:.+}", admin.model),
-            web.post("/v1/chat/completions", openai_chat.chat_completions),
-            web.post("/v1/completions", openai_completions.completions),
-            web.post("/v1/responses", responses.create_response),
-            web.get("/v1/responses", websocket.connect, allow_head=False),
-            web.get("/v1/responses/{response}", responses.get_response),
-            web.delete("/v1/responses/{response}", responses.delete_response),
-            web.post("/v1/responses/{response}/cancel", responses.cancel_response),
-            web.get("/v1/responses/{response}/input_items", responses.get_input_items),
-            web.post("/v1/sessions", session_routes.create_session),
-            web.get("/v1/sessions", session_routes.list_sessions),
-            web.get("/v1/sessions/{session}", session_routes.get_session),
-            web.delete("/v1/sessions/{session}", session_routes.delete_session),
-            web.post("/v1/sessions/{session}/turns", session_turns.create_turn),
-            web.post("/v1/sessions/{session}/fork", session_routes.fork_session),
-            web.post("/v1/sessions/{session}/rewind", session_routes.rewind_session),
-            web.post("/v1/sessions/{session}/suspend", session_routes.suspend_session),
-            web.post("/open_session", sglang_sessions.open_session),
-            web.post("/close_session", sglang_sessions.close_session),
-            web.post("/generate", sglang_sessions.generate),
-            web.post("/tokenize", tokenization.tokenize),
-            web.post("/detokenize", tokenization.detokenize),
-            web.get("/health", admin.health),
-            web.get("/ready", admin.ready),
-            web.get("/version", admin.version),
-            web.get("/server_info", admin.server_info),
-            web.get("/get_server_info", admin.server_info),
-            web.get("/model_info", admin.model_info),
-            web.get("/get_model_info", admin.model_info),
-            web.get("/metrics", admin.metrics),
-            web.get("/debug/slots", admin.debug_slots),
-            web.get("/debug/tree", admin.debug_tree),
-            web.post("/abort_request", admin.abort_request),
-            web.get("/flush_cache", admin.flush_cache, allow_head=False),
-            web.post("/flush_cache", admin.flush_cache),
-        ]
-    )
+    for handlers in HANDLERS:
+        app.add_routes(handlers.routes)
     return app
+
+
+def open_sessions(server: Server) -> SessionStore:
+    config = server.config
+    sessions = SessionStore(
+        config.session_cap,
+        config.session_idle_timeout,
+        server.gateway,
+        SessionFiles(Path(config.session_dir)) if config.session_dir is not None else None,
+        config.session_disk // LOG_PART,
+        config.session_log,
+    )
+    server.gateway.sessions = sessions
+    return sessions
 
 
 async def end_tasks(app: web.Application) -> None:

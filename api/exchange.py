@@ -10,9 +10,9 @@ from actors.requests import Request
 from api import errors
 from api.errors import ApiError
 from api.generation.call import Call, TraceContext
-from api.generation.engine import SERVER
 from api.generation.reader import Generation
 from api.security import host_name
+from api.server import SERVER
 
 GENERATION: web.RequestKey[Generation] = web.RequestKey("generation", Generation)
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)

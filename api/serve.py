@@ -21,8 +21,10 @@ from api import errors
 from api.app import make_app
 from api.config import Config, ConfigError
 from api.errors import ApiError
-from api.generation.engine import Engine, Relay, Server
+from api.generation.engine import Engine
 from api.generation.gateway import Gateway
+from api.server import RingView, Server
+from api.sessions.store import SESSIONS
 from api.telemetry import logs
 from api.telemetry.metrics import Metrics
 from api.telemetry.spans import open_spans
@@ -59,7 +61,7 @@ class StartError(Exception):
     """The model cannot be served; the message is for the user."""
 
 
-class RunningRelay(Relay, Protocol):
+class RunningRelay(RingView, Protocol):
     async def run(self) -> None:
         """Carry the ring until cancelled; raises what broke it."""
 
@@ -109,11 +111,11 @@ class Process:
         metrics = Metrics(name)
         self._server = Server(config, Gateway(config.request_timeout, metrics), metrics, name)
         self._server.spans = open_spans(config, name)
+        self._app = make_app(self._server)
+        self._sessions = self._app[SESSIONS]
 
     async def run(self) -> Exit:
-        runner = web.AppRunner(
-            make_app(self._server), handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WRITES_S
-        )
+        runner = web.AppRunner(self._app, handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WRITES_S)
         await runner.setup()
         try:
             await self._open_port(runner)
@@ -127,7 +129,7 @@ class Process:
         finally:
             await runner.cleanup()
             with anyio.CancelScope(shield=True):
-                await self._server.sessions.close_files()
+                await self._sessions.close_files()
             await self._close_spans()
 
     async def _close_spans(self) -> None:
@@ -156,7 +158,7 @@ class Process:
         if loaded is None:
             return Exit.OK
         server = self._server
-        await server.sessions.restore(loaded.engine.vocab_size)
+        await self._sessions.restore(loaded.engine.vocab_size)
         await tasks.start(self._carry_ring, loaded)
         server.gateway.name_all()
         tasks.start_soon(self._sweep_sessions)
@@ -191,7 +193,7 @@ class Process:
         """Run the ring. If it breaks, answer every open request and stop the process."""
         relay = loaded.connect(self._server.gateway)
         self._server.relay = relay
-        self._server.metrics.watch(relay)
+        self._server.metrics.watch_ring(relay)
         task_status.started()
         try:
             await relay.run()
@@ -211,7 +213,7 @@ class Process:
         pause = min(self._config.session_idle_timeout / SWEEPS, MAX_BETWEEN_SWEEPS_S)
         while True:
             await asyncio.sleep(pause)
-            await self._server.sessions.sweep()
+            await self._sessions.sweep()
 
     async def _drain(self) -> Exit:
         self._log.info("draining", open_requests=self._server.gateway.open_requests)

@@ -8,9 +8,11 @@ from msgspec import Meta, Struct, field
 from api import errors
 from api.exchange import answer_json
 from api.generation.chat_prompt import read_messages, render
-from api.generation.engine import SERVER
 from api.generation.request_builder import check_ids, encode, off_loop
 from api.parsing import convert, read_object
+from api.server import SERVER
+
+routes = web.RouteTableDef()
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -23,6 +25,7 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_strs: bool = False
 
 
+@routes.post("/tokenize")
 async def tokenize(request: web.Request) -> web.Response:
     asked = convert(await read_object(request), TokenizeRequest)
     engine = request.app[SERVER].ready(asked.model)
@@ -49,6 +52,7 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     skip_special_tokens: bool = False
 
 
+@routes.post("/detokenize")
 async def detokenize(request: web.Request) -> web.Response:
     asked = convert(await read_object(request), DetokenizeRequest)
     engine = request.app[SERVER].ready(asked.model)

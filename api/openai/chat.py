@@ -12,13 +12,16 @@ from api import errors
 from api.exchange import answer_json, new_id, submit
 from api.generation.answers import Usage, collect, finite, token_text, usage
 from api.generation.chat_prompt import read_messages, render
-from api.generation.engine import SERVER, Engine, Server, Text
+from api.generation.engine import Engine, Text
 from api.generation.reader import Generation
 from api.generation.request_builder import Choices, Salt, TopLogprobs, draft, seed_of
 from api.generation.sampling import RequestFields, request_wishes
 from api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions, refuse
 from api.parsing import convert, read_object
+from api.server import SERVER, Server
 from api.sse import stream
+
+routes = web.RouteTableDef()
 
 
 class ChatRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
@@ -97,6 +100,7 @@ class ChatChunk(Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
+@routes.post("/v1/chat/completions")
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
     body = await read_object(request)

@@ -11,13 +11,16 @@ from actors.requests import Output, Request, TokenLogprob
 from api import errors
 from api.exchange import answer_json, new_id, submit
 from api.generation.answers import Answer, Usage, collect, cut_to_prompt, finite, token_text, usage
-from api.generation.engine import SERVER, Engine, Server, Text
+from api.generation.engine import Engine, Text
 from api.generation.reader import Generation
 from api.generation.request_builder import Choices, Count, Prompt, Salt, TopLogprobs, draft, encode, seed_of
 from api.generation.sampling import RequestFields, request_wishes
 from api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions, refuse
 from api.parsing import convert, read_object
+from api.server import SERVER, Server
 from api.sse import stream
+
+routes = web.RouteTableDef()
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -65,6 +68,7 @@ class Completion(Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
+@routes.post("/v1/completions")
 async def completions(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
     body = await read_object(request)

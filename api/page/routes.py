@@ -8,9 +8,12 @@ from pathlib import Path
 
 from aiohttp import web
 
+routes = web.RouteTableDef()
+
 FILE = Path(__file__).with_name("index.html")
 
 
+@routes.get("/")
 async def page(request: web.Request) -> web.Response:
     text, headers = load()
     return web.Response(text=text, content_type="text/html", headers=headers)

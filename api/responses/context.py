@@ -4,18 +4,18 @@ from typing import Any
 
 from api import errors
 from api.errors import ApiError
-from api.generation.engine import Server
 from api.responses.request import ResponseRequest
-from api.responses.store import StoredResponse, chain, no_previous
+from api.responses.store import ResponseStore, StoredResponse, chain, no_previous
 from api.sessions.log import conversation as messages_up_to
 from api.sessions.session import OpenTurn
+from api.sessions.store import SessionStore
 
 
-def open_turn(server: Server, owner: bytes, asked: ResponseRequest, id: str) -> OpenTurn | None:
+def open_turn(sessions: SessionStore, owner: bytes, asked: ResponseRequest, id: str) -> OpenTurn | None:
     """The turn of the conversation that the response is to be. Raises 404, 409."""
     if asked.session is None:
         return None
-    session = server.sessions.find(owner, asked.session)
+    session = sessions.find(owner, asked.session)
     if session is None:
         raise no_conversation(asked.session)
     session.check_idle()
@@ -25,11 +25,13 @@ def open_turn(server: Server, owner: bytes, asked: ResponseRequest, id: str) -> 
     return turn
 
 
-def find_previous(server: Server, owner: bytes, id: str | None, latest: StoredResponse | None) -> StoredResponse | None:
+def find_previous(
+    responses: ResponseStore, owner: bytes, id: str | None, latest: StoredResponse | None
+) -> StoredResponse | None:
     """latest: one that may be gone on from although it is not stored. Raises 400."""
     if id is None:
         return None
-    previous = latest if latest is not None and latest.id == id else server.responses.find(owner, id)
+    previous = latest if latest is not None and latest.id == id else responses.find(owner, id)
     if previous is None:
         raise no_previous(id)
     if previous.running:

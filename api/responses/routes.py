@@ -5,19 +5,22 @@ from aiohttp import web
 
 from api import errors
 from api.exchange import GENERATION, STREAM_ERROR, answer_json, answer_with_error
-from api.generation.engine import SERVER, Server
 from api.parsing import read_object
 from api.responses.events import Event, Reader
 from api.responses.input_items import list_items
 from api.responses.request import read_request
 from api.responses.start import start_response
-from api.responses.store import StoredResponse
+from api.responses.store import RESPONSES, StoredResponse
 from api.security import owner_of
+from api.server import SERVER
 from api.sse import HEADERS, PING, EventWriter
+
+routes = web.RouteTableDef()
 
 MAX_DIGITS = 10
 
 
+@routes.post("/v1/responses")
 async def create_response(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
     body = await read_object(request)
@@ -51,9 +54,10 @@ async def stream(request: web.Request, stored: StoredResponse, after: int = -1) 
     return response
 
 
+@routes.get("/v1/responses/{response}")
 async def get_response(request: web.Request) -> web.StreamResponse:
     """With ?stream=true its events, those of the past too, and after `starting_after` only."""
-    _, response = find(request)
+    response = find(request)
     after = request.query.get("starting_after")
     if request.query.get("stream") != "true":
         if after is not None:
@@ -64,30 +68,33 @@ async def get_response(request: web.Request) -> web.StreamResponse:
     return await stream(request, response, int(after) if after is not None else -1)
 
 
+@routes.get("/v1/responses/{response}/input_items")
 async def get_input_items(request: web.Request) -> web.Response:
-    _, response = find(request)
+    response = find(request)
     return answer_json(list_items(response, request.query))
 
 
+@routes.delete("/v1/responses/{response}")
 async def delete_response(request: web.Request) -> web.Response:
     """Later responses keep what they went on from. One that is running is aborted."""
-    server, response = find(request)
-    server.responses.delete(owner_of(request), response.id)
-    server.gateway.abort(response.id)
+    response = find(request)
+    request.app[RESPONSES].delete(owner_of(request), response.id)
+    request.app[SERVER].gateway.abort(response.id)
     return answer_json({"id": response.id, "object": "response", "deleted": True})
 
 
+@routes.post("/v1/responses/{response}/cancel")
 async def cancel_response(request: web.Request) -> web.Response:
     """The response as it is when the ring has ended it; one that is over stays as it is."""
-    server, response = find(request)
-    server.gateway.abort(response.id)
+    response = find(request)
+    request.app[SERVER].gateway.abort(response.id)
     await response.finished.wait()
     return answer_json(response.body)
 
 
-def find(request: web.Request) -> tuple[Server, StoredResponse]:
-    server = request.app[SERVER]
-    return server, server.responses.get(owner_of(request), request.match_info["response"])
+def find(request: web.Request) -> StoredResponse:
+    """Raises 404."""
+    return request.app[RESPONSES].get(owner_of(request), request.match_info["response"])
 
 
 def frames(events: list[Event]) -> bytes:

@@ -10,10 +10,10 @@ from actors.requests import Output
 from api import errors
 from api.errors import ApiError
 from api.generation.answers import summary
-from api.generation.engine import Server
 from api.generation.reader import Generation
 from api.responses.events import Transcript
-from api.responses.store import StoredResponse
+from api.responses.store import ResponseStore, StoredResponse
+from api.server import Server
 from api.sessions.saver import NOT_SAVED
 from api.sessions.session import OpenTurn, refused
 
@@ -30,6 +30,7 @@ class ResponseRun:
     def __init__(
         self,
         server: Server,
+        responses: ResponseStore,
         owner: bytes,
         response: StoredResponse,
         generation: Generation,
@@ -40,6 +41,7 @@ class ResponseRun:
         self.generation = generation
         self.error: ApiError | None = None
         self._server = server
+        self._responses = responses
         self._owner = owner
         self._turn = turn
         self._log = log
@@ -114,8 +116,8 @@ class ResponseRun:
         self.transcript.finish(status, member, self.error if status == "failed" else None)
         response.measure()
         if refused(self.generation) and not response.body["background"]:
-            self._server.responses.delete(self._owner, response.id)
-        self._server.responses.ended(self._owner, response)
+            self._responses.delete(self._owner, response.id)
+        self._responses.ended(self._owner, response)
         if self._log is not None:
             error = self.error
             self._server.ended(self.generation, (error.code or str(error.status)) if error is not None else None)

@@ -13,7 +13,7 @@ from actors.requests import Output, Request
 from api import errors
 from api.exchange import REQUEST_ID, call_of, new_id
 from api.generation.chat_prompt import render
-from api.generation.engine import SERVER, Engine, Server, Text
+from api.generation.engine import Engine, Text
 from api.generation.reader import Generation
 from api.generation.request_builder import Prompt, draft
 from api.openai.chat import describe
@@ -21,9 +21,11 @@ from api.responses.context import conversation, find_previous, no_conversation, 
 from api.responses.events import Transcript
 from api.responses.request import ResponseRequest, read_input, wishes_of
 from api.responses.run import ResponseRun
-from api.responses.store import StoredResponse
+from api.responses.store import RESPONSES, StoredResponse
 from api.security import owner_of
+from api.server import SERVER
 from api.sessions.session import OpenTurn
+from api.sessions.store import SESSIONS
 from api.sessions.turns import extend_chat
 
 Messages = list[dict[str, Any]]
@@ -36,13 +38,14 @@ async def start_response(
 
     Raises 400, 404, 409, 503.
     """
-    server, owner, id = request.app[SERVER], owner_of(request), new_id("resp")
+    server, responses = request.app[SERVER], request.app[RESPONSES]
+    owner, id = owner_of(request), new_id("resp")
     engine = server.ready(asked.model)
-    if asked.background and not server.responses.enabled:
+    if asked.background and not responses.enabled:
         raise errors.unsupported("background", "needs stored responses: --response-retention is 0")
-    previous, messages = find_previous(server, owner, asked.previous_response_id, latest), read_input(asked)
+    previous, messages = find_previous(responses, owner, asked.previous_response_id, latest), read_input(asked)
     with ExitStack() as unless_begun:
-        turn = open_turn(server, owner, asked, id)
+        turn = open_turn(request.app[SESSIONS], owner, asked, id)
         if turn is not None:
             unless_begun.enter_context(turn)
             prompt = await extend_chat(engine, turn, opening(asked, turn) + messages, asked.chat_template_kwargs)
@@ -52,14 +55,15 @@ async def start_response(
         generation = submit(request, engine, drafted, turn)
         unless_begun.pop_all()
     infos = partial(token_infos, engine.text) if asked.logprobs else None
-    transcript = Transcript(new_body(server, asked, drafted, turn), infos, feeds_only=not asked.generate)
+    body = new_body(server.name, asked, drafted, turn, store=asked.store and responses.enabled)
+    transcript = Transcript(body, infos, feeds_only=not asked.generate)
     response = StoredResponse(id=id, transcript=transcript, previous=previous, messages=messages)
     if turn is not None:
         response.base = turn.base
-    if response.body["store"]:
-        server.responses.put(owner, response)
+    if body["store"]:
+        responses.put(owner, response)
     log = None if accounted else structlog.get_logger().bind(id=request[REQUEST_ID])
-    run = ResponseRun(server, owner, response, generation, turn, log)
+    run = ResponseRun(server, responses, owner, response, generation, turn, log)
     server.carry(run.carry())
     return run
 
@@ -97,7 +101,9 @@ def token_infos(text: Text, output: Output) -> list[msgspec.Raw]:
     return [msgspec.Raw(msgspec.json.encode(info)) for info in describe(text, output.logprobs).content]
 
 
-def new_body(server: Server, asked: ResponseRequest, request: Request, turn: OpenTurn | None) -> dict[str, Any]:
+def new_body(
+    model: str, asked: ResponseRequest, request: Request, turn: OpenTurn | None, store: bool
+) -> dict[str, Any]:
     acted_on = asked.instructions if turn is None or turn.base is None else None
     body = {
         "id": request.id,
@@ -112,12 +118,12 @@ def new_body(server: Server, asked: ResponseRequest, request: Request, turn: Ope
         "instructions": acted_on,
         "max_output_tokens": asked.max_output_tokens,
         "metadata": asked.metadata,
-        "model": server.name,
+        "model": model,
         "output": [],
         "parallel_tool_calls": True,
         "previous_response_id": asked.previous_response_id,
         "reasoning": {"effort": None, "summary": None},
-        "store": asked.store and server.responses.enabled,
+        "store": store,
         "temperature": request.sampling.temperature,
         "text": {"format": {"type": "text"}},
         "tool_choice": "none",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
+from aiohttp import web
 
 from api import errors
 from api.errors import ApiError
@@ -168,3 +169,6 @@ class ResponseStore:
 def no_previous(id: str) -> ApiError:
     message = f"there is no response {id!r} to go on from"
     return errors.bad_request(message, "previous_response_id", "previous_response_not_found")
+
+
+RESPONSES = web.AppKey("responses", ResponseStore)

@@ -16,15 +16,17 @@ from msgspec import Struct
 from api import errors
 from api.errors import ApiError
 from api.exchange import REQUEST_ID
-from api.generation.engine import SERVER, Server
 from api.generation.request_builder import Count
 from api.parsing import convert
 from api.responses.events import Event, Reader
 from api.responses.request import read_request
 from api.responses.start import start_response
-from api.responses.store import StoredResponse
+from api.responses.store import RESPONSES, StoredResponse
 from api.security import SUBPROTOCOL, owner_of, subprotocols
+from api.server import SERVER, Server
 from api.sse import STALLED_S
+
+routes = web.RouteTableDef()
 
 OPEN_SOCKETS = web.AppKey("open_sockets", set[web.WebSocketResponse])
 MAX_LANES = 64
@@ -32,6 +34,7 @@ MAX_WAITING = 16
 MAX_UNANSWERED_PINGS = 8
 
 
+@routes.get("/v1/responses", allow_head=False)
 async def connect(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
     server.ready()
@@ -88,6 +91,7 @@ class Connection:
     def __init__(self, request: web.Request, server: Server, socket: web.WebSocketResponse) -> None:
         self._request = request
         self._server = server
+        self._responses = request.app[RESPONSES]
         self._socket = socket
         self._owner = owner_of(request)
         self._log = structlog.get_logger().bind(id=request[REQUEST_ID])
@@ -161,7 +165,7 @@ class Connection:
 
     def _runs_elsewhere(self, id: str) -> bool:
         """In the background, or for another connection of the same owner."""
-        stored = self._server.responses.find(self._owner, id)
+        stored = self._responses.find(self._owner, id)
         return stored is not None and stored.running
 
     async def _run(self, stream_id: str | None, lane: Lane) -> None:
@@ -193,7 +197,7 @@ class Connection:
 
     async def _resume(self, stream_id: str | None, lane: Lane, body: dict[str, Any]) -> None:
         asked = convert(body, ResumeRequest)
-        response = self._server.responses.get(self._owner, asked.response_id)
+        response = self._responses.get(self._owner, asked.response_id)
         reader = Reader(response.transcript, asked.starting_after if asked.starting_after is not None else -1)
         lane.running, lane.latest = response.id, response
         await self._send_all(stream_id, reader)

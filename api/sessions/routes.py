@@ -10,12 +10,15 @@ from actors.tokens import count
 from api import errors
 from api.errors import ApiError
 from api.exchange import answer_json
-from api.generation.engine import SERVER, Server
 from api.generation.request_builder import Count, Salt
 from api.parsing import convert, read_object
 from api.security import owner_of
+from api.server import SERVER
 from api.sessions.log import Turn, title, turns
 from api.sessions.session import Session
+from api.sessions.store import SESSIONS, SessionStore
+
+routes = web.RouteTableDef()
 
 MAX_DIGITS = 10
 SessionId = Annotated[str, Meta(pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,128}\Z")]
@@ -42,22 +45,24 @@ class RewindRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     after: Count | None = None
 
 
+@routes.post("/v1/sessions")
 async def create_session(request: web.Request) -> web.Response:
-    server = request.app[SERVER]
+    sessions = request.app[SESSIONS]
     asked = convert(await read_object(request), CreateRequest)
-    server.ready()
-    session = server.sessions.create(owner_of(request), asked.id, asked.cache_salt, asked.idle_timeout)
-    await server.sessions.created(session)
+    request.app[SERVER].ready()
+    session = sessions.create(owner_of(request), asked.id, asked.cache_salt, asked.idle_timeout)
+    await sessions.created(session)
     return answer_json(describe(session))
 
 
+@routes.get("/v1/sessions")
 async def list_sessions(request: web.Request) -> web.Response:
-    server = request.app[SERVER]
-    server.ready()
-    sessions = server.sessions.list(owner_of(request))
+    request.app[SERVER].ready()
+    sessions = request.app[SESSIONS].list(owner_of(request))
     return answer_json({"object": "list", "data": [describe(session) for session in sessions]})
 
 
+@routes.get("/v1/sessions/{session}")
 async def get_session(request: web.Request) -> web.Response:
     request.app[SERVER].ready()
     _, session = find(request)
@@ -68,51 +73,55 @@ async def get_session(request: web.Request) -> web.Response:
     return answer_json(describe(session) | {"turns": [describe_turn(turn) for turn in turns(session.head)]})
 
 
+@routes.delete("/v1/sessions/{session}")
 async def delete_session(request: web.Request) -> web.Response:
     """Close; a turn that is running ends with `abort`."""
-    server, session = find(request)
+    sessions, session = find(request)
     session.check_after(read_after(request))
-    server.sessions.close(session)
+    sessions.close(session)
     if session.is_busy() and session.running is not None:
-        server.gateway.abort(session.running.request)
+        request.app[SERVER].gateway.abort(session.running.request)
     await session.saved()
     return answer_json({"id": session.id, "object": "session.deleted", "deleted": True})
 
 
+@routes.post("/v1/sessions/{session}/fork")
 async def fork_session(request: web.Request) -> web.Response:
     asked = convert(await read_object(request), ForkRequest)
     request.app[SERVER].ready()
-    server, session = find(request)
+    sessions, session = find(request)
     session.check_after(asked.after)
     turn = session.head if asked.turn is None else session.find(asked.turn)
-    fork = server.sessions.fork(session, turn, asked.id)
-    await server.sessions.created(fork)
+    fork = sessions.fork(session, turn, asked.id)
+    await sessions.created(fork)
     return answer_json(describe(fork))
 
 
+@routes.post("/v1/sessions/{session}/rewind")
 async def rewind_session(request: web.Request) -> web.Response:
     asked = convert(await read_object(request), RewindRequest)
-    server, session = find(request)
+    sessions, session = find(request)
     session.check_idle()
     session.check_after(asked.after)
-    server.sessions.rewind(session, asked.turn)
+    sessions.rewind(session, asked.turn)
     await session.saved()
     return answer_json(describe(session))
 
 
+@routes.post("/v1/sessions/{session}/suspend")
 async def suspend_session(request: web.Request) -> web.Response:
     """Let the session's state leave its slot; answered when it is where it is to stay."""
     request.app[SERVER].ready()
-    server, session = find(request)
-    await server.sessions.suspend(session)
+    sessions, session = find(request)
+    await sessions.suspend(session)
     return answer_json({"id": session.id, "state": describe_state(session)})
 
 
-def find(request: web.Request) -> tuple[Server, Session]:
+def find(request: web.Request) -> tuple[SessionStore, Session]:
     """Raises 404, 503."""
-    server = request.app[SERVER]
-    server.loaded()
-    return server, server.sessions.get(owner_of(request), request.match_info["session"])
+    request.app[SERVER].loaded()
+    sessions = request.app[SESSIONS]
+    return sessions, sessions.get(owner_of(request), request.match_info["session"])
 
 
 def read_after(request: web.Request) -> int | None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Protocol
 
 import structlog
+from aiohttp import web
 
 from actors.messages import Kept, Name, Suspended
 from actors.requests import Tier
@@ -261,3 +262,6 @@ class SessionStore:
 
 def no_session(id: str) -> ApiError:
     return ApiError(404, f"there is no session {id!r}", "not_found_error", "session", "session_not_found")
+
+
+SESSIONS = web.AppKey("sessions", SessionStore)

@@ -12,17 +12,20 @@ from api.errors import ApiError
 from api.exchange import answer_json, answer_with_error, new_id, submit
 from api.generation.answers import Answer, Usage, collect, cut_to_prompt, usage
 from api.generation.chat_prompt import read_messages, render
-from api.generation.engine import SERVER, Engine
+from api.generation.engine import Engine
 from api.generation.reader import Generation
 from api.generation.request_builder import Count, Prompt, Wishes, draft, encode
 from api.generation.sampling import RequestFields, request_wishes
 from api.openai.fields import IGNORED
 from api.parsing import convert, read_object
 from api.security import owner_of
+from api.server import SERVER
 from api.sessions.log import conversation
 from api.sessions.session import OpenTurn
-from api.sessions.store import no_session
+from api.sessions.store import SESSIONS, no_session
 from api.sse import stream
+
+routes = web.RouteTableDef()
 
 
 class TurnRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
@@ -75,11 +78,12 @@ class TurnEnded(Struct, tag_field="type", tag="turn.ended"):
     lost: Lost
 
 
+@routes.post("/v1/sessions/{session}/turns")
 async def create_turn(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
     asked = convert(await read_object(request), TurnRequest, IGNORED)
     engine = server.ready(asked.model)
-    session = server.sessions.get(owner_of(request), request.match_info["session"])
+    session = request.app[SESSIONS].get(owner_of(request), request.match_info["session"])
     session.check_idle()
     session.check_after(asked.after)
     async with session.begin(new_id("turn")) as turn:

@@ -12,7 +12,7 @@ from actors.requests import Output, Request, TokenLogprob
 from api import errors
 from api.exchange import answer_json, new_id, submit
 from api.generation.answers import Answer, collect, cut_to_prompt, finite, token_text
-from api.generation.engine import SERVER, Engine, Text
+from api.generation.engine import Engine, Text
 from api.generation.reader import Generation
 from api.generation.request_builder import (
     Choices,
@@ -30,6 +30,7 @@ from api.generation.request_builder import (
 )
 from api.generation.sampling import SamplingFields, sampling_wishes
 from api.parsing import convert, read_object
+from api.server import SERVER
 from api.sse import stream
 
 DEFAULT_MAX_NEW_TOKENS = 128

@@ -13,15 +13,19 @@ from api import errors
 from api.errors import ApiError
 from api.exchange import answer_json, new_id, submit
 from api.generation.answers import collect
-from api.generation.engine import SERVER, Engine
+from api.generation.engine import Engine
 from api.generation.request_builder import Count, encode
 from api.parsing import convert, read_object
 from api.security import owner_of
+from api.server import SERVER
 from api.sessions.log import Turn
 from api.sessions.session import OpenTurn, Session
+from api.sessions.store import SESSIONS
 from api.sessions.turns import answer_saved
 from api.sglang import generate as plain
 from api.sse import stream
+
+routes = web.RouteTableDef()
 
 
 class OpenSessionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -50,29 +54,31 @@ class SessionParams(Struct, forbid_unknown_fields=True, kw_only=True):
     drop_previous_output: bool | None = None
 
 
+@routes.post("/open_session")
 async def open_session(request: web.Request) -> web.Response:
-    server = request.app[SERVER]
+    sessions = request.app[SESSIONS]
     asked = convert(await read_object(request), OpenSessionRequest)
-    server.ready()
-    session = server.sessions.create(
+    request.app[SERVER].ready()
+    session = sessions.create(
         owner_of(request),
         asked.session_id,
         idle_timeout=asked.timeout,
         branching=not asked.streaming,
         id_field="session_id",
     )
-    await server.sessions.created(session)
+    await sessions.created(session)
     return answer_json(session.id)
 
 
+@routes.post("/close_session")
 async def close_session(request: web.Request) -> web.Response:
     """200 also for a session that is not there (any more)."""
-    server = request.app[SERVER]
+    server, sessions = request.app[SERVER], request.app[SESSIONS]
     asked = convert(await read_object(request), CloseSessionRequest)
     server.loaded()
-    session = server.sessions.find(owner_of(request), asked.session_id)
+    session = sessions.find(owner_of(request), asked.session_id)
     if session is not None:
-        server.sessions.close(session)
+        sessions.close(session)
         if session.is_busy() and session.running is not None:
             server.gateway.abort(session.running.request)
         with suppress(ApiError):
@@ -80,6 +86,7 @@ async def close_session(request: web.Request) -> web.Response:
     return web.Response()
 
 
+@routes.post("/generate")
 async def generate(request: web.Request) -> web.StreamResponse:
     """/generate: within a session, or without one."""
     if b'"session_params"' not in await request.read():
@@ -98,7 +105,7 @@ async def generate_turn(request: web.Request, body: dict[str, Any]) -> web.Strea
     engine = server.ready(asked.model)
     if plain.is_batch(asked) or isinstance(asked.rid, list):
         raise errors.bad_request("a turn of a session is one prompt, not a batch", "text", "invalid_value")
-    session = server.sessions.find(owner_of(request), params.id)
+    session = request.app[SESSIONS].find(owner_of(request), params.id)
     if session is None:
         raise invalid(f"session {params.id!r} does not exist", "id")
     await end_replaced(request, session, params)

@@ -2,14 +2,23 @@
 
 import os
 from collections.abc import Mapping
+from typing import Protocol
 
 import structlog
 
 from api.config import Config, ConfigError
-from api.generation.engine import Spans
+from api.generation.reader import Generation
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 INSTALL = "pip install 'baton-serve[otel]'"
+
+
+class Spans(Protocol):
+    """Where spans of requests go."""
+
+    def ended(self, generation: Generation, error: str | None) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def open_spans(config: Config, model: str, environment: Mapping[str, str] = os.environ) -> Spans | None:

@@ -31,8 +31,11 @@ from actors.requests import EndReason, Output, Request, TokenLogprob
 from actors.runtime.timings import Timings
 from api.app import make_app
 from api.config import Config
-from api.generation.engine import Engine, Server
+from api.generation.engine import Engine
 from api.generation.gateway import Gateway
+from api.responses.store import RESPONSES, ResponseStore
+from api.server import Server
+from api.sessions.store import SESSIONS, SessionStore
 from api.telemetry.metrics import Metrics
 
 EOS = 256
@@ -222,7 +225,7 @@ def make_server(config: Config, ready: bool = True) -> tuple[Server, FakeRing]:
         server.engine = Engine(FakeText(), VOCAB, config.max_model_len or 256, {"family": "fake"})
         server.relay = ring
         server.phase = "ready"
-        metrics.watch(ring)
+        metrics.watch_ring(ring)
     return server, ring
 
 
@@ -233,6 +236,8 @@ class Served:
     client: TestClient[web.Request, web.Application]
     server: Server
     ring: FakeRing
+    sessions: SessionStore
+    responses: ResponseStore
 
     @property
     def url(self) -> str:
@@ -253,13 +258,15 @@ class Served:
 @asynccontextmanager
 async def serving(ready: bool = True, **options: Any) -> AsyncIterator[Served]:
     server, ring = make_server(Config(**options), ready)
-    test_server = TestServer(make_app(server))  # cancels handlers of clients that go away, as the server does
-    await server.sessions.restore(VOCAB)
+    app = make_app(server)  # served so that handlers of clients that go away are cancelled, as the server does
+    await app[SESSIONS].restore(VOCAB)
     try:
-        async with TestClient(test_server) as client:
-            yield Served(client, server, ring)
+        async with TestClient(
+            TestServer(app)
+        ) as client:  # cancels handlers of clients that go away, as the server does
+            yield Served(client, server, ring, app[SESSIONS], app[RESPONSES])
     finally:
-        await server.sessions.close_files()
+        await app[SESSIONS].close_files()
 
 
 async def read_events(response: ClientResponse) -> list[bytes]:

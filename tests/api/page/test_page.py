@@ -129,7 +129,7 @@ async def test_the_slots_of_a_session() -> None:
     async with serving(api_key=("plain", "other")) as served:
         headers = {"Authorization": "Bearer plain"}
         _, session = await served.post("/v1/sessions", {}, headers=headers)
-        [kept] = served.server.sessions.list(hashlib.sha256(b"plain").digest())
+        [kept] = served.sessions.list(hashlib.sha256(b"plain").digest())
         served.ring.debug_slots = lambda: [{"slot": slot, "place": "cached"} for slot in range(4)]  # type: ignore[method-assign]
         served.ring.debug_tree = lambda: [  # type: ignore[method-assign]
             {"id": 0, "parent": None, "slot": None, "sessions": []},

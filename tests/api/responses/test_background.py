@@ -238,7 +238,7 @@ async def test_a_cancel_does_not_wait_for_a_reader_that_stalls() -> None:
                 connection.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, 8192)
             assert stalled.status == 200  # From here on nothing of it is read.
             [id] = served.ring.open
-            transcript = served.server.responses.get(b"", id).transcript
+            transcript = served.responses.get(b"", id).transcript
             written = -1
             while transcript.count != written:
                 written = transcript.count
@@ -254,7 +254,7 @@ async def test_events_are_not_kept_each() -> None:
     async with serving(max_model_len=10_000) as served, client_of(served) as client:
         served.ring.reply = "y" * 1000
         response = await client.responses.create(model="fake", input="a")
-        transcript = served.server.responses.get(b"", response.id).transcript
+        transcript = served.responses.get(b"", response.id).transcript
         assert transcript.size < 5_000
         events = []
         reader = Reader(transcript)
@@ -267,6 +267,6 @@ async def test_the_server_ends_what_runs_in_the_background() -> None:
     async with serving() as served, client_of(served) as client:
         served.ring.held = True
         id = (await client.responses.create(model="fake", input="a", background=True)).id
-        response = served.server.responses.get(b"", id)
+        response = served.responses.get(b"", id)
         await served.client.server.app.shutdown()
         assert (response.body["status"], response.body["error"]["code"]) == ("failed", "draining")

@@ -127,7 +127,7 @@ async def test_what_is_refused() -> None:
         served.ring.refusal = "queue_full"
         assert (await served.error(PATH, {"input": "b", "conversation": id}))[0] == 429
         seen = await session_of(served, id)
-        assert (seen["status"], seen["turns"], len(served.server.responses)) == ("idle", [], 1)
+        assert (seen["status"], seen["turns"], len(served.responses)) == ("idle", [], 1)
 
 
 async def test_a_session_of_texts_takes_no_responses() -> None:
@@ -277,7 +277,7 @@ async def test_a_session_whose_log_is_full_says_so() -> None:
             await client.responses.create(model="fake", input="b", conversation=id)
         assert caught.value.code == "session_full"
         assert (await served.error(f"{SESSIONS}/{id}/turns", {"text": "b"}))[1]["code"] == "session_full"
-        assert served.server.sessions.memory_bytes > 300
+        assert served.sessions.memory_bytes > 300
         await served.post(f"{SESSIONS}/{id}/rewind", {"turn": answers[0].model_extra["turn"] - 1})
         await client.responses.create(model="fake", input="b", conversation=id)
 

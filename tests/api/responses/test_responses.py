@@ -108,7 +108,7 @@ async def test_retention() -> None:
             await client.responses.retrieve(response.id)
     async with serving(response_retention=0) as served, client_of(served) as client:
         response = await client.responses.create(model="fake", input="a")
-        assert response.model_dump()["store"] is False and len(served.server.responses) == 0
+        assert response.model_dump()["store"] is False and len(served.responses) == 0
 
 
 async def test_cancel_and_what_remains() -> None:
@@ -151,7 +151,7 @@ async def test_failures() -> None:
             await client.responses.create(model="fake", input="a")
         with pytest.raises(openai.RateLimitError):
             await client.responses.create(model="fake", input="a", stream=True)
-        assert len(served.server.responses) == 0
+        assert len(served.responses) == 0
         served.ring.refusal, served.ring.failing = None, True
         with pytest.raises(openai.InternalServerError):
             await client.responses.create(model="fake", input="a")

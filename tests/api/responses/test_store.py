@@ -63,10 +63,10 @@ async def test_what_is_gone_on_from_counts_although_it_is_deleted() -> None:
 async def test_turns_that_are_held_count_once() -> None:
     async with serving() as served, client_of(served) as client:
         _, session = await served.post("/v1/sessions", {})
-        path, responses = f"/v1/sessions/{session['id']}", served.server.responses
+        path, responses = f"/v1/sessions/{session['id']}", served.responses
         await served.post(f"{path}/turns", {"messages": [{"role": "user", "content": "x"}]})
         ids = [(await client.responses.create(model="fake", input="a", conversation=session["id"])).id for _ in "ab"]
-        log = served.server.sessions.memory_bytes
+        log = served.sessions.memory_bytes
         bodies = sum(response.size for id in ids if (response := responses.find(b"", id)))
         assert responses.bytes == bodies + log > log > 0
         await served.client.delete(path)
@@ -94,7 +94,7 @@ async def test_one_that_runs_is_not_dropped() -> None:
 async def test_stored_responses_stay_below_their_cap() -> None:
     async with serving(response_memory=8000) as served, client_of(served) as client:
         ids = [(await client.responses.create(model="fake", input="a")).id for _ in range(20)]
-        responses = served.server.responses
+        responses = served.responses
         assert 4000 < responses.bytes <= 8000
         assert 1 <= len(responses) < 20
         assert (await client.responses.retrieve(ids[-1])).output_text == REPLY

@@ -45,7 +45,7 @@ async def test_sessions_survive_a_restart(tmp_path: Path) -> None:
         before = {path: await get(served, path) for path in (chat, other, empty, f"{SESSIONS}/fork")}
     for _ in range(2):
         async with serving(**folder(tmp_path)) as served:
-            assert len(served.server.sessions) == 4
+            assert len(served.sessions) == 4
             for path, session in before.items():
                 assert lasting(await get(served, path)) == lasting(session)
     async with serving(**folder(tmp_path)) as served:
@@ -198,7 +198,7 @@ async def test_old_sessions_go_when_the_logs_are_full(tmp_path: Path) -> None:
         for id in "abcdef":
             await turn(served, await create(served, id=id), input_ids=[7] * 8000, max_tokens=1)
         assert [session["id"] for session in (await get(served, SESSIONS))["data"]] == list("fed")
-        assert served.server.sessions.log_bytes < 2**20 // 10
+        assert served.sessions.log_bytes < 2**20 // 10
         await turn(served, f"{SESSIONS}/f", input_ids=[7] * 30000, max_tokens=1)
         assert [session["id"] for session in (await get(served, SESSIONS))["data"]] == ["f"]
     async with serving(**folder(tmp_path)) as served:
@@ -303,7 +303,7 @@ async def test_what_could_not_be_saved_is_tried_again_by_itself_and_at_the_end(
 ) -> None:
     async with serving(**folder(tmp_path)) as served:
         session = await create(served)
-        for again in (served.server.sessions.sweep, served.server.sessions.close_files):
+        for again in (served.sessions.sweep, served.sessions.close_files):
             full_disk[0] = True
             assert (await served.post(f"{session}/turns", {"text": "a", "max_tokens": 1}))[0] == 507
             full_disk[0] = False
@@ -323,7 +323,7 @@ async def test_a_session_that_cannot_be_saved_is_not_made(tmp_path: Path, full_d
             status, error = await served.error(path, body)
             assert (status, error["code"]) == (507, "session_not_saved")
             assert error["message"].startswith("the session is not created")
-        assert len(served.server.sessions) == 1
+        assert len(served.sessions) == 1
 
 
 async def test_a_session_that_cannot_be_deleted(tmp_path: Path, full_disk: list[bool]) -> None:
@@ -348,7 +348,7 @@ async def test_a_deletion_that_failed_is_tried_again(
             for session in sessions:
                 async with served.client.delete(session) as response:
                     assert response.status == 500
-            await served.server.sessions.sweep()
+            await served.sessions.sweep()
         assert len(logs(tmp_path)) == 2
-        await getattr(served.server.sessions, again)()
+        await getattr(served.sessions, again)()
         assert logs(tmp_path) == []

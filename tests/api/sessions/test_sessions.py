@@ -273,7 +273,7 @@ async def test_closing_a_busy_session_aborts_its_turn() -> None:
         async with served.client.delete(session) as response:
             assert (response.status, (await response.json())["deleted"]) == (200, True)
         assert (await task)["finish_reason"] == "abort"
-        assert len(served.server.sessions) == 0
+        assert len(served.sessions) == 0
         assert any(isinstance(message, Abort) for message in served.ring.sent)
         assert (await served.error(f"{session}/turns", {"text": "b"}))[1]["code"] == "session_not_found"
 

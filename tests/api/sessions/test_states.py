@@ -58,11 +58,11 @@ async def test_suspending(tmp_path: Path) -> None:
         suspended = {"id": "s", "state": {"tier": "host", "position": 5}}
         assert await served.post(f"{session}/suspend", {}) == (200, suspended)
         assert (await get(served, session))["state"] == suspended["state"]
-        assert served.server.sessions.suspended == 1
+        assert served.sessions.suspended == 1
         served.ring.held = True
         task = asyncio.ensure_future(turn(served, session, text="b"))
         await served.ring.until(lambda: served.ring.open)
-        assert served.server.sessions.suspended == 0
+        assert served.sessions.suspended == 0
         assert (await served.error(f"{session}/suspend", {}))[1]["code"] == "session_busy"
         served.ring.release()
         await task
@@ -97,11 +97,11 @@ async def test_an_idle_session_is_suspended_not_forgotten(tmp_path: Path) -> Non
     async with serving(session_idle_timeout=0.1, **folder(tmp_path)) as served:
         session = await create(served, id="idle")
         await turn(served, session, text="a")
-        await served.server.sessions.sweep()
+        await served.sessions.sweep()
         assert not any(isinstance(message, Suspend) for message in named(served))
         await asyncio.sleep(0.15)
         for _ in range(2):
-            await served.server.sessions.sweep()
+            await served.sessions.sweep()
         assert [type(message) for message in named(served)] == [Name, Suspend]
         async with served.client.get("/metrics") as response:
             metrics = await response.text()

@@ -1,0 +1,176 @@
+"""Figures that are read at each scrape: of the ring, of the sessions, of the stored responses."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import Protocol, get_args
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from actors.requests import Tier
+from actors.runtime.timings import BOUNDS, Histogram, Timings
+
+PREFIX = "baton:"
+FAMILIAR = {"running": "num_requests_running", "waiting": "num_requests_waiting"}
+OWN = frozenset({"prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "request_success"})
+LABELS = {
+    "slots": "place",
+    "pages": "use",
+    "mailbox_depth": "actor",
+    "actor_busy_seconds": "actor",
+    "lease_moves": "kind",
+}
+HELP = {
+    "mailbox_wait_seconds": "From the sending of a message to its delivery.",
+    "relay_overhead_seconds": "From the end of a step to the beginning of the next that has a row in common with it.",
+    "actor_busy_seconds": "Time that an actor has worked on the event loop.",
+    "device_busy_seconds": "Time that the device has spent in steps.",
+    "steps": "Steps of the device.",
+}
+
+
+class RingFigures(Protocol):
+    """The relay's."""
+
+    def counters(self) -> dict[str, int]: ...
+
+    def gauges(self) -> dict[str, float | dict[str, int]]: ...
+
+    def lease_moves(self) -> Mapping[str, int]: ...
+
+    @property
+    def timings(self) -> Timings: ...
+
+
+class SessionFigures(Protocol):
+    """The session store's: sessions, those suspended, and the bytes of their logs on disk and in memory."""
+
+    def __len__(self) -> int: ...
+
+    def tiers(self) -> Counter[Tier]:
+        """How many sessions have their state where."""
+        ...
+
+    @property
+    def suspended(self) -> int: ...
+
+    @property
+    def log_bytes(self) -> int: ...
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+
+class ResponseFigures(Protocol):
+    """The response store's. bytes: of the responses that have ended."""
+
+    bytes: int
+
+    def __len__(self) -> int: ...
+
+    @property
+    def running(self) -> int: ...
+
+
+class RingCollector(Collector):
+    """Turns the ring's dictionaries into metric families."""
+
+    def __init__(self, model: str, ring: RingFigures) -> None:
+        self._model = model
+        self._ring = ring
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        for name, count in self._ring.counters().items():
+            if name not in OWN:
+                yield self._family(CounterMetricFamily, name, count)
+        yield self._family(CounterMetricFamily, "lease_moves", self._ring.lease_moves())
+        for name, gauge in self._ring.gauges().items():
+            yield self._family(GaugeMetricFamily, name, gauge)
+        yield from self._timings(self._ring.timings)
+
+    def _timings(self, timings: Timings) -> Iterable[Metric]:
+        waits: dict[tuple[str, ...], Histogram] = {(actor,): waited for actor, waited in timings.waits.items()}
+        yield self._histogram("mailbox_wait_seconds", ("actor",), waits)
+        yield self._histogram("relay_overhead_seconds", (), {(): timings.overhead})
+        yield self._family(CounterMetricFamily, "actor_busy_seconds", dict(timings.busy))
+        yield self._family(CounterMetricFamily, "device_busy_seconds", timings.device_busy)
+        yield self._family(CounterMetricFamily, "steps", timings.steps)
+
+    def _histogram(self, name: str, labels: tuple[str, ...], timings: Mapping[tuple[str, ...], Histogram]) -> Metric:
+        """timings: by the values of the labels."""
+        family = HistogramMetricFamily(PREFIX + name, HELP[name], labels=["model_name", *labels])
+        for values, timing in timings.items():
+            counts = zip([*map(str, BOUNDS), "+Inf"], accumulate(timing.counts), strict=True)
+            family.add_metric([self._model, *values], list(counts), timing.total)
+        return family
+
+    def _family(
+        self,
+        kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+        key: str,
+        value: float | Mapping[str, float],
+    ) -> Metric:
+        """One family; a mapping's keys become the values of a label."""
+        name = FAMILIAR.get(key, key)
+        labelled = isinstance(value, Mapping)
+        labels = ["model_name", *([LABELS.get(key, "kind")] if labelled else [])]
+        family = kind(PREFIX + name, HELP.get(name, name.replace("_", " ").capitalize() + "."), labels=labels)
+        if isinstance(value, Mapping):
+            for label, amount in value.items():
+                family.add_metric([self._model, str(label)], amount)
+        else:
+            family.add_metric([self._model], value)
+        return family
+
+
+class SessionCollector(Collector):
+    """How many there are, where their states are, and what their logs take on disk."""
+
+    def __init__(self, model: str, sessions: SessionFigures) -> None:
+        self._model = model
+        self._sessions = sessions
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        sessions = self._sessions
+        yield self._gauge("sessions", "Sessions that are open.", len(sessions))
+        yield self._gauge("sessions_suspended", "Sessions that were suspended and not used since.", sessions.suspended)
+        yield self._gauge("session_log_bytes", "Logs of sessions on disk.", sessions.log_bytes)
+        yield self._gauge("session_memory_bytes", "Logs of sessions in memory.", sessions.memory_bytes)
+        where = GaugeMetricFamily(
+            f"{PREFIX}session_states", "Sessions by where their state is.", labels=["model_name", "tier"]
+        )
+        tiers = sessions.tiers()
+        for tier in get_args(Tier):
+            where.add_metric([self._model, tier], tiers[tier])
+        yield where
+
+    def _gauge(self, name: str, help: str, value: float) -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, help, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+
+class ResponseCollector(Collector):
+    def __init__(self, model: str, responses: ResponseFigures) -> None:
+        self._model = model
+        self._responses = responses
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        for name, help, value in (
+            ("responses_stored", "Responses that can be fetched, running ones included.", len(self._responses)),
+            ("responses_running", "Stored responses that have not ended.", self._responses.running),
+            ("responses_bytes", "JSON of the responses that have ended.", self._responses.bytes),
+        ):
+            family = GaugeMetricFamily(PREFIX + name, help, labels=["model_name"])
+            family.add_metric([self._model], value)
+            yield family
