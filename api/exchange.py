@@ -1,4 +1,4 @@
-"""What the generating handlers share: ids, submission, JSON answers, and what the front notes of each request."""
+"""One HTTP request and its answer: ids, what is noted of it for its log line, submission to the ring, JSON answers."""
 
 import uuid
 from collections.abc import Sequence
@@ -24,15 +24,15 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
-def submit(request: web.Request, drafts: Sequence[Request]) -> Generation:
+def submit(request: web.Request, requests: Sequence[Request]) -> Generation:
     """Send the requests into the ring, to be read in a `with` block. Raises ApiError: 400, 429 or 503."""
     server = request.app[SERVER]
     most = server.config.max_running + server.config.max_queue
-    if len(drafts) > most:
+    if len(requests) > most:
         raise errors.bad_request(
-            f"{len(drafts)} sequences in one request; at most {most} can wait", None, "batch_too_large"
+            f"{len(requests)} sequences in one request; at most {most} can wait", None, "batch_too_large"
         )
-    generation = server.gateway.submit(drafts, call_of(request))
+    generation = server.gateway.submit(requests, call_of(request))
     request[GENERATION] = generation
     return generation
 

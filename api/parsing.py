@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -10,6 +10,8 @@ from aiohttp import web
 from api import errors
 
 T = TypeVar("T")
+Unsupported: TypeAlias = Mapping[str, tuple[Any, ...]]
+NOTHING: Unsupported = {}
 
 
 async def read_object(request: web.Request) -> dict[str, Any]:
@@ -24,12 +26,22 @@ async def read_object(request: web.Request) -> dict[str, Any]:
     return {name: item for name, item in value.items() if item is not None}
 
 
-def convert(value: Mapping[str, Any], kind: type[T], ignored: frozenset[str] = frozenset(), at: str = "") -> T:
+def convert(
+    value: Mapping[str, Any],
+    kind: type[T],
+    ignored: frozenset[str] = frozenset(),
+    unsupported: Unsupported = NOTHING,
+    at: str = "",
+) -> T:
     """`value` as the Struct `kind`; fields in `ignored` are dropped. Raises ApiError 400 naming the field.
 
+    unsupported: fields that would change the answer and cannot be honoured, with the values at which they do not.
     at: where `value` stands in the body, for the name of the field.
     """
-    kept = {name: item for name, item in value.items() if name not in ignored}
+    for name, item in value.items():
+        if name in unsupported and item not in unsupported[name]:
+            raise errors.unsupported(f"{at}.{name}" if at else name)
+    kept = {name: item for name, item in value.items() if name not in ignored and name not in unsupported}
     try:
         return msgspec.convert(kept, kind)
     except msgspec.ValidationError as error:

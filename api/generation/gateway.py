@@ -136,11 +136,12 @@ class Gateway:
 
     # For handlers
 
-    def submit(self, drafts: Sequence[Request], call: Call | None = None) -> Generation:
+    def submit(self, requests: Sequence[Request], call: Call | None = None) -> Generation:
         """Send these into the ring, as part of the call's trace. Raises 400 for an id in use, 503 while draining."""
         if self.draining:
             raise errors.unavailable("the server is shutting down", "draining")
-        requests = drafts if call is None else [replace(draft, trace=call.trace.trace_id) for draft in drafts]
+        if call is not None:
+            requests = [replace(request, trace=call.trace.trace_id) for request in requests]
         ids = [request.id for request in requests]
         taken = next((i for i in ids if i in self._open or i in self._abandoned), None)
         if taken is not None or len(set(ids)) < len(ids):

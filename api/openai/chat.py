@@ -13,10 +13,10 @@ from api.exchange import answer_json, new_id, submit
 from api.generation.answers import Usage, collect, finite, token_text, usage
 from api.generation.chat_prompt import read_messages, render
 from api.generation.engine import Engine, Text
+from api.generation.fields import Choices, RequestFields, Salt, TopLogprobs, request_params, seed_of
 from api.generation.reader import Generation
-from api.generation.request_builder import Choices, Salt, TopLogprobs, draft, seed_of
-from api.generation.sampling import RequestFields, request_wishes
-from api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions, refuse
+from api.generation.request_builder import build_request
+from api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions
 from api.parsing import convert, read_object
 from api.server import SERVER, Server
 from api.sse import stream
@@ -105,8 +105,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
     body = await read_object(request)
     server.ready()
-    refuse(body)
-    asked = convert(body, ChatRequest, IGNORED | UNSUPPORTED.keys())
+    asked = convert(body, ChatRequest, IGNORED, UNSUPPORTED)
     engine = server.ready(asked.model)
     id = new_id("chatcmpl")
     requests = await chat_requests(engine, asked, id)
@@ -139,11 +138,11 @@ async def chat_requests(engine: Engine, asked: ChatRequest, id: str) -> list[Req
         raise errors.bad_request("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
     limit = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     return [
-        draft(
+        build_request(
             engine,
             id if asked.n == 1 else f"{id}_{index}",
             prompt,
-            request_wishes(
+            request_params(
                 asked,
                 max_tokens=limit,
                 seed=seed_of(asked.seed, index),

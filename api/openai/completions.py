@@ -12,10 +12,10 @@ from api import errors
 from api.exchange import answer_json, new_id, submit
 from api.generation.answers import Answer, Usage, collect, cut_to_prompt, finite, token_text, usage
 from api.generation.engine import Engine, Text
+from api.generation.fields import Choices, Count, RequestFields, Salt, TopLogprobs, request_params, seed_of
 from api.generation.reader import Generation
-from api.generation.request_builder import Choices, Count, Prompt, Salt, TopLogprobs, draft, encode, seed_of
-from api.generation.sampling import RequestFields, request_wishes
-from api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions, refuse
+from api.generation.request_builder import Prompt, build_request, encode
+from api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions
 from api.parsing import convert, read_object
 from api.server import SERVER, Server
 from api.sse import stream
@@ -73,8 +73,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
     body = await read_object(request)
     server.ready()
-    refuse(body)
-    asked = convert(body, CompletionRequest, IGNORED | UNSUPPORTED.keys())
+    asked = convert(body, CompletionRequest, IGNORED, UNSUPPORTED)
     engine = server.ready(asked.model)
     check(asked)
     id = new_id("cmpl")
@@ -124,11 +123,11 @@ def completion_requests(engine: Engine, asked: CompletionRequest, prompts: Seque
     """The ring's requests: n for the first prompt, n for the second, …"""
     single = len(prompts) * asked.n == 1
     return [
-        draft(
+        build_request(
             engine,
             id if single else f"{id}_{position * asked.n + index}",
             prompt,
-            request_wishes(
+            request_params(
                 asked,
                 max_tokens=asked.max_tokens,
                 seed=seed_of(asked.seed, index),

@@ -1,11 +1,8 @@
 """Fields that both OpenAI endpoints know: those that may be ignored, and those that must be refused."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from msgspec import Struct
 
-from api import errors
+from api.parsing import Unsupported
 
 IGNORED = frozenset(
     {
@@ -14,8 +11,7 @@ IGNORED = frozenset(
     }
 )  # fmt: skip
 
-# Fields that would change the answer, with the values at which they do not.
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+UNSUPPORTED: Unsupported = {
     "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none", "auto"),
@@ -37,10 +33,3 @@ class StreamOptions(Struct):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-
-
-def refuse(body: Mapping[str, Any]) -> None:
-    """Raise ApiError 400 for a field that would change the answer and cannot be honoured."""
-    for name in body:
-        if name in UNSUPPORTED and body[name] not in UNSUPPORTED[name]:
-            raise errors.unsupported(name)

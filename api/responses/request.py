@@ -7,15 +7,14 @@ from msgspec import Meta, Struct, field
 
 from api import errors
 from api.generation.chat_prompt import read_message
-from api.generation.request_builder import Count, Salt, TopLogprobs, Wishes
-from api.generation.sampling import RequestFields, request_wishes
+from api.generation.fields import Count, RequestFields, Salt, SamplingParams, TopLogprobs, request_params
 from api.openai.fields import IGNORED as IGNORED_EVERYWHERE
-from api.parsing import convert
+from api.parsing import Unsupported, convert
 
 LOGPROBS = "message.output_text.logprobs"
 IGNORED = (IGNORED_EVERYWHERE - {"metadata"}) | {"max_tool_calls", "stream_options", "prompt_cache_options"}
 TEXT: tuple[Any, ...] = ({}, {"format": {"type": "text"}})
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+UNSUPPORTED: Unsupported = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "text": (*TEXT, *({**value, "verbosity": level} for value in TEXT for level in ("low", "medium", "high", None))),
@@ -65,10 +64,7 @@ class ResponseRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
 
 def read_request(body: Mapping[str, Any]) -> ResponseRequest:
     """Raises 400."""
-    for name, value in body.items():
-        if name in UNSUPPORTED and value not in UNSUPPORTED[name]:
-            raise errors.unsupported(name)
-    asked = convert(body, ResponseRequest, IGNORED | UNSUPPORTED.keys())
+    asked = convert(body, ResponseRequest, IGNORED, UNSUPPORTED)
     if not asked.input:
         raise errors.bad_request("input: there is nothing to answer", "input", "empty_input")
     check(asked)
@@ -101,8 +97,8 @@ def read_item(item: Mapping[str, Any], at: str) -> dict[str, Any]:
     return read_message({name: value for name, value in item.items() if name not in ("type", "phase")}, at)
 
 
-def wishes_of(asked: ResponseRequest, salt: str) -> Wishes:
-    return request_wishes(
+def params_of(asked: ResponseRequest, salt: str) -> SamplingParams:
+    return request_params(
         asked,
         max_tokens=asked.max_output_tokens if asked.generate else 0,
         salt=salt,

@@ -15,11 +15,11 @@ from api.exchange import REQUEST_ID, call_of, new_id
 from api.generation.chat_prompt import render
 from api.generation.engine import Engine, Text
 from api.generation.reader import Generation
-from api.generation.request_builder import Prompt, draft
+from api.generation.request_builder import Prompt, build_request
 from api.openai.chat import describe
 from api.responses.context import conversation, find_previous, no_conversation, open_turn
 from api.responses.events import Transcript
-from api.responses.request import ResponseRequest, read_input, wishes_of
+from api.responses.request import ResponseRequest, params_of, read_input
 from api.responses.run import ResponseRun
 from api.responses.store import RESPONSES, StoredResponse
 from api.security import owner_of
@@ -51,11 +51,11 @@ async def start_response(
             prompt = await extend_chat(engine, turn, opening(asked, turn) + messages, asked.chat_template_kwargs)
         else:
             prompt = await render_chain(engine, asked, previous, messages)
-        drafted = draft(engine, id, prompt, wishes_of(asked, turn.session.salt if turn else asked.cache_salt))
-        generation = submit(request, engine, drafted, turn)
+        built = build_request(engine, id, prompt, params_of(asked, turn.session.salt if turn else asked.cache_salt))
+        generation = submit(request, engine, built, turn)
         unless_begun.pop_all()
     infos = partial(token_infos, engine.text) if asked.logprobs else None
-    body = new_body(server.name, asked, drafted, turn, store=asked.store and responses.enabled)
+    body = new_body(server.name, asked, built, turn, store=asked.store and responses.enabled)
     transcript = Transcript(body, infos, feeds_only=not asked.generate)
     response = StoredResponse(id=id, transcript=transcript, previous=previous, messages=messages)
     if turn is not None:
@@ -84,14 +84,14 @@ def opening(asked: ResponseRequest, turn: OpenTurn) -> Messages:
     return instructions(asked) if turn.base is None else []
 
 
-def submit(request: web.Request, engine: Engine, drafted: Request, turn: OpenTurn | None) -> Generation:
+def submit(request: web.Request, engine: Engine, built: Request, turn: OpenTurn | None) -> Generation:
     """Raises 400, 404, 503."""
     gateway = request.app[SERVER].gateway
     if turn is None:
-        return gateway.submit([drafted], call_of(request))
+        return gateway.submit([built], call_of(request))
     if turn.session.closed:
         raise no_conversation(turn.session.id)
-    generation = gateway.submit([turn.take(drafted)], call_of(request))
+    generation = gateway.submit([turn.take(built)], call_of(request))
     turn.sent(generation, engine.text.decode)
     return generation
 

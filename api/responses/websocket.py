@@ -16,7 +16,7 @@ from msgspec import Struct
 from api import errors
 from api.errors import ApiError
 from api.exchange import REQUEST_ID
-from api.generation.request_builder import Count
+from api.generation.fields import Count
 from api.parsing import convert
 from api.responses.events import Event, Reader
 from api.responses.request import read_request

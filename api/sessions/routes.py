@@ -10,7 +10,7 @@ from actors.tokens import count
 from api import errors
 from api.errors import ApiError
 from api.exchange import answer_json
-from api.generation.request_builder import Count, Salt
+from api.generation.fields import Count, Salt
 from api.parsing import convert, read_object
 from api.security import owner_of
 from api.server import SERVER

@@ -13,9 +13,9 @@ from api.exchange import answer_json, answer_with_error, new_id, submit
 from api.generation.answers import Answer, Usage, collect, cut_to_prompt, usage
 from api.generation.chat_prompt import read_messages, render
 from api.generation.engine import Engine
+from api.generation.fields import Count, RequestFields, SamplingParams, request_params
 from api.generation.reader import Generation
-from api.generation.request_builder import Count, Prompt, Wishes, draft, encode
-from api.generation.sampling import RequestFields, request_wishes
+from api.generation.request_builder import Prompt, build_request, encode
 from api.openai.fields import IGNORED
 from api.parsing import convert, read_object
 from api.security import owner_of
@@ -89,10 +89,10 @@ async def create_turn(request: web.Request) -> web.StreamResponse:
     async with session.begin(new_id("turn")) as turn:
         turn.feeds_only = asked.max_tokens == 0
         prompt = await read_input(engine, asked, turn)
-        drafted = turn.take(draft(engine, turn.request, prompt, wishes_of(asked, session.salt)))
+        built = turn.take(build_request(engine, turn.request, prompt, params_of(asked, session.salt)))
         if session.closed:
             raise no_session(session.id)
-        with submit(request, [drafted]) as generation:
+        with submit(request, [built]) as generation:
             turn.sent(generation, engine.text.decode)
             writer = TurnWriter(turn, generation)
             if asked.stream:
@@ -139,8 +139,8 @@ async def extend_chat(
     return await render(engine, conversation(turn.base) + messages, not turn.feeds_only, template_kwargs)
 
 
-def wishes_of(asked: TurnRequest, salt: str) -> Wishes:
-    return request_wishes(
+def params_of(asked: TurnRequest, salt: str) -> SamplingParams:
+    return request_params(
         asked,
         max_tokens=asked.max_tokens,
         salt=salt,

@@ -1,6 +1,6 @@
 """POST /generate, as SGLang's clients send it. A stream's events carry everything so far, as theirs do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
@@ -13,29 +13,27 @@ from api import errors
 from api.exchange import answer_json, new_id, submit
 from api.generation.answers import Answer, collect, cut_to_prompt, finite, token_text
 from api.generation.engine import Engine, Text
-from api.generation.reader import Generation
-from api.generation.request_builder import (
+from api.generation.fields import (
     Choices,
     Count,
     Id,
     Priority,
-    Prompt,
     Salt,
-    Seed,
+    SamplingFields,
+    SamplingParams,
     TopLogprobs,
-    Wishes,
-    draft,
-    encode,
+    sampling_params,
     seed_of,
 )
-from api.generation.sampling import SamplingFields, sampling_wishes
-from api.parsing import convert, read_object
+from api.generation.reader import Generation
+from api.generation.request_builder import Prompt, build_request, encode
+from api.parsing import Unsupported, convert, read_object
 from api.server import SERVER
 from api.sse import stream
 
 DEFAULT_MAX_NEW_TOKENS = 128
 IGNORED = frozenset({"log_metrics", "background", "no_logs", "custom_labels", "conversation_id", "stream_interval"})
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+UNSUPPORTED: Unsupported = {
     "image_data": ([],),
     "video_data": ([],),
     "audio_data": ([],),
@@ -49,7 +47,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "return_routed_experts": (False,),
     "token_ids_logprob": ([],),
 }
-UNSUPPORTED_SAMPLING: Mapping[str, tuple[Any, ...]] = {
+UNSUPPORTED_SAMPLING: Unsupported = {
     "json_schema": (),
     "regex": (),
     "ebnf": (),
@@ -94,7 +92,7 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 class GenerateParams(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     max_new_tokens: Count = DEFAULT_MAX_NEW_TOKENS
     min_new_tokens: Count = 0
-    sampling_seed: Seed | None = None
+    sampling_seed: int | None = None
     n: Choices = 1
     no_stop_trim: bool = False
 
@@ -111,8 +109,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
     body = await read_object(request)
     server.ready()
-    refuse(body, UNSUPPORTED)
-    asked = convert(body, GenerateRequest, IGNORED | UNSUPPORTED.keys())
+    asked = convert(body, GenerateRequest, IGNORED, UNSUPPORTED)
     engine = server.ready(asked.model)
     items = await read_items(engine, asked)
     alone = len(items) == 1 and not is_batch(asked)
@@ -123,13 +120,6 @@ async def generate(request: web.Request) -> web.StreamResponse:
         answers = await collect(generation)
         results = [writer.result(index, answer) for index, answer in enumerate(answers)]
         return answer_json(results[0] if alone else results)
-
-
-def refuse(values: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]], at: str = "") -> None:
-    """Raise ApiError 400 for a field that would change the answer and cannot be honoured."""
-    for name, value in values.items():
-        if name in unsupported and value is not None and value not in unsupported[name]:
-            raise errors.unsupported(f"{at}{name}")
 
 
 def is_batch(asked: GenerateRequest) -> bool:
@@ -166,21 +156,20 @@ async def read_items(engine: Engine, asked: GenerateRequest) -> list[Item]:
     rids = read_rids(asked, size)
     items = []
     for i, prompt in enumerate(prompts):
-        wanted = bool(logprob[i])
+        own, wanted = params[i], bool(logprob[i])
         begin = start[i] if wanted and start[i] >= 0 else None
-        for choice in range(params[i].n):
-            wishes = wishes_of(params[i], asked, choice, top[i] if wanted else None, begin)
-            id = rids[i] if params[i].n == 1 else f"{rids[i]}_{choice}"
-            request = draft(engine, id, prompt, wishes)
-            items.append(Item(request, params[i].max_new_tokens == 0))
+        for choice in range(own.n):
+            id = rids[i] if own.n == 1 else f"{rids[i]}_{choice}"
+            neutral = params_of(own, asked, choice, top[i] if wanted else None, begin)
+            items.append(Item(build_request(engine, id, prompt, neutral), own.max_new_tokens == 0))
     return items
 
 
-def wishes_of(
+def params_of(
     params: GenerateParams, asked: GenerateRequest, choice: int, logprobs: int | None, start: int | None
-) -> Wishes:
+) -> SamplingParams:
     seed = params.sampling_seed if params.sampling_seed is not None else params.seed
-    return sampling_wishes(
+    return sampling_params(
         params,
         max_tokens=params.max_new_tokens,
         min_tokens=params.min_new_tokens,
@@ -195,9 +184,8 @@ def wishes_of(
 
 
 def read_sampling(params: dict[str, Any], at: str) -> GenerateParams:
-    refuse(params, UNSUPPORTED_SAMPLING, f"{at}.")
     given = {name: value for name, value in params.items() if value is not None}
-    return convert(given, GenerateParams, IGNORED_SAMPLING | UNSUPPORTED_SAMPLING.keys(), at)
+    return convert(given, GenerateParams, IGNORED_SAMPLING, UNSUPPORTED_SAMPLING, at)
 
 
 def spread_params(params: dict[str, Any] | list[dict[str, Any]], size: int) -> list[tuple[dict[str, Any], str]]:

@@ -14,7 +14,8 @@ from api.errors import ApiError
 from api.exchange import answer_json, new_id, submit
 from api.generation.answers import collect
 from api.generation.engine import Engine
-from api.generation.request_builder import Count, encode
+from api.generation.fields import Count
+from api.generation.request_builder import encode
 from api.parsing import convert, read_object
 from api.security import owner_of
 from api.server import SERVER
@@ -100,8 +101,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
 async def generate_turn(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     server = request.app[SERVER]
     params = read_params(body.pop("session_params"))
-    plain.refuse(body, plain.UNSUPPORTED)
-    asked = convert(body, plain.GenerateRequest, plain.IGNORED | plain.UNSUPPORTED.keys())
+    asked = convert(body, plain.GenerateRequest, plain.IGNORED, plain.UNSUPPORTED)
     engine = server.ready(asked.model)
     if plain.is_batch(asked) or isinstance(asked.rid, list):
         raise errors.bad_request("a turn of a session is one prompt, not a batch", "text", "invalid_value")

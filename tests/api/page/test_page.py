@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from api.page.routes import FILE
+from api.page.routes import FOLDER, SCRIPTS, STYLES
 from tests.api.fake_ring import serving
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +34,10 @@ async def test_the_page_runs_its_own_script_and_nothing_else() -> None:
 
 def test_the_page_is_part_of_the_package() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
-    assert FILE.name in project["tool"]["setuptools"]["package-data"][FILE.parent.name]
+    patterns = project["tool"]["setuptools"]["package-data"]["api.page"]
+    packed = {file for pattern in patterns for file in FOLDER.glob(pattern)}
+    assert packed == {file for file in FOLDER.rglob("*.*") if file.suffix in (".html", ".css", ".js")}
+    assert {file.stem for file in packed} == {"index", *STYLES, *SCRIPTS}
 
 
 async def test_who_gets_the_page() -> None:

@@ -1,0 +1,10 @@
+// What is kept in the browser. A private window may refuse to keep anything.
+
+const keeper = (store) => ({
+  get: (name) => { try { return store().getItem("baton:" + name); } catch { return null; } },
+  set: (name, value) => {
+    try { value ? store().setItem("baton:" + name, value) : store().removeItem("baton:" + name); } catch { /* not kept */ }
+  },
+});
+const onDevice = keeper(() => localStorage);
+const inTab = keeper(() => sessionStorage);
