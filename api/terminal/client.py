@@ -67,7 +67,7 @@ class PromptCounts(Struct):
     cached_tokens: int
 
 
-class TokenCounts(Struct):
+class UsageInfo(Struct):
     prompt_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptCounts
@@ -86,7 +86,7 @@ class EndEvent(Struct, tag_field="type", tag="turn.ended"):
     status: str
     position: int
     finish_reason: str | None
-    usage: TokenCounts
+    usage: UsageInfo
     resumed_from: str = ""
     lost: str = ""
 

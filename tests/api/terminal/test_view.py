@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from api.terminal.client import EndEvent, PromptCounts, SessionInfo, StateInfo, TokenCounts
+from api.terminal.client import EndEvent, PromptCounts, SessionInfo, StateInfo, UsageInfo
 from api.terminal.console import printable
 from api.terminal.view import ago, figures, session_table
 
@@ -39,7 +39,7 @@ def test_what_is_shown_of_a_state() -> None:
 
 def test_the_figures_of_a_turn() -> None:
     def ended(count: int, **more: Any) -> EndEvent:
-        usage = TokenCounts(100, count, PromptCounts(90))
+        usage = UsageInfo(100, count, PromptCounts(90))
         return EndEvent(3, "completed", 100 + count, "stop", usage, **more)
 
     assert figures(ended(11), 2) == "turn 3 · 11 tokens · 5.0 tokens/s · 90 of 100 reused from the state"

@@ -1,0 +1,137 @@
+"""The house is in order: imports run one way, names are unique, files are small, and what the docs name is there."""
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("api", "actors", "models", "kernels")
+DOCS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+MAX_FILES = 16
+MAX_LINES = 450
+# Each family has its own, in its own file.
+OF_FAMILIES = {"Backbone", "Block"}
+FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*\.?\w+)(?::([\w.]+))?(?: [^`]*)?`")
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """By dotted name; a package has its folder's."""
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    return {name_of(file): file for file in files}
+
+
+def name_of(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    """A folder of a package, or a file at its top level."""
+    return ".".join(module.split(".")[:2])
+
+
+def floors() -> list[set[str]]:
+    """The map of docs/design.md, from the top down."""
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    found, package = [], ""
+    for line in design.partition("## The map")[2].partition("\n## ")[0].splitlines():
+        if match := re.fullmatch(r"    (\w+)/", line):
+            package = match[1]
+        elif package and line.startswith("      "):
+            rooms, *_ = re.split(r" {2,}", line.strip())
+            found.append({f"{package}.{room.rstrip('/')}" for room in rooms.split()})
+    return found
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    """The modules of this repository that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in modules() else node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_every_room_is_on_the_map_once() -> None:
+    rooms = Counter(room for floor in floors() for room in floor)
+    assert set(rooms.values()) == {1}
+    assert set(rooms) == {room_of(name) for name in modules() if name not in PACKAGES}
+
+
+def test_imports_run_down_the_map() -> None:
+    height = {room: -depth for depth, floor in enumerate(floors()) for room in floor}
+    wrong = [
+        f"{importer} imports {imported}"
+        for importer, file in modules().items()
+        for imported in imports_of(file)
+        if imported in modules() and importer not in PACKAGES
+        if imported in PACKAGES
+        or (room_of(importer) != room_of(imported) and height[room_of(imported)] >= height[room_of(importer)])
+    ]
+    assert wrong == []
+
+
+def test_no_two_classes_share_a_name() -> None:
+    places = defaultdict(list)
+    for name, file in modules().items():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.name not in OF_FAMILIES:
+                places[node.name].append(name)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_folders_and_files_are_small(package: str) -> None:
+    files = [path for path in (ROOT / package).rglob("*") if path.suffix in (".py", ".html", ".css", ".js", ".cpp")]
+    folders = Counter(file.parent for file in files)
+    assert {str(folder): count for folder, count in folders.items() if count > MAX_FILES} == {}
+    lines = {str(file): file.read_text(encoding="utf-8").count("\n") for file in files}
+    assert {file: count for file, count in lines.items() if count > MAX_LINES} == {}
+
+
+def named_in(doc: Path) -> Iterator[tuple[str, str]]:
+    """Every path that a document names, and what it names in that file; placeholders left out."""
+    for match in FILE.finditer(doc.read_text(encoding="utf-8")):
+        path, inside = match[1], match[2] or ""
+        if path.split("/")[0] in {child.name for child in ROOT.iterdir()}:
+            yield path, inside
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
+def test_what_a_document_names_is_there(doc: Path) -> None:
+    named = list(named_in(doc))
+    missing = [path for path, _ in named if not any(ROOT.glob(path.rstrip("/")))]
+    assert missing == []
+    unknown = [f"{path}:{inside}" for path, inside in named if inside and inside not in defined_in(ROOT / path)]
+    assert unknown == []
+
+
+def test_each_step_of_a_requests_life_names_its_functions() -> None:
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    life = design.partition("## A request's life")[2].partition("\n## ")[0]
+    steps = re.split(r"^(?=\d\. )", life, flags=re.MULTILINE)[1:]
+    assert len(steps) == 9
+    assert all(any(match[2] for match in FILE.finditer(step)) for step in steps)
+
+
+def defined_in(file: Path) -> set[str]:
+    """Functions, classes, methods and constants of a module, methods behind their class's name."""
+    found = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found.update(target.id for target in targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            methods = (ast.FunctionDef, ast.AsyncFunctionDef)
+            found.update(f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, methods))
+    return found
