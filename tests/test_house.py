@@ -16,7 +16,7 @@ MAX_FILES = 16
 MAX_LINES = 450
 # Each family has its own, in its own file.
 OF_FAMILIES = {"Backbone", "Block"}
-FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*\.?\w+)(?::([\w.]+))?(?: [^`]*)?`")
+FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)(?::([\w.]+))?(?: [^`]*)?`")
 
 
 @cache
