@@ -110,7 +110,13 @@ class Violation:
 
 
 class Ledger:
-    """free + owned + in transit + cached + quarantined = slots, at every moment; each operation is O(1)."""
+    """The record of every slot of the state pool: its place, holder, generation and open loans.
+
+    It makes, moves and ends leases. A slot has exactly one Place, so the five counts sum to the pool at every moment.
+    LeaseError where a lease or loan is not what the call needs. All but `quarantine` and `audit` take O(1).
+    on_move: called after each change of place. on_violation: whenever a slot is quarantined.
+    clock: seconds, for Entry.since.
+    """
 
     def __init__(
         self,

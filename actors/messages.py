@@ -37,9 +37,14 @@ class Fill(Struct, frozen=True, array_like=True):
 
 
 class Granted(Struct, tag=True, array_like=True):
-    """cache → scheduler. `state` is to be cleared, filled from `source` or `fill`, or (moved) it already holds `match`.
+    """cache → scheduler, the answer to Acquire: a state slot, pages, and the position to start from.
 
-    origin: where the state at `match` comes from; "tokens" if there is none.
+    state: copy it from `source` or from `fill`; if `moved` it holds its state already; otherwise clear it.
+    match: tokens that the state has then consumed. matched_tokens: how far the tree knows the tokens.
+    lost: why match is below that. pages: by page index, up to the tokens and one more.
+    copy: a shared page that has to be copied before it is written to.
+    branch: a position worth a checkpoint: where the tree's tokens part from the request's, if beyond match.
+    origin: where the state at match comes from; "tokens" if there is none.
     """
 
     grant: int
@@ -72,7 +77,7 @@ class Return(Struct, tag=True, array_like=True):
 
 
 class Admit(Struct, tag=True, array_like=True):
-    """scheduler → forward."""
+    """scheduler → forward: give a granted request a row. The other fields are those of Granted."""
 
     grant: int
     request: Request
@@ -99,7 +104,11 @@ class GrantPages(Struct, frozen=True, array_like=True):
 
 
 class Step(Struct, tag=True, array_like=True):
-    """scheduler → forward: what is exceptional in this step. Every other row past its prompt decodes one token."""
+    """scheduler → forward: run one step. Each row past its prompt decodes one token, unless it is in sit_out.
+
+    step: its number, from 1. chunks: prompt tokens to feed. checkpoints: states to save on the way, and their slots.
+    pages: those that rows were given since the last Step.
+    """
 
     step: int
     chunks: list[Chunk]
@@ -188,9 +197,9 @@ class Free(Struct, tag=True, array_like=True):
 
 
 class Submit(Struct, tag=True, array_like=True):
-    """api → scheduler: the only message that may be refused (by Ended).
+    """api → scheduler: a new request. Answered by Ended if the queue is full or the server is draining.
 
-    again: it was accepted before the unit was made anew, and a full queue refuses it no more.
+    again: it was accepted before a restart of the actors, so a full queue takes it.
     """
 
     request: Request
@@ -225,7 +234,7 @@ class Cancel(Struct, tag=True, array_like=True):
 
 
 class Refused(Struct, tag=True, array_like=True):
-    """cache → scheduler."""
+    """cache → scheduler: an Acquire is not granted, because it was cancelled or can never fit."""
 
     grant: int
     reason: Literal["cancelled", "too_large"]
@@ -266,7 +275,7 @@ class Retire(Struct, tag=True, array_like=True):
 
 
 class Admitted(Struct, tag=True, array_like=True):
-    """forward → results."""
+    """forward → results, in stream order: the request has a row. The fields are those of Admit."""
 
     grant: int
     request: Request
@@ -307,7 +316,10 @@ class Over(Struct, tag=True, array_like=True):
 
 
 class Ended(Struct, tag=True, array_like=True):
-    """scheduler → api, or → results for a request that has output: it ends while it is queued."""
+    """A request ends without a row: refused, aborted in the queue, timed out in it, or too large.
+
+    scheduler → api if the request never had a row; else → results, which has its output and answers for it.
+    """
 
     request: str
     reason: EndReason
@@ -315,7 +327,7 @@ class Ended(Struct, tag=True, array_like=True):
 
 
 class Delta(Struct, tag=True, array_like=True):
-    """results → api: one a step."""
+    """results → api: what is new of all requests since the last Delta."""
 
     outputs: list[Output]
 

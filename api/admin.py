@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from api import errors
 from api.exchange import answer_json
-from api.generation.engine import Engine
+from api.generation.served_model import ServedModel
 from api.parsing import convert, read_object
 from api.responses.store import RESPONSES
 from api.security import owner_of
@@ -38,14 +38,14 @@ async def version(request: web.Request) -> web.Response:
     return answer_json({"version": VERSION})
 
 
-def card(server: Server, engine: Engine) -> dict[str, Any]:
+def card(server: Server, model: ServedModel) -> dict[str, Any]:
     return {
         "id": server.name,
         "object": "model",
         "created": int(server.started),
         "owned_by": "baton",
         "root": server.name,
-        "max_model_len": engine.max_model_len,
+        "max_model_len": model.max_model_len,
     }
 
 
@@ -66,7 +66,7 @@ async def model(request: web.Request) -> web.Response:
 async def model_info(request: web.Request) -> web.Response:
     """As SGLang has it."""
     server = request.app[SERVER]
-    engine = server.ready()
+    model = server.ready()
     path = server.config.model or server.name
     return answer_json(
         {
@@ -74,11 +74,11 @@ async def model_info(request: web.Request) -> web.Response:
             "tokenizer_path": path,
             "served_model_name": server.name,
             "is_generation": True,
-            "max_model_len": engine.max_model_len,
-            "vocab_size": engine.vocab_size,
-            "has_chat_template": engine.text.has_chat_template,
-            "generation_defaults": dict(engine.text.generation_defaults),
-            **engine.info,
+            "max_model_len": model.max_model_len,
+            "vocab_size": model.vocab_size,
+            "has_chat_template": model.text.has_chat_template,
+            "generation_defaults": dict(model.text.generation_defaults),
+            **model.info,
         }
     )
 
@@ -93,7 +93,7 @@ async def server_info(request: web.Request) -> web.Response:
         "phase": server.phase,
         "uptime_s": round(time.time() - server.started, 3),
         "served_model_name": server.name,
-        "options": server.config.shown(),
+        "options": server.config.redacted(),
         "open_requests": server.gateway.open_requests,
         "sessions": {"open": len(sessions), "bytes": sessions.memory_bytes},
         "responses": {
@@ -157,7 +157,7 @@ def ring(request: web.Request) -> RingView:
     """The ring; 503 until it is there."""
     relay = request.app[SERVER].relay
     if relay is None:
-        raise errors.unavailable("the model is loading", "loading")
+        raise errors.loading()
     return relay
 
 

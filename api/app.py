@@ -13,7 +13,7 @@ from api import admin, errors, tokenization
 from api.errors import ApiError
 from api.exchange import GENERATION, REQUEST_ID, STREAM_ERROR, TRACE, new_id
 from api.generation.answers import milliseconds, summary
-from api.generation.call import read_trace_context
+from api.generation.request_context import read_trace_context
 from api.openai import chat, completions
 from api.page import routes as page
 from api.responses import routes as responses
@@ -29,7 +29,6 @@ from api.sglang import sessions as sglang
 from api.version import VERSION
 
 HANDLERS = (page, chat, completions, responses, websocket, sessions, turns, sglang, tokenization, admin)
-LOG_PART = 10  # of --session-disk; the others are for states.
 GUARD = web.AppKey("guard", Guard)
 QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/slots"})
 
@@ -39,7 +38,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def make_app(server: Server) -> web.Application:
     """Raises ConfigError if the API keys cannot be read, or the folder of the sessions cannot be had."""
     config = server.config
-    app = web.Application(middlewares=[front], client_max_size=config.body_limit)
+    app = web.Application(middlewares=[middleware], client_max_size=config.body_limit)
     app[SERVER] = server
     app[GUARD] = Guard(config)
     app[SESSIONS] = open_sessions(server)
@@ -62,7 +61,7 @@ def open_sessions(server: Server) -> SessionStore:
         config.session_idle_timeout,
         server.gateway,
         SessionFiles(Path(config.session_dir)) if config.session_dir is not None else None,
-        config.session_disk // LOG_PART,
+        config.log_disk,
         config.session_log,
     )
     server.gateway.sessions = sessions
@@ -74,7 +73,7 @@ async def end_tasks(app: web.Application) -> None:
 
 
 @web.middleware
-async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Gives the request its ids; all that is logged on its way has that of its trace."""
     request[REQUEST_ID] = new_id("req")
     request[TRACE] = read_trace_context(request.headers.getall("traceparent", []))
@@ -102,7 +101,7 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         status, code = 500, "internal_error"
         return error_response(errors.internal(f"the server failed: {type(error).__name__}"))
     finally:
-        account(request, status, code, time.monotonic() - started)
+        record_request(request, status, code, time.monotonic() - started)
 
 
 async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -145,11 +144,11 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     response.headers.update(cors_headers(request))
 
 
-def account(request: web.Request, status: int, code: str | None, seconds: float) -> None:
+def record_request(request: web.Request, status: int, code: str | None, seconds: float) -> None:
     """The canonical line, and the figures, of an answered request."""
     server = request.app[SERVER]
     resource = request.match_info.route.resource
-    server.metrics.answered(resource.canonical if resource is not None else "unknown", status)
+    server.metrics.count_answer(resource.canonical if resource is not None else "unknown", status)
     line = {
         "id": request[REQUEST_ID],
         "endpoint": f"{request.method} {request.path}",
@@ -161,6 +160,6 @@ def account(request: web.Request, status: int, code: str | None, seconds: float)
     generation = request.get(GENERATION)
     if generation is not None:
         line |= {"request": generation.members[0].request.id} | summary(generation)
-        server.ended(generation, code or (str(status) if status >= 400 else None))
+        server.record_end(generation, code or (str(status) if status >= 400 else None))
     log = structlog.get_logger()
     (log.debug if request.path in QUIET else log.info)("request", **line)

@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def first_key(environment: Mapping[str, str]) -> str | None:
-    """Of the variable that gives a server its keys, of which any will do."""
+    """The first API key in BATON_API_KEY, None if there is none. A server takes any of those that are listed there."""
     return environment.get(variable("api_key"), "").partition(",")[0].strip() or None
 
 

@@ -137,7 +137,16 @@ class Config(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--api-key-file: {self.api_key_file} holds no key")
         return self.api_key + keys
 
-    def shown(self) -> dict[str, Any]:
+    @property
+    def log_disk(self) -> int:
+        """Bytes of --session-disk for the logs of sessions; the others are for states."""
+        return self.session_disk // 10
+
+    @property
+    def state_disk(self) -> int:
+        return self.session_disk - self.log_disk
+
+    def redacted(self) -> dict[str, Any]:
         """The options as they may be shown: without the keys."""
         options: dict[str, Any] = msgspec.to_builtins(self)
         options["api_key"] = ["***"] * len(self.api_key)

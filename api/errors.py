@@ -73,6 +73,10 @@ def unknown_model(asked: str, served: str) -> ApiError:
     return ApiError(404, message, "not_found_error", "model", "model_not_found")
 
 
+def unknown_session(id: str, param: str) -> ApiError:
+    return ApiError(404, f"there is no session {id!r}", "not_found_error", param, "session_not_found")
+
+
 def queue_full(message: str) -> ApiError:
     headers = {"Retry-After": str(RETRY_QUEUE_S)}
     return ApiError(429, message, "rate_limit_error", code="queue_full", headers=headers)
@@ -83,20 +87,28 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, "service_unavailable_error", code=code, headers=headers)
 
 
+def draining() -> ApiError:
+    return unavailable("the server is shutting down", "draining")
+
+
+def loading() -> ApiError:
+    return unavailable("the model is loading", "loading")
+
+
 def timed_out(seconds: float) -> ApiError:
     """504, with the header that keeps the openai client from trying the same again."""
     message = f"the request was not finished within {seconds:g} s"
     return ApiError(504, message, "timeout_error", code="request_timeout", headers=DO_NOT_RETRY)
 
 
-def kept(error: ApiError) -> ApiError:
+def not_retryable(error: ApiError) -> ApiError:
     """`error` for a client whose turn is in the session nonetheless: to send it again would say it twice."""
     headers = {name: value for name, value in error.headers.items() if name != "Retry-After"} | DO_NOT_RETRY
     return ApiError(error.status, error.message, error.type, error.param, error.code, headers)
 
 
 def client_left() -> ApiError:
-    """Nobody gets it: it ends what the client waited for."""
+    """The error that ends a generation whose client has left. Nobody reads it; its code is for logs and figures."""
     return ApiError(CLIENT_LEFT, "the client has left", "client_error", code="client_left")
 
 

@@ -9,8 +9,8 @@ from aiohttp import web
 from actors.requests import Request
 from api import errors
 from api.errors import ApiError
-from api.generation.call import Call, TraceContext
-from api.generation.reader import Generation
+from api.generation.outputs import Generation
+from api.generation.request_context import RequestContext, TraceContext
 from api.security import host_name
 from api.server import SERVER
 
@@ -32,14 +32,14 @@ def submit(request: web.Request, requests: Sequence[Request]) -> Generation:
         raise errors.bad_request(
             f"{len(requests)} sequences in one request; at most {most} can wait", None, "batch_too_large"
         )
-    generation = server.gateway.submit(requests, call_of(request))
+    generation = server.gateway.submit(requests, request_context(request))
     request[GENERATION] = generation
     return generation
 
 
-def call_of(request: web.Request) -> Call:
+def request_context(request: web.Request) -> RequestContext:
     resource = request.match_info.route.resource
-    return Call(
+    return RequestContext(
         request[TRACE],
         resource.canonical if resource is not None else "",
         host_name(request.headers.get("Host", "")),

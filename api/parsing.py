@@ -12,6 +12,7 @@ from api import errors
 T = TypeVar("T")
 Unsupported: TypeAlias = Mapping[str, tuple[Any, ...]]
 NOTHING: Unsupported = {}
+MAX_DIGITS = 10
 
 
 async def read_object(request: web.Request) -> dict[str, Any]:
@@ -46,6 +47,16 @@ def convert(
         return msgspec.convert(kept, kind)
     except msgspec.ValidationError as error:
         raise invalid(str(error), at) from None
+
+
+def read_number(query: Mapping[str, str], name: str, what: str) -> int | None:
+    """A number in the query, None if it is not there. Raises ApiError 400, saying that it must be `what`."""
+    given = query.get(name)
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdigit() and len(given) <= MAX_DIGITS):
+        raise errors.bad_request(f"{name} must be {what}", name, "invalid_value")
+    return int(given)
 
 
 def invalid(message: str, at: str) -> errors.ApiError:

@@ -71,7 +71,11 @@ class Guard:
 
 
 def given_key(request: web.Request) -> str | None:
-    """A page cannot set the headers of its websocket, but its subprotocols; what a token cannot hold is %-encoded."""
+    """The API key that a request carries: `Authorization: Bearer`, or without that header a websocket's subprotocol.
+
+    A web page cannot set the headers of its websocket; in a subprotocol the key is %-encoded. None if there is no key,
+    or more than one.
+    """
     header = request.headers.get("Authorization")
     if header is not None:
         scheme, _, key = header.partition(" ")

@@ -21,8 +21,8 @@ from api import errors
 from api.app import make_app
 from api.config import Config, ConfigError
 from api.errors import ApiError
-from api.generation.engine import Engine
 from api.generation.gateway import Gateway
+from api.generation.served_model import ServedModel
 from api.server import RingView, Server
 from api.sessions.store import SESSIONS
 from api.telemetry import logs
@@ -68,14 +68,14 @@ class RunningRelay(RingView, Protocol):
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in memory. `notes` say what the pools were sized to and why; `connect` makes the ring, in the loop.
+    """A model in memory. `notes` say what the pools were sized to and why; `build_relay` makes the ring, in the loop.
 
     close: called when the ring has ended.
     """
 
-    engine: Engine
+    model: ServedModel
     notes: list[str]
-    connect: Callable[[Gateway], RunningRelay]
+    build_relay: Callable[[Gateway], RunningRelay]
     close: Callable[[], None] | None = None
 
 
@@ -158,15 +158,15 @@ class Process:
         if loaded is None:
             return Exit.OK
         server = self._server
-        await self._sessions.restore(loaded.engine.vocab_size)
-        await tasks.start(self._carry_ring, loaded)
+        await self._sessions.restore(loaded.model.vocab_size)
+        await tasks.start(self._run_ring, loaded)
         server.gateway.name_all()
         tasks.start_soon(self._sweep_sessions)
         gc.collect()
         gc.freeze()
-        server.engine = loaded.engine
+        server.model = loaded.model
         server.phase = "ready"
-        self._log.info("ready", model=server.name, max_model_len=loaded.engine.max_model_len)
+        self._log.info("ready", model=server.name, max_model_len=loaded.model.max_model_len)
         await self._stop.wait()
         server.phase = "draining"
         return self._failure if self._failure is not None else await self._drain()
@@ -189,9 +189,9 @@ class Process:
             self._log.info("sized", note=note)
         return loaded
 
-    async def _carry_ring(self, loaded: LoadedModel, *, task_status: TaskStatus[None]) -> None:
+    async def _run_ring(self, loaded: LoadedModel, *, task_status: TaskStatus[None]) -> None:
         """Run the ring. If it breaks, answer every open request and stop the process."""
-        relay = loaded.connect(self._server.gateway)
+        relay = loaded.build_relay(self._server.gateway)
         self._server.relay = relay
         self._server.metrics.watch_ring(relay)
         task_status.started()
@@ -234,7 +234,7 @@ class Process:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
                 if self._stop.is_set():
-                    self._server.gateway.fail_all(errors.unavailable("the server is shutting down", "draining"))
+                    self._server.gateway.fail_all(errors.draining())
                     scope.cancel()
                     return
                 self._log.info("signal", name=signal.Signals(number).name)

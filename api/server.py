@@ -10,16 +10,16 @@ from aiohttp import web
 
 from api import errors
 from api.config import Config
-from api.generation.engine import Engine
 from api.generation.gateway import Gateway
-from api.generation.reader import Generation
+from api.generation.outputs import Generation
+from api.generation.served_model import ServedModel
 from api.telemetry.collectors import RingFigures
 from api.telemetry.metrics import Metrics
 from api.telemetry.spans import Spans
 
 
 class RingView(RingFigures, Protocol):
-    """The relay, to look at."""
+    """The relay as handlers see it, to read only: figures, the audit of leases, slots and tree."""
 
     def audit(self) -> Sequence[object]: ...
 
@@ -30,27 +30,31 @@ class RingView(RingFigures, Protocol):
 
 @dataclass
 class Server:
-    """The phase goes loading → ready → draining."""
+    """What all handlers share. The phase goes loading → ready → draining.
+
+    name: the model's name in the API. model, relay: None until the model is loaded and the ring is made. spans: None
+    if none are exported. started: Unix time.
+    """
 
     config: Config
     gateway: Gateway
     metrics: Metrics
     name: str
-    engine: Engine | None = None
+    model: ServedModel | None = None
     relay: RingView | None = None
     spans: Spans | None = None
     phase: Literal["loading", "ready", "draining"] = "loading"
     started: float = field(default_factory=time.time)
     _tasks: set[asyncio.Task[None]] = field(init=False, default_factory=set)
 
-    def ended(self, generation: Generation, error: str | None) -> None:
+    def record_end(self, generation: Generation, error: str | None) -> None:
         """The figures and the span of an ended generation. error: the code that its client got."""
         for member in generation.members:
-            self.metrics.ended(member, self.gateway.clock())
+            self.metrics.record_end(member, self.gateway.clock())
         if self.spans is not None:
-            self.spans.ended(generation, error)
+            self.spans.record_end(generation, error)
 
-    def carry(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run what may outlive the request that began it."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -58,24 +62,24 @@ class Server:
 
     async def end_tasks(self) -> None:
         """At the end, when nothing more comes from the ring."""
-        self.gateway.fail_all(errors.unavailable("the server is shutting down", "draining"))
+        self.gateway.fail_all(errors.draining())
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def ready(self, model: str | None = None) -> Engine:
-        """The engine, for a request that names `model`. Raises 503 while loading or draining, 404 for another model."""
+    def ready(self, model: str | None = None) -> ServedModel:
+        """The model, for a request that names `model`. Raises 503 while loading or draining, 404 for another model."""
         if self.phase == "draining":
-            raise errors.unavailable("the server is shutting down", "draining")
-        engine = self.loaded()
+            raise errors.draining()
+        loaded = self.loaded()
         if model is not None and model not in (self.name, "default"):
             raise errors.unknown_model(model, self.name)
-        return engine
+        return loaded
 
-    def loaded(self) -> Engine:
-        """The engine, for what a drain does not end. Raises 503 while loading: the folder's sessions come later."""
-        if self.engine is None:
-            raise errors.unavailable("the model is loading", "loading")
-        return self.engine
+    def loaded(self) -> ServedModel:
+        """The model, for what a drain does not end. Raises 503 while loading: the folder's sessions come later."""
+        if self.model is None:
+            raise errors.loading()
+        return self.model
 
 
 SERVER = web.AppKey("server", Server)

@@ -12,7 +12,7 @@ from actors.requests import Output
 from api import errors
 from api.errors import ApiError
 from api.exchange import STREAM_ERROR
-from api.generation.reader import Generation
+from api.generation.outputs import Generation
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -69,12 +69,12 @@ async def stream(
             events = [event for index, output in batch for event in encoder.delta(index, output)]
             if generation.finished:
                 closing = encoder.closing()
-                await writer.write(frames([*events, *closing, *await errors_of(request, save)]) + DONE)
+                await writer.write(frames([*events, *closing, *await try_save(request, save)]) + DONE)
                 break
             await writer.write(frames(events) if batch else PING)
             batch = await generation.next(ping_interval)
     except ApiError as error:
-        unsaved = await errors_of(request, save)
+        unsaved = await try_save(request, save)
         request[STREAM_ERROR] = error.code or error.type
         await writer.write(frames([error.body(), *unsaved]) + DONE)
     except ConnectionError:
@@ -86,8 +86,8 @@ async def stream(
     return response
 
 
-async def errors_of(request: web.Request, save: Save) -> list[object]:
-    """None, or the one that it raises."""
+async def try_save(request: web.Request, save: Save) -> list[object]:
+    """Await `save`. Returns the ApiError that it raised, as an event, and notes it for the log line."""
     try:
         await save()
     except ApiError as error:

@@ -28,21 +28,21 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 @routes.post("/tokenize")
 async def tokenize(request: web.Request) -> web.Response:
     asked = convert(await read_object(request), TokenizeRequest)
-    engine = request.app[SERVER].ready(asked.model)
+    model = request.app[SERVER].ready(asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise errors.bad_request("give either prompt or messages", "prompt", "invalid_value")
     if asked.prompt is not None:
-        prompt = await encode(engine, asked.prompt, asked.add_special_tokens)
+        prompt = await encode(model, asked.prompt, asked.add_special_tokens)
     else:
         messages = read_messages(asked.messages or [])
-        prompt = await render(engine, messages, asked.add_generation_prompt, asked.chat_template_kwargs)
+        prompt = await render(model, messages, asked.add_generation_prompt, asked.chat_template_kwargs)
     answer: dict[str, Any] = {
         "tokens": prompt.tokens,
         "count": len(prompt.tokens),
-        "max_model_len": engine.max_model_len,
+        "max_model_len": model.max_model_len,
     }
     if asked.return_token_strs:
-        answer["token_strs"] = [engine.text.decode([id], skip_special_tokens=False) for id in prompt.tokens]
+        answer["token_strs"] = [model.text.decode([id], skip_special_tokens=False) for id in prompt.tokens]
     return answer_json(answer)
 
 
@@ -55,8 +55,8 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 @routes.post("/detokenize")
 async def detokenize(request: web.Request) -> web.Response:
     asked = convert(await read_object(request), DetokenizeRequest)
-    engine = request.app[SERVER].ready(asked.model)
-    check_ids(engine, asked.tokens, "tokens")
+    model = request.app[SERVER].ready(asked.model)
+    check_ids(model, asked.tokens, "tokens")
     ids, skip = asked.tokens, asked.skip_special_tokens
-    text = await off_loop(len(ids), lambda: engine.text.decode(ids, skip_special_tokens=skip))
+    text = await off_loop(len(ids), lambda: model.text.decode(ids, skip_special_tokens=skip))
     return answer_json({"prompt": text, "text": text})

@@ -17,8 +17,8 @@ from actors.scheduler.plan import Limits
 from actors.storage.files import StateFiles
 from actors.storage.host_memory import HostStates
 from api.config import Config
-from api.generation.engine import Engine
 from api.generation.gateway import Gateway
+from api.generation.served_model import ServedModel
 from api.serve import LoadedModel, Progress, StartError
 from api.telemetry.trace_file import TraceFile
 from models.batch import Model, Pools, allocate
@@ -27,7 +27,7 @@ from models.loading.fingerprint import fingerprint
 from models.text.tokenizer import ModelText, load_text
 
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
-LONGEST_BY_DEFAULT = 131_072
+DEFAULT_MAX_MODEL_LEN = 131_072
 HOST_SHARE = 0.125
 
 
@@ -39,18 +39,18 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         device = pick_device(config.device)
         model = load_model(path, DTYPES[config.dtype], device, on_progress)
         text = load_text(path)
-        length = model_length(config, model)
-        sizes = size(config, model, length, device)
+        max_model_len = model_length(config, model)
+        sizes = size(config, model, max_model_len, device)
         pools = allocate(model, sizes.slots, sizes.pages, sizes.page_size, device)
-        below = below_the_pool(config, model, sizes, path)
+        tiers = build_lower_tiers(config, model, sizes, path)
     except (ValueError, OSError, torch.OutOfMemoryError) as error:
         raise StartError(str(error)) from error
     info = {"family": type(model).__name__, "device": str(device), "slots": sizes.slots, "pages": sizes.pages}
-    engine = Engine(text, model.vocab_size, length, info)
+    served = ServedModel(text, model.vocab_size, max_model_len, info)
     return LoadedModel(
-        engine,
+        served,
         notes(sizes),
-        lambda gateway: connect(config, model, pools, below, sizes, text, length, gateway, trace),
+        lambda gateway: build_relay(config, model, pools, tiers, sizes, text, max_model_len, gateway, trace),
         trace.close if trace is not None else None,
     )
 
@@ -77,19 +77,19 @@ def pick_device(name: str) -> torch.device:
 def model_length(config: Config, model: Model) -> int:
     """Most tokens of a sequence: as asked for, else the model's limit, if it has a sensible one."""
     if config.max_model_len is None:
-        return min(model.max_position, LONGEST_BY_DEFAULT)
+        return min(model.max_position, DEFAULT_MAX_MODEL_LEN)
     if config.max_model_len > model.max_position:
         raise StartError(f"--max-model-len: the model itself goes no further than {model.max_position}")
     return config.max_model_len
 
 
-def size(config: Config, model: Model, length: int, device: torch.device) -> PoolSizes:
+def size(config: Config, model: Model, max_model_len: int, device: torch.device) -> PoolSizes:
     memory = config.memory if config.memory is not None else int(free_memory(device) * DEFAULT_MEMORY)
     return size_pools(
         model,
         memory,
         config.max_running,
-        length,
+        max_model_len,
         config.page_size,
         slots=config.state_slots,
         pages=config.kv_pages,
@@ -100,7 +100,7 @@ def size(config: Config, model: Model, length: int, device: torch.device) -> Poo
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
+class LowerTiers:
     """Where states go that leave the pool; disk: None without --session-dir."""
 
     limits: TierLimits
@@ -108,23 +108,26 @@ class Below:
     disk: StateFiles | None
 
 
-def below_the_pool(config: Config, model: Model, sizes: PoolSizes, path: Path) -> Below:
-    """What is free is that of the host, also beside an accelerator; a tenth of the disk is left for the logs."""
+def build_lower_tiers(config: Config, model: Model, sizes: PoolSizes, path: Path) -> LowerTiers:
+    """The tiers below the pool: their limits, the host memory, and the files of --session-dir, which are scanned here.
+
+    Without --host-memory it is an eighth of the host's free memory, also beside an accelerator.
+    """
     memory = config.host_memory
     limits = TierLimits(
         host_bytes=memory if memory is not None else int(free_memory(torch.device("cpu")) * HOST_SHARE),
-        disk_bytes=config.session_disk * 9 // 10 if config.session_dir is not None else 0,
+        disk_bytes=config.state_disk if config.session_dir is not None else 0,
         state_bytes=sizes.slot_bytes,
         token_bytes=sizes.page_bytes // sizes.page_size if sizes.pages else 0,
         session_slots=config.session_slots,
     )
     host = HostStates()
     if config.session_dir is None:
-        return Below(limits, host, None)
+        return LowerTiers(limits, host, None)
     model_id = fingerprint(path, model.state_shapes(), model.page_shapes())
     files = StateFiles(Path(config.session_dir) / "states", model_id, host)
     files.scan()
-    return Below(limits, host, files)
+    return LowerTiers(limits, host, files)
 
 
 def free_memory(device: torch.device) -> int:
@@ -155,14 +158,14 @@ def notes(sizes: PoolSizes) -> list[str]:
     return [f"{slots}; {pages if sizes.pages else 'no KV pages'}", *sizes.why]
 
 
-def connect(
+def build_relay(
     config: Config,
     model: Model,
     pools: Pools,
-    below: "Below",
+    tiers: LowerTiers,
     sizes: PoolSizes,
     text: ModelText,
-    length: int,
+    max_model_len: int,
     gateway: Gateway,
     trace: TraceFile | None = None,
 ) -> Relay:
@@ -196,18 +199,18 @@ def connect(
             sizes.slots,
             sizes.pages,
             limits,
-            below.limits,
+            tiers.limits,
             config.codec_check,
             config.poison_freed,
             restarts=config.restarts,
         ),
-        lambda deliver: TorchDevice(model, pools, sizes.max_running, length, deliver, below.host),
+        lambda deliver: TorchDevice(model, pools, sizes.max_running, max_model_len, deliver, tiers.host),
         text,
         gateway.bind,
         on_move if config.log_level == "debug" else None,
         on_violation,
         on_restart,
         trace.record if trace is not None else None,
-        disk=below.disk,
+        disk=tiers.disk,
     )
     return relay

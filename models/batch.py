@@ -43,7 +43,10 @@ class Decode:
 
 @dataclass(frozen=True)
 class Batch:
-    """tokens, positions: int64 [T], prefill segments first, then one token per decode row."""
+    """The tokens of one step, packed: prefill segments first, then one token for each decoding row.
+
+    tokens, positions (absolute): int64 [T].
+    """
 
     tokens: Tensor
     positions: Tensor

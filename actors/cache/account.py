@@ -10,10 +10,12 @@ from actors.tokens import Tokens, count
 
 @dataclass(slots=True)
 class Account:
-    """What an open grant holds of the cache: its path in the tree, its pages by index, and its loans.
+    """What an open grant holds of the cache: its node in the tree, its pages by index, and its loans.
 
-    tail: tokens that the cache knows of this grant past `node`: what was there had to go, or came from below.
-    fill: the copy below that its slot is filled from. named: the session's name was on the state that moved out.
+    node: pinned until the account closes. tail: the tokens between node's end and the account's position.
+    source, loan: the node whose state is lent, and the loan. copy_source: the shared page to copy from.
+    fill: the copy below the pool that the slot is filled from.
+    named: the session's name was on the state that was moved. closing: it closes when its loans have ended.
     """
 
     grant: int

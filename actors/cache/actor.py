@@ -50,7 +50,12 @@ from actors.tokens import count, cut
 
 @dataclass
 class Cache:
-    """tree_tokens bounds the tree where pages do not: least recently used paths without a state are forgotten."""
+    """The cache actor: it owns the free slots, the radix tree, the page counts, the grants' accounts and session names.
+
+    pages: the KV pool, of length 0 without attention. disk: None if states are not written to files.
+    tree_tokens: most tokens in the tree, which bounds it where pages do not. Beyond it the least recently used leaves
+    that no grant goes on from are evicted, with their states.
+    """
 
     send: Send
     ledger: Ledger

@@ -9,9 +9,11 @@ from actors.lease import Lease, Ledger
 
 
 class Allocator:
-    """A part of the cache. The least recently used state or path goes first; what bears a name is copied before.
+    """Hands out state slots and KV pages, and evicts the least recently used states and leaves for them.
 
-    A copy takes a moment, in which there is no more room than before. slots_short: a grant waits for a slot.
+    A part of the cache. A state with a session's name is copied first, where there is room for a copy; its slot and
+    pages can be had only when Exported has come.
+    slots_short: a grant waits for a slot, so none is given for checkpoints.
     """
 
     def __init__(

@@ -80,10 +80,11 @@ class StateCopy:
 
 
 class CopyStore:
-    """One node a copy, in a tree without pages. Least recently used goes first, from host memory and from disk alike.
+    """The copies of states in host memory and on disk, found by salt and tokens. A part of the cache.
 
-    changed is called when a copy has come to another tier, gone when there is none left. Where disk_bytes is 0 nothing
-    is asked of the disk.
+    Each is the state of a node in a radix tree without pages. Without room the least recently used goes first.
+    changed: called when a copy has come to another tier. gone: called when it is about to be forgotten.
+    Where limits.disk_bytes is 0 the disk is not used.
     """
 
     def __init__(

@@ -10,11 +10,11 @@ from actors.messages import Kept
 
 
 class Names:
-    """A session goes on from its node in the pool; without one from its copy; without that from its tokens.
+    """The sessions' names: which node of the pool's tree, or which copy below, each session goes on from.
 
-    opened: the sessions there are, and whether they have anything to go on from.
-    With a node in the pool an older copy stays as long as it has a file: should the server be killed, it is what there
-    is. `release` is told of copies that no session needs any more.
+    A part of the cache. in_pool: the session's node; stored: its copy, used where there is no node. With neither it
+    goes on from its tokens. With a node in the pool an older copy stays as long as it has a file, for after a kill.
+    opened: the open sessions, and whether they have anything to go on from. release: called with copies without a name.
     """
 
     def __init__(self, send: Send, release: Callable[[Node[StateCopy]], None]) -> None:

@@ -43,10 +43,11 @@ class Node(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Match(Generic[S]):
-    """`node` ends at the deepest usable state (or is the root); `tokens` is how far the tree knows the tokens.
+    """How far the tree knows some tokens, and the deepest state on their path that may be used.
 
-    lost: why the state is not as deep as that, empty if it is: on the way beyond it a state was evicted, or one is held
-    only further on than the tokens agree or may be used (misaligned), or there never was one.
+    node: that state's node, or the root if there is none. tokens: how many leading tokens the tree knows.
+    lost: why the state is not as deep as it might be, empty if it is. evicted: a deeper state had to go. misaligned: a
+    deeper state lies beyond what the tokens share or the limit allows. never_kept: there was none.
     """
 
     node: Node[S]
@@ -55,9 +56,11 @@ class Match(Generic[S]):
 
 
 class RadixTree(Generic[S]):
-    """One root a salt. `nodes` and `states` are in order of use, the least recent first.
+    """A radix tree of token sequences with states of type S at its nodes, and one root a salt.
 
-    `epoch` counts the times that the tree was cleared: a node of an older epoch is no longer part of it.
+    nodes: all but the roots. states: the nodes that keep a state. Both in order of use, the least recent first.
+    tokens: the number of tokens on all edges. epoch: how often the tree was cleared; nodes of an older epoch are no
+    longer part of it.
     """
 
     def __init__(self, pages: Pages) -> None:

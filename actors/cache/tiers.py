@@ -19,10 +19,11 @@ UNASKED = -1
 
 
 class Tiers:
-    """A part of the cache. A state that bears a name is copied before its slot is given away, others are not.
+    """Moves named states out of the pool, to host memory and disk, and carries out Name, Unname and Suspend.
 
-    The lease travels to forward with Export and comes back when the copy is on the stream, so a slot is never reused
-    ahead of it; the pages are held meanwhile. is_busy tells whether a session has an open account.
+    A part of the cache. A state leaves with Export, which takes its lease to forward, and its pages are held until
+    Exported: so neither is used again ahead of the copy. exports: the pages so held, by the copy's key.
+    is_busy: whether a session has an open account.
     """
 
     def __init__(

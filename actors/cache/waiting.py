@@ -18,7 +18,11 @@ class Wait(Enum):
 
 @dataclass(eq=False, slots=True)
 class Parked:
-    """awaits: the copy that it has a loan on. read: that was on disk. lost: why another was not to be had."""
+    """An Acquire that is not answered yet.
+
+    awaits: the copy below the pool that it is to start from, on loan. read: that copy was read from disk.
+    lost: "damaged" if the file that it waited for cannot be read.
+    """
 
     acquire: Acquire
     awaits: Node[StateCopy] | None = None
@@ -27,7 +31,7 @@ class Parked:
 
 
 class Waiting:
-    """In order of arrival."""
+    """The Acquires that are not answered yet, in order of arrival."""
 
     def __init__(self, store: CopyStore) -> None:
         self._store = store

@@ -53,7 +53,11 @@ class LaunchedStep:
 
 @dataclass
 class Forward:
-    """Reports leave in stream order: one that is ready waits behind every step enqueued before it."""
+    """The forward actor: it owns the device and the slots of running rows, and executes its mailbox in order.
+
+    Reports to results leave in stream order: each waits until every step enqueued before it is done.
+    max_running: how many rows the device has. rows: by grant.
+    """
 
     send: Send
     device: Device

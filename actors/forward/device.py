@@ -56,7 +56,7 @@ class Device(Protocol):
         """Copy a state slot, and the KV of the first `position` tokens in `pages`, to host memory under `key`."""
 
     def fill(self, key: int, slot: int, pages: list[int], first: int) -> None:
-        """The way back: `pages` are those of page index `first` and on."""
+        """Fill a state slot from host memory, and `pages`, those of page index `first` and on, with its KV."""
 
     def drop(self, key: int) -> None:
         """Forget a copy in host memory."""
@@ -75,9 +75,9 @@ class Device(Protocol):
 
 
 class DeviceThread:
-    """A device whose calls run, in order, on a thread of their own. `deliver` is called from that thread.
+    """A Device that has the calls of another carried out, in order, on a thread of its own.
 
-    A call that raises ends the thread: `failed` is told, and later calls are dropped.
+    A call that raises ends the thread: `failed` is called from it with the error, and later calls do nothing.
     """
 
     def __init__(self, device: Device, failed: Callable[[BaseException], None]) -> None:

@@ -45,7 +45,11 @@ class Draw:
 
 
 class TorchDevice:
-    """Runs on one thread. Sampled tokens stay on the device in `last_token` and feed the next step."""
+    """The Device that runs a model with torch: it keeps the rows' arrays, builds each batch, runs it and samples.
+
+    All calls come from one thread. Sampled tokens stay on the device, in `_last_token`, and feed the next step.
+    deliver: called with each step's Ran. host: where exported states go.
+    """
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ class DeviceFailed(Exception):
 
 
 class Unit:
-    """The four actors, which live and fall together: their ledger, mailboxes, and way to the device."""
+    """The four actors of a ring, started, failed and replaced as one: their ledger, mailboxes, and way to the device."""
 
     def __init__(self, config: RelayConfig, device: Device, vocabulary: Vocabulary, relay: "Relay") -> None:
         self._loop = asyncio.get_running_loop()
@@ -129,12 +129,13 @@ class Unit:
 
 
 class Relay:
-    """To be made inside the event loop that is to carry it.
+    """The ring under supervision: one device, the four actors around it (a Unit), and the api's actor.
 
-    device: given the delivery of results (called from the device's thread), makes the device.
-    api: given its way to send, makes the api's actor, which outlives the unit.
-    on_restart is told what broke a unit that is made anew.
-    record is given all that happens, from this thread and the device's; it has to return at once.
+    Make it inside the event loop that runs it. Where an actor raises, `run` makes a new unit over the same device.
+    device: makes the device, given the function that takes each Ran, which the device's thread calls.
+    api: makes the api's actor, given its Send; it outlives the unit. disk: None if no state is written to a file.
+    on_restart: called with what broke the old unit. record: called with every Event, from the event loop and from the
+    device's thread; it has to return at once. clock: seconds, for events and timings.
     """
 
     def __init__(

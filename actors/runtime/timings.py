@@ -12,7 +12,10 @@ BOUNDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e
 
 
 class Histogram:
-    """counts[i]: how many were at most BOUNDS[i]; the last: how many were more than all of them."""
+    """Seconds, counted by size. counts[i]: values above BOUNDS[i-1] and at most BOUNDS[i]; the last: the rest.
+
+    total: their sum.
+    """
 
     __slots__ = ("counts", "total")
 

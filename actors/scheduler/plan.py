@@ -12,9 +12,12 @@ from actors.tokens import count
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """max_running rows at once; step_tokens a step; page_size 0 without attention; track_interval 0: no decode states.
+    """The settings by which the scheduler plans.
 
-    depth: steps that may be unsettled at once, 2 with overlap and 1 without.
+    max_running: most rows at once. max_queue: most requests that wait. step_tokens: tokens in a step; prompt chunks
+    get what the decoding rows leave of them. page_size: positions of a KV page, 0 without attention.
+    chunk_size: the model's; the last multiple of it below a prompt's end is worth a checkpoint.
+    track_interval: so are its multiples in the answer; 0: none. depth: most unsettled steps, 2 with overlap, else 1.
     """
 
     max_running: int = 16
@@ -94,10 +97,12 @@ class ScheduledRow:
 
 @dataclass(slots=True)
 class SchedulerState:
-    """What the scheduler knows.
+    """What the scheduler knows, and `plan` decides from. Rows and requests are by grant.
 
-    short: rows that the cache owes a page. closing: retired grants whose account is still open, by request.
-    cancelled: Acquires given up that the cache may still hold for. alone: whether the last step was a suspect's own.
+    queue: requests without a row, the next one first. acquiring: those of them whose Acquire is not answered.
+    closing: retired, with an account that is still open. cancelled: grants given up that the cache may still hold for.
+    short: rows that the cache has no page for. in_flight: unsettled steps.
+    alone: whether the last step was a suspect row's own.
     """
 
     limits: Limits

@@ -4,8 +4,11 @@ from enum import StrEnum
 
 
 class Strategy(StrEnum):
-    """no_buffer: none, its state is kept at its end only. extra_buffer: kept from admission on, refilled when used.
-    extra_buffer_lazy: one kept, a second asked for at a boundary. just_in_time: asked for shortly before each boundary.
+    """When a running request asks for checkpoint slots.
+
+    no_buffer: never; its state is kept at its end only. extra_buffer: 2 (without overlap 1) at admission, and again
+    when one was used. extra_buffer_lazy: 1 in the same way, and a second when two positions come up.
+    just_in_time: shortly before each position.
     """
 
     NO_BUFFER = "no_buffer"

@@ -11,9 +11,10 @@ from models.batch import Pools
 
 @dataclass(frozen=True, slots=True)
 class HostState:
-    """state: one tensor for each of the pools'; kv: for each page tensor, [position, ...]. All in host memory.
+    """A state in host memory, with the KV of the `position` tokens that it has consumed.
 
-    ready: the event on the device's stream behind which they are written; None if they are.
+    state: one tensor for each state tensor of the pools. kv: one [position, ...] for each page tensor.
+    ready: the event after which they are complete; None if they are so already.
     """
 
     position: int
@@ -79,7 +80,7 @@ def export(pools: Pools, slot: int, pages: list[int], position: int) -> HostStat
 
 
 def fill(pools: Pools, slot: int, pages: list[int], first: int, copy: HostState) -> None:
-    """The way back: `pages` hold the KV from page index `first` on."""
+    """Enqueue the copy of a state into a slot, and of its KV from page index `first` on into `pages`."""
     for tensor, value in zip(pools.state, copy.state, strict=True):
         tensor[slot].copy_(value, non_blocking=True)
     size = pools.page_size

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from actors import tokens
 from actors.requests import Output, TokenLogprob
-from api.generation.engine import Text
-from api.generation.reader import Generation
+from api.generation.outputs import Generation
+from api.generation.served_model import Text
 
 LEAST_LOGPROB = -9999.0
 
@@ -78,9 +78,9 @@ def usage(generation: Generation, choices: int = 1, scoring: bool = False) -> Us
 def summary(generation: Generation) -> dict[str, Any]:
     """The fields of the canonical log line. Times in milliseconds from the request's submission."""
     members = generation.members
-    start = generation.created
-    admitted = [m.admitted for m in members if m.admitted is not None]
-    first = [m.first_token for m in members if m.first_token is not None]
+    start = generation.created_at
+    admitted = [m.admitted_at for m in members if m.admitted_at is not None]
+    first = [m.first_token_at for m in members if m.first_token_at is not None]
     reasons = Counter(m.finish_reason or "unfinished" for m in members)
     return {
         "prompt_tokens": sum(m.prompt_tokens for m in members),
@@ -110,7 +110,7 @@ def finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
-def cut_to_prompt(answers: Sequence[Answer]) -> None:
+def drop_output(answers: Sequence[Answer]) -> None:
     """Forget the token that was drawn only to score the prompt."""
     for answer in answers:
         answer.texts, answer.ids, answer.logprobs = [], [], []

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from api import errors
-from api.generation.engine import Engine
 from api.generation.request_builder import Prompt, off_loop
+from api.generation.served_model import ServedModel
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
@@ -64,10 +64,10 @@ def read_part(part: object, at: str) -> str:
 
 
 async def render(
-    engine: Engine, messages: list[dict[str, Any]], add_generation_prompt: bool, template_kwargs: Mapping[str, Any]
+    model: ServedModel, messages: list[dict[str, Any]], add_generation_prompt: bool, template_kwargs: Mapping[str, Any]
 ) -> Prompt:
     """The prompt, and where its messages end. Raises ApiError 400 if the model has no template or it refuses."""
-    if not engine.text.has_chat_template:
+    if not model.text.has_chat_template:
         message = "the model has no chat template: use /v1/completions"
         raise errors.bad_request(message, "messages", "no_chat_template")
     reserved = RESERVED & template_kwargs.keys()
@@ -76,7 +76,7 @@ async def render(
     size = sum(len(message["content"]) for message in messages)
 
     def work() -> Prompt:
-        ids, ends = engine.text.encode_chat(messages, add_generation_prompt=add_generation_prompt, **template_kwargs)
+        ids, ends = model.text.encode_chat(messages, add_generation_prompt=add_generation_prompt, **template_kwargs)
         return Prompt(ids, message_ends=tuple(ends))
 
     try:

@@ -44,7 +44,7 @@ class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class RequestFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """Those of the endpoints that answer one request of OpenAI's form or a session's turn."""
+    """The sampling fields, and what chat completions, completions, responses and turns have in common besides."""
 
     model: str | None = None
     min_tokens: Count = 0
@@ -54,10 +54,10 @@ class RequestFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 
 
 class SamplingParams(SamplingFields, kw_only=True):
-    """The table's fields as a client gave them, and those that each endpoint knows under a name of its own.
+    """What is asked of one sequence, under the same names for all endpoints; `build_request` reads it.
 
-    logprobs, prompt_logprobs_from: as in the ring's Request. names: what the endpoint calls a field where that differs,
-    for error messages.
+    max_tokens: None for the model's default, else all that is left. logprobs, prompt_logprobs_from: as in the ring's
+    Request. names: what the endpoint calls a field where that differs, for error messages.
     """
 
     max_tokens: int | None = None

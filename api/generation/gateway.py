@@ -31,8 +31,8 @@ from actors.requests import Output, Request, resubmission
 from actors.tokens import Tokens
 from api import errors
 from api.errors import ApiError
-from api.generation.call import Call
-from api.generation.reader import AbandonReason, Generation, Member
+from api.generation.outputs import AbandonReason, Generation, Member
+from api.generation.request_context import RequestContext
 
 
 class Observer(Protocol):
@@ -52,18 +52,21 @@ class Unobserved:
 
 
 class SessionRegistry(Protocol):
-    """Whose names the ring keeps: told where their states are, and asked for them when the ring was made anew."""
+    """The open sessions, as the gateway needs them.
 
-    def kept(self, kept: Kept) -> None: ...
+    on_kept: told where a session's state is now. names: each session's name and tokens, for a ring that knows none.
+    """
 
-    def named(self) -> Iterable[Name]: ...
+    def on_kept(self, message: Kept) -> None: ...
+
+    def names(self) -> Iterable[Name]: ...
 
 
 class NoSessions:
-    def kept(self, kept: Kept) -> None:
+    def on_kept(self, message: Kept) -> None:
         pass
 
-    def named(self) -> Iterable[Name]:
+    def names(self) -> Iterable[Name]:
         return ()
 
 
@@ -92,7 +95,7 @@ class Gateway:
         self._suspending: dict[int, asyncio.Future[Suspended]] = {}
         self._drained: asyncio.Future[list[str]] | None = None
         self._lost: ApiError | None = None
-        self._quiet = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def bind(self, send: Send) -> Self:
         """Connect to the ring: messages leave through `send`. Returns itself, as the relay wants its actor made."""
@@ -119,7 +122,7 @@ class Gateway:
                 if (asked := self._suspending.pop(message.ticket, None)) is not None and not asked.done():
                     asked.set_result(message)
             case Kept():
-                self.sessions.kept(message)
+                self.sessions.on_kept(message)
             case Drained():
                 if self._drained is not None and not self._drained.done():
                     self._drained.set_result(message.astray)
@@ -136,10 +139,10 @@ class Gateway:
 
     # For handlers
 
-    def submit(self, requests: Sequence[Request], call: Call | None = None) -> Generation:
+    def submit(self, requests: Sequence[Request], call: RequestContext | None = None) -> Generation:
         """Send these into the ring, as part of the call's trace. Raises 400 for an id in use, 503 while draining."""
         if self.draining:
-            raise errors.unavailable("the server is shutting down", "draining")
+            raise errors.draining()
         if call is not None:
             requests = [replace(request, trace=call.trace.trace_id) for request in requests]
         ids = [request.id for request in requests]
@@ -189,7 +192,10 @@ class Gateway:
             self._flushes.pop(ticket, None)
 
     def name(self, session: str, salt: str, tokens: Tokens) -> None:
-        """The session is open, and goes on from `tokens`. Before there is a ring this is left to `name_all`."""
+        """Ask the cache to put the session's name on the deepest state at or below the end of `tokens`.
+
+        Does nothing before there is a ring; `name_all` does it then.
+        """
         if self._send is not None:
             self._post("cache", Name(session, salt, tokens))
 
@@ -200,7 +206,7 @@ class Gateway:
 
     def name_all(self) -> None:
         """The ring is new, and knows no session."""
-        for name in self.sessions.named():
+        for name in self.sessions.names():
             self._post("cache", name)
 
     async def suspend(self, session: str) -> Suspended:
@@ -213,24 +219,24 @@ class Gateway:
         finally:
             self._suspending.pop(ticket, None)
 
-    async def drain(self, patience: float, grace: float = 10.0) -> list[str]:
-        """Refuse new requests, give open ones `patience` seconds, tell the rest 503; then send Drain around the ring.
+    async def drain(self, timeout_s: float, grace_s: float = 10.0) -> list[str]:
+        """Refuse new requests, give open ones `timeout_s` seconds, tell the rest 503; then send Drain around the ring.
 
-        Returns what was not home at the end. Raises TimeoutError if the ring does not answer within `grace` seconds,
+        Returns what was not home at the end. Raises TimeoutError if the ring does not answer within `grace_s` seconds,
         ApiError if it is lost.
         """
         self.draining = True
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout_s):
                 while self._open:
-                    self._quiet.clear()
-                    await self._quiet.wait()
+                    self._changed.clear()
+                    await self._changed.wait()
         except TimeoutError:
-            self.fail_all(errors.unavailable("the server is shutting down", "draining"))
-        async with asyncio.timeout(grace):
+            self.fail_all(errors.draining())
+        async with asyncio.timeout(grace_s):
             while self._open or self._abandoned:
-                self._quiet.clear()
-                await self._quiet.wait()
+                self._changed.clear()
+                await self._changed.wait()
             if self._lost is not None:
                 raise self._lost
             self._drained = asyncio.get_running_loop().create_future()
@@ -242,7 +248,7 @@ class Gateway:
         self.draining, self._lost = True, error
         self.fail_all(error)
         self._abandoned.clear()
-        self._quiet.set()
+        self._changed.set()
         if self._drained is not None and not self._drained.done():
             self._drained.set_exception(error)
 
@@ -259,7 +265,7 @@ class Gateway:
 
     def _post(self, to: Literal["scheduler", "cache"], message: Message) -> None:
         if self._send is None:
-            raise errors.unavailable("the model is loading", "loading")
+            raise errors.loading()
         self._send(to, message)
 
     def _abort(self, ids: Iterable[str]) -> None:
@@ -270,7 +276,7 @@ class Gateway:
     def _resubmit(self) -> None:
         """The unit was made anew, with an empty tree: whatever the old one owed is asked for again, or is done."""
         self._abandoned.clear()
-        self._quiet.set()
+        self._changed.set()
         for flush in self._flushes.values():
             if not flush.done():
                 flush.set_result(None)
@@ -294,8 +300,8 @@ class Gateway:
                 self._last_word(output.request)
             return
         now = self.clock()
-        if member.admitted is None and not output.tokens and output.finish_reason is None:
-            member.admitted = now  # An output without tokens says just that.
+        if member.admitted_at is None and not output.tokens and output.finish_reason is None:
+            member.admitted_at = now  # An output without tokens says just that.
         if output.completion_tokens > member.completion_tokens:
             self._time_tokens(member, now, output.completion_tokens - member.completion_tokens)
         first = member.first = member.first or output
@@ -320,12 +326,12 @@ class Gateway:
         member.generation.wake()
 
     def _time_tokens(self, member: Member, now: float, new: int) -> None:
-        if member.last_token is None:
-            member.first_token = now
-            self._observer.first_tokens(now - member.submitted, new)
+        if member.last_token_at is None:
+            member.first_token_at = now
+            self._observer.first_tokens(now - member.submitted_at, new)
         else:
-            self._observer.tokens((now - member.last_token) / new, new)
-        member.last_token = now
+            self._observer.tokens((now - member.last_token_at) / new, new)
+        member.last_token_at = now
 
     def _ended(self, ended: Ended) -> None:
         member = self._open.get(ended.request)
@@ -345,7 +351,7 @@ class Gateway:
     def _last_word(self, id: str) -> None:
         self._open.pop(id, None)
         self._abandoned.discard(id)
-        self._quiet.set()
+        self._changed.set()
 
 
 def refusal(ended: Ended, timeout: float) -> ApiError:

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from actors import tokens
 from actors.requests import Request, Sampling, Stops
 from api import errors
-from api.generation.engine import Engine
 from api.generation.fields import SamplingParams
+from api.generation.served_model import ServedModel
 
 T = TypeVar("T")
 
@@ -31,22 +31,22 @@ class Prompt:
     message_ends: tuple[int, ...] = ()
 
 
-def build_request(engine: Engine, id: str, prompt: Prompt, params: SamplingParams) -> Request:
+def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingParams) -> Request:
     """The ring's request. Raises ApiError 400 naming the field.
 
     max_tokens is cut to what the model's length leaves; None asks for all of that, and 0 for one token, which the
     endpoint drops (scoring a prompt needs a step).
     """
-    room = engine.max_model_len - len(prompt.tokens)
+    room = model.max_model_len - len(prompt.tokens)
     if not prompt.tokens:
         raise errors.bad_request("the prompt is empty", params.name("prompt"), "empty_prompt")
     if room < 1:
         message = (
             f"the prompt has {len(prompt.tokens)} tokens; with at least one of the answer it must fit into "
-            f"{engine.max_model_len}"
+            f"{model.max_model_len}"
         )
         raise errors.bad_request(message, params.name("prompt"), "context_length_exceeded")
-    check_ids(engine, prompt.tokens, params.name("prompt"))
+    check_ids(model, prompt.tokens, params.name("prompt"))
     start = params.prompt_logprobs_from
     if start is not None and start > len(prompt.tokens):
         message = f"it starts at {start}, beyond the prompt's {len(prompt.tokens)} tokens"
@@ -55,8 +55,8 @@ def build_request(engine: Engine, id: str, prompt: Prompt, params: SamplingParam
         id=id,
         tokens=tokens.pack(prompt.tokens),
         prompt_len=len(prompt.tokens),
-        sampling=sampling(engine, params),
-        stops=stops(engine, params, room),
+        sampling=sampling(model, params),
+        stops=stops(model, params, room),
         priority=params.priority,
         salt=params.salt,
         message_ends=prompt.message_ends,
@@ -66,43 +66,43 @@ def build_request(engine: Engine, id: str, prompt: Prompt, params: SamplingParam
     )
 
 
-def sampling(engine: Engine, params: SamplingParams) -> Sampling:
+def sampling(model: ServedModel, params: SamplingParams) -> Sampling:
     """Each field of the ring's by its name: the client's value, else the model's default, else Sampling's own."""
     names = set(Sampling.__struct_fields__)
-    defaults = {name: float(value) for name, value in engine.text.generation_defaults.items() if name in names}
+    defaults = {name: float(value) for name, value in model.text.generation_defaults.items() if name in names}
     given = {name: value for name in names if (value := getattr(params, name)) is not None}
     chosen = Sampling(**defaults | given)
     return replace(
         chosen,
         temperature=chosen.temperature if chosen.temperature >= GREEDY_BELOW else 0.0,
         top_k=max(0, int(chosen.top_k)),
-        logit_bias=biases(engine, params),
+        logit_bias=biases(model, params),
         seed=(secrets.randbits(63) if params.seed is None else params.seed) % SEEDS,
     )
 
 
-def biases(engine: Engine, params: SamplingParams) -> dict[int, float]:
+def biases(model: ServedModel, params: SamplingParams) -> dict[int, float]:
     name = params.name("logit_bias")
     result = {}
     for key, bias in params.logit_bias.items():
-        if not (key.isascii() and key.isdigit() and int(key[:19]) < engine.vocab_size):
-            raise errors.bad_request(f"{key!r} is not a token id below {engine.vocab_size}", name, "invalid_value")
+        if not (key.isascii() and key.isdigit() and int(key[:19]) < model.vocab_size):
+            raise errors.bad_request(f"{key!r} is not a token id below {model.vocab_size}", name, "invalid_value")
         result[int(key)] = bias
     return result
 
 
-def stops(engine: Engine, params: SamplingParams, room: int) -> Stops:
+def stops(model: ServedModel, params: SamplingParams, room: int) -> Stops:
     asked = params.max_tokens
     if asked is not None and params.min_tokens > asked:
         message = f"{params.min_tokens} is more than {params.name('max_tokens')}, {asked}"
         raise errors.bad_request(message, params.name("min_tokens"), "invalid_value")
-    limit = min(room, max(asked if asked is not None else default_length(engine, room), 1))
+    limit = min(room, max(asked if asked is not None else default_length(model, room), 1))
     strings = (params.stop,) if isinstance(params.stop, str) else tuple(params.stop)
     if "" in strings or len(strings) > MAX_STOPS:
         message = "a stop string cannot be empty" if "" in strings else f"at most {MAX_STOPS} stop strings"
         raise errors.bad_request(message, params.name("stop"), "invalid_value")
-    check_ids(engine, params.stop_token_ids, params.name("stop_token_ids"))
-    ends = () if params.ignore_eos else tuple(id for id in engine.text.eos_ids if id < engine.vocab_size)
+    check_ids(model, params.stop_token_ids, params.name("stop_token_ids"))
+    ends = () if params.ignore_eos else tuple(id for id in model.text.eos_ids if id < model.vocab_size)
     return Stops(
         max_tokens=limit,
         min_tokens=min(params.min_tokens, limit),
@@ -112,16 +112,16 @@ def stops(engine: Engine, params: SamplingParams, room: int) -> Stops:
     )
 
 
-def default_length(engine: Engine, room: int) -> int:
+def default_length(model: ServedModel, room: int) -> int:
     """What the model's generation_config says, else all that is left."""
-    return int(engine.text.generation_defaults.get("max_new_tokens", room))
+    return int(model.text.generation_defaults.get("max_new_tokens", room))
 
 
-def check_ids(engine: Engine, ids: Sequence[int], field: str) -> None:
+def check_ids(model: ServedModel, ids: Sequence[int], field: str) -> None:
     """Raise ApiError 400 unless all are token ids of the model."""
-    if ids and not (min(ids) >= 0 and max(ids) < engine.vocab_size):
-        wrong = next(i for i in ids if not 0 <= i < engine.vocab_size)
-        raise errors.bad_request(f"{wrong} is not a token id below {engine.vocab_size}", field, "invalid_value")
+    if ids and not (min(ids) >= 0 and max(ids) < model.vocab_size):
+        wrong = next(i for i in ids if not 0 <= i < model.vocab_size)
+        raise errors.bad_request(f"{wrong} is not a token id below {model.vocab_size}", field, "invalid_value")
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
@@ -129,6 +129,6 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
     return work() if size <= THREAD_ABOVE else await asyncio.to_thread(work)
 
 
-async def encode(engine: Engine, text: str, add_special_tokens: bool = True) -> Prompt:
-    ids = await off_loop(len(text), lambda: engine.text.encode(text, add_special_tokens=add_special_tokens))
+async def encode(model: ServedModel, text: str, add_special_tokens: bool = True) -> Prompt:
+    ids = await off_loop(len(text), lambda: model.text.encode(text, add_special_tokens=add_special_tokens))
     return Prompt(ids, text)

@@ -12,10 +12,10 @@ from api import errors
 from api.exchange import answer_json, new_id, submit
 from api.generation.answers import Usage, collect, finite, token_text, usage
 from api.generation.chat_prompt import read_messages, render
-from api.generation.engine import Engine, Text
 from api.generation.fields import Choices, RequestFields, Salt, TopLogprobs, request_params, seed_of
-from api.generation.reader import Generation
+from api.generation.outputs import Generation
 from api.generation.request_builder import build_request
+from api.generation.served_model import ServedModel, Text
 from api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions
 from api.parsing import convert, read_object
 from api.server import SERVER, Server
@@ -43,7 +43,7 @@ class TopLogprob(Struct):
     bytes: list[int] | None
 
 
-class TokenInfo(Struct):
+class ChatTokenLogprob(Struct):
     token: str
     logprob: float
     bytes: list[int] | None
@@ -51,7 +51,7 @@ class TokenInfo(Struct):
 
 
 class ChoiceLogprobs(Struct):
-    content: list[TokenInfo]
+    content: list[ChatTokenLogprob]
     refusal: None = None
 
 
@@ -106,19 +106,19 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await read_object(request)
     server.ready()
     asked = convert(body, ChatRequest, IGNORED, UNSUPPORTED)
-    engine = server.ready(asked.model)
+    model = server.ready(asked.model)
     id = new_id("chatcmpl")
-    requests = await chat_requests(engine, asked, id)
+    requests = await chat_requests(model, asked, id)
     with submit(request, requests) as generation:
         if asked.stream:
-            encoder = ChatEncoder(id, server, engine.text, asked, generation)
+            encoder = ChatEncoder(id, server, model.text, asked, generation)
             return await stream(request, generation, encoder, server.config.ping_interval)
         answers = await collect(generation)
         choices = [
             ChatChoice(
                 index=index,
                 message=ChatMessage("assistant", answer.text),
-                logprobs=describe(engine.text, answer.logprobs) if asked.logprobs else None,
+                logprobs=choice_logprobs(model.text, answer.logprobs) if asked.logprobs else None,
                 finish_reason=answer.finish_reason,
                 stop_reason=answer.stop_reason,
             )
@@ -130,16 +130,16 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         )
 
 
-async def chat_requests(engine: Engine, asked: ChatRequest, id: str) -> list[Request]:
+async def chat_requests(model: ServedModel, asked: ChatRequest, id: str) -> list[Request]:
     """The ring's requests, one a choice."""
     messages = read_messages(asked.messages)
-    prompt = await render(engine, messages, asked.add_generation_prompt, asked.chat_template_kwargs)
+    prompt = await render(model, messages, asked.add_generation_prompt, asked.chat_template_kwargs)
     if asked.top_logprobs and not asked.logprobs:
         raise errors.bad_request("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
     limit = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     return [
         build_request(
-            engine,
+            model,
             id if asked.n == 1 else f"{id}_{index}",
             prompt,
             request_params(
@@ -155,18 +155,18 @@ async def chat_requests(engine: Engine, asked: ChatRequest, id: str) -> list[Req
     ]
 
 
-def describe(text: Text, items: Sequence[TokenLogprob]) -> ChoiceLogprobs:
-    return ChoiceLogprobs([token_info(text, item) for item in items])
+def choice_logprobs(text: Text, items: Sequence[TokenLogprob]) -> ChoiceLogprobs:
+    return ChoiceLogprobs([token_logprob(text, item) for item in items])
 
 
-def token_info(text: Text, item: TokenLogprob) -> TokenInfo:
+def token_logprob(text: Text, item: TokenLogprob) -> ChatTokenLogprob:
     shown = token_text(text, item.token)
     top = []
     for id, logprob in item.top:
         alternative = token_text(text, id)
         top.append(TopLogprob(alternative, finite(logprob), utf8(alternative)))
     logprob = finite(item.logprob) if item.logprob is not None else 0.0
-    return TokenInfo(shown, logprob, utf8(shown), top)
+    return ChatTokenLogprob(shown, logprob, utf8(shown), top)
 
 
 def utf8(token: str) -> list[int] | None:
@@ -193,7 +193,7 @@ class ChatEncoder:
 
     def delta(self, index: int, output: Output) -> list[ChatChunk]:
         chunks = []
-        logprobs = describe(self._text, output.logprobs) if self._asked.logprobs and output.logprobs else None
+        logprobs = choice_logprobs(self._text, output.logprobs) if self._asked.logprobs and output.logprobs else None
         if output.text or logprobs:
             chunks.append(self._chunk(ChunkChoice(index, ChatDelta(content=output.text), logprobs)))
         if output.finish_reason is not None:

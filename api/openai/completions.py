@@ -10,11 +10,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from actors.requests import Output, Request, TokenLogprob
 from api import errors
 from api.exchange import answer_json, new_id, submit
-from api.generation.answers import Answer, Usage, collect, cut_to_prompt, finite, token_text, usage
-from api.generation.engine import Engine, Text
+from api.generation.answers import Answer, Usage, collect, drop_output, finite, token_text, usage
 from api.generation.fields import Choices, Count, RequestFields, Salt, TopLogprobs, request_params, seed_of
-from api.generation.reader import Generation
+from api.generation.outputs import Generation
 from api.generation.request_builder import Prompt, build_request, encode
+from api.generation.served_model import ServedModel, Text
 from api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions
 from api.parsing import convert, read_object
 from api.server import SERVER, Server
@@ -74,19 +74,19 @@ async def completions(request: web.Request) -> web.StreamResponse:
     body = await read_object(request)
     server.ready()
     asked = convert(body, CompletionRequest, IGNORED, UNSUPPORTED)
-    engine = server.ready(asked.model)
+    model = server.ready(asked.model)
     check(asked)
     id = new_id("cmpl")
-    prompts = await read_prompts(engine, asked)
-    requests = completion_requests(engine, asked, prompts, id)
+    prompts = await read_prompts(model, asked)
+    requests = completion_requests(model, asked, prompts, id)
     with submit(request, requests) as generation:
-        writer = ChoiceWriter(engine.text, asked, prompts)
+        writer = ChoiceWriter(model.text, asked, prompts)
         if asked.stream:
             encoder = CompletionEncoder(id, server, asked, writer, generation)
             return await stream(request, generation, encoder, server.config.ping_interval)
         answers = await collect(generation)
         if asked.scoring:
-            cut_to_prompt(answers)
+            drop_output(answers)
         choices = [writer.whole(index, answer) for index, answer in enumerate(answers)]
         total = usage(generation, asked.n, asked.scoring)
         return answer_json(Completion(id=id, created=int(time.time()), model=server.name, choices=choices, usage=total))
@@ -100,13 +100,13 @@ def check(asked: CompletionRequest) -> None:
         raise errors.bad_request("0 needs echo: true", "max_tokens", "invalid_value")
 
 
-async def read_prompts(engine: Engine, asked: CompletionRequest) -> list[Prompt]:
+async def read_prompts(model: ServedModel, asked: CompletionRequest) -> list[Prompt]:
     """One prompt or several, as strings or as lists of tokens."""
     prompt = asked.prompt
     if isinstance(prompt, str):
-        return [await encode(engine, prompt, asked.add_special_tokens)]
+        return [await encode(model, prompt, asked.add_special_tokens)]
     if all(isinstance(item, str) for item in prompt):
-        return [await encode(engine, item, asked.add_special_tokens) for item in prompt]
+        return [await encode(model, item, asked.add_special_tokens) for item in prompt]
     if is_tokens(prompt):
         return [Prompt(prompt)]
     if all(isinstance(item, list) and is_tokens(item) for item in prompt):
@@ -119,12 +119,14 @@ def is_tokens(items: list[Any]) -> bool:
     return all(type(item) is int for item in items)
 
 
-def completion_requests(engine: Engine, asked: CompletionRequest, prompts: Sequence[Prompt], id: str) -> list[Request]:
+def completion_requests(
+    model: ServedModel, asked: CompletionRequest, prompts: Sequence[Prompt], id: str
+) -> list[Request]:
     """The ring's requests: n for the first prompt, n for the second, …"""
     single = len(prompts) * asked.n == 1
     return [
         build_request(
-            engine,
+            model,
             id if single else f"{id}_{position * asked.n + index}",
             prompt,
             request_params(

@@ -3,10 +3,9 @@
 from typing import Any
 
 from api import errors
-from api.errors import ApiError
 from api.responses.request import ResponseRequest
 from api.responses.store import ResponseStore, StoredResponse, chain, no_previous
-from api.sessions.log import conversation as messages_up_to
+from api.sessions.log import chat_messages
 from api.sessions.session import OpenTurn
 from api.sessions.store import SessionStore
 
@@ -17,18 +16,21 @@ def open_turn(sessions: SessionStore, owner: bytes, asked: ResponseRequest, id: 
         return None
     session = sessions.find(owner, asked.session)
     if session is None:
-        raise no_conversation(asked.session)
+        raise errors.unknown_session(asked.session, "conversation")
     session.check_idle()
     session.check_after(asked.after)
     turn = session.begin(id)
-    turn.feeds_only = not asked.generate
+    turn.prefill_only = not asked.generate
     return turn
 
 
 def find_previous(
     responses: ResponseStore, owner: bytes, id: str | None, latest: StoredResponse | None
 ) -> StoredResponse | None:
-    """latest: one that may be gone on from although it is not stored. Raises 400."""
+    """The response that `id` names; None without an id. Raises 400 if it is unknown or still runs.
+
+    latest: one that may be gone on from although it is not stored.
+    """
     if id is None:
         return None
     previous = latest if latest is not None and latest.id == id else responses.find(owner, id)
@@ -40,7 +42,7 @@ def find_previous(
     return previous
 
 
-def conversation(last: StoredResponse | None) -> list[dict[str, Any]]:
+def chain_messages(last: StoredResponse | None) -> list[dict[str, Any]]:
     """The messages up to `last` and its answer. Instructions are not handed on. Raises 400."""
     responses = chain(last)
     messages: list[dict[str, Any]] = []
@@ -49,11 +51,7 @@ def conversation(last: StoredResponse | None) -> list[dict[str, Any]]:
         if first.turn is None:
             message = f"response {first.id!r} left no turn in its conversation"
             raise errors.bad_request(message, "previous_response_id", "previous_response_not_found")
-        messages = messages_up_to(first.turn)
+        messages = chat_messages(first.turn)
     for response in responses:
         messages += response.said
     return messages
-
-
-def no_conversation(id: str) -> ApiError:
-    return ApiError(404, f"there is no session {id!r}", "not_found_error", "conversation", "session_not_found")

@@ -12,10 +12,10 @@ import msgspec
 from actors.requests import Output
 from api import errors
 from api.errors import ApiError
-from api.generation.reader import Member
+from api.generation.outputs import Member
 
 Event: TypeAlias = dict[str, Any]
-Describe: TypeAlias = Callable[[Output], list[msgspec.Raw]]
+DescribeLogprobs: TypeAlias = Callable[[Output], list[msgspec.Raw]]
 QUEUED = ("response.created", "response.queued")
 ITEM_ADDED = ("response.output_item.added", "response.content_part.added")
 ITEM_DONE = ("response.output_text.done", "response.content_part.done", "response.output_item.done")
@@ -34,26 +34,28 @@ class Transcript:
     """What has come of one response. Events are not kept but made from it, as often as they are read.
 
     A delta is the text between two marks. A mark is set when the first reader comes so far: who reads slowly gets fewer
-    and longer deltas, and who reads again gets the same. body: the object, always up to date. describe: an
-    output's log probabilities as clients see them, if they are wanted. feeds_only: what the model says is not wanted.
+    and longer deltas, and who reads again gets the same. body: the object, always up to date. logprobs_of: an
+    output's log probabilities as clients see them, if they are wanted. prefill_only: what the model says is not wanted.
     """
 
-    def __init__(self, body: dict[str, Any], describe: Describe | None = None, feeds_only: bool = False) -> None:
+    def __init__(
+        self, body: dict[str, Any], logprobs_of: DescribeLogprobs | None = None, prefill_only: bool = False
+    ) -> None:
         self.body = body
         self.over = False
         self.changed = asyncio.Event()
-        self.feeds_only = feeds_only
-        self._describe = describe
+        self.prefill_only = prefill_only
+        self._logprobs_of = logprobs_of
         self._text: str | None = None
         self._written = io.StringIO()
         self._length = 0
-        self._infos: list[msgspec.Raw] = []
+        self._logprobs: list[msgspec.Raw] = []
         self._marks = array("Q")
-        self._info_marks = array("Q")
+        self._logprob_marks = array("Q")
         self._finish_reason: str | None = None
         started = (*QUEUED, "response.in_progress") if body["background"] else (QUEUED[0], "response.in_progress")
-        self._first = (*started, *(() if feeds_only else ITEM_ADDED))
-        self._last = () if feeds_only else ITEM_DONE
+        self._first = (*started, *(() if prefill_only else ITEM_ADDED))
+        self._last = () if prefill_only else ITEM_DONE
         self._item_id = item_id(body["id"])
         self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
@@ -71,18 +73,18 @@ class Transcript:
     @property
     def size(self) -> int:
         """Bytes of the body as JSON, and of the marks."""
-        return len(msgspec.json.encode(self.body)) + 8 * (len(self._marks) + len(self._info_marks))
+        return len(msgspec.json.encode(self.body)) + 8 * (len(self._marks) + len(self._logprob_marks))
 
     def add(self, output: Output) -> None:
         if self.body["status"] == "queued":
             self.body["status"] = "in_progress"
         self._finish_reason = output.finish_reason
-        if not self.feeds_only:
+        if not self.prefill_only:
             self._written.seek(self._length)
             self._written.write(output.text)
             self._length += len(output.text)
-            if self._describe is not None:
-                self._infos += self._describe(output)
+            if self._logprobs_of is not None:
+                self._logprobs += self._logprobs_of(output)
         self.changed.set()
 
     def finish(self, status: str, member: Member, error: ApiError | None = None) -> None:
@@ -90,14 +92,14 @@ class Transcript:
         self.over = True
         self._text = self._written.getvalue()
         self._written.close()
-        generated = 0 if self.feeds_only else member.completion_tokens
+        generated = 0 if self.prefill_only else member.completion_tokens
         self.body.update(
             {
                 "status": status,
                 "completed_at": int(time.time()) if status == "completed" else None,
                 "error": {"code": error.code or error.type, "message": error.message} if error is not None else None,
                 "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-                "output": [] if self.feeds_only else [self._whole()],
+                "output": [] if self.prefill_only else [self._whole()],
                 "usage": {
                     "input_tokens": member.prompt_tokens,
                     "input_tokens_details": {"cached_tokens": member.cached_tokens, "cache_write_tokens": 0},
@@ -118,11 +120,11 @@ class Transcript:
     def _mark(self) -> None:
         """What has come since the last delta is the next."""
         at = self._marks[-1] if self._marks else 0
-        infos_at = self._info_marks[-1] if self._info_marks else 0
-        if not self.over and (self._length > at or len(self._infos) > infos_at):
+        logprobs_at = self._logprob_marks[-1] if self._logprob_marks else 0
+        if not self.over and (self._length > at or len(self._logprobs) > logprobs_at):
             self._marks.append(self._length)
-            if self._describe is not None:
-                self._info_marks.append(len(self._infos))
+            if self._logprobs_of is not None:
+                self._logprob_marks.append(len(self._logprobs))
 
     def _event(self, number: int) -> Event:
         delta = number - len(self._first)
@@ -155,31 +157,31 @@ class Transcript:
         else:
             self._written.seek(begin)
             text = self._written.read(self._marks[index] - begin)
-        infos: list[msgspec.Raw] = []
-        if self._describe is not None:
-            infos = self._infos[self._info_marks[index - 1] if index else 0 : self._info_marks[index]]
-        return {**self._place, "delta": text, "logprobs": infos}
+        logprobs: list[msgspec.Raw] = []
+        if self._logprobs_of is not None:
+            logprobs = self._logprobs[self._logprob_marks[index - 1] if index else 0 : self._logprob_marks[index]]
+        return {**self._place, "delta": text, "logprobs": logprobs}
 
     def _closing(self, kind: str) -> dict[str, Any]:
         match kind:
             case "response.output_text.done":
-                return {**self._place, "text": self.text, "logprobs": self._infos}
+                return {**self._place, "text": self.text, "logprobs": self._logprobs}
             case "response.content_part.done":
-                return {**self._place, "part": self._part(self.text, self._infos)}
+                return {**self._place, "part": self._part(self.text, self._logprobs)}
         return {"output_index": 0, "item": self._whole()}
 
     def _whole(self) -> dict[str, Any]:
         status = "completed" if self._finish_reason == "stop" else "incomplete"
-        return self._item(status, [self._part(self.text, self._infos)])
+        return self._item(status, [self._part(self.text, self._logprobs)])
 
     def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
-    def _part(self, text: str, infos: list[msgspec.Raw]) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": infos}
+    def _part(self, text: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-class Reader:
+class EventCursor:
     """One client's place in the events of a response. after: the last one that it has. Raises 400."""
 
     def __init__(self, transcript: Transcript, after: int = -1) -> None:
@@ -209,5 +211,5 @@ class Reader:
 
 
 def item_id(response: str) -> str:
-    """Of the response's output."""
+    """The id of the output message of a response or a turn, made from the id of that."""
     return "msg-" + response.partition("-")[2]

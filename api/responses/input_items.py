@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from api import errors
+from api.parsing import read_number
 from api.responses.events import item_id
 from api.responses.store import StoredResponse, chain
 from api.sessions.log import turns
 
 Item: TypeAlias = dict[str, Any]
 MAX_LIMIT = 100
-MAX_DIGITS = 10
 DEFAULT = 20
 
 
@@ -34,10 +34,11 @@ def list_items(response: StoredResponse, query: Mapping[str, str]) -> dict[str, 
 
 
 def read_limit(query: Mapping[str, str]) -> int:
-    limit = query.get("limit", str(DEFAULT))
-    if not (limit.isascii() and limit.isdigit() and len(limit) <= MAX_DIGITS and 1 <= int(limit) <= MAX_LIMIT):
-        raise errors.bad_request(f"limit must be a number from 1 to {MAX_LIMIT}", "limit", "invalid_value")
-    return int(limit)
+    what = f"a number from 1 to {MAX_LIMIT}"
+    limit = read_number(query, "limit", what)
+    if limit is not None and not 1 <= limit <= MAX_LIMIT:
+        raise errors.bad_request(f"limit must be {what}", "limit", "invalid_value")
+    return DEFAULT if limit is None else limit
 
 
 def read_start(items: Sequence[Item], query: Mapping[str, str]) -> int:
@@ -56,7 +57,7 @@ def input_items(response: StoredResponse) -> list[Item]:
     first = earlier[0]
     items = [item for turn in turns(first.base) for item in said(turn.request, turn.messages or (), turn.answer)]
     for previous in earlier[:-1]:
-        answer = None if previous.transcript.feeds_only else previous.transcript.text
+        answer = None if previous.transcript.prefill_only else previous.transcript.text
         items += said(previous.id, previous.messages, answer)
     return items + said(response.id, response.messages, None)
 

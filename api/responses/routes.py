@@ -5,8 +5,8 @@ from aiohttp import web
 
 from api import errors
 from api.exchange import GENERATION, STREAM_ERROR, answer_json, answer_with_error
-from api.parsing import read_object
-from api.responses.events import Event, Reader
+from api.parsing import read_number, read_object
+from api.responses.events import Event, EventCursor
 from api.responses.input_items import list_items
 from api.responses.request import read_request
 from api.responses.start import start_response
@@ -17,8 +17,6 @@ from api.sse import HEADERS, PING, EventWriter
 
 routes = web.RouteTableDef()
 
-MAX_DIGITS = 10
-
 
 @routes.post("/v1/responses")
 async def create_response(request: web.Request) -> web.StreamResponse:
@@ -26,12 +24,12 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     body = await read_object(request)
     server.ready()
     asked = read_request(body)
-    with await start_response(request, asked, accounted=not asked.background) as run:
+    with await start_response(request, asked, caller_records=not asked.background) as run:
         if not asked.background:
             request[GENERATION] = run.generation
         if asked.stream:
             if not asked.background:
-                await run.begun(server.config.ping_interval)
+                await run.wait_begun(server.config.ping_interval)
             return await stream(request, run.response)
         if asked.background:
             return answer_json(run.response.body)
@@ -43,7 +41,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
 
 async def stream(request: web.Request, stored: StoredResponse, after: int = -1) -> web.StreamResponse:
     """Answer with the events of `stored` behind number `after`. Raises 400."""
-    reader = Reader(stored.transcript, after)
+    reader = EventCursor(stored.transcript, after)
     response = web.StreamResponse(headers=HEADERS)
     await response.prepare(request)
     writer = EventWriter(request, response)
@@ -58,14 +56,12 @@ async def stream(request: web.Request, stored: StoredResponse, after: int = -1) 
 async def get_response(request: web.Request) -> web.StreamResponse:
     """With ?stream=true its events, those of the past too, and after `starting_after` only."""
     response = find(request)
-    after = request.query.get("starting_after")
     if request.query.get("stream") != "true":
-        if after is not None:
+        if "starting_after" in request.query:
             raise errors.bad_request("starting_after needs stream=true", "starting_after", "invalid_value")
         return answer_json(response.body)
-    if after is not None and not (after.isascii() and after.isdigit() and len(after) <= MAX_DIGITS):
-        raise errors.bad_request("starting_after must be the number of an event", "starting_after", "invalid_value")
-    return await stream(request, response, int(after) if after is not None else -1)
+    after = read_number(request.query, "starting_after", "the number of an event")
+    return await stream(request, response, after if after is not None else -1)
 
 
 @routes.get("/v1/responses/{response}/input_items")

@@ -10,7 +10,7 @@ from actors.requests import Output
 from api import errors
 from api.errors import ApiError
 from api.generation.answers import summary
-from api.generation.reader import Generation
+from api.generation.outputs import Generation
 from api.responses.events import Transcript
 from api.responses.store import ResponseStore, StoredResponse
 from api.server import Server
@@ -58,7 +58,7 @@ class ResponseRun:
     def transcript(self) -> Transcript:
         return self.response.transcript
 
-    async def begun(self, wait: float | None = None) -> None:
+    async def wait_begun(self, wait: float | None = None) -> None:
         """Until the ring has said something, or `wait` seconds. Raises ApiError if the response has failed by then."""
         try:
             async with asyncio.timeout(wait):
@@ -80,7 +80,7 @@ class ResponseRun:
         """The answer is there, but the turn that it is did not come to the disk."""
         return self.error is not None and self.error.code == NOT_SAVED
 
-    async def carry(self) -> None:
+    async def run_to_end(self) -> None:
         """The task of the response."""
         try:
             with self.generation:
@@ -117,10 +117,10 @@ class ResponseRun:
         response.measure()
         if refused(self.generation) and not response.body["background"]:
             self._responses.delete(self._owner, response.id)
-        self._responses.ended(self._owner, response)
+        self._responses.mark_ended(self._owner, response)
         if self._log is not None:
             error = self.error
-            self._server.ended(self.generation, (error.code or str(error.status)) if error is not None else None)
+            self._server.record_end(self.generation, (error.code or str(error.status)) if error is not None else None)
             self._log.info("response", response=response.id, **summary(self.generation))
         response.finished.set()
         self._said.set()
@@ -131,14 +131,14 @@ class ResponseRun:
             turn = self.response.turn = self._turn.settled
             self.response.body["turn"] = turn.number if turn is not None else None
             if self.error is not None and turn is not None:
-                self.error = errors.kept(self.error)
+                self.error = errors.not_retryable(self.error)
 
     def _status(self) -> str:
         if self.error is not None:
             return "cancelled" if self.error.status == errors.CLIENT_LEFT else "failed"
         [member] = self.generation.members
         status = ENDS.get(member.finish_reason or "", "cancelled")
-        return "completed" if self.transcript.feeds_only and status == "incomplete" else status
+        return "completed" if self.transcript.prefill_only and status == "incomplete" else status
 
 
 async def failure(work: Awaitable[None]) -> ApiError | None:

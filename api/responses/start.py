@@ -11,13 +11,13 @@ from aiohttp import web
 
 from actors.requests import Output, Request
 from api import errors
-from api.exchange import REQUEST_ID, call_of, new_id
+from api.exchange import REQUEST_ID, new_id, request_context
 from api.generation.chat_prompt import render
-from api.generation.engine import Engine, Text
-from api.generation.reader import Generation
+from api.generation.outputs import Generation
 from api.generation.request_builder import Prompt, build_request
-from api.openai.chat import describe
-from api.responses.context import conversation, find_previous, no_conversation, open_turn
+from api.generation.served_model import ServedModel, Text
+from api.openai.chat import choice_logprobs
+from api.responses.context import chain_messages, find_previous, open_turn
 from api.responses.events import Transcript
 from api.responses.request import ResponseRequest, params_of, read_input
 from api.responses.run import ResponseRun
@@ -32,15 +32,15 @@ Messages = list[dict[str, Any]]
 
 
 async def start_response(
-    request: web.Request, asked: ResponseRequest, latest: StoredResponse | None = None, accounted: bool = False
+    request: web.Request, asked: ResponseRequest, latest: StoredResponse | None = None, caller_records: bool = False
 ) -> ResponseRun:
-    """latest: a response that may be gone on from although it is not stored. accounted: the caller logs its end.
+    """Render, submit and store a response, and start the task that reads it. Raises 400, 404, 409, 503.
 
-    Raises 400, 404, 409, 503.
+    latest: a response that may be gone on from although it is not stored. caller_records: the caller logs its end.
     """
     server, responses = request.app[SERVER], request.app[RESPONSES]
     owner, id = owner_of(request), new_id("resp")
-    engine = server.ready(asked.model)
+    model = server.ready(asked.model)
     if asked.background and not responses.enabled:
         raise errors.unsupported("background", "needs stored responses: --response-retention is 0")
     previous, messages = find_previous(responses, owner, asked.previous_response_id, latest), read_input(asked)
@@ -48,31 +48,31 @@ async def start_response(
         turn = open_turn(request.app[SESSIONS], owner, asked, id)
         if turn is not None:
             unless_begun.enter_context(turn)
-            prompt = await extend_chat(engine, turn, opening(asked, turn) + messages, asked.chat_template_kwargs)
+            prompt = await extend_chat(model, turn, opening(asked, turn) + messages, asked.chat_template_kwargs)
         else:
-            prompt = await render_chain(engine, asked, previous, messages)
-        built = build_request(engine, id, prompt, params_of(asked, turn.session.salt if turn else asked.cache_salt))
-        generation = submit(request, engine, built, turn)
+            prompt = await render_chain(model, asked, previous, messages)
+        built = build_request(model, id, prompt, params_of(asked, turn.session.salt if turn else asked.cache_salt))
+        generation = submit(request, model, built, turn)
         unless_begun.pop_all()
-    infos = partial(token_infos, engine.text) if asked.logprobs else None
+    logprobs = partial(encoded_logprobs, model.text) if asked.logprobs else None
     body = new_body(server.name, asked, built, turn, store=asked.store and responses.enabled)
-    transcript = Transcript(body, infos, feeds_only=not asked.generate)
+    transcript = Transcript(body, logprobs, prefill_only=not asked.generate)
     response = StoredResponse(id=id, transcript=transcript, previous=previous, messages=messages)
     if turn is not None:
         response.base = turn.base
     if body["store"]:
         responses.put(owner, response)
-    log = None if accounted else structlog.get_logger().bind(id=request[REQUEST_ID])
+    log = None if caller_records else structlog.get_logger().bind(id=request[REQUEST_ID])
     run = ResponseRun(server, responses, owner, response, generation, turn, log)
-    server.carry(run.carry())
+    server.spawn(run.run_to_end())
     return run
 
 
 async def render_chain(
-    engine: Engine, asked: ResponseRequest, previous: StoredResponse | None, messages: Messages
+    model: ServedModel, asked: ResponseRequest, previous: StoredResponse | None, messages: Messages
 ) -> Prompt:
-    whole = instructions(asked) + conversation(previous) + messages
-    return await render(engine, whole, asked.generate, asked.chat_template_kwargs)
+    whole = instructions(asked) + chain_messages(previous) + messages
+    return await render(model, whole, asked.generate, asked.chat_template_kwargs)
 
 
 def instructions(asked: ResponseRequest) -> Messages:
@@ -84,21 +84,21 @@ def opening(asked: ResponseRequest, turn: OpenTurn) -> Messages:
     return instructions(asked) if turn.base is None else []
 
 
-def submit(request: web.Request, engine: Engine, built: Request, turn: OpenTurn | None) -> Generation:
+def submit(request: web.Request, model: ServedModel, built: Request, turn: OpenTurn | None) -> Generation:
     """Raises 400, 404, 503."""
     gateway = request.app[SERVER].gateway
     if turn is None:
-        return gateway.submit([built], call_of(request))
+        return gateway.submit([built], request_context(request))
     if turn.session.closed:
-        raise no_conversation(turn.session.id)
-    generation = gateway.submit([turn.take(built)], call_of(request))
-    turn.sent(generation, engine.text.decode)
+        raise errors.unknown_session(turn.session.id, "conversation")
+    generation = gateway.submit([turn.bind(built)], request_context(request))
+    turn.attach(generation, model.text.decode)
     return generation
 
 
-def token_infos(text: Text, output: Output) -> list[msgspec.Raw]:
+def encoded_logprobs(text: Text, output: Output) -> list[msgspec.Raw]:
     """An output's log probabilities. As JSON they take a fraction of the memory of their objects."""
-    return [msgspec.Raw(msgspec.json.encode(info)) for info in describe(text, output.logprobs).content]
+    return [msgspec.Raw(msgspec.json.encode(item)) for item in choice_logprobs(text, output.logprobs).content]
 
 
 def new_body(

@@ -24,7 +24,7 @@ class StoredResponse:
     """One response, and the chain of those that it goes on from, which it keeps although they may be deleted.
 
     messages: its input, without instructions. base, turn: if it is a turn of a session, the one that it goes on from,
-    and its own once it has ended; they never change, whatever becomes of the session. holders: how many keep it (the
+    and its own once it has ended; they never change, whatever becomes of the session. refcount: how many keep it (the
     store, and responses that go on from it); its size counts while there are any.
     """
 
@@ -36,7 +36,7 @@ class StoredResponse:
     turn: Turn | None = None
     stored: float = 0.0
     size: int = 0
-    holders: int = 0
+    refcount: int = 0
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -55,7 +55,7 @@ class StoredResponse:
     @property
     def said(self) -> list[dict[str, Any]]:
         """Its input and its answer."""
-        if self.transcript.feeds_only:
+        if self.transcript.prefill_only:
             return self.messages
         return [*self.messages, {"role": "assistant", "content": self.transcript.text}]
 
@@ -70,10 +70,11 @@ def chain(last: StoredResponse | None) -> list[StoredResponse]:
 
 
 class ResponseStore:
-    """retention: seconds; with 0 nothing is stored. cap: bytes. The oldest go first; those that run are not dropped.
+    """Stored responses by owner and id. The oldest go first; those that run are not dropped.
 
-    bytes: of the JSON of all that have ended and are stored, or gone on from by such, and of the logs of the turns that
-    these hold, each counted once.
+    retention: seconds for which an ended one is kept; 0 stores none. cap: most `bytes`. At most MAX_RESPONSES that have
+    ended are kept. bytes: the JSON of all that have ended and are stored, or gone on from by such, and the logs of the
+    turns that these hold, each counted once.
     """
 
     def __init__(self, retention: float, cap: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -94,11 +95,14 @@ class ResponseStore:
         return len(self._running)
 
     def put(self, owner: bytes, response: StoredResponse) -> None:
-        """One that runs."""
+        """Store a response that runs. It has no age and does not count in `bytes` until it has ended."""
         self._running[owner, response.id] = response
 
-    def ended(self, owner: bytes, response: StoredResponse) -> None:
-        """From now on it has an age, and counts. Nothing happens if it was not put here, or deleted."""
+    def mark_ended(self, owner: bytes, response: StoredResponse) -> None:
+        """Note that a stored response has ended: from now on it has an age, and counts in `bytes`.
+
+        Does nothing if it was not put here, or was deleted.
+        """
         if self._running.pop((owner, response.id), None) is None:
             return
         response.stored = self._clock()
@@ -134,8 +138,8 @@ class ResponseStore:
     def _hold(self, response: StoredResponse | None) -> None:
         """Count it, and what it goes on from."""
         while response is not None:
-            response.holders += 1
-            if response.holders > 1:
+            response.refcount += 1
+            if response.refcount > 1:
                 return
             self.bytes += response.size
             self._hold_turns(response.turn or response.base)
@@ -143,8 +147,8 @@ class ResponseStore:
 
     def _release(self, response: StoredResponse | None) -> None:
         while response is not None:
-            response.holders -= 1
-            if response.holders > 0:
+            response.refcount -= 1
+            if response.refcount > 0:
                 return
             self.bytes -= response.size
             self._release_turns(response.turn or response.base)

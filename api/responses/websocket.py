@@ -18,7 +18,7 @@ from api.errors import ApiError
 from api.exchange import REQUEST_ID
 from api.generation.fields import Count
 from api.parsing import convert
-from api.responses.events import Event, Reader
+from api.responses.events import Event, EventCursor
 from api.responses.request import read_request
 from api.responses.start import start_response
 from api.responses.store import RESPONSES, StoredResponse
@@ -192,17 +192,17 @@ class Connection:
         with await start_response(self._request, asked, lane.latest) as run:
             lane.running, lane.latest = run.response.id, run.response
             if not asked.background:
-                await run.begun()
-            await self._send_all(stream_id, Reader(run.transcript))
+                await run.wait_begun()
+            await self._send_all(stream_id, EventCursor(run.transcript))
 
     async def _resume(self, stream_id: str | None, lane: Lane, body: dict[str, Any]) -> None:
         asked = convert(body, ResumeRequest)
         response = self._responses.get(self._owner, asked.response_id)
-        reader = Reader(response.transcript, asked.starting_after if asked.starting_after is not None else -1)
+        reader = EventCursor(response.transcript, asked.starting_after if asked.starting_after is not None else -1)
         lane.running, lane.latest = response.id, response
         await self._send_all(stream_id, reader)
 
-    async def _send_all(self, stream_id: str | None, reader: Reader) -> None:
+    async def _send_all(self, stream_id: str | None, reader: EventCursor) -> None:
         while not reader.over:
             for event in await reader.next():
                 await self._send(stream_id, event)

@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from api.config import ConfigError
-from api.sessions.records import Damaged, LogRecord, decode, encode
+from api.sessions.records import DamagedLogError, LogRecord, decode, encode
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SessionFiles:
         for path in sorted(self._logs.glob("*.log")):
             try:
                 yield self._read(path)
-            except (Damaged, OSError) as error:
+            except (DamagedLogError, OSError) as error:
                 self.set_aside(path.stem, str(error))
 
     def append(self, key: str, records: Iterable[LogRecord]) -> int:

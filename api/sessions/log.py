@@ -72,7 +72,7 @@ def history(head: Turn | None) -> Tokens:
     return b"".join(reversed(pieces))
 
 
-def conversation(head: Turn | None) -> list[dict[str, Any]]:
+def chat_messages(head: Turn | None) -> list[dict[str, Any]]:
     """The messages of a chat, the model's answers included."""
     messages: list[dict[str, Any]] = []
     for turn in turns(head):

@@ -19,7 +19,7 @@ VERSION = 1
 FRAME = struct.Struct("<III")
 
 
-class Damaged(Exception):
+class DamagedLogError(Exception):
     """The file cannot be read as a session."""
 
 
@@ -54,13 +54,13 @@ class TurnRecord(Struct, frozen=True, tag="turn"):
     cached_tokens: int
 
 
-class Rewound(Struct, frozen=True, tag="rewind"):
+class RewindRecord(Struct, frozen=True, tag="rewind"):
     """The session stands behind this turn, or at its beginning (0)."""
 
     number: int
 
 
-LogRecord: TypeAlias = SessionHeader | TurnRecord | Rewound
+LogRecord: TypeAlias = SessionHeader | TurnRecord | RewindRecord
 
 
 class Versioned(Struct, tag="session"):
@@ -78,9 +78,9 @@ def record_of(turn: Turn) -> TurnRecord:
 
 
 def turn_of(record: TurnRecord, known: Mapping[int, Turn]) -> Turn:
-    """Raises Damaged if what it went on from is not known."""
+    """Raises DamagedLogError if what it went on from is not known."""
     if record.previous and record.previous not in known:
-        raise Damaged(f"turn {record.number} goes on from {record.previous}, which is not there")
+        raise DamagedLogError(f"turn {record.number} goes on from {record.previous}, which is not there")
     return Turn(previous=known.get(record.previous), **{name: getattr(record, name) for name in COMMON})
 
 
@@ -97,31 +97,34 @@ def frame(payload: bytes) -> bytes:
 def decode(data: bytes) -> tuple[list[LogRecord], int]:
     """The records, and how many bytes of `data` they are: what is behind them was cut off in mid-write.
 
-    Raises Damaged.
+    Raises DamagedLogError.
     """
     payloads, end = split(data)
     if not payloads:
-        raise Damaged("it has no header")
+        raise DamagedLogError("it has no header")
     try:
         version = msgspec.msgpack.decode(payloads[0], type=Versioned).version
         if version != VERSION:
-            raise Damaged(f"it has version {version}, and this server reads {VERSION}")
+            raise DamagedLogError(f"it has version {version}, and this server reads {VERSION}")
         decoder = msgspec.msgpack.Decoder(LogRecord)
         records: Sequence[LogRecord] = [decoder.decode(payload) for payload in payloads]
     except msgspec.MsgspecError as error:
-        raise Damaged(f"a record is wrong: {error}") from None
+        raise DamagedLogError(f"a record is wrong: {error}") from None
     return list(records), end
 
 
 def split(data: bytes) -> tuple[list[bytes], int]:
-    """The payloads up to the first frame that is not whole, and where that begins. Raises Damaged if others follow."""
+    """The payloads up to the first frame that is not whole, and where that begins.
+
+    Raises DamagedLogError if others follow.
+    """
     payloads = []
     view, at = memoryview(data), 0
     while (payload := frame_at(view, at)) is not None:
         payloads.append(bytes(payload))
         at += FRAME.size + len(payload)
     if any(frame_at(view, later) is not None for later in range(at + 1, len(data) - FRAME.size + 1)):
-        raise Damaged(f"the record at byte {at} is damaged")
+        raise DamagedLogError(f"the record at byte {at} is damaged")
     return payloads, at
 
 

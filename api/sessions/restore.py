@@ -8,7 +8,7 @@ import structlog
 from actors.tokens import Tokens
 from api.sessions.files import SessionFiles, StoredLog
 from api.sessions.log import Turn, history
-from api.sessions.records import Damaged, Rewound, SessionHeader, TurnRecord, turn_of
+from api.sessions.records import DamagedLogError, RewindRecord, SessionHeader, TurnRecord, turn_of
 from api.sessions.session import Session
 
 
@@ -21,7 +21,7 @@ def read_sessions(files: SessionFiles, vocab_size: int, clock: Callable[[], floa
     for stored in files.read_all():
         try:
             session = session_of(stored, clock)
-        except Damaged as damage:
+        except DamagedLogError as damage:
             files.set_aside(stored.key, str(damage))
             continue
         if highest(session.tokens) < vocab_size:
@@ -43,10 +43,10 @@ def newest(files: SessionFiles, found: list[tuple[Session, int]]) -> list[tuple[
 
 
 def session_of(stored: StoredLog, clock: Callable[[], float]) -> Session:
-    """Raises Damaged."""
+    """Raises DamagedLogError."""
     header, *records = stored.records
     if not isinstance(header, SessionHeader):
-        raise Damaged("its first record is not a header")
+        raise DamagedLogError("its first record is not a header")
     session = Session(
         id=header.id,
         owner=header.owner,
@@ -57,7 +57,7 @@ def session_of(stored: StoredLog, clock: Callable[[], float]) -> Session:
         parent=header.parent,
         created=header.created,
         key=stored.key,
-        last_number=header.last_number,
+        highest_number=header.last_number,
         suspended=True,
     )
     session.used = clock() - stored.age
@@ -67,14 +67,14 @@ def session_of(stored: StoredLog, clock: Callable[[], float]) -> Session:
             case TurnRecord():
                 known[record.number] = turn = turn_of(record, known)
                 session.append(turn, b"")
-            case Rewound(number):
+            case RewindRecord(number):
                 if number and number not in known:
-                    raise Damaged(f"it goes back to turn {number}, which is not there")
+                    raise DamagedLogError(f"it goes back to turn {number}, which is not there")
                 session.head = known.get(number)
             case SessionHeader():
-                raise Damaged("it has two headers")
+                raise DamagedLogError("it has two headers")
     session.tokens = history(session.head)
-    session.last_number = max(session.last_number, header.last_number)
+    session.highest_number = max(session.highest_number, header.last_number)
     return session
 
 

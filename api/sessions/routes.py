@@ -7,20 +7,18 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from actors.tokens import count
-from api import errors
 from api.errors import ApiError
 from api.exchange import answer_json
 from api.generation.fields import Count, Salt
-from api.parsing import convert, read_object
+from api.parsing import convert, read_number, read_object
 from api.security import owner_of
 from api.server import SERVER
 from api.sessions.log import Turn, title, turns
 from api.sessions.session import Session
-from api.sessions.store import SESSIONS, SessionStore
+from api.sessions.store import SESSIONS
 
 routes = web.RouteTableDef()
 
-MAX_DIGITS = 10
 SessionId = Annotated[str, Meta(pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,128}\Z")]
 
 
@@ -51,7 +49,7 @@ async def create_session(request: web.Request) -> web.Response:
     asked = convert(await read_object(request), CreateRequest)
     request.app[SERVER].ready()
     session = sessions.create(owner_of(request), asked.id, asked.cache_salt, asked.idle_timeout)
-    await sessions.created(session)
+    await sessions.wait_created(session)
     return answer_json(describe(session))
 
 
@@ -65,23 +63,20 @@ async def list_sessions(request: web.Request) -> web.Response:
 @routes.get("/v1/sessions/{session}")
 async def get_session(request: web.Request) -> web.Response:
     request.app[SERVER].ready()
-    _, session = find(request)
-    # Settles a turn that is over, so it comes before the log is read.
-    session.is_busy()
+    session = find(request)
+    session.settle_if_over()
     with suppress(ApiError):
-        await session.saved()
+        await session.wait_saved()
     return answer_json(describe(session) | {"turns": [describe_turn(turn) for turn in turns(session.head)]})
 
 
 @routes.delete("/v1/sessions/{session}")
 async def delete_session(request: web.Request) -> web.Response:
     """Close; a turn that is running ends with `abort`."""
-    sessions, session = find(request)
-    session.check_after(read_after(request))
-    sessions.close(session)
-    if session.is_busy() and session.running is not None:
-        request.app[SERVER].gateway.abort(session.running.request)
-    await session.saved()
+    session = find(request)
+    session.check_after(read_number(request.query, "after", "the number of a turn"))
+    close(request, session)
+    await session.wait_saved()
     return answer_json({"id": session.id, "object": "session.deleted", "deleted": True})
 
 
@@ -89,22 +84,22 @@ async def delete_session(request: web.Request) -> web.Response:
 async def fork_session(request: web.Request) -> web.Response:
     asked = convert(await read_object(request), ForkRequest)
     request.app[SERVER].ready()
-    sessions, session = find(request)
+    sessions, session = request.app[SESSIONS], find(request)
     session.check_after(asked.after)
     turn = session.head if asked.turn is None else session.find(asked.turn)
     fork = sessions.fork(session, turn, asked.id)
-    await sessions.created(fork)
+    await sessions.wait_created(fork)
     return answer_json(describe(fork))
 
 
 @routes.post("/v1/sessions/{session}/rewind")
 async def rewind_session(request: web.Request) -> web.Response:
     asked = convert(await read_object(request), RewindRequest)
-    sessions, session = find(request)
+    sessions, session = request.app[SESSIONS], find(request)
     session.check_idle()
     session.check_after(asked.after)
     sessions.rewind(session, asked.turn)
-    await session.saved()
+    await session.wait_saved()
     return answer_json(describe(session))
 
 
@@ -112,23 +107,22 @@ async def rewind_session(request: web.Request) -> web.Response:
 async def suspend_session(request: web.Request) -> web.Response:
     """Let the session's state leave its slot; answered when it is where it is to stay."""
     request.app[SERVER].ready()
-    sessions, session = find(request)
+    sessions, session = request.app[SESSIONS], find(request)
     await sessions.suspend(session)
     return answer_json({"id": session.id, "state": describe_state(session)})
 
 
-def find(request: web.Request) -> tuple[SessionStore, Session]:
+def close(request: web.Request, session: Session) -> None:
+    """A turn that is running ends with `abort`."""
+    request.app[SESSIONS].close(session)
+    if session.is_busy() and session.running is not None:
+        request.app[SERVER].gateway.abort(session.running.request)
+
+
+def find(request: web.Request) -> Session:
     """Raises 404, 503."""
     request.app[SERVER].loaded()
-    sessions = request.app[SESSIONS]
-    return sessions, sessions.get(owner_of(request), request.match_info["session"])
-
-
-def read_after(request: web.Request) -> int | None:
-    after = request.query.get("after")
-    if after is not None and not (after.isascii() and after.isdigit() and len(after) <= MAX_DIGITS):
-        raise errors.bad_request("after must be the number of a turn", "after", "invalid_value")
-    return int(after) if after is not None else None
+    return request.app[SESSIONS].get(owner_of(request), request.match_info["session"])
 
 
 def describe(session: Session) -> dict[str, Any]:
@@ -142,7 +136,7 @@ def describe(session: Session) -> dict[str, Any]:
         "last_turn_at": session.head.created if session.head is not None else None,
         "idle_timeout": session.idle_timeout,
         "status": "busy" if busy else "idle",
-        "turn": session.number,
+        "turn": session.head_number,
         "position": session.position,
         "state": describe_state(session),
         "saved": session.saver.error is None if session.saver is not None else None,
@@ -152,7 +146,7 @@ def describe(session: Session) -> dict[str, Any]:
 
 def describe_state(session: Session) -> dict[str, Any]:
     """Where the ring has the state that the next turn goes on from, and how many tokens that has consumed."""
-    return {"tier": session.tier, "position": session.kept}
+    return {"tier": session.state_tier, "position": session.state_position}
 
 
 def describe_turn(turn: Turn) -> dict[str, Any]:

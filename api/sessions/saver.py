@@ -9,7 +9,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from api.errors import ApiError
+from api.errors import DO_NOT_RETRY, ApiError
 from api.sessions.files import SessionFiles
 from api.sessions.records import LogRecord
 
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class SessionDisk:
-    """The files, called in threads; so many at once, beside those that others use. used: bytes of all logs.
+    """The files of all sessions, called in at most MAX_THREADS threads at once. used: bytes of all logs.
 
-    on_full: called when a write has brought them above `cap`.
+    on_full: called when `used` grows beyond `cap`, in bytes.
     """
 
     def __init__(self, files: SessionFiles, cap: int, on_full: Callable[[], None]) -> None:
@@ -70,34 +70,34 @@ class SessionDisk:
 
 
 class Saver:
-    """One session's way to its file. Notes are written in order, all that have come meanwhile at once.
+    """Writes one session's log to its file, in the background and in order; what comes meanwhile goes with the next.
 
-    whole: the records of the session as it is now. It is written anew if it is not only appended to, and with the next
-    note after an error. error: why the file is behind.
+    snapshot: gives all records of the session. They replace the file after `mark_stale`, `rewrite` or an error; else
+    new records are appended. size: bytes of the file as it was found. error: why the file is behind, None if it is not.
     """
 
-    def __init__(self, disk: SessionDisk, key: str, whole: Callable[[], list[LogRecord]], size: int = 0) -> None:
+    def __init__(self, disk: SessionDisk, key: str, snapshot: Callable[[], list[LogRecord]], size: int = 0) -> None:
         self.error: OSError | None = None
         self._disk = disk
         self._key = key
-        self._whole = whole
+        self._snapshot = snapshot
         self._size = 0
-        self._notes: list[LogRecord] = []
+        self._new: list[LogRecord] = []
         self._stale = False
         self._deleted = False
         self._task: asyncio.Task[None] | None = None
         self._resize(size)
 
-    def note(self, record: LogRecord) -> None:
-        self._notes.append(record)
+    def append(self, record: LogRecord) -> None:
+        self._new.append(record)
         self._start()
 
-    def outdate(self) -> None:
+    def mark_stale(self) -> None:
         """The file is not to be appended to any more: the next note writes it anew."""
         self._stale = True
 
     def rewrite(self) -> None:
-        self.outdate()
+        self.mark_stale()
         self._start()
 
     def delete(self) -> None:
@@ -105,8 +105,11 @@ class Saver:
         self._resize(0)
         self._start()
 
-    async def saved(self) -> None:
-        """Returns when all that was noted is on the disk. Raises ApiError 507 if it cannot be brought there."""
+    async def wait_saved(self) -> None:
+        """Wait until all that was noted is on the disk, or the file is deleted.
+
+        Raises ApiError: 507 if it cannot be written, 500 if it cannot be deleted.
+        """
         if self._task is not None:
             await asyncio.wait([self._task])
         if self.error is not None:
@@ -118,7 +121,7 @@ class Saver:
 
     async def _run(self) -> None:
         try:
-            while (self._notes or self._stale) and not self._deleted:
+            while (self._new or self._stale) and not self._deleted:
                 await self._write()
             if self._deleted:
                 await self._disk.delete(self._key)
@@ -132,13 +135,13 @@ class Saver:
 
     async def _write(self) -> None:
         """One call to the disk. Raises OSError."""
-        notes, self._notes = self._notes, []
+        new, self._new = self._new, []
         if self._stale:
             self._stale = False
-            whole = self._whole()
-            self._resize(await self._disk.run(lambda: self._disk.files.replace(self._key, whole)))
+            snapshot = self._snapshot()
+            self._resize(await self._disk.run(lambda: self._disk.files.replace(self._key, snapshot)))
         else:
-            self._resize(self._size + await self._disk.run(lambda: self._disk.files.append(self._key, notes)))
+            self._resize(self._size + await self._disk.run(lambda: self._disk.files.append(self._key, new)))
 
     def _resize(self, size: int) -> None:
         size = 0 if self._deleted else size
@@ -157,12 +160,11 @@ def not_created(error: OSError) -> ApiError:
         f"the session is not created, as it cannot be saved: {error.strerror}",
         "server_error",
         code=NOT_SAVED,
-        headers={"x-should-retry": "false"},
+        headers=DO_NOT_RETRY,
     )
 
 
 def not_saved(error: OSError) -> ApiError:
     """507, with the header that keeps clients from sending the same again."""
     message = f"the session goes on, but this is not saved, and would not survive a restart: {error.strerror}"
-    headers = {"x-should-retry": "false"}
-    return ApiError(507, message, "server_error", code=NOT_SAVED, headers=headers)
+    return ApiError(507, message, "server_error", code=NOT_SAVED, headers=DO_NOT_RETRY)

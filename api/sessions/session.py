@@ -14,9 +14,9 @@ from actors.requests import Request, Tier
 from actors.tokens import Tokens, common_prefix, count, cut, unpack
 from api import errors
 from api.errors import ApiError
-from api.generation.reader import Generation, Member
+from api.generation.outputs import Generation, Member
 from api.sessions.log import Turn, TurnStatus, backwards, history
-from api.sessions.records import VERSION, LogRecord, Rewound, SessionHeader, record_of
+from api.sessions.records import VERSION, LogRecord, RewindRecord, SessionHeader, record_of
 from api.sessions.saver import Saver
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
@@ -28,9 +28,13 @@ FAILURES: dict[int, TurnStatus] = {504: "timeout", errors.CLIENT_LEFT: "disconne
 
 @dataclass(eq=False, kw_only=True)
 class Session:
-    """owner: a digest of the API key that made it. nodes: by request id, the turns that a branching one can go on from.
-    key: its name in the ring, and of its file. saver: None if it lives in memory only. tier, kept: where the ring has
-    its state, and how many tokens that has consumed.
+    """A session: its log up to the turn `head`, and the turn that runs, if any. tokens: the history up to `head`.
+
+    key: its name in the ring and of its file; clients know it by `id`. owner: digest of the API key that made it; empty
+    without keys. branching: a turn may go on from any earlier one, found by its request in `turns_by_request`.
+    state_tier, state_position: where the ring has its state, and how many tokens that has consumed. idle_timeout:
+    seconds. log_cap: bytes; at this length of its log it takes no further turn. used: the last time, on `clock`.
+    saver: None if it is in memory only.
 
     Turn numbers are never used twice, also after a rewind: whoever names one means exactly that turn.
     """
@@ -44,16 +48,16 @@ class Session:
     parent: tuple[str, int] | None = None
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     saver: Saver | None = None
-    tier: Tier = "tokens"
-    kept: int = 0
+    state_tier: Tier = "tokens"
+    state_position: int = 0
     suspended: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     used: float = field(init=False)
     closed: bool = False
     head: Turn | None = None
     tokens: Tokens = b""
-    last_number: int = 0
-    nodes: dict[str, Turn] = field(default_factory=dict)
+    highest_number: int = 0
+    turns_by_request: dict[str, Turn] = field(default_factory=dict)
     log_cap: int | None = None
     running: "OpenTurn | None" = None
 
@@ -61,7 +65,7 @@ class Session:
         self.used = self.clock()
 
     @property
-    def number(self) -> int:
+    def head_number(self) -> int:
         """The last turn's number; 0 before the first."""
         return self.head.number if self.head is not None else 0
 
@@ -73,13 +77,17 @@ class Session:
     def log_bytes(self) -> int:
         """Bytes of its turns: tokens and texts."""
         if self.branching:
-            return sum(turn.own_bytes for turn in self.nodes.values())
+            return sum(turn.own_bytes for turn in self.turns_by_request.values())
         return self.head.log_bytes if self.head is not None else 0
 
-    def is_busy(self) -> bool:
-        """A turn is over with its last token, whether its client has read that or not: it is settled here."""
+    def settle_if_over(self) -> None:
+        """Settle a turn for which nothing more will come, whether its client has read that or not."""
         if self.running is not None and self.running.over:
             self.running.settle()
+
+    def is_busy(self) -> bool:
+        """Whether a turn is running, of which something may still come."""
+        self.settle_if_over()
         return self.running is not None
 
     def check_idle(self) -> None:
@@ -90,9 +98,9 @@ class Session:
 
     def check_after(self, after: int | None) -> None:
         """Settles a turn that is over. Raises 409 unless `after` is the last turn that has ended, or None."""
-        self.is_busy()
-        if after is not None and after != self.number:
-            message = f"the last turn of session {self.id!r} is {self.number}, not {after}"
+        self.settle_if_over()
+        if after is not None and after != self.head_number:
+            message = f"the last turn of session {self.id!r} is {self.head_number}, not {after}"
             raise ApiError(409, message, "conflict_error", "after", "session_moved_on")
 
     def begin(self, request: str) -> "OpenTurn":
@@ -106,11 +114,11 @@ class Session:
         return self.running
 
     def append(self, turn: Turn, tokens: Tokens) -> None:
-        self.head, self.tokens, self.last_number = turn, tokens, turn.number
+        self.head, self.tokens, self.highest_number = turn, tokens, turn.number
         if self.branching:
-            self.nodes[turn.request] = turn
+            self.turns_by_request[turn.request] = turn
         if self.saver is not None:
-            self.saver.note(record_of(turn))
+            self.saver.append(record_of(turn))
 
     def find(self, number: int) -> Turn | None:
         """The turn of this number; None for 0, before the first. Raises 400."""
@@ -129,22 +137,27 @@ class Session:
 
     def forget_after(self, base: Turn | None) -> None:
         """A branching session cannot go on any more from what went on from `base`; from nothing, if that is None."""
-        gone = [rid for rid, turn in self.nodes.items() if turn is not base and base in (None, *backwards(turn))]
+        gone = [
+            rid for rid, turn in self.turns_by_request.items() if turn is not base and base in (None, *backwards(turn))
+        ]
         for rid in gone:
-            del self.nodes[rid]
+            del self.turns_by_request[rid]
         if self.saver is not None:
-            self.saver.outdate()
+            self.saver.mark_stale()
 
-    async def saved(self) -> None:
-        """Returns when its log is on the disk, if it has a file. Raises ApiError 507 if that cannot be."""
+    async def wait_saved(self) -> None:
+        """Wait until its log is on the disk, or deleted if it is closed; at once without a file.
+
+        Raises ApiError 507 or 500 if that cannot be.
+        """
         if self.saver is not None:
-            await self.saver.saved()
+            await self.saver.wait_saved()
 
     def records(self) -> list[LogRecord]:
         """What its file holds when it is written anew."""
-        kept = {turn.number: turn for end in (self.head, *self.nodes.values()) for turn in backwards(end)}
+        kept = {turn.number: turn for end in (self.head, *self.turns_by_request.values()) for turn in backwards(end)}
         turns: list[LogRecord] = [record_of(kept[number]) for number in sorted(kept)]
-        behind = [Rewound(self.number)] if self.number != max(kept, default=0) else []
+        behind = [RewindRecord(self.head_number)] if self.head_number != max(kept, default=0) else []
         return [self._header(), *turns, *behind]
 
     def _header(self) -> SessionHeader:
@@ -157,27 +170,30 @@ class Session:
             branching=self.branching,
             created=self.created,
             parent=self.parent,
-            last_number=self.last_number,
+            last_number=self.highest_number,
         )
 
 
 class OpenTurn:
-    """A turn from its reservation to its end. As a context it settles when it is left, whatever happened, and is on the
-    disk before its client reads an error, which says not to try again if the turn stays.
+    """The turn that a session is in, from `Session.begin` until it is settled. Leaving the context settles it.
 
-    base, before: what it goes on from. prompt: the whole history that is sent into the ring. feeds_only: the token that
-    comes back is not wanted.
+    An ApiError leaves `async with` when the turn is on the disk, or cannot be brought there; if the turn stays in the
+    session, the error says not to try again.
+
+    base, base_tokens: the turn that it goes on from (None: from nothing), and the tokens up to there. prompt: the whole
+    history that is sent into the ring. prefill_only: the token that comes back is dropped. settled: the turn that stays
+    in the session; None until then, and if none does. done: set when it is settled.
     """
 
     def __init__(self, session: Session, request: str) -> None:
         self.session = session
         self.request = request
-        self.number = session.last_number + 1
+        self.number = session.highest_number + 1
         self.base = session.head
-        self.before = session.tokens
+        self.base_tokens = session.tokens
         self.prompt: Tokens = b""
         self.messages: tuple[dict[str, Any], ...] | None = None
-        self.feeds_only = False
+        self.prefill_only = False
         self.settled: Turn | None = None
         self.done = asyncio.Event()
         self._generation: Generation | None = None
@@ -192,7 +208,7 @@ class OpenTurn:
             with suppress(ApiError):
                 await self.save()
             if self.settled is not None:
-                raise errors.kept(error) from None
+                raise errors.not_retryable(error) from None
 
     def __enter__(self) -> Self:
         return self
@@ -203,7 +219,7 @@ class OpenTurn:
     @property
     def start(self) -> int:
         """How much of the history before it goes on from."""
-        return common_prefix(self.before, self.prompt)
+        return common_prefix(self.base_tokens, self.prompt)
 
     @property
     def over(self) -> bool:
@@ -214,14 +230,14 @@ class OpenTurn:
         return member.finish_reason is not None or self._generation.error is not None
 
     def go_on_from(self, base: Turn | None) -> None:
-        self.base, self.before = base, history(base)
+        self.base, self.base_tokens = base, history(base)
 
-    def take(self, request: Request) -> Request:
+    def bind(self, request: Request) -> Request:
         """`request` as this turn's: its state is kept in the session's name."""
         self.prompt = request.tokens
         return replace(request, session=self.session.key)
 
-    def sent(self, generation: Generation, decode: Decode) -> None:
+    def attach(self, generation: Generation, decode: Decode) -> None:
         """`generation` is what the ring makes of the prompt."""
         self._generation, self._decode = generation, decode
 
@@ -233,7 +249,7 @@ class OpenTurn:
         with the next.
         """
         self.settle()
-        await self.session.saved()
+        await self.session.wait_saved()
 
     def settle(self) -> None:
         """Note what has come, once. A turn that the ring refused leaves no trace."""
@@ -247,7 +263,7 @@ class OpenTurn:
         self.done.set()
 
     def _append(self, member: Member, status: TurnStatus) -> None:
-        output = b"" if self.feeds_only else bytes(member.delivered)
+        output = b"" if self.prefill_only else bytes(member.delivered)
         self.settled = Turn(
             previous=self.base,
             number=self.number,
@@ -258,7 +274,7 @@ class OpenTurn:
             status=status,
             finish_reason=member.finish_reason,
             messages=self.messages,
-            answer=None if self.feeds_only else answer_text(self._decode, member, output),
+            answer=None if self.prefill_only else answer_text(self._decode, member, output),
             created=int(time.time()),
             cached_tokens=member.cached_tokens,
         )
@@ -266,10 +282,10 @@ class OpenTurn:
 
 
 def refused(generation: Generation) -> bool:
-    """It never ran, and its client was told so: to be sent again, or not at all."""
+    """Whether the request was turned away before it was admitted (400, 429 or 503). Such a turn leaves no trace."""
     [member] = generation.members
     error = generation.error
-    return member.admitted is None and error is not None and error.status in REFUSALS
+    return member.admitted_at is None and error is not None and error.status in REFUSALS
 
 
 def status_of(member: Member, error: ApiError | None) -> TurnStatus:

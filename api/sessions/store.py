@@ -22,7 +22,7 @@ from api.sessions.saver import Saver, SessionDisk, not_created
 from api.sessions.session import Session
 
 
-class SessionRing(Protocol):
+class SessionGateway(Protocol):
     """The gateway, as far as names of sessions go."""
 
     def name(self, session: str, salt: str, tokens: Tokens) -> None: ...
@@ -35,8 +35,8 @@ class SessionRing(Protocol):
 class SessionStore:
     """Sessions by owner and id, least recently used first. One that is in a turn is never dropped.
 
-    files: None if sessions live in memory only: then an idle one is forgotten, else it is suspended. log_cap: bytes of
-    all logs on disk; above it the least recently used sessions are closed. session_log: bytes of one session's log;
+    files: None if sessions live in memory only: then an idle one is forgotten, else it is suspended. disk_cap: bytes of
+    all logs on disk; above it the least recently used sessions are closed. log_cap: bytes of one session's log;
     with more it takes no further turn.
     """
 
@@ -44,17 +44,17 @@ class SessionStore:
         self,
         cap: int,
         idle_timeout: float,
-        ring: SessionRing,
+        gateway: SessionGateway,
         files: SessionFiles | None = None,
-        log_cap: int = 0,
-        session_log: int | None = None,
+        disk_cap: int = 0,
+        log_cap: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cap = cap
         self._idle_timeout = idle_timeout
-        self._ring = ring
-        self._disk = SessionDisk(files, log_cap, self._close_for_disk) if files is not None else None
-        self._session_log = session_log
+        self._gateway = gateway
+        self._disk = SessionDisk(files, disk_cap, self._close_for_disk) if files is not None else None
+        self._log_cap = log_cap
         self._clock = clock
         self._sessions: OrderedDict[tuple[bytes, str], Session] = OrderedDict()
         self._by_key: dict[str, Session] = {}
@@ -76,7 +76,7 @@ class SessionStore:
         if self._disk is None or self._disk.closed:
             return
         for session in self._sessions.values():
-            session.is_busy()
+            session.settle_if_over()
             self._try_again(session)
         await self._disk.delete_again()
         await self._disk.close()
@@ -90,8 +90,11 @@ class SessionStore:
         branching: bool = False,
         id_field: str = "id",
     ) -> Session:
-        """id_field: what the client calls the id. Raises 400 if that is taken, 429 if all places are in turns. Await
-        `created` before telling of it.
+        """A new session. With `cap` sessions there already, the least recently used idle one is closed.
+
+        The owner's own go first. idle_timeout: seconds, at most the server's, which is the default. id_field: what the
+        client calls the id. Raises 400 if the id is taken, 429 if all sessions are in turns. To be told of after
+        `wait_created`.
         """
         self._drop_idle()
         id = id if id is not None else f"session-{uuid.uuid4().hex}"
@@ -101,15 +104,15 @@ class SessionStore:
         session = Session(id=id, owner=owner, salt=salt, clock=self._clock, idle_timeout=timeout, branching=branching)
         self._make_room(owner)
         self._take_in(session)
-        self._ring.name(session.key, session.salt, session.tokens)
+        self._gateway.name(session.key, session.salt, session.tokens)
         if session.saver is not None:
             session.saver.rewrite()
         return session
 
-    async def created(self, session: Session) -> None:
+    async def wait_created(self, session: Session) -> None:
         """Returns when a new session is on the disk. One that cannot be brought there is closed again: 507."""
         try:
-            await session.saved()
+            await session.wait_saved()
         except ApiError:
             cause = session.saver.error if session.saver is not None else None
             self.close(session)
@@ -129,7 +132,7 @@ class SessionStore:
         """Raises 404."""
         session = self.find(owner, id)
         if session is None:
-            raise no_session(id)
+            raise errors.unknown_session(id, "session")
         return session
 
     def list(self, owner: bytes) -> list[Session]:
@@ -141,30 +144,30 @@ class SessionStore:
         """A second session with the turns up to `turn`: the log is shared, and so are the tree's states."""
         fork = self.create(session.owner, id, session.salt, session.idle_timeout)
         fork.head, fork.tokens = turn, history(turn)
-        fork.last_number = turn.number if turn is not None else 0
-        fork.parent = (session.id, fork.last_number)
-        self._ring.name(fork.key, fork.salt, fork.tokens)
+        fork.highest_number = turn.number if turn is not None else 0
+        fork.parent = (session.id, fork.highest_number)
+        self._gateway.name(fork.key, fork.salt, fork.tokens)
         return fork
 
     def rewind(self, session: Session, number: int) -> None:
         """Forget the turns after `number`. Raises 400, 409."""
         session.rewind(number)
-        self._ring.name(session.key, session.salt, session.tokens)
+        self._gateway.name(session.key, session.salt, session.tokens)
 
     def close(self, session: Session) -> None:
         session.closed = True
         if self._sessions.pop((session.owner, session.id), None) is None:
             return
         del self._by_key[session.key]
-        self._ring.unname(session.key)
+        self._gateway.unname(session.key)
         if session.saver is not None:
             session.saver.delete()
 
     async def suspend(self, session: Session) -> None:
         """Let its state leave its slot for the lowest place there is. Raises 409, 503."""
         session.check_idle()
-        suspended = await self._ring.suspend(session.key)
-        session.tier, session.kept = suspended.tier, suspended.position
+        suspended = await self._gateway.suspend(session.key)
+        session.state_tier, session.state_position = suspended.tier, suspended.position
         session.suspended = not session.is_busy()
 
     async def sweep(self) -> None:
@@ -180,22 +183,22 @@ class SessionStore:
 
     # What the ring asks and tells
 
-    def kept(self, kept: Kept) -> None:
-        session = self._by_key.get(kept.session)
+    def on_kept(self, message: Kept) -> None:
+        session = self._by_key.get(message.session)
         if session is not None:
-            session.tier, session.kept = kept.tier, kept.position
+            session.state_tier, session.state_position = message.tier, message.position
 
-    def named(self) -> Iterable[Name]:
+    def names(self) -> Iterable[Name]:
         """Every session and the tokens that it goes on from, for a ring that knows none."""
         for session in self._sessions.values():
-            session.tier, session.kept = "tokens", 0
+            session.state_tier, session.state_position = "tokens", 0
             yield Name(session.key, session.salt, session.tokens)
 
     # Figures
 
     def tiers(self) -> Counter[Tier]:
         """How many sessions have their state where."""
-        return Counter(session.tier for session in self._sessions.values())
+        return Counter(session.state_tier for session in self._sessions.values())
 
     @property
     def suspended(self) -> int:
@@ -218,7 +221,7 @@ class SessionStore:
             session.saver = Saver(self._disk, session.key, session.records, size)
         self._sessions[session.owner, session.id] = session
         self._by_key[session.key] = session
-        session.log_cap = self._session_log
+        session.log_cap = self._log_cap
 
     def _try_again(self, session: Session) -> None:
         if session.saver is not None and session.saver.error is not None:
@@ -258,10 +261,6 @@ class SessionStore:
                     "a session is closed for disk space (--session-disk)", session=session.id
                 )
                 self.close(session)
-
-
-def no_session(id: str) -> ApiError:
-    return ApiError(404, f"there is no session {id!r}", "not_found_error", "session", "session_not_found")
 
 
 SESSIONS = web.AppKey("sessions", SessionStore)

@@ -6,23 +6,23 @@ from aiohttp import web
 from msgspec import Struct, field
 
 from actors.requests import Lost, Origin, Output
-from actors.tokens import unpack
+from actors.tokens import count, unpack
 from api import errors
 from api.errors import ApiError
 from api.exchange import answer_json, answer_with_error, new_id, submit
-from api.generation.answers import Answer, Usage, collect, cut_to_prompt, usage
+from api.generation.answers import Answer, Usage, collect, drop_output, usage
 from api.generation.chat_prompt import read_messages, render
-from api.generation.engine import Engine
 from api.generation.fields import Count, RequestFields, SamplingParams, request_params
-from api.generation.reader import Generation
+from api.generation.outputs import Generation
 from api.generation.request_builder import Prompt, build_request, encode
+from api.generation.served_model import ServedModel
 from api.openai.fields import IGNORED
 from api.parsing import convert, read_object
 from api.security import owner_of
 from api.server import SERVER
-from api.sessions.log import conversation
+from api.sessions.log import chat_messages
 from api.sessions.session import OpenTurn
-from api.sessions.store import SESSIONS, no_session
+from api.sessions.store import SESSIONS
 from api.sse import stream
 
 routes = web.RouteTableDef()
@@ -43,7 +43,7 @@ class TurnRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
 
 
 class TurnStarted(Struct, tag_field="type", tag="turn.started"):
-    """The session's history before it had `history` tokens, and the turn goes on from the first `start` of them."""
+    """The first event of a turn. history: tokens of the session before it; start: how many of them it goes on from."""
 
     id: str
     session: str
@@ -82,18 +82,18 @@ class TurnEnded(Struct, tag_field="type", tag="turn.ended"):
 async def create_turn(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
     asked = convert(await read_object(request), TurnRequest, IGNORED)
-    engine = server.ready(asked.model)
+    model = server.ready(asked.model)
     session = request.app[SESSIONS].get(owner_of(request), request.match_info["session"])
     session.check_idle()
     session.check_after(asked.after)
     async with session.begin(new_id("turn")) as turn:
-        turn.feeds_only = asked.max_tokens == 0
-        prompt = await read_input(engine, asked, turn)
-        built = turn.take(build_request(engine, turn.request, prompt, params_of(asked, session.salt)))
+        turn.prefill_only = asked.max_tokens == 0
+        prompt = await read_input(model, asked, turn)
+        built = turn.bind(build_request(model, turn.request, prompt, params_of(asked, session.salt)))
         if session.closed:
-            raise no_session(session.id)
+            raise errors.unknown_session(session.id, "session")
         with submit(request, [built]) as generation:
-            turn.sent(generation, engine.text.decode)
+            turn.attach(generation, model.text.decode)
             writer = TurnWriter(turn, generation)
             if asked.stream:
                 return await stream(request, generation, writer, server.config.ping_interval, turn.save)
@@ -110,7 +110,7 @@ async def answer_saved(request: web.Request, turn: OpenTurn, answer: object) -> 
     return answer_json(answer)
 
 
-async def read_input(engine: Engine, asked: TurnRequest, turn: OpenTurn) -> Prompt:
+async def read_input(model: ServedModel, asked: TurnRequest, turn: OpenTurn) -> Prompt:
     """The whole history with what is new behind it. Raises 400."""
     given = [name for name in ("messages", "text", "input_ids") if getattr(asked, name) is not None]
     if len(given) != 1:
@@ -118,15 +118,15 @@ async def read_input(engine: Engine, asked: TurnRequest, turn: OpenTurn) -> Prom
     if not getattr(asked, given[0]):
         raise errors.bad_request(f"{given[0]}: there is nothing to feed", given[0], "empty_turn")
     if asked.messages is not None:
-        return await extend_chat(engine, turn, read_messages(asked.messages), asked.chat_template_kwargs)
+        return await extend_chat(model, turn, read_messages(asked.messages), asked.chat_template_kwargs)
     new = Prompt(asked.input_ids or [])
     if asked.text is not None:
-        new = await encode(engine, asked.text, add_special_tokens=not turn.before)
-    return Prompt(unpack(turn.before) + new.tokens)
+        new = await encode(model, asked.text, add_special_tokens=not turn.base_tokens)
+    return Prompt(unpack(turn.base_tokens) + new.tokens)
 
 
 async def extend_chat(
-    engine: Engine, turn: OpenTurn, messages: list[dict[str, Any]], template_kwargs: dict[str, Any]
+    model: ServedModel, turn: OpenTurn, messages: list[dict[str, Any]], template_kwargs: dict[str, Any]
 ) -> Prompt:
     """The rendering of the whole conversation, of which the ring computes what goes beyond the session's history.
 
@@ -136,7 +136,7 @@ async def extend_chat(
         message = "the session's last turn was not one of chat: go on with text or input_ids"
         raise errors.bad_request(message, "messages", "not_a_chat")
     turn.messages = tuple(messages)
-    return await render(engine, conversation(turn.base) + messages, not turn.feeds_only, template_kwargs)
+    return await render(model, chat_messages(turn.base) + messages, not turn.prefill_only, template_kwargs)
 
 
 def params_of(asked: TurnRequest, salt: str) -> SamplingParams:
@@ -155,14 +155,14 @@ class TurnWriter:
         self._turn = turn
         self._generation = generation
         self._answer = Answer()
-        self._started = TurnStarted(turn.request, turn.session.id, turn.number, len(turn.before) // 4, turn.start)
+        self._started = TurnStarted(turn.request, turn.session.id, turn.number, count(turn.base_tokens), turn.start)
 
     def opening(self) -> list[TurnStarted]:
         return [self._started]
 
     def delta(self, index: int, output: Output) -> list[TurnDelta]:
         self._answer.add(output)
-        shown = output.tokens and not self._turn.feeds_only
+        shown = output.tokens and not self._turn.prefill_only
         return [TurnDelta(output.text, unpack(output.tokens))] if shown else []
 
     def closing(self) -> list[TurnEnded]:
@@ -173,8 +173,8 @@ class TurnWriter:
         self._turn.settle()
         settled = self._turn.settled
         assert settled is not None
-        if self._turn.feeds_only:
-            cut_to_prompt([answer])
+        if self._turn.prefill_only:
+            drop_output([answer])
         [member] = self._generation.members
         return TurnEnded(
             id=self._started.id,
@@ -188,7 +188,7 @@ class TurnWriter:
             output_ids=answer.ids,
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
-            usage=usage(self._generation, scoring=self._turn.feeds_only),
+            usage=usage(self._generation, scoring=self._turn.prefill_only),
             resumed_from=member.origin,
             lost=member.lost,
         )

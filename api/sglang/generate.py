@@ -11,8 +11,7 @@ from msgspec import Meta, Struct, field
 from actors.requests import Output, Request, TokenLogprob
 from api import errors
 from api.exchange import answer_json, new_id, submit
-from api.generation.answers import Answer, collect, cut_to_prompt, finite, token_text
-from api.generation.engine import Engine, Text
+from api.generation.answers import Answer, collect, drop_output, finite, token_text
 from api.generation.fields import (
     Choices,
     Count,
@@ -25,8 +24,9 @@ from api.generation.fields import (
     sampling_params,
     seed_of,
 )
-from api.generation.reader import Generation
+from api.generation.outputs import Generation
 from api.generation.request_builder import Prompt, build_request, encode
+from api.generation.served_model import ServedModel, Text
 from api.parsing import Unsupported, convert, read_object
 from api.server import SERVER
 from api.sse import stream
@@ -110,11 +110,11 @@ async def generate(request: web.Request) -> web.StreamResponse:
     body = await read_object(request)
     server.ready()
     asked = convert(body, GenerateRequest, IGNORED, UNSUPPORTED)
-    engine = server.ready(asked.model)
-    items = await read_items(engine, asked)
+    model = server.ready(asked.model)
+    items = await read_items(model, asked)
     alone = len(items) == 1 and not is_batch(asked)
     with submit(request, [item.request for item in items]) as generation:
-        writer = GenerateWriter(engine.text, asked, items, generation)
+        writer = GenerateWriter(model.text, asked, items, generation)
         if asked.stream:
             return await stream(request, generation, GenerateEncoder(writer, alone), server.config.ping_interval)
         answers = await collect(generation)
@@ -128,12 +128,12 @@ def is_batch(asked: GenerateRequest) -> bool:
     return bool(asked.input_ids) and isinstance((asked.input_ids or [0])[0], list)
 
 
-async def read_prompts(engine: Engine, asked: GenerateRequest) -> list[Prompt]:
+async def read_prompts(model: ServedModel, asked: GenerateRequest) -> list[Prompt]:
     if (asked.text is None) == (asked.input_ids is None):
         raise errors.bad_request("give either text or input_ids", "text", "invalid_value")
     if asked.text is not None:
         texts = asked.text if isinstance(asked.text, list) else [asked.text]
-        prompts = [await encode(engine, text) for text in texts]
+        prompts = [await encode(model, text) for text in texts]
     else:
         try:
             rows = msgspec.convert(asked.input_ids if is_batch(asked) else [asked.input_ids], list[list[int]])
@@ -146,13 +146,13 @@ async def read_prompts(engine: Engine, asked: GenerateRequest) -> list[Prompt]:
     return prompts
 
 
-async def read_items(engine: Engine, asked: GenerateRequest) -> list[Item]:
-    prompts = await read_prompts(engine, asked)
+async def read_items(model: ServedModel, asked: GenerateRequest) -> list[Item]:
+    prompts = await read_prompts(model, asked)
     size = len(prompts)
-    params = [read_sampling(p, at) for p, at in spread_params(asked.sampling_params, size)]
-    logprob = spread(asked.return_logprob, size, "return_logprob")
-    start = spread(asked.logprob_start_len, size, "logprob_start_len")
-    top = spread(asked.top_logprobs_num, size, "top_logprobs_num")
+    params = [read_sampling(p, at) for p, at in broadcast_params(asked.sampling_params, size)]
+    logprob = broadcast(asked.return_logprob, size, "return_logprob")
+    start = broadcast(asked.logprob_start_len, size, "logprob_start_len")
+    top = broadcast(asked.top_logprobs_num, size, "top_logprobs_num")
     rids = read_rids(asked, size)
     items = []
     for i, prompt in enumerate(prompts):
@@ -161,7 +161,7 @@ async def read_items(engine: Engine, asked: GenerateRequest) -> list[Item]:
         for choice in range(own.n):
             id = rids[i] if own.n == 1 else f"{rids[i]}_{choice}"
             neutral = params_of(own, asked, choice, top[i] if wanted else None, begin)
-            items.append(Item(build_request(engine, id, prompt, neutral), own.max_new_tokens == 0))
+            items.append(Item(build_request(model, id, prompt, neutral), own.max_new_tokens == 0))
     return items
 
 
@@ -188,7 +188,7 @@ def read_sampling(params: dict[str, Any], at: str) -> GenerateParams:
     return convert(given, GenerateParams, IGNORED_SAMPLING, UNSUPPORTED_SAMPLING, at)
 
 
-def spread_params(params: dict[str, Any] | list[dict[str, Any]], size: int) -> list[tuple[dict[str, Any], str]]:
+def broadcast_params(params: dict[str, Any] | list[dict[str, Any]], size: int) -> list[tuple[dict[str, Any], str]]:
     if isinstance(params, dict):
         return [(params, "sampling_params")] * size
     if len(params) != size:
@@ -196,7 +196,7 @@ def spread_params(params: dict[str, Any] | list[dict[str, Any]], size: int) -> l
     return [(each, f"sampling_params[{index}]") for index, each in enumerate(params)]
 
 
-def spread(value: Any, size: int, name: str) -> list[Any]:
+def broadcast(value: Any, size: int, name: str) -> list[Any]:
     """One value for each prompt."""
     if not isinstance(value, list):
         return [value] * size
@@ -207,7 +207,7 @@ def spread(value: Any, size: int, name: str) -> list[Any]:
 
 def read_rids(asked: GenerateRequest, size: int) -> list[str]:
     if isinstance(asked.rid, list):
-        rids: list[str] = spread(asked.rid, size, "rid")
+        rids: list[str] = broadcast(asked.rid, size, "rid")
         return rids
     rid = asked.rid or new_id("gen")
     return [f"{rid}_{index}" for index in range(size)] if is_batch(asked) else [rid]
@@ -225,7 +225,7 @@ class GenerateWriter:
     def result(self, index: int, answer: Answer) -> dict[str, Any]:
         item, member = self._items[index], self._generation.members[index]
         if item.scoring and answer.finish_reason is not None:
-            cut_to_prompt([answer])
+            drop_output([answer])
         count = 0 if item.scoring else member.completion_tokens
         meta: dict[str, Any] = {
             "id": item.request.id,

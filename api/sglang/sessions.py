@@ -13,13 +13,14 @@ from api import errors
 from api.errors import ApiError
 from api.exchange import answer_json, new_id, submit
 from api.generation.answers import collect
-from api.generation.engine import Engine
 from api.generation.fields import Count
 from api.generation.request_builder import encode
+from api.generation.served_model import ServedModel
 from api.parsing import convert, read_object
 from api.security import owner_of
 from api.server import SERVER
 from api.sessions.log import Turn
+from api.sessions.routes import close
 from api.sessions.session import OpenTurn, Session
 from api.sessions.store import SESSIONS
 from api.sessions.turns import answer_saved
@@ -67,23 +68,20 @@ async def open_session(request: web.Request) -> web.Response:
         branching=not asked.streaming,
         id_field="session_id",
     )
-    await sessions.created(session)
+    await sessions.wait_created(session)
     return answer_json(session.id)
 
 
 @routes.post("/close_session")
 async def close_session(request: web.Request) -> web.Response:
     """200 also for a session that is not there (any more)."""
-    server, sessions = request.app[SERVER], request.app[SESSIONS]
     asked = convert(await read_object(request), CloseSessionRequest)
-    server.loaded()
-    session = sessions.find(owner_of(request), asked.session_id)
+    request.app[SERVER].loaded()
+    session = request.app[SESSIONS].find(owner_of(request), asked.session_id)
     if session is not None:
-        sessions.close(session)
-        if session.is_busy() and session.running is not None:
-            server.gateway.abort(session.running.request)
+        close(request, session)
         with suppress(ApiError):
-            await session.saved()
+            await session.wait_saved()
     return web.Response()
 
 
@@ -102,7 +100,7 @@ async def generate_turn(request: web.Request, body: dict[str, Any]) -> web.Strea
     server = request.app[SERVER]
     params = read_params(body.pop("session_params"))
     asked = convert(body, plain.GenerateRequest, plain.IGNORED, plain.UNSUPPORTED)
-    engine = server.ready(asked.model)
+    model = server.ready(asked.model)
     if plain.is_batch(asked) or isinstance(asked.rid, list):
         raise errors.bad_request("a turn of a session is one prompt, not a batch", "text", "invalid_value")
     session = request.app[SESSIONS].find(owner_of(request), params.id)
@@ -113,19 +111,19 @@ async def generate_turn(request: web.Request, body: dict[str, Any]) -> web.Strea
         raise invalid(f"session {params.id!r} is in a turn, and has one at a time", "id")
     base = pick_base(session, params)
     id = asked.rid or new_id("gen")
-    if id in session.nodes:
+    if id in session.turns_by_request:
         raise errors.bad_request(f"the session has a request {id!r} already", "rid", "duplicate_request_id")
     async with session.begin(id) as turn:
         turn.go_on_from(base)
-        items = await read_items(engine, asked, params, turn)
+        items = await read_items(model, asked, params, turn)
         if session.closed:
             raise invalid(f"session {params.id!r} was closed", "id")
-        turn.feeds_only = items[0].scoring
-        with submit(request, [turn.take(items[0].request)]) as generation:
-            turn.sent(generation, engine.text.decode)
+        turn.prefill_only = items[0].scoring
+        with submit(request, [turn.bind(items[0].request)]) as generation:
+            turn.attach(generation, model.text.decode)
             if params.replace:
                 session.forget_after(base)
-            writer = plain.GenerateWriter(engine.text, asked, items, generation)
+            writer = plain.GenerateWriter(model.text, asked, items, generation)
             if asked.stream:
                 encoder = plain.GenerateEncoder(writer, alone=True)
                 return await stream(request, generation, encoder, server.config.ping_interval, turn.save)
@@ -149,16 +147,16 @@ async def end_replaced(request: web.Request, session: Session, params: SessionPa
     running = session.running
     if not (session.branching and params.replace and session.is_busy() and running is not None):
         return
-    if params.rid in (None, running.request) or params.rid in session.nodes:
+    if params.rid in (None, running.request) or params.rid in session.turns_by_request:
         request.app[SERVER].gateway.abort(running.request)
         await running.done.wait()
 
 
 def pick_base(session: Session, params: SessionParams) -> Turn | None:
     if session.branching:
-        if params.rid is not None and params.rid not in session.nodes:
+        if params.rid is not None and params.rid not in session.turns_by_request:
             raise invalid(f"the session has no request {params.rid!r}", "rid")
-        return session.nodes[params.rid] if params.rid is not None else None
+        return session.turns_by_request[params.rid] if params.rid is not None else None
     for name in ("replace", "drop_previous_output", "offset"):
         if getattr(params, name):
             raise invalid(f"streaming sessions do not support {name}", name)
@@ -168,10 +166,10 @@ def pick_base(session: Session, params: SessionParams) -> Turn | None:
 
 
 async def read_items(
-    engine: Engine, asked: plain.GenerateRequest, params: SessionParams, turn: OpenTurn
+    model: ServedModel, asked: plain.GenerateRequest, params: SessionParams, turn: OpenTurn
 ) -> list[plain.Item]:
     """The ring's request: the history that the turn goes on from, with the new input behind it."""
-    before = turn.before
+    before = turn.base_tokens
     if params.drop_previous_output and turn.base is not None:
         before = cut(before, 0, turn.base.end - count(turn.base.output))
     kept = unpack(before)
@@ -179,13 +177,11 @@ async def read_items(
         kept = kept[: params.offset]
     if asked.text is not None and asked.input_ids is None:
         assert isinstance(asked.text, str)
-        new = (await encode(engine, asked.text, add_special_tokens=not kept)).tokens
+        new = (await encode(model, asked.text, add_special_tokens=not kept)).tokens
         asked = replace(asked, text=None, input_ids=new)
     if not asked.input_ids and asked.text is None:
         raise errors.bad_request("there is nothing to feed", "input_ids", "empty_turn")
-    items = await plain.read_items(
-        engine, replace(asked, input_ids=[*kept, *(asked.input_ids or [])], rid=turn.request)
-    )
+    items = await plain.read_items(model, replace(asked, input_ids=[*kept, *(asked.input_ids or [])], rid=turn.request))
     if len(items) != 1:
         raise errors.bad_request("a turn of a session has one answer", "sampling_params.n", "invalid_value")
     return items

@@ -13,7 +13,9 @@ from actors.runtime.timings import BOUNDS, Histogram, Timings
 
 PREFIX = "baton:"
 FAMILIAR = {"running": "num_requests_running", "waiting": "num_requests_waiting"}
-OWN = frozenset({"prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "request_success"})
+COUNTED_BY_API = frozenset(
+    {"prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "request_success"}
+)
 LABELS = {
     "slots": "place",
     "pages": "use",
@@ -31,7 +33,7 @@ HELP = {
 
 
 class RingFigures(Protocol):
-    """The relay's."""
+    """What the relay counts and measures, read at each scrape."""
 
     def counters(self) -> dict[str, int]: ...
 
@@ -63,7 +65,7 @@ class SessionFigures(Protocol):
 
 
 class ResponseFigures(Protocol):
-    """The response store's. bytes: of the responses that have ended."""
+    """What the response store holds. bytes: of responses that have ended, and of the logs of their turns."""
 
     bytes: int
 
@@ -85,7 +87,7 @@ class RingCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         for name, count in self._ring.counters().items():
-            if name not in OWN:
+            if name not in COUNTED_BY_API:
                 yield self._family(CounterMetricFamily, name, count)
         yield self._family(CounterMetricFamily, "lease_moves", self._ring.lease_moves())
         for name, gauge in self._ring.gauges().items():

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from api.generation.reader import Member
+from api.generation.outputs import Member
 from api.telemetry.collectors import (
     PREFIX,
     ResponseCollector,
@@ -55,17 +55,17 @@ class Metrics:
         for _ in range(count):
             self._inter_token.observe(gap)
 
-    def ended(self, member: Member, at: float) -> None:
+    def record_end(self, member: Member, at: float) -> None:
         """A request of the ring has ended, at `at` on the gateway's clock."""
-        self._e2e.observe(at - member.submitted)
-        if member.admitted is not None:
-            self._queue.observe(member.admitted - member.submitted)
+        self._e2e.observe(at - member.submitted_at)
+        if member.admitted_at is not None:
+            self._queue.observe(member.admitted_at - member.submitted_at)
         self._prompt.inc(member.prompt_tokens)
         self._queries.inc(member.prompt_tokens)
         self._hits.inc(member.cached_tokens)
         self._requests.labels(self._model, member.finish_reason or "abort").inc()
 
-    def answered(self, path: str, status: int) -> None:
+    def count_answer(self, path: str, status: int) -> None:
         self._http.labels(path, str(status)).inc()
 
     def watch_ring(self, ring: RingFigures) -> None:

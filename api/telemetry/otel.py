@@ -25,8 +25,8 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import AttributeValue
 
-from api.generation.call import Call, TraceContext
-from api.generation.reader import Generation
+from api.generation.outputs import Generation
+from api.generation.request_context import RequestContext, TraceContext
 from api.version import VERSION
 
 TEXT_COMPLETIONS = frozenset({"/v1/completions", "/generate"})
@@ -61,7 +61,7 @@ class RequestSpans:
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("baton", VERSION)
 
-    def ended(self, generation: Generation, error: str | None) -> None:
+    def record_end(self, generation: Generation, error: str | None) -> None:
         """error: the code of what its client got, or would have got, instead of an end."""
         call = generation.call
         if call is None:
@@ -78,14 +78,14 @@ class RequestSpans:
             context=parent_of(call.trace),
             kind=SpanKind.SERVER,
             attributes=describe(self._model, operation, call, generation),
-            start_time=at(generation.created),
+            start_time=at(generation.created_at),
         )
         for name, moment in moments(generation):
             span.add_event(name, timestamp=at(moment))
         if error is not None:
             span.set_attribute("error.type", error)
             span.set_status(Status(StatusCode.ERROR))
-        span.end(at(generation.created + generation.age))
+        span.end(at(generation.created_at + generation.age))
 
     def close(self) -> None:
         """Export what is left. Waits for the collector."""
@@ -104,14 +104,14 @@ def moments(generation: Generation) -> list[tuple[str, float]]:
     """When the first of its sequences got so far, of those that did."""
     members = generation.members
     reached = {
-        "queued": [member.submitted for member in members],
-        "admitted": [member.admitted for member in members if member.admitted is not None],
-        "first_token": [member.first_token for member in members if member.first_token is not None],
+        "queued": [member.submitted_at for member in members],
+        "admitted": [member.admitted_at for member in members if member.admitted_at is not None],
+        "first_token": [member.first_token_at for member in members if member.first_token_at is not None],
     }
     return [(name, min(times)) for name, times in reached.items() if times]
 
 
-def describe(model: str, operation: str, call: Call, generation: Generation) -> dict[str, AttributeValue]:
+def describe(model: str, operation: str, call: RequestContext, generation: Generation) -> dict[str, AttributeValue]:
     """Neither prompts nor answers. Counts are sums over the sequences, as in the log."""
     members = generation.members
     request = members[0].request

@@ -7,7 +7,7 @@ from typing import Protocol
 import structlog
 
 from api.config import Config, ConfigError
-from api.generation.reader import Generation
+from api.generation.outputs import Generation
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 INSTALL = "pip install 'baton-serve[otel]'"
@@ -16,7 +16,7 @@ INSTALL = "pip install 'baton-serve[otel]'"
 class Spans(Protocol):
     """Where spans of requests go."""
 
-    def ended(self, generation: Generation, error: str | None) -> None: ...
+    def record_end(self, generation: Generation, error: str | None) -> None: ...
 
     def close(self) -> None: ...
 

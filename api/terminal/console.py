@@ -11,7 +11,10 @@ HISTORY_LINES = 1000
 
 
 class Terminal:
-    """interactive: somebody types, so there are prompts, and a failure is not the end."""
+    """Standard input, output and error of the chat. Control characters in what is shown are replaced.
+
+    interactive: somebody types, so there are prompts, and a failure is not the end.
+    """
 
     def __init__(self) -> None:
         self.interactive = sys.stdin.isatty()

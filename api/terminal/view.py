@@ -63,7 +63,7 @@ def exchange(turn: TurnInfo) -> str:
 
 
 def standing(session: SessionInfo) -> str:
-    return f"SessionInfo {session.id}, turn {session.turn}, {session.position} tokens."
+    return f"Session {session.id}, turn {session.turn}, {session.position} tokens."
 
 
 def figures(ended: EndEvent, seconds: float) -> str:

@@ -31,8 +31,8 @@ from actors.requests import EndReason, Output, Request, TokenLogprob
 from actors.runtime.timings import Timings
 from api.app import make_app
 from api.config import Config
-from api.generation.engine import Engine
 from api.generation.gateway import Gateway
+from api.generation.served_model import ServedModel
 from api.responses.store import RESPONSES, ResponseStore
 from api.server import Server
 from api.sessions.store import SESSIONS, SessionStore
@@ -222,7 +222,7 @@ def make_server(config: Config, ready: bool = True) -> tuple[Server, FakeRing]:
     ring = FakeRing(gateway)
     server = Server(config, gateway, metrics, "fake")
     if ready:
-        server.engine = Engine(FakeText(), VOCAB, config.max_model_len or 256, {"family": "fake"})
+        server.model = ServedModel(FakeText(), VOCAB, config.max_model_len or 256, {"family": "fake"})
         server.relay = ring
         server.phase = "ready"
         metrics.watch_ring(ring)

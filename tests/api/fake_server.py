@@ -11,8 +11,8 @@ import time
 from actors.actor import Address
 from actors.messages import Message, Submit
 from api.config import load
-from api.generation.engine import Engine
 from api.generation.gateway import Gateway
+from api.generation.served_model import ServedModel
 from api.serve import LoadedModel, Progress, StartError, serve
 from tests.api.fake_ring import VOCAB, FakeRing, FakeText
 
@@ -41,7 +41,7 @@ def load_fake(behaviour: str, on_progress: Progress) -> LoadedModel:
         time.sleep(3600)
     if behaviour == "broken":
         raise StartError("org/model is not a folder")
-    return LoadedModel(Engine(FakeText(), VOCAB, 256), ["8 slots"], lambda gateway: Ring(gateway, behaviour))
+    return LoadedModel(ServedModel(FakeText(), VOCAB, 256), ["8 slots"], lambda gateway: Ring(gateway, behaviour))
 
 
 if __name__ == "__main__":

@@ -103,4 +103,4 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_keys_are_never_shown() -> None:
-    assert "secret" not in str(config.Config(api_key=("secret",)).shown())
+    assert "secret" not in str(config.Config(api_key=("secret",)).redacted())

@@ -177,7 +177,7 @@ async def test_a_failed_step_is_a_500() -> None:
 
 async def test_a_bug_in_a_handler_is_a_500_without_its_secrets() -> None:
     async with serving() as served:
-        served.server.engine.text.encode = lambda *_, **__: 1 // 0  # type: ignore[union-attr]
+        served.server.model.text.encode = lambda *_, **__: 1 // 0  # type: ignore[union-attr]
         status, error = await served.error(TEXT, {"prompt": "x"})
         assert (status, error["message"]) == (500, "the server failed: ZeroDivisionError")
 

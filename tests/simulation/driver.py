@@ -123,8 +123,8 @@ class Simulation:
         if choice < len(ready) and ready[choice][1] == self.scenario.lazy and self.rng.random() < 0.9:
             choice = int(self.rng.random() * number)
         if choice >= len(ready):
-            engine = device if on_device and choice == len(ready) else disk
-            engine.execute()
+            model = device if on_device and choice == len(ready) else disk
+            model.execute()
             return True
         try:
             self._carry(choice)
@@ -135,7 +135,7 @@ class Simulation:
     def _wait(self) -> bool:
         """Nothing can move now: on to the next moment at which something can; at the end, shut down."""
         times = [self._timers[0][0]] if self._timers else []
-        times += [engine.due for engine in (self.device, self.disk) if engine.due is not None]
+        times += [model.due for model in (self.device, self.disk) if model.due is not None]
         self.unit.session_checks.check_quiet(moving=bool(times))
         if times:
             self.now = max(self.now, min(times))

@@ -64,7 +64,7 @@ class StingyCache(Cache):
 
 
 class Unit:
-    """The four actors, which live and fall together.
+    """The four actors of a ring, started, failed and replaced as one.
 
     generations: of each slot, how often it was taken. last_grant, salts, known and worth: of the grants so far, the
     highest, whose they are, how far the tree knows each, and what the retired state of each is worth.

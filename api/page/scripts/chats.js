@@ -16,7 +16,7 @@ async function refreshList() {
 async function refresh(one) {
   const first = one.info === null;
   try {
-    const info = await call("GET", at(one.id));
+    const info = await call("GET", sessionPath(one.id));
     one.turns = info.turns.map((turn) => ({ ...turn, ...measured(turn.id) }));
     one.info = info;
     one.gone = false;
@@ -101,7 +101,7 @@ function fromAddress() {
 
 async function fork(turn) {
   await attempt(async () => {
-    const info = await call("POST", at(chat.id, "/fork"), { turn });
+    const info = await call("POST", sessionPath(chat.id, "/fork"), { turn });
     await openChat(info.id);
     toast(`Forked at turn ${turn}. The other chat stays as it is.`);
     $("text").focus();
@@ -117,7 +117,7 @@ function rewind(turn, text) {
     ["Fork instead", async () => { await fork(turn); if (text) type(text); }],
     ["Rewind", async () => {
       await attempt(async () => {
-        await call("POST", at(chat.id, "/rewind"), { turn, after: chat.turns.at(-1)?.turn ?? 0 });
+        await call("POST", sessionPath(chat.id, "/rewind"), { turn, after: chat.turns.at(-1)?.turn ?? 0 });
         chat.notice = null;
         await refresh(chat);
         if (text) type(text);
@@ -131,7 +131,7 @@ function rewind(turn, text) {
 
 async function suspend() {
   await attempt(async () => {
-    const { state } = await call("POST", at(chat.id, "/suspend"));
+    const { state } = await call("POST", sessionPath(chat.id, "/suspend"));
     toast(`Suspended: its state is ${TIERS[state?.tier] ?? "out of the slots"}.`);
     refreshList();
   });
@@ -143,7 +143,7 @@ function remove() {
     ["Delete", async () => {
       const { id } = chat;
       await attempt(async () => {
-        await call("DELETE", at(id)).catch((failure) => { if (failure.status !== 404) throw failure; });
+        await call("DELETE", sessionPath(id)).catch((failure) => { if (failure.status !== 404) throw failure; });
         inTab.set("draft:" + id, null);
         startNew();
         chats.delete(id);

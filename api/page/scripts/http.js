@@ -25,4 +25,4 @@ async function call(method, path, body) {
   throw new Failure(response.status, error.code, error.message ?? `The server answered ${response.status}.`);
 }
 
-const at = (id, action = "") => `v1/sessions/${encodeURIComponent(id)}${action}`;
+const sessionPath = (id, action = "") => `v1/sessions/${encodeURIComponent(id)}${action}`;

@@ -82,7 +82,7 @@ async function pickUp(one) {
   const { id, seen } = one.running;
   if (!id) return recover(one);
   one.running.cut = false;
-  put({ type: "response.resume", stream_id: one.id, response_id: id, starting_after: seen });
+  sendEvent({ type: "response.resume", stream_id: one.id, response_id: id, starting_after: seen });
 }
 
 // Without its answer's id: a turn is either in the session's log by now, or was never taken.

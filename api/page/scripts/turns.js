@@ -15,7 +15,7 @@ async function send(text) {
   keepDraft();
   showChat();
   toBottom();
-  if (!one.id && !(await found(one))) return;
+  if (!one.id && !(await createSession(one))) return;
   one.running.sent = performance.now();
   create(one);
 }
@@ -23,14 +23,14 @@ async function send(text) {
 // In the background an answer outlives the connection, and a reload; a server that stores no responses has none.
 function create(one) {
   const { text, known } = one.running;
-  put({ type: "response.create", stream_id: one.id, conversation: one.id, after: known, input: text, ...(background ? { background } : { store: false }) });
+  sendEvent({ type: "response.create", stream_id: one.id, conversation: one.id, after: known, input: text, ...(background ? { background } : { store: false }) });
 }
 
-function put(event) {
+function sendEvent(event) {
   if (online()) link.socket.send(JSON.stringify(event));
 }
 
-async function found(one) {
+async function createSession(one) {
   try {
     const info = await call("POST", "v1/sessions", {});
     one.id = info.id;
@@ -57,7 +57,7 @@ function stop() {
 }
 
 function cancel(one) {
-  put({ type: "response.cancel", stream_id: one.id, response_id: one.running.id });
+  sendEvent({ type: "response.cancel", stream_id: one.id, response_id: one.running.id });
 }
 
 function receive(event) {

@@ -9,7 +9,7 @@ from actors.messages import Abort, Delta, Drain, Drained, Ended, Flush, Flushed,
 from actors.requests import Output, Request, Sampling, Stops
 from api.errors import ApiError, internal
 from api.generation.gateway import Gateway
-from api.generation.reader import MERGE_ABOVE
+from api.generation.outputs import MERGE_ABOVE
 
 pytestmark = pytest.mark.anyio
 

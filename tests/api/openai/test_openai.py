@@ -155,7 +155,7 @@ async def test_completion_logprobs_with_echo() -> None:
 
 async def test_sampling_fields_reach_the_ring() -> None:
     async with client() as (api, served):
-        served.server.engine.text.generation_defaults = {"temperature": 0.7, "top_k": 20}
+        served.server.model.text.generation_defaults = {"temperature": 0.7, "top_k": 20}
         await api.chat.completions.create(
             model="fake",
             messages=HELLO,
@@ -185,7 +185,7 @@ async def test_sampling_fields_reach_the_ring() -> None:
 
 async def test_the_model_says_how_long_an_answer_is_by_default() -> None:
     async with client() as (api, served):
-        served.server.engine.text.generation_defaults = {"max_new_tokens": 3}
+        served.server.model.text.generation_defaults = {"max_new_tokens": 3}
         answer = await api.chat.completions.create(model="fake", messages=HELLO)
         assert answer.choices[0].message.content == "Hel"
 

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import ClientWebSocketResponse
 
 from actors import tokens
-from api.responses.events import Reader
+from api.responses.events import EventCursor
 from tests.api.fake_ring import EOS, Served, serving
 
 pytestmark = pytest.mark.anyio
@@ -257,7 +257,7 @@ async def test_events_are_not_kept_each() -> None:
         transcript = served.responses.get(b"", response.id).transcript
         assert transcript.size < 5_000
         events = []
-        reader = Reader(transcript)
+        reader = EventCursor(transcript)
         while not reader.over:
             events += await reader.next()
         assert said(events) == served.ring.reply

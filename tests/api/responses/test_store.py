@@ -28,7 +28,7 @@ def keep(store: ResponseStore, id: str, size: int, previous: StoredResponse | No
     transcript = Transcript({"id": id, "status": "completed", "background": False})
     response = StoredResponse(id=id, transcript=transcript, previous=previous, messages=[], size=size)
     store.put(OWNER, response)
-    store.ended(OWNER, response)
+    store.mark_ended(OWNER, response)
     return response
 
 
@@ -57,7 +57,7 @@ async def test_what_is_gone_on_from_counts_although_it_is_deleted() -> None:
     assert store.bytes == 60
     keep(store, "d", 50, second)  # Which goes on from "a" too.
     assert (kept(store, "c", "d"), store.bytes) == ([False, False], 0)
-    assert third.holders == second.holders == first.holders == 0
+    assert third.refcount == second.refcount == first.refcount == 0
 
 
 async def test_turns_that_are_held_count_once() -> None:
@@ -85,7 +85,7 @@ async def test_one_that_runs_is_not_dropped() -> None:
     now = 20.0
     keep(store, "b", 80)
     assert kept(store, "a", "b") == [True, True]
-    store.ended(OWNER, running)
+    store.mark_ended(OWNER, running)
     assert (kept(store, "a", "b"), store.running) == ([True, False], 0)
     now = 31.0
     assert (kept(store, "a"), store.bytes) == ([False], 0)

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from actors import tokens
-from api.generation.reader import MERGE_ABOVE
+from api.generation.outputs import MERGE_ABOVE
 from api.responses.websocket import OPEN_SOCKETS
 from tests.api.fake_ring import Served, serving
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from api.generation.reader import MERGE_ABOVE
+from api.generation.outputs import MERGE_ABOVE
 from api.responses.websocket import OPEN_SOCKETS
 from models.hash_definition import expected_output
 from tests.api.fake_ring import serving

@@ -16,7 +16,7 @@ from actors import tokens
 from api.config import ConfigError
 from api.errors import ApiError
 from api.sessions.files import SessionFiles
-from api.sessions.records import LogRecord, Rewound, encode
+from api.sessions.records import LogRecord, RewindRecord, encode
 from api.sessions.restore import highest, read_sessions, session_of
 from api.sessions.saver import Saver, SessionDisk
 from tests.api.sessions.test_records import HEADER, some_records
@@ -91,7 +91,7 @@ def test_a_torn_record_is_cut_off_and_the_file_goes_on(files: SessionFiles) -> N
     assert log_of(files) == some_records()
 
 
-@pytest.mark.parametrize("data", [b"", b"not a log", encode(some_records())[1:], encode([Rewound(1), HEADER])])
+@pytest.mark.parametrize("data", [b"", b"not a log", encode(some_records())[1:], encode([RewindRecord(1), HEADER])])
 def test_a_damaged_file_is_set_aside(files: SessionFiles, data: bytes) -> None:
     files.replace("good", [HEADER])
     path_of(files).write_bytes(data)
@@ -104,7 +104,7 @@ def test_a_damaged_file_is_set_aside(files: SessionFiles, data: bytes) -> None:
 
 @pytest.mark.parametrize(
     "records",
-    [[some_records()[1]], [HEADER, HEADER], [HEADER, Rewound(1)], [HEADER, some_records()[2]]],
+    [[some_records()[1]], [HEADER, HEADER], [HEADER, RewindRecord(1)], [HEADER, some_records()[2]]],
     ids=["no header", "two", "rewound to nothing", "goes on from nothing"],
 )
 def test_records_that_contradict_each_other(files: SessionFiles, records: list[LogRecord]) -> None:
@@ -119,16 +119,16 @@ def test_a_session_as_it_was(files: SessionFiles) -> None:
     [(session, size)] = read_sessions(files, 2**31, lambda: 1000.0)
     assert size == path_of(files).stat().st_size
     assert (session.key, session.id, session.owner, session.salt) == ("k", "s", HEADER.owner, "salt")
-    assert (session.number, session.last_number, session.parent) == (3, 9, ("p", 3))
+    assert (session.head_number, session.highest_number, session.parent) == (3, 9, ("p", 3))
     assert 935 < session.used < 945
-    assert list(session.nodes) == ["turn-1", "turn-2", "turn-3"]
-    assert session.records() == [record for record in some_records() if not isinstance(record, Rewound)]
+    assert list(session.turns_by_request) == ["turn-1", "turn-2", "turn-3"]
+    assert session.records() == [record for record in some_records() if not isinstance(record, RewindRecord)]
     [stored] = files.read_all()
-    session.head = session.nodes["turn-1"]
-    assert session.records()[-1] == Rewound(1)
+    session.head = session.turns_by_request["turn-1"]
+    assert session.records()[-1] == RewindRecord(1)
     files.replace("k", session.records())
     [stored] = files.read_all()
-    assert session_of(stored, lambda: 0.0).number == 1
+    assert session_of(stored, lambda: 0.0).head_number == 1
 
 
 def test_of_sessions_with_one_id_the_later_counts(files: SessionFiles) -> None:
@@ -164,8 +164,8 @@ class Log:
         self.saver.rewrite()
 
     def add(self, number: int) -> None:
-        self.records.append(Rewound(number))
-        self.saver.note(Rewound(number))
+        self.records.append(RewindRecord(number))
+        self.saver.append(RewindRecord(number))
 
     def _on_full(self) -> None:
         self.full += 1
@@ -177,18 +177,18 @@ async def test_saved_means_on_the_disk(files: SessionFiles) -> None:
     for number in range(5):
         log.add(number)
         log.add(number)
-        await log.saver.saved()
+        await log.saver.wait_saved()
         assert log_of(files) == log.records
         assert log.disk.used == path_of(files).stat().st_size
     log.saver.delete()
-    await log.saver.saved()
+    await log.saver.wait_saved()
     assert (list(files.read_all()), log.disk.used) == ([], 0)
 
 
 @pytest_anyio
 async def test_notes_of_a_time_go_together(files: SessionFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     log, gate, syncs = Log(files), threading.Event(), 0
-    await log.saver.saved()
+    await log.saver.wait_saved()
     fsync = os.fsync
 
     def slow(descriptor: int) -> None:
@@ -203,7 +203,7 @@ async def test_notes_of_a_time_go_together(files: SessionFiles, monkeypatch: pyt
     for number in range(2, 9):
         log.add(number)
     gate.set()
-    await log.saver.saved()
+    await log.saver.wait_saved()
     assert log_of(files) == log.records
     assert syncs == 2
 
@@ -215,7 +215,7 @@ async def test_after_an_error_the_whole_log_is_written(
 ) -> None:
     log = Log(files)
     log.add(1)
-    await log.saver.saved()
+    await log.saver.wait_saved()
 
     def fail(descriptor: int, *data: memoryview) -> int:
         if call == "write":
@@ -228,12 +228,12 @@ async def test_after_an_error_the_whole_log_is_written(
             broken.setattr(os, call, fail)
             log.add(number)
             with pytest.raises(ApiError, match="No space left") as raised:
-                await log.saver.saved()
+                await log.saver.wait_saved()
         assert (raised.value.status, raised.value.code) == (507, "session_not_saved")
         assert [line["event"] for line in lines] == ["a session is not saved"]
         assert log.records[:2] == log_of(files)[:2]
     log.add(4)
-    await log.saver.saved()
+    await log.saver.wait_saved()
     assert log_of(files) == log.records
     assert log.disk.used == path_of(files).stat().st_size
 
@@ -244,20 +244,20 @@ async def test_a_deleted_log_is_not_written_again(files: SessionFiles) -> None:
     log.add(1)
     log.saver.delete()
     log.add(2)
-    await log.saver.saved()
+    await log.saver.wait_saved()
     log.add(3)
-    await log.saver.saved()
+    await log.saver.wait_saved()
     assert (list(files.read_all()), log.disk.used) == ([], 0)
 
 
 @pytest_anyio
 async def test_a_full_disk_is_told_of(files: SessionFiles) -> None:
-    log = Log(files, cap=path_size(HEADER) + path_size(Rewound(1)))
+    log = Log(files, cap=path_size(HEADER) + path_size(RewindRecord(1)))
     log.add(1)
-    await log.saver.saved()
+    await log.saver.wait_saved()
     assert log.full == 0
     log.add(2)
-    await log.saver.saved()
+    await log.saver.wait_saved()
     assert log.full == 1
 
 

@@ -10,9 +10,9 @@ from api.sessions.log import Turn, turns
 from api.sessions.records import (
     FRAME,
     VERSION,
-    Damaged,
+    DamagedLogError,
     LogRecord,
-    Rewound,
+    RewindRecord,
     SessionHeader,
     TurnRecord,
     decode,
@@ -54,7 +54,7 @@ def turn(number: int, previous: Turn | None = None) -> Turn:
 
 def some_records() -> list[LogRecord]:
     first = turn(1)
-    return [HEADER, record_of(first), record_of(turn(2, first)), Rewound(1), record_of(turn(3, first))]
+    return [HEADER, record_of(first), record_of(turn(2, first)), RewindRecord(1), record_of(turn(3, first))]
 
 
 def test_what_was_written_comes_back() -> None:
@@ -67,7 +67,7 @@ def test_a_turn_survives() -> None:
     second = turn_of(record_of(turn(2, first)), {1: first})
     assert turns(second)[0] is first
     assert record_of(second) == record_of(turn(2, first))
-    with pytest.raises(Damaged, match="turn 2 goes on from 1"):
+    with pytest.raises(DamagedLogError, match="turn 2 goes on from 1"):
         turn_of(record_of(turn(2, first)), {})
 
 
@@ -93,7 +93,7 @@ def test_a_flipped_bit_never_goes_unnoticed() -> None:
         damaged = bytearray(data)
         damaged[at] ^= 1 << at % 8
         if at < last:
-            with pytest.raises(Damaged):
+            with pytest.raises(DamagedLogError):
                 decode(bytes(damaged))
         else:
             assert decode(bytes(damaged)) == (records[:-1], last)
@@ -103,26 +103,26 @@ def test_a_damaged_length_in_the_middle_does_not_look_like_the_end() -> None:
     data = bytearray(encode(some_records()))
     at = len(encode(some_records()[:2]))
     data[at : at + 4] = (2**31).to_bytes(4, "little")
-    with pytest.raises(Damaged, match=f"the record at byte {at} is damaged"):
+    with pytest.raises(DamagedLogError, match=f"the record at byte {at} is damaged"):
         decode(bytes(data))
 
 
 @pytest.mark.parametrize("data", [b"", bytes(64), encode([HEADER])[:-1]])
 def test_a_file_without_a_header(data: bytes) -> None:
-    with pytest.raises(Damaged, match="no header"):
+    with pytest.raises(DamagedLogError, match="no header"):
         decode(data)
 
 
 def test_a_version_of_the_future() -> None:
     later = {"type": "session", "version": VERSION + 1, "soul": True}
-    with pytest.raises(Damaged, match=f"version {VERSION + 1}"):
-        decode(frame(msgspec.msgpack.encode(later)) + encode([Rewound(0)]))
+    with pytest.raises(DamagedLogError, match=f"version {VERSION + 1}"):
+        decode(frame(msgspec.msgpack.encode(later)) + encode([RewindRecord(0)]))
 
 
 def test_a_record_that_is_sound_but_wrong() -> None:
-    with pytest.raises(Damaged, match="a record is wrong"):
+    with pytest.raises(DamagedLogError, match="a record is wrong"):
         decode(encode([HEADER]) + frame(msgspec.msgpack.encode({"type": "turn", "number": "one"})))
-    with pytest.raises(Damaged, match="a record is wrong"):
+    with pytest.raises(DamagedLogError, match="a record is wrong"):
         decode(encode([HEADER]) + frame(b"\xc1"))
 
 

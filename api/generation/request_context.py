@@ -11,14 +11,17 @@ SAMPLED = 1
 
 
 class TraceContext(Struct, frozen=True):
-    """parent_id: the client's span; empty in a trace that begins here."""
+    """The trace of an HTTP request, as W3C's trace context has it. Ids are lower-case hex.
+
+    parent_id: the client's span; empty in a trace that begins here. flags: the client's trace flags.
+    """
 
     trace_id: str
     parent_id: str = ""
     flags: int = SAMPLED
 
 
-class Call(Struct, frozen=True):
+class RequestContext(Struct, frozen=True):
     """Who asked for a generation: the trace and the route of the HTTP request, and the address that it went to.
 
     conversation: the session that the route names.

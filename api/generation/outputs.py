@@ -5,16 +5,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, Self, TypeAlias
 
+from msgspec.structs import replace
+
 from actors.requests import Lost, Origin, Output, Request
 from api import errors
 from api.errors import ApiError
-from api.generation.call import Call
+from api.generation.request_context import RequestContext
 
 MERGE_ABOVE = 64
 AbandonReason: TypeAlias = Literal["aborted", "timeout"]
 
 
-class Owner(Protocol):
+class GenerationGateway(Protocol):
     """The gateway, as a generation sees it."""
 
     clock: Callable[[], float]
@@ -24,19 +26,20 @@ class Owner(Protocol):
 
 @dataclass
 class Member:
-    """One request of the ring and what has come back for it. Times are the gateway's clock, in seconds.
+    """One request in the ring, and what has come back for it. Times are seconds on the gateway's clock.
 
-    delivered, shown: all output tokens, and how many characters of text came with them, for a resubmission.
-    first: of the first admission, which says what came out of the cache.
+    A time is None until then. first: the first output, which says what came out of the cache; it stays, also after a
+    retraction or a restart. delivered, shown: all output tokens so far, and how many characters of text came with them,
+    for a resubmission. pending: outputs that the reader has not taken; beyond MERGE_ABOVE they become one.
     """
 
     index: int
     request: Request
     generation: "Generation"
-    submitted: float
-    admitted: float | None = None
-    first_token: float | None = None
-    last_token: float | None = None
+    submitted_at: float
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     finish_reason: str | None = None
@@ -77,21 +80,12 @@ class Member:
 
 def merge(outputs: Sequence[Output]) -> Output:
     """Consecutive outputs of one request as one: texts and tokens joined, counts of the last."""
-    last = outputs[-1]
-    return Output(
-        request=last.request,
+    return replace(
+        outputs[-1],
         text="".join(o.text for o in outputs),
         tokens=b"".join(o.tokens for o in outputs),
-        prompt_tokens=last.prompt_tokens,
-        cached_tokens=last.cached_tokens,
-        completion_tokens=last.completion_tokens,
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
         logprobs=[item for o in outputs for item in o.logprobs],
         prompt_logprobs=[item for o in outputs for item in o.prompt_logprobs],
-        matched_tokens=last.matched_tokens,
-        lost=last.lost,
-        origin=last.origin,
     )
 
 
@@ -102,11 +96,11 @@ class Generation:
     aborts whatever is not finished.
     """
 
-    def __init__(self, gateway: Owner, timeout: float, call: Call | None = None) -> None:
+    def __init__(self, gateway: GenerationGateway, timeout: float, call: RequestContext | None = None) -> None:
         self.members: list[Member] = []
         self.call = call
-        self.created = gateway.clock()
-        self.ended: float | None = None
+        self.created_at = gateway.clock()
+        self.ended_at: float | None = None
         self._gateway = gateway
         self._wake = asyncio.Event()
         self._error: ApiError | None = None
@@ -132,7 +126,7 @@ class Generation:
     @property
     def age(self) -> float:
         """Seconds since submission; stops when the reader closes."""
-        return (self.ended if self.ended is not None else self._gateway.clock()) - self.created
+        return (self.ended_at if self.ended_at is not None else self._gateway.clock()) - self.created_at
 
     async def next(self, wait: float | None = None) -> list[tuple[int, Output]]:
         """What has come since the last call, as (member, output); empty after `wait` seconds of silence.
@@ -165,8 +159,8 @@ class Generation:
     def close(self) -> None:
         self._timer.cancel()
         self._gateway.abandon(self, "aborted")
-        if self.ended is None:
-            self.ended = self._gateway.clock()
+        if self.ended_at is None:
+            self.ended_at = self._gateway.clock()
 
     def _expire(self) -> None:
         self.fail(errors.timed_out(self._timeout), "timeout")

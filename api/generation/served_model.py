@@ -29,7 +29,7 @@ class Text(Protocol):
 
 
 @dataclass(frozen=True)
-class Engine:
+class ServedModel:
     """A loaded model. max_model_len counts prompt and answer together; `info` is shown by /model_info."""
 
     text: Text
