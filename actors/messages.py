@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from actors.lease import Lease, Loan
-from actors.requests import EndReason, Lost, Origin, Output, Request, RetireReason, RowLogprobs, Tier
+from actors.requests import EndReason, MissReason, Origin, Output, Request, RetireReason, RowLogprobs, Tier
 from actors.tokens import Tokens
 
 
@@ -18,7 +18,7 @@ class Checkpoint(Struct, array_like=True):
 
     grant: int
     position: int
-    slot: Lease
+    lease: Lease
 
 
 class PageCopy(Struct, frozen=True, array_like=True):
@@ -27,10 +27,10 @@ class PageCopy(Struct, frozen=True, array_like=True):
 
 
 class Fill(Struct, frozen=True, array_like=True):
-    """A stored state to go on from: it fills the grant's slot, and its KV the grant's pages from index `first` on."""
+    """A stored state to go on from: it fills the grant's slot, and its KV the pages from index `first_page` on."""
 
     key: int
-    first: int
+    first_page: int
 
 
 # Messages that carry leases
@@ -39,10 +39,10 @@ class Fill(Struct, frozen=True, array_like=True):
 class Granted(Struct, tag=True, array_like=True):
     """cache → scheduler, the answer to Acquire: a state slot, pages, and the position to start from.
 
-    state: copy it from `source` or from `fill`; if `moved` it holds its state already; otherwise clear it.
+    state: copy it from `loan` or from `fill`; if `moved` it holds its state already; otherwise clear it.
     match: tokens that the state has then consumed. matched_tokens: how far the tree knows the tokens.
-    lost: why match is below that. pages: by page index, up to the tokens and one more.
-    copy: a shared page that has to be copied before it is written to.
+    miss_reason: why match is below that. pages: by page index, up to the tokens and one more.
+    page_copy: a shared page that has to be copied before it is written to.
     branch: a position worth a checkpoint: where the tree's tokens part from the request's, if beyond match.
     origin: where the state at match comes from; "tokens" if there is none.
     """
@@ -51,11 +51,11 @@ class Granted(Struct, tag=True, array_like=True):
     state: Lease
     match: int
     matched_tokens: int
-    lost: Lost
+    miss_reason: MissReason
     moved: bool
-    source: Loan | None
+    loan: Loan | None
     pages: list[int]
-    copy: PageCopy | None
+    page_copy: PageCopy | None
     branch: int | None
     fill: Fill | None = None
     origin: Origin = "tokens"
@@ -66,7 +66,7 @@ class Spare(Struct, tag=True, array_like=True):
 
     grant: int
     asked: int
-    slots: list[Lease]
+    leases: list[Lease]
 
 
 class Return(Struct, tag=True, array_like=True):
@@ -84,11 +84,11 @@ class Admit(Struct, tag=True, array_like=True):
     state: Lease
     match: int
     matched_tokens: int
-    lost: Lost
+    miss_reason: MissReason
     moved: bool
-    source: Loan | None
+    loan: Loan | None
     pages: list[int]
-    copy: PageCopy | None
+    page_copy: PageCopy | None
     fill: Fill | None = None
     origin: Origin = "tokens"
 
@@ -187,10 +187,10 @@ class Exported(Struct, tag=True, array_like=True):
 
 
 class Free(Struct, tag=True, array_like=True):
-    """anyone → cache: slots back to the pool; `closes` names the grant whose account ends with it."""
+    """anyone → cache: slots back to the pool; `closes_grant` names the grant whose account ends with it."""
 
-    slots: list[Lease]
-    closes: int | None = None
+    leases: list[Lease]
+    closes_grant: int | None = None
 
 
 # Messages that carry none
@@ -199,11 +199,11 @@ class Free(Struct, tag=True, array_like=True):
 class Submit(Struct, tag=True, array_like=True):
     """api → scheduler: a new request. Answered by Ended if the queue is full or the server is draining.
 
-    again: it was accepted before a restart of the actors, so a full queue takes it.
+    resubmitted: it was accepted before a restart of the actors, so a full queue takes it.
     """
 
     request: Request
-    again: bool = False
+    resubmitted: bool = False
 
 
 class Abort(Struct, tag=True, array_like=True):
@@ -255,10 +255,10 @@ class Extend(Struct, tag=True, array_like=True):
 
 
 class Extended(Struct, tag=True, array_like=True):
-    """cache → scheduler: the pages that could be given; `short` names those that wait for others to go."""
+    """cache → scheduler: the pages that could be given; `starved` names those that wait for others to go."""
 
     pages: list[GrantPages]
-    short: list[int]
+    starved: list[int]
 
 
 class Closed(Struct, tag=True, array_like=True):
@@ -281,7 +281,7 @@ class Admitted(Struct, tag=True, array_like=True):
     request: Request
     match: int
     matched_tokens: int
-    lost: Lost
+    miss_reason: MissReason
     origin: Origin = "tokens"
 
 
@@ -409,9 +409,9 @@ class Drain(Struct, tag=True, array_like=True):
 
 
 class Drained(Struct, tag=True, array_like=True):
-    """cache → api: the lap is complete; `astray` names what was not home (empty when all is well)."""
+    """cache → api: the lap is complete; `leaks` names what was not home (empty when all is well)."""
 
-    astray: list[str]
+    leaks: list[str]
 
 
 class Ran(Struct, tag=True, array_like=True):

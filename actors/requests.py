@@ -9,7 +9,7 @@ from actors.tokens import Tokens, cut
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 RetireReason: TypeAlias = Literal["finished", "limit", "capacity", "aborted", "timeout", "retracted", "failed"]
-Lost: TypeAlias = Literal["", "evicted", "misaligned", "never_kept", "damaged"]
+MissReason: TypeAlias = Literal["", "evicted", "misaligned", "never_kept", "damaged"]
 Origin: TypeAlias = Literal["slot", "tree", "host", "disk", "tokens"]
 Tier: TypeAlias = Literal["slot", "host", "disk", "tokens"]
 EndReason: TypeAlias = Literal["queue_full", "too_large", "aborted", "timeout", "draining"]
@@ -46,7 +46,7 @@ class Request(Struct, frozen=True, array_like=True):
     """One request, drawn up by the api; seeds are drawn there too, so that a replay samples alike.
 
     tokens[:prompt_len] is the prompt. A retracted or resubmitted request comes back with its output appended.
-    shown: how many characters of that output's text the client has been given.
+    delivered_chars: how many characters of that output's text the client has been given.
     logprobs: how many alternatives to report for each output token; None reports no log probabilities at all.
     prompt_logprobs_from: report log probabilities of prompt tokens from this index on.
     message_ends: positions in the prompt at which a checkpoint is worth having.
@@ -65,22 +65,21 @@ class Request(Struct, frozen=True, array_like=True):
     logprobs: int | None = None
     prompt_logprobs_from: int | None = None
     skip_special_tokens: bool = True
-    shown: int = 0
+    delivered_chars: int = 0
     session: str = ""
     trace: str = ""
 
 
-def resubmission(request: Request, delivered: Tokens, shown: int) -> Request:
+def resubmission(request: Request, delivered: Tokens, delivered_chars: int) -> Request:
     """What the api submits again when the four actors were made anew.
 
-    That is `request` with the output tokens delivered so far, of whose text the client has `shown` characters.
-
+    That is `request` with the output tokens `delivered` so far, and the number of characters that came with them.
     The log probabilities of the prompt came with the first of them.
     """
     return replace(
         request,
         tokens=cut(request.tokens, 0, request.prompt_len) + delivered,
-        shown=shown,
+        delivered_chars=delivered_chars,
         prompt_logprobs_from=None if delivered else request.prompt_logprobs_from,
     )
 
@@ -105,7 +104,7 @@ class Output(Struct, array_like=True):
     """What one step adds to one request. The first one comes, empty, when the request is admitted.
 
     `tokens` holds every new token, `text` what may be shown of them; the counts are totals up to here. Of the prompt,
-    matched_tokens were known to the tree and cached_tokens not computed again; `lost` says why those are fewer.
+    matched_tokens were known to the tree and cached_tokens not computed again; `miss_reason` says why those are fewer.
     """
 
     request: str
@@ -119,5 +118,5 @@ class Output(Struct, array_like=True):
     logprobs: list[TokenLogprob] = []
     prompt_logprobs: list[TokenLogprob] = []
     matched_tokens: int = 0
-    lost: Lost = ""
+    miss_reason: MissReason = ""
     origin: Origin = "tokens"

@@ -12,7 +12,7 @@ from actors.cache.copies import TierLimits
 from actors.forward.torch_device import TorchDevice
 from actors.lease import Move, Violation
 from actors.runtime.relay import Relay, RelayConfig
-from actors.runtime.sizing import DEFAULT_MEMORY, PoolSizes, size_pools
+from actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, PoolSizes, size_pools
 from actors.scheduler.plan import Limits
 from actors.storage.files import StateFiles
 from actors.storage.host_memory import HostStates
@@ -84,7 +84,7 @@ def model_length(config: Config, model: Model) -> int:
 
 
 def size(config: Config, model: Model, max_model_len: int, device: torch.device) -> PoolSizes:
-    memory = config.memory if config.memory is not None else int(free_memory(device) * DEFAULT_MEMORY)
+    memory = config.memory if config.memory is not None else int(free_memory(device) * DEFAULT_MEMORY_FRACTION)
     return size_pools(
         model,
         memory,
@@ -124,7 +124,7 @@ def build_lower_tiers(config: Config, model: Model, sizes: PoolSizes, path: Path
     host = HostStates()
     if config.session_dir is None:
         return LowerTiers(limits, host, None)
-    model_id = fingerprint(path, model.state_shapes(), model.page_shapes())
+    model_id = fingerprint(path, model.state_specs(), model.kv_specs())
     files = StateFiles(Path(config.session_dir) / "states", model_id, host)
     files.scan()
     return LowerTiers(limits, host, files)

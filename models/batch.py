@@ -81,8 +81,8 @@ class Pools:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Shape of one slot's or one KV position's share of a pool tensor."""
+class TensorSpec:
+    """TensorSpec of one slot's or one KV position's share of a pool tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -99,11 +99,11 @@ class Model(Protocol):
     chunk_size: int
     max_position: int
 
-    def state_shapes(self) -> list[Shape]:
+    def state_specs(self) -> list[TensorSpec]:
         """One entry per state tensor: what a slot holds."""
         ...
 
-    def page_shapes(self) -> list[Shape]:
+    def kv_specs(self) -> list[TensorSpec]:
         """One entry per page tensor: what one position of a page holds. Empty without attention."""
         ...
 
@@ -118,6 +118,6 @@ class Model(Protocol):
 
 def allocate(model: Model, slots: int, pages: int, page_size: int, device: torch.device) -> Pools:
     """Zeroed pools for `slots` states and `pages` pages."""
-    state = [torch.zeros(slots, *s.shape, dtype=s.dtype, device=device) for s in model.state_shapes()]
-    kv = [torch.zeros(pages, page_size, *s.shape, dtype=s.dtype, device=device) for s in model.page_shapes()]
+    state = [torch.zeros(slots, *s.shape, dtype=s.dtype, device=device) for s in model.state_specs()]
+    kv = [torch.zeros(pages, page_size, *s.shape, dtype=s.dtype, device=device) for s in model.kv_specs()]
     return Pools(state, kv, page_size)

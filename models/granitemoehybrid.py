@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from models.batch import Batch, Pools, Shape
+from models.batch import Batch, Pools, TensorSpec
 from models.config import ModelConfig, ModelError
 from models.family import Family
 from models.layers.attention import Attention, AttentionSettings
@@ -73,11 +73,11 @@ class GraniteMoeHybrid(nn.Module):
             return Mamba2Mixer(self.mamba, index, self.dtype)
         return Attention(self.attention, index, self.dtype)
 
-    def state_shapes(self) -> list[Shape]:
-        return self.mamba.state_shapes() * self.kinds.count("mamba")
+    def state_specs(self) -> list[TensorSpec]:
+        return self.mamba.state_specs() * self.kinds.count("mamba")
 
-    def page_shapes(self) -> list[Shape]:
-        return self.attention.page_shapes(self.dtype) * self.kinds.count("attention")
+    def kv_specs(self) -> list[TensorSpec]:
+        return self.attention.kv_specs(self.dtype) * self.kinds.count("attention")
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         step = plan_batch(batch, pools, self.chunk_size, self.mamba.kernel)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.batch import Batch, Decode, Pools, Prefill, Shape
+from models.batch import Batch, Decode, Pools, Prefill, TensorSpec
 from models.hash_definition import FOLD_PERIOD, MODULUS, next_state
 
 LOGIT = 10.0
@@ -43,11 +43,11 @@ class HashModel:
             delay_ms=tuple(config.get("delay_ms", (0.0, 0.0))),
         )
 
-    def state_shapes(self) -> list[Shape]:
-        return [Shape((), torch.int64)]
+    def state_specs(self) -> list[TensorSpec]:
+        return [TensorSpec((), torch.int64)]
 
-    def page_shapes(self) -> list[Shape]:
-        return [Shape((), torch.int64)] if self.page_fold else []
+    def kv_specs(self) -> list[TensorSpec]:
+        return [TensorSpec((), torch.int64)] if self.page_fold else []
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         if self.delay_ms[1]:

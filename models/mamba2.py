@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from models.batch import Batch, Pools, Shape
+from models.batch import Batch, Pools, TensorSpec
 from models.config import UNLIMITED, ModelConfig, ModelError
 from models.family import Family
 from models.layers.linear import Embedding, Linear
@@ -46,10 +46,10 @@ class Mamba2(nn.Module):
         self.backbone = Backbone(self.settings, self.layers, self.vocab_size, tied, dtype)
         self.lm_head = None if tied else Linear(self.settings.hidden, self.vocab_size, False, dtype)
 
-    def state_shapes(self) -> list[Shape]:
-        return self.settings.state_shapes() * self.layers
+    def state_specs(self) -> list[TensorSpec]:
+        return self.settings.state_specs() * self.layers
 
-    def page_shapes(self) -> list[Shape]:
+    def kv_specs(self) -> list[TensorSpec]:
         return []
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:

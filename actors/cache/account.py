@@ -13,7 +13,7 @@ class Account:
     """What an open grant holds of the cache: its node in the tree, its pages by index, and its loans.
 
     node: pinned until the account closes. tail: the tokens between node's end and the account's position.
-    source, loan: the node whose state is lent, and the loan. copy_source: the shared page to copy from.
+    loan_node, loan: the node whose state is lent, and the loan. copy_source: the shared page to copy from.
     fill: the copy below the pool that the slot is filled from.
     named: the session's name was on the state that was moved. closing: it closes when its loans have ended.
     """
@@ -23,7 +23,7 @@ class Account:
     epoch: int
     pages: list[int]
     session: str = ""
-    source: Node[Lease] | None = None
+    loan_node: Node[Lease] | None = None
     loan: Loan | None = None
     copy_source: int | None = None
     fill: Node[StateCopy] | None = None

@@ -8,8 +8,8 @@ from actors.actor import Send
 from actors.cache.account import Account
 from actors.cache.allocator import Allocator
 from actors.cache.copies import NO_TIERS, StateCopy, TierLimits, copy_of
-from actors.cache.pages import Pages
-from actors.cache.radix import Match, Node, RadixTree, path
+from actors.cache.pages import PagePool
+from actors.cache.radix import Match, Node, RadixTree, path_to_root
 from actors.cache.tiers import Tiers
 from actors.cache.waiting import Parked, Wait, Waiting
 from actors.lease import Lease, Ledger, Place
@@ -53,14 +53,14 @@ class Cache:
     """The cache actor: it owns the free slots, the radix tree, the page counts, the grants' accounts and session names.
 
     pages: the KV pool, of length 0 without attention. disk: None if states are not written to files.
-    tree_tokens: most tokens in the tree, which bounds it where pages do not. Beyond it the least recently used leaves
-    that no grant goes on from are evicted, with their states.
+    max_tree_tokens: bounds the tree where pages do not. Beyond it the least recently used leaves that no grant goes on
+    from are evicted, with their states.
     """
 
     send: Send
     ledger: Ledger
-    pages: Pages
-    tree_tokens: int = 1 << 22
+    pages: PagePool
+    max_tree_tokens: int = 1 << 22
     limits: TierLimits = NO_TIERS
     disk: Disk | None = None
     counters: Counter[str] = field(default_factory=Counter)
@@ -70,12 +70,12 @@ class Cache:
         self.accounts: dict[int, Account] = {}
         self.tiers = Tiers(self.send, self.ledger, self.pages, self.tree, self.limits, self.disk, self._is_busy)
         self.allocator = Allocator(self.ledger, self.pages, self.tree, self.tiers, self.counters)
-        self._sessions: Counter[str] = Counter()
+        self._open_turns: Counter[str] = Counter()
         self.waiting = Waiting(self.tiers.store)
-        self._hungry: dict[int, None] = {}
+        self._page_waiters: dict[int, None] = {}
         self._flushed: dict[Node[Lease], Lease] = {}
         self._closed: list[int] = []
-        self._report_short = False
+        self._report_starved = False
         self._draining = False
 
     def receive(self, message: Message) -> None:
@@ -88,8 +88,8 @@ class Cache:
             case Want(grant, count):
                 self.send("scheduler", Spare(grant, count, self._spares(grant, count)))
             case Extend(grants):
-                self._hungry.update(dict.fromkeys(grant for grant in grants if grant in self.accounts))
-                self._report_short = True
+                self._page_waiters.update(dict.fromkeys(grant for grant in grants if grant in self.accounts))
+                self._report_starved = True
             case Copied(grant):
                 self._end_loans(self.accounts[grant])
             case Return(grant, state):
@@ -106,8 +106,8 @@ class Cache:
                 self.waiting.loaded(self.tiers.store.loaded(key, error), error)
             case Name() | Unname() | Suspend():
                 self.tiers.command(message)
-            case Free(slots, closes):
-                for lease in slots:
+            case Free(leases, closes):
+                for lease in leases:
                     self.ledger.free(lease)
                 if closes is not None:
                     self._close(self.accounts[closes])
@@ -122,16 +122,16 @@ class Cache:
 
     def act(self) -> None:
         self.tiers.act()
-        self._feed()
+        self._give_pages()
         self._serve()
         self.tiers.keep_a_slot_free()
         for grant in self._closed:
             self.send("scheduler", Closed(grant))
         self._closed.clear()
         self._bound_tree()
-        if self._draining and not self.accounts and self._astray() == 0 and self.tiers.settled:
+        if self._draining and not self.accounts and self._slots_in_transit() == 0 and self.tiers.idle:
             self._draining = False
-            self.send("api", Drained(self._lost()))
+            self.send("api", Drained(self._leaks()))
 
     def leases(self) -> Iterator[Lease]:
         yield from (node.state for node in self.tree.states if node.state is not None)
@@ -144,11 +144,11 @@ class Cache:
 
         One that waits for its copy keeps nobody waiting.
         """
-        self.allocator.slots_short = False
+        self.allocator.grant_waits_for_slot = False
         for parked in self.waiting.in_order():
             if parked.acquire.predecessor in self.accounts:
                 continue
-            waits_for = Wait.ALLOCATION if self._hungry else self._answer(parked)
+            waits_for = Wait.ALLOCATION if self._page_waiters else self._answer(parked)
             if waits_for is Wait.ALLOCATION:
                 return
             if waits_for is None:
@@ -181,18 +181,18 @@ class Cache:
     def _grant(self, parked: Parked, match: Match[Lease], below: Node[StateCopy] | None, need: int) -> bool:
         """Give a slot and `need` pages to go on from the match; False, with nothing kept, if there is no room."""
         acquire, node = parked.acquire, match.node
-        table = self.tree.table(node)
+        table = self.tree.page_table(node)
         whole = node.end // self.pages.size if table else 0
         copy_source = table[whole] if whole < len(table) and below is None else None
         shared = table[:whole] if copy_source is None else table[: whole + 1]
         node.pins += 1
-        self.pages.share(shared)
+        self.pages.add_grant_refs(shared)
         fresh = self.allocator.pages_for_a_grant(need - whole, reserve=len(self.accounts))
         lent = node if below is None else None
         state, moved = self.allocator.state_slot(lent, acquire.session) if fresh is not None else (None, False)
         if state is None:
-            self.pages.release(shared)
-            self.pages.release(fresh or [])
+            self.pages.drop_grant_refs(shared)
+            self.pages.drop_grant_refs(fresh or [])
             self.tree.unpin(node)
             return False
         assert fresh is not None
@@ -200,12 +200,12 @@ class Cache:
         account.copy_source = copy_source
         if moved:
             account.named = acquire.session in node.sessions
-            self.tiers.names.leave_pool(acquire.session)
+            self.tiers.names.unbind_from_pool(acquire.session)
         if below is not None:
             account.fill, account.tail = below, cut(acquire.tokens, node.end, below.end)
             self.tiers.store.lend(below)
         elif node.state is not None:
-            account.source, account.loan = node, self.ledger.lend(node.state)
+            account.loan_node, account.loan = node, self.ledger.lend(node.state)
         self._open(account)
         self._granted(parked, account, match, state, moved)
         return True
@@ -213,7 +213,7 @@ class Cache:
     def _open(self, account: Account) -> None:
         self.accounts[account.grant] = account
         if account.session:
-            self._sessions[account.session] += 1
+            self._open_turns[account.session] += 1
         self.tree.touch(account.node)
 
     def _granted(self, parked: Parked, account: Account, match: Match[Lease], state: Lease, moved: bool) -> None:
@@ -232,7 +232,7 @@ class Cache:
                 state,
                 position,
                 known,
-                parked.lost or match.lost if account.fill is None else "",
+                parked.miss_reason or match.miss_reason if account.fill is None else "",
                 moved,
                 account.loan,
                 list(account.pages),
@@ -246,7 +246,7 @@ class Cache:
     def _spares(self, grant: int, wanted: int) -> list[Lease]:
         """Checkpoint slots; none while a request waits for a slot to run in."""
         slots: list[Lease] = []
-        while len(slots) < wanted and not self.allocator.slots_short and grant in self.accounts:
+        while len(slots) < wanted and not self.allocator.grant_waits_for_slot and grant in self.accounts:
             lease = self.allocator.spare_slot()
             if lease is None:
                 break
@@ -254,27 +254,27 @@ class Cache:
         self.counters["checkpoints_granted"] += len(slots)
         return slots
 
-    def _feed(self) -> None:
+    def _give_pages(self) -> None:
         """A page to each row that waits for one, in the order of asking, and word of those that still wait.
 
         Of one whose copy is under way there is no word yet: when that is done the page copied from may be its own. Nor
         of any while a state leaves the pool, and its pages with it: an earlier word of them is taken back.
         """
         fed: list[GrantPages] = []
-        for grant in list(self._hungry):
+        for grant in list(self._page_waiters):
             pages = self.allocator.take_pages(1) or self._take_from_own_path(self.accounts[grant])
             if pages is None:
                 break
             self.accounts[grant].pages += pages
             fed.append(GrantPages(grant, pages))
-            del self._hungry[grant]
-        if self.tiers.exports and self._hungry:
-            if fed or self._report_short:
+            del self._page_waiters[grant]
+        if self.tiers.exports and self._page_waiters:
+            if fed or self._report_starved:
                 self.send("scheduler", Extended(fed, []))
-            self._report_short = True
-        elif fed or self._report_short:
-            self._report_short = False
-            short = [grant for grant in self._hungry if not self.accounts[grant].on_loan]
+            self._report_starved = True
+        elif fed or self._report_starved:
+            self._report_starved = False
+            short = [grant for grant in self._page_waiters if not self.accounts[grant].on_loan]
             self.send("scheduler", Extended(fed, short))
 
     def _take_from_own_path(self, account: Account) -> list[int] | None:
@@ -333,9 +333,9 @@ class Cache:
         """The name goes to the deepest state that the turn has left; on a path that was flushed there is none."""
         if account.session not in self.tiers.names.opened:
             return
-        node = next((step for step in path(account.node) if step.state is not None), None)
+        node = next((step for step in path_to_root(account.node) if step.state is not None), None)
         if node is not None and account.epoch == self.tree.epoch:
-            self.tiers.names.put_in_pool(account.session, node)
+            self.tiers.names.bind_to_pool(account.session, node)
 
     def _undo(self, account: Account, state: Lease) -> None:
         moved_from = account.node if account.loan is None and account.position and not account.tail else None
@@ -343,26 +343,26 @@ class Cache:
             self.ledger.cache(state, moved_from.id)
             self.tree.set_state(moved_from, state)
             if account.named and account.session in self.tiers.names.opened:
-                self.tiers.names.put_in_pool(account.session, moved_from)
+                self.tiers.names.bind_to_pool(account.session, moved_from)
         else:
             self.ledger.free(state)
         self._end_loans(account)
         self._close(account)
 
     def _end_loans(self, account: Account) -> None:
-        if account.loan is not None and account.source is not None:
+        if account.loan is not None and account.loan_node is not None:
             self.ledger.end_loan(account.loan)
-            lent = self._flushed.get(account.source)
+            lent = self._flushed.get(account.loan_node)
             if lent is not None and not self.ledger.loans(lent):
-                self.ledger.free(self._flushed.pop(account.source))
-            account.loan = account.source = None
+                self.ledger.free(self._flushed.pop(account.loan_node))
+            account.loan = account.loan_node = None
         if account.copy_source is not None:
-            self.pages.release([account.copy_source])
+            self.pages.drop_grant_refs([account.copy_source])
             account.copy_source = None
         if account.fill is not None:
             self.tiers.store.end_loan(account.fill)
             account.fill = None
-        self._report_short |= account.grant in self._hungry
+        self._report_starved |= account.grant in self._page_waiters
         if account.closing:
             self._close(account)
 
@@ -372,10 +372,10 @@ class Cache:
         if account.on_loan:
             return
         del self.accounts[account.grant]
-        self._hungry.pop(account.grant, None)
-        self._report_short |= bool(self._hungry)
+        self._page_waiters.pop(account.grant, None)
+        self._report_starved |= bool(self._page_waiters)
         self._leave_session(account)
-        self.pages.release(account.pages)
+        self.pages.drop_grant_refs(account.pages)
         if account.epoch == self.tree.epoch:
             self.tree.unpin(account.node)
         self._closed.append(account.grant)
@@ -384,19 +384,19 @@ class Cache:
         """A turn whose state was worth nothing leaves the name where it is, or at a state further up."""
         names = self.tiers.names
         if account.session:
-            self._sessions -= Counter([account.session])
+            self._open_turns -= Counter([account.session])
         if account.session in names.opened and account.session not in names.in_pool:
             if not names.has(account.session):
                 self._name(account)
             names.tell(account.session)
 
     def _is_busy(self, session: str) -> bool:
-        return session in self._sessions
+        return session in self._open_turns
 
     # Forgetting
 
     def _bound_tree(self) -> None:
-        while self.tree.tokens > self.tree_tokens and self.allocator.evict_leaf():
+        while self.tree.tokens > self.max_tree_tokens and self.allocator.evict_leaf():
             pass
 
     def _flush(self) -> None:
@@ -412,11 +412,11 @@ class Cache:
 
     # Draining
 
-    def _astray(self) -> int:
+    def _slots_in_transit(self) -> int:
         """Slots that are on their way."""
         return self.ledger.counts[Place.TRANSIT]
 
-    def _lost(self) -> list[str]:
+    def _leaks(self) -> list[str]:
         """Slots and pages that should be home and are not."""
         lost = [
             f"slot {slot}: {entry.place} by {entry.holder}"

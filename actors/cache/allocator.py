@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from actors.cache.pages import Pages
+from actors.cache.pages import PagePool
 from actors.cache.radix import Node, RadixTree
 from actors.cache.tiers import Tiers
 from actors.lease import Lease, Ledger
@@ -13,13 +13,13 @@ class Allocator:
 
     A part of the cache. A state with a session's name is copied first, where there is room for a copy; its slot and
     pages can be had only when Exported has come.
-    slots_short: a grant waits for a slot, so none is given for checkpoints.
+    grant_waits_for_slot: a grant waits for a slot, so none is given for checkpoints.
     """
 
     def __init__(
-        self, ledger: Ledger, pages: Pages, tree: RadixTree[Lease], tiers: Tiers, counters: Counter[str]
+        self, ledger: Ledger, pages: PagePool, tree: RadixTree[Lease], tiers: Tiers, counters: Counter[str]
     ) -> None:
-        self.slots_short = False
+        self.grant_waits_for_slot = False
         self._ledger, self._pages, self._tree, self._tiers, self._counters = ledger, pages, tree, tiers, counters
 
     def state_slot(self, node: Node[Lease] | None, session: str) -> tuple[Lease | None, bool]:
@@ -35,12 +35,12 @@ class Allocator:
                 return self._tree.take_state(node), True
             if not self._tiers.exports:
                 self._evict(node)
-        self.slots_short = lease is None
+        self.grant_waits_for_slot = lease is None
         return lease, False
 
     def spare_slot(self) -> Lease | None:
         """A slot that is free, or holds a state without a name."""
-        return self._ledger.take("cache") or self._evict_unnamed_state()
+        return self._ledger.take("cache") or self._evict_state(unnamed_only=True)
 
     def pages_for_a_grant(self, wanted: int, reserve: int) -> list[int] | None:
         """Pages for a new grant, with `reserve` kept back: one for each open grant, which will soon want one."""
@@ -69,19 +69,11 @@ class Allocator:
         self._counters["evicted_pages"] += len(leaf.pages)
         self._tree.remove(leaf)
 
-    def _evict_state(self, keep: Node[Lease] | None) -> Lease | None:
+    def _evict_state(self, keep: Node[Lease] | None = None, unnamed_only: bool = False) -> Lease | None:
         """The slot of the least recently used state; while a copy is made, of one that needs none."""
-        if self._tiers.exports:
-            return self._evict_unnamed_state(keep)
+        unnamed_only = unnamed_only or bool(self._tiers.exports)
         for node in self._tree.states:
-            if node is not keep and self._is_evictable(node):
-                self._evict(node)
-                break
-        return self._ledger.take("cache")
-
-    def _evict_unnamed_state(self, keep: Node[Lease] | None = None) -> Lease | None:
-        for node in self._tree.states:
-            if node is not keep and not node.sessions and self._is_evictable(node):
+            if node is not keep and not (unnamed_only and node.sessions) and self._is_evictable(node):
                 self._evict(node)
                 break
         return self._ledger.take("cache")

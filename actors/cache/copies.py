@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from actors.actor import Send
-from actors.cache.pages import Pages
+from actors.cache.pages import PagePool
 from actors.cache.radix import Node, RadixTree, root_of, tokens_to
 from actors.messages import Drop
 from actors.requests import Tier
 from actors.storage.disk import Disk, NoDisk
-from actors.tokens import Tokens, count
+from actors.tokens import WIDTH, Tokens, count
 
 FILE_OVERHEAD = 8192
 
@@ -29,11 +29,11 @@ class TierLimits:
     token_bytes: int = 0
     session_slots: int | None = None
 
-    def in_memory(self, position: int) -> int:
+    def memory_bytes(self, position: int) -> int:
         return self.state_bytes + self.token_bytes * position
 
-    def in_file(self, position: int) -> int:
-        return self.in_memory(position) + 4 * position + FILE_OVERHEAD
+    def file_bytes(self, position: int) -> int:
+        return self.memory_bytes(position) + WIDTH * position + FILE_OVERHEAD
 
 
 NO_TIERS = TierLimits()
@@ -96,7 +96,7 @@ class CopyStore:
         gone: Callable[[Node[StateCopy]], None],
     ) -> None:
         self.limits = limits
-        self.tree: RadixTree[StateCopy] = RadixTree(Pages(0, 1))
+        self.tree: RadixTree[StateCopy] = RadixTree(PagePool(0, 1))
         self.host_bytes = self.disk_bytes = 0
         self.counters: Counter[str] = Counter()
         self._disk: Disk = disk if disk is not None and limits.disk_bytes else NoDisk()
@@ -129,7 +129,7 @@ class CopyStore:
 
     def can_hold(self, position: int) -> bool:
         """Whether a copy of so many tokens fits into host memory at all."""
-        return self.limits.in_memory(position) <= self.limits.host_bytes
+        return self.limits.memory_bytes(position) <= self.limits.host_bytes
 
     # Finding
 
@@ -144,10 +144,10 @@ class CopyStore:
 
     # Host memory
 
-    def expect(self, salt: str, tokens: Tokens) -> tuple[Node[StateCopy], int] | None:
+    def reserve(self, salt: str, tokens: Tokens) -> tuple[Node[StateCopy], int] | None:
         """Where the copy of a state goes that has none yet, and its key; None if there is no room."""
         copy = self._new(count(tokens))
-        if not self._host_room(copy.size):
+        if not self._make_host_room(copy.size):
             return None
         node = self._add(salt, tokens, copy)
         self._come(node)
@@ -158,14 +158,14 @@ class CopyStore:
         node = self._coming.pop(key)
         copy_of(node).host = Presence.PRESENT
         self._changed(node)
-        self._settle(node)
+        self._forget_if_unused(node)
 
-    def bring(self, node: Node[StateCopy]) -> bool:
+    def load(self, node: Node[StateCopy]) -> bool:
         """Have the copy in host memory, now or soon; False if there is no room for it."""
         copy = copy_of(node)
         if copy.host is Presence.ABSENT:
             copy.loans += 1  # it must not go to make room for itself
-            room = copy.in_file and self._host_room(copy.size)
+            room = copy.in_file and self._make_host_room(copy.size)
             copy.loans -= 1
             if not room:
                 return False
@@ -189,7 +189,7 @@ class CopyStore:
             self.disk_bytes -= copy.file_size
             copy.disk = Presence.ABSENT
             self._forget(node)
-        self._settle(node)
+        self._forget_if_unused(node)
         return node
 
     def lend(self, node: Node[StateCopy]) -> None:
@@ -199,7 +199,7 @@ class CopyStore:
         copy = node.state
         if copy is not None:
             copy.loans -= 1
-            self._settle(node)
+            self._forget_if_unused(node)
 
     # Disk
 
@@ -207,7 +207,7 @@ class CopyStore:
         """Begin to write the copy, which is in host memory, to its file; False if there is no room."""
         copy = copy_of(node)
         if copy.disk is Presence.ABSENT:
-            if not copy.in_host or not self._disk_room(copy.file_size):
+            if not copy.in_host or not self._make_disk_room(copy.file_size):
                 return False
             copy.disk = Presence.COMING
             self.disk_bytes += copy.file_size
@@ -225,7 +225,7 @@ class CopyStore:
             self.counters["failed_writes"] += 1
             self.disk_bytes -= copy.file_size
         self._changed(node)
-        self._settle(node)
+        self._forget_if_unused(node)
         return node
 
     def drop_host(self, node: Node[StateCopy]) -> None:
@@ -253,7 +253,7 @@ class CopyStore:
     def release(self, node: Node[StateCopy]) -> None:
         """No session goes on from this copy any more."""
         copy_of(node).wanted = False
-        self._settle(node)
+        self._forget_if_unused(node)
 
     def release_unnamed(self) -> None:
         """Files that were there at the start, and that no session has claimed."""
@@ -261,7 +261,7 @@ class CopyStore:
             if not node.sessions:
                 self.release(node)
 
-    def _settle(self, node: Node[StateCopy]) -> None:
+    def _forget_if_unused(self, node: Node[StateCopy]) -> None:
         """What is neither in host memory nor on disk, or not wanted, is forgotten once nothing is under way with it."""
         copy = node.state
         if copy is None or copy.busy or (copy.wanted and (copy.host, copy.disk) != (Presence.ABSENT, Presence.ABSENT)):
@@ -299,7 +299,7 @@ class CopyStore:
 
     # Room
 
-    def _host_room(self, size: int) -> bool:
+    def _make_host_room(self, size: int) -> bool:
         """Make room: copies that have a file leave host memory, others are lost where there is no disk to take them.
 
         Those that are being written make room a little later.
@@ -323,7 +323,7 @@ class CopyStore:
                 self._forget(node)
         return self.host_bytes + size <= cap
 
-    def _disk_room(self, size: int) -> bool:
+    def _make_disk_room(self, size: int) -> bool:
         cap = self.limits.disk_bytes
         if self.disk_bytes + size <= cap:
             return True
@@ -347,7 +347,7 @@ class CopyStore:
 
     def _found(self, salt: str, tokens: Tokens, size: int) -> None:
         """A file that was there at the start; there may be more than may stay."""
-        if not self._disk_room(size):
+        if not self._make_disk_room(size):
             self._disk.delete(salt, tokens)
             return
         copy = self._new(count(tokens))
@@ -356,7 +356,7 @@ class CopyStore:
         self._add(salt, tokens, copy)
 
     def _new(self, position: int) -> StateCopy:
-        return StateCopy(0, self.limits.in_memory(position), self.limits.in_file(position))
+        return StateCopy(0, self.limits.memory_bytes(position), self.limits.file_bytes(position))
 
     def _add(self, salt: str, tokens: Tokens, copy: StateCopy) -> Node[StateCopy]:
         root = self.tree.match(salt, b"", 0).node

@@ -27,45 +27,45 @@ class Names:
     def has(self, session: str) -> bool:
         return session in self.in_pool or session in self.stored
 
-    def put_in_pool(self, session: str, node: Node[Lease]) -> None:
-        self.leave_pool(session)
+    def bind_to_pool(self, session: str, node: Node[Lease]) -> None:
+        self.unbind_from_pool(session)
         self.in_pool[session], self.opened[session] = node, True
         node.sessions.add(session)
         older = self.stored.get(session)
         if older is not None and (older.end >= node.end or copy_of(older).disk is Presence.ABSENT):
-            self._leave_store(session)
+            self._unbind_from_store(session)
         self.tell(session)
 
-    def put_in_store(self, session: str, node: Node[StateCopy]) -> None:
-        self.leave_pool(session)
+    def bind_to_store(self, session: str, node: Node[StateCopy]) -> None:
+        self.unbind_from_pool(session)
         node.sessions.add(session)
         copy_of(node).wanted = True
         if self.stored.get(session) is not node:
-            self._leave_store(session)
+            self._unbind_from_store(session)
         self.stored[session] = node
         self.tell(session)
 
-    def leave_pool(self, session: str) -> None:
+    def unbind_from_pool(self, session: str) -> None:
         node = self.in_pool.pop(session, None)
         if node is not None:
             node.sessions.discard(session)
 
     def lose(self, session: str) -> None:
         """Nothing is kept of it but its tokens."""
-        self.leave_pool(session)
-        self._leave_store(session)
+        self.unbind_from_pool(session)
+        self._unbind_from_store(session)
         self.tell(session)
 
     def close(self, session: str) -> None:
         if session in self.opened:
             del self.opened[session]
-            self.leave_pool(session)
-            self._leave_store(session)
+            self.unbind_from_pool(session)
+            self._unbind_from_store(session)
 
     def lost_in_pool(self, node: Node[Lease]) -> None:
         """The state of this node is gone."""
         for session in sorted(node.sessions):
-            self.leave_pool(session)
+            self.unbind_from_pool(session)
             self.tell(session)
 
     def lost_in_store(self, node: Node[StateCopy]) -> None:
@@ -89,7 +89,7 @@ class Names:
         elif copy_of(stored).host is not Presence.COMING:
             self._send("api", Kept(session, copy_of(stored).tier, stored.end))
 
-    def _leave_store(self, session: str) -> None:
+    def _unbind_from_store(self, session: str) -> None:
         node = self.stored.pop(session, None)
         if node is not None:
             node.sessions.discard(session)

@@ -7,7 +7,7 @@ class PageError(Exception):
     """A page was named by someone who does not hold it."""
 
 
-class Pages:
+class PagePool:
     """Reference counts of `count` pages of `size` positions each. Kept by the cache alone.
 
     grant_refs[p] counts the open grants that hold page p, node_refs[p] the nodes; a page is free when both are 0.
@@ -46,14 +46,14 @@ class Pages:
         self.used += count
         return taken
 
-    def share(self, pages: Iterable[int]) -> None:
+    def add_grant_refs(self, pages: Iterable[int]) -> None:
         """One more grant holds these pages."""
         for page in pages:
             self._check(page)
             self.used += not self.grant_refs[page]
             self.grant_refs[page] += 1
 
-    def release(self, pages: Iterable[int]) -> None:
+    def drop_grant_refs(self, pages: Iterable[int]) -> None:
         """A grant lets go of these pages."""
         for page in pages:
             if not self.grant_refs[page]:

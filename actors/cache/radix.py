@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from actors.cache.pages import Pages
-from actors.requests import Lost
+from actors.cache.pages import PagePool
+from actors.requests import MissReason
 from actors.tokens import WIDTH, Tokens, common_prefix, count, cut
 
 S = TypeVar("S")
-WORST_FIRST: tuple[Lost, ...] = ("evicted", "misaligned", "never_kept", "")
+WORST_FIRST: tuple[MissReason, ...] = ("evicted", "misaligned", "never_kept", "")
 
 
 @dataclass(eq=False, slots=True)
@@ -46,13 +46,13 @@ class Match(Generic[S]):
     """How far the tree knows some tokens, and the deepest state on their path that may be used.
 
     node: that state's node, or the root if there is none. tokens: how many leading tokens the tree knows.
-    lost: why the state is not as deep as it might be, empty if it is. evicted: a deeper state had to go. misaligned: a
-    deeper state lies beyond what the tokens share or the limit allows. never_kept: there was none.
+    miss_reason: why the state is not as deep as it might be, empty if it is. evicted: a deeper state had to go.
+    misaligned: one lies beyond what the tokens share or the limit allows. never_kept: there was none.
     """
 
     node: Node[S]
     tokens: int
-    lost: Lost
+    miss_reason: MissReason
 
 
 class RadixTree(Generic[S]):
@@ -63,7 +63,7 @@ class RadixTree(Generic[S]):
     longer part of it.
     """
 
-    def __init__(self, pages: Pages) -> None:
+    def __init__(self, pages: PagePool) -> None:
         self.pages = pages
         self.roots: dict[str, Node[S]] = {}
         self.nodes: OrderedDict[Node[S], None] = OrderedDict()
@@ -76,27 +76,27 @@ class RadixTree(Generic[S]):
         """The deepest state at or before `limit` on the path of `tokens`, and the length of the path that is known."""
         node = best = self._root(salt)
         known = 0
-        lost: Lost = ""
+        miss_reason: MissReason = ""
         while child := node.children.get(cut(tokens, known, known + 1)):
             known += common_prefix(child.tokens, cut(tokens, known, known + count(child.tokens)))
             if child.state is not None and child.end <= min(known, limit):
-                best, lost = child, ""
+                best, miss_reason = child, ""
             else:
-                lost = _worse(lost, _why_lost(child, min(known, limit)))
+                miss_reason = _worse(miss_reason, _miss_reason(child, min(known, limit)))
             if known < child.end:
                 break
             node = child
-        return Match(best, known, lost if best.end < min(known, limit) else "")
+        return Match(best, known, miss_reason if best.end < min(known, limit) else "")
 
     def deepest(self, salt: str, tokens: Tokens, limit: int) -> Node[S] | None:
         """The node of the deepest state at or before `limit` on the path of `tokens`."""
         node = self.match(salt, tokens, limit).node if salt in self.roots else None
         return node if node is not None and node.state is not None else None
 
-    def table(self, node: Node[S]) -> list[int]:
+    def page_table(self, node: Node[S]) -> list[int]:
         """The page of each page index on the path to node's end; of two nodes that share one, the deeper's is whole."""
         table: list[int] = []
-        for step in reversed(list(path(node))):
+        for step in reversed(list(path_to_root(node))):
             if step.pages:
                 del table[step.start // self.pages.size :]
                 table += step.pages
@@ -130,7 +130,7 @@ class RadixTree(Generic[S]):
 
     def touch(self, node: Node[S]) -> None:
         """Mark the path to node as used now, its root-most part as the latest."""
-        for step in path(node):
+        for step in path_to_root(node):
             if step.parent is not None:
                 self.nodes.move_to_end(step)
         if node.state is not None:
@@ -177,7 +177,7 @@ class RadixTree(Generic[S]):
         """Add a leaf. Where it begins inside a page its own page holds all that the path above has in that page."""
         size = self.pages.size
         first = node.end // size
-        for step in path(node):
+        for step in path_to_root(node):
             if not pages or step.end <= first * size or not step.pages:
                 break
             self.pages.add_node_refs(pages[:1])
@@ -214,19 +214,19 @@ class RadixTree(Generic[S]):
         return table[start // self.pages.size - base : -(-end // self.pages.size) - base]
 
 
-def _why_lost(node: Node[S], usable: int) -> Lost:
+def _miss_reason(node: Node[S], usable: int) -> MissReason:
     """Why a node on the path gives no state at or before `usable`."""
     if node.evicted and node.end <= usable:
         return "evicted"
     return "misaligned" if node.state is not None else "never_kept"
 
 
-def _worse(lost: Lost, found: Lost) -> Lost:
+def _worse(one: MissReason, other: MissReason) -> MissReason:
     """Of two reasons on one path, the one that says more."""
-    return next(reason for reason in WORST_FIRST if reason in (lost, found))
+    return next(reason for reason in WORST_FIRST if reason in (one, other))
 
 
-def path(node: Node[S]) -> Iterator[Node[S]]:
+def path_to_root(node: Node[S]) -> Iterator[Node[S]]:
     """From node up to its root."""
     step: Node[S] | None = node
     while step is not None:
@@ -236,9 +236,9 @@ def path(node: Node[S]) -> Iterator[Node[S]]:
 
 def tokens_to(node: Node[S]) -> Tokens:
     """Every token from the root to node's end."""
-    return b"".join(reversed([step.tokens for step in path(node)]))
+    return b"".join(reversed([step.tokens for step in path_to_root(node)]))
 
 
 def root_of(node: Node[S]) -> Node[S]:
-    *_, root = path(node)
+    *_, root = path_to_root(node)
     return root

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from actors.actor import Send
 from actors.cache.copies import CopyStore, Presence, StateCopy, TierLimits, copy_of
 from actors.cache.names import Names
-from actors.cache.pages import Pages
+from actors.cache.pages import PagePool
 from actors.cache.radix import Node, RadixTree, root_of, tokens_to
 from actors.lease import Lease, Ledger, Place
 from actors.messages import Export, Exported, Name, Suspend, Suspended, Unname
@@ -30,7 +30,7 @@ class Tiers:
         self,
         send: Send,
         ledger: Ledger,
-        pages: Pages,
+        pages: PagePool,
         tree: RadixTree[Lease],
         limits: TierLimits,
         disk: Disk | None,
@@ -44,7 +44,7 @@ class Tiers:
         self._commands: list[Command] = []
 
     @property
-    def settled(self) -> bool:
+    def idle(self) -> bool:
         """Nothing is under way, and nothing is waiting."""
         return not self._commands and not self._under_way
 
@@ -86,7 +86,7 @@ class Tiers:
             return False
         tokens, salt = tokens_to(node), root_of(node).salt
         below = self.store.find(salt, tokens)
-        expected = self.store.expect(salt, tokens) if below is None else None
+        expected = self.store.reserve(salt, tokens) if below is None else None
         if below is None and expected is None and not may_lose:
             return False
         self._tree.take_state(node)
@@ -101,18 +101,18 @@ class Tiers:
             self.names.lost_in_pool(node)
         else:
             for session in sorted(node.sessions):
-                self.names.put_in_store(session, below)
+                self.names.bind_to_store(session, below)
         return True
 
     def _export(self, node: Node[Lease], lease: Lease, key: int) -> None:
         self._ledger.uncache(lease, "cache")
-        pages = self._tree.table(node)
-        self._pages.share(pages)
+        pages = self._tree.page_table(node)
+        self._pages.add_grant_refs(pages)
         self.exports[key] = pages
         self._send("forward", Export(key, lease, list(pages), node.end))
 
     def exported(self, message: Exported) -> None:
-        self._pages.release(self.exports.pop(message.key))
+        self._pages.drop_grant_refs(self.exports.pop(message.key))
         self._ledger.free(message.state)
         self.store.exported(message.key)
 
@@ -149,9 +149,9 @@ class Tiers:
         stored = self.store.match(name.salt, name.tokens, end)
         self.names.opened[name.session] = end > 0
         if pool is not None and (stored is None or pool.end >= stored.end):
-            self.names.put_in_pool(name.session, pool)
+            self.names.bind_to_pool(name.session, pool)
         elif stored is not None:
-            self.names.put_in_store(name.session, stored)
+            self.names.bind_to_store(name.session, stored)
         else:
             self.names.lose(name.session)
 

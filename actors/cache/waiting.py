@@ -6,7 +6,7 @@ from enum import Enum, auto
 from actors.cache.copies import CopyStore, Presence, StateCopy, copy_of
 from actors.cache.radix import Node
 from actors.messages import Acquire
-from actors.requests import Lost
+from actors.requests import MissReason
 
 
 class Wait(Enum):
@@ -21,13 +21,13 @@ class Parked:
     """An Acquire that is not answered yet.
 
     awaits: the copy below the pool that it is to start from, on loan. read: that copy was read from disk.
-    lost: "damaged" if the file that it waited for cannot be read.
+    miss_reason: "damaged" if the file that it waited for cannot be read.
     """
 
     acquire: Acquire
     awaits: Node[StateCopy] | None = None
     read: bool = False
-    lost: Lost = ""
+    miss_reason: MissReason = ""
 
 
 class Waiting:
@@ -54,7 +54,7 @@ class Waiting:
         """The copy to go on from, if one goes beyond `position`: lent, and on its way if it is not in host memory."""
         acquire, store = parked.acquire, self._store
         node = store.match(acquire.salt, acquire.tokens, acquire.limit)
-        if node is None or node.end <= position or not store.bring(node):
+        if node is None or node.end <= position or not store.load(node):
             self._let_go(parked)
             return self.copy_for(parked, position) if node is not None and node.state is None else None
         if parked.awaits is not node:
@@ -68,7 +68,7 @@ class Waiting:
         """The copy is there, or never will be."""
         for parked in self._parked.values():
             if error and parked.awaits is node:
-                parked.awaits, parked.lost = None, "damaged"
+                parked.awaits, parked.miss_reason = None, "damaged"
 
     def _let_go(self, parked: Parked) -> None:
         if parked.awaits is not None:

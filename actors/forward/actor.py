@@ -105,26 +105,28 @@ class Forward:
                 case Retired():
                     yield report.state
                 case LaunchedStep() | Stepped():
-                    yield from (checkpoint.slot for checkpoint in report.checkpoints)
+                    yield from (checkpoint.lease for checkpoint in report.checkpoints)
                 case _:
                     pass
 
     def _admit(self, admit: Admit) -> None:
         row = RunningRow(self._free_rows.pop(), admit.grant, admit.state, admit.match, count(admit.request.tokens))
         self.rows[admit.grant] = row
-        if admit.source is not None:
-            self.device.copy(admit.source.slot, row.state.slot)
+        if admit.loan is not None:
+            self.device.copy(admit.loan.slot, row.state.slot)
         elif admit.fill is not None:
-            self.device.fill(admit.fill.key, row.state.slot, admit.pages[admit.fill.first :], admit.fill.first)
+            self.device.fill(
+                admit.fill.key, row.state.slot, admit.pages[admit.fill.first_page :], admit.fill.first_page
+            )
         elif not admit.moved:
             self.device.clear(row.state.slot)
-        if admit.copy is not None:
-            self.device.copy_page(admit.copy.source, admit.copy.target)
-        if not (admit.source is None and admit.copy is None and admit.fill is None):
+        if admit.page_copy is not None:
+            self.device.copy_page(admit.page_copy.source, admit.page_copy.target)
+        if not (admit.loan is None and admit.page_copy is None and admit.fill is None):
             self.send("cache", Copied(admit.grant))
         self.device.open_row(row.index, admit.grant, row.state.slot, admit.request, admit.pages)
         self._reports.append(
-            Admitted(admit.grant, admit.request, admit.match, admit.matched_tokens, admit.lost, admit.origin)
+            Admitted(admit.grant, admit.request, admit.match, admit.matched_tokens, admit.miss_reason, admit.origin)
         )
 
     def _step(self, step: Step) -> None:
@@ -140,7 +142,7 @@ class Forward:
         sampling += [row.grant for row in decodes]
         moved = {grant: self.rows[grant].position for grant in [*(c.grant for c in step.chunks), *sampling]}
         self._reports.append(LaunchedStep(step.step, sampling, moved, step.checkpoints))
-        checkpoints = [WorkCheckpoint(self.rows[c.grant].index, c.position, c.slot.slot) for c in step.checkpoints]
+        checkpoints = [WorkCheckpoint(self.rows[c.grant].index, c.position, c.lease.slot) for c in step.checkpoints]
         self.device.run(Work(step.step, chunks, [row.index for row in decodes], positions, checkpoints))
 
     def _chunk(self, row: RunningRow, tokens: int) -> WorkChunk:

@@ -55,8 +55,8 @@ class Device(Protocol):
     def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
         """Copy a state slot, and the KV of the first `position` tokens in `pages`, to host memory under `key`."""
 
-    def fill(self, key: int, slot: int, pages: list[int], first: int) -> None:
-        """Fill a state slot from host memory, and `pages`, those of page index `first` and on, with its KV."""
+    def fill(self, key: int, slot: int, pages: list[int], first_page: int) -> None:
+        """Fill a state slot from host memory, and `pages`, those of page index `first_page` and on, with its KV."""
 
     def drop(self, key: int) -> None:
         """Forget a copy in host memory."""
@@ -102,8 +102,8 @@ class DeviceThread:
     def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
         self._calls.put(lambda: self._device.export(key, slot, pages, position))
 
-    def fill(self, key: int, slot: int, pages: list[int], first: int) -> None:
-        self._calls.put(lambda: self._device.fill(key, slot, pages, first))
+    def fill(self, key: int, slot: int, pages: list[int], first_page: int) -> None:
+        self._calls.put(lambda: self._device.fill(key, slot, pages, first_page))
 
     def drop(self, key: int) -> None:
         self._calls.put(lambda: self._device.drop(key))

@@ -26,13 +26,16 @@ LOGITS_ROWS = 128
 
 @dataclass(slots=True)
 class DeviceRow:
-    """What the host keeps of a row. tokens: int64 [given] on the device; line: of its token counts, if penalised."""
+    """What the host keeps of a row.
+
+    tokens: int64 [given] on the device. counts_index: of its token counts, if it is penalised.
+    """
 
     grant: int
     request: Request
     tokens: Tensor
-    pages: int
-    line: int | None
+    page_count: int
+    counts_index: int | None
 
 
 @dataclass(slots=True)
@@ -40,7 +43,7 @@ class Draw:
     """One row that samples: the batch's token behind which it does, and the absolute position of what is drawn."""
 
     row: int
-    at: int
+    batch_index: int
     position: int
 
 
@@ -91,8 +94,8 @@ class TorchDevice:
     def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
         self._host.put(key, host_states.export(self.pools, slot, pages, position))
 
-    def fill(self, key: int, slot: int, pages: list[int], first: int) -> None:
-        host_states.fill(self.pools, slot, pages, first, self._host.get(key))
+    def fill(self, key: int, slot: int, pages: list[int], first_page: int) -> None:
+        host_states.fill(self.pools, slot, pages, first_page, self._host.get(key))
 
     def drop(self, key: int) -> None:
         self._host.drop(key)
@@ -104,8 +107,8 @@ class TorchDevice:
         sampling = request.sampling
         tokens = torch.frombuffer(bytearray(request.tokens), dtype=torch.int32).to(self.torch_device, torch.int64)
         before = self._rows.pop(row, None)
-        if before is not None and before.line is not None:
-            self._counts.close(before.line)
+        if before is not None and before.counts_index is not None:
+            self._counts.close(before.counts_index)
         line = None
         if (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1.0, 0.0, 0.0):
             line = self._counts.open(tokens[: request.prompt_len], tokens[request.prompt_len :])
@@ -121,8 +124,8 @@ class TorchDevice:
     def extend_row(self, row: int, pages: list[int]) -> None:
         opened = self._rows[row]
         if pages:
-            self._pages[row, opened.pages : opened.pages + len(pages)] = self._tensor(pages, torch.int32)
-        opened.pages += len(pages)
+            self._pages[row, opened.page_count : opened.page_count + len(pages)] = self._tensor(pages, torch.int32)
+        opened.page_count += len(pages)
 
     def run(self, work: Work) -> None:
         """A step that raises is reported and the device goes on, unless the accelerator itself is lost."""
@@ -193,7 +196,7 @@ class TorchDevice:
     def _sample(self, draws: list[Draw], hidden: Tensor) -> tuple[Tensor, list[RowLogprobs]]:
         rows = self._tensor([draw.row for draw in draws])
         positions = self._tensor([draw.position for draw in draws])
-        raw = self.model.logits(hidden[self._tensor([draw.at for draw in draws])])
+        raw = self.model.logits(hidden[self._tensor([draw.batch_index for draw in draws])])
         reported = [i for i, draw in enumerate(draws) if self._rows[draw.row].request.logprobs is not None]
         kept = raw[self._tensor(reported)] if reported else raw[:0]
         logits = self._adjust(draws, raw)
@@ -215,10 +218,10 @@ class TorchDevice:
 
     def _adjust(self, draws: list[Draw], logits: Tensor) -> Tensor:
         """Penalties, biases and bans, for the rows that ask for them."""
-        penalised = [(i, self._rows[d.row]) for i, d in enumerate(draws) if self._rows[d.row].line is not None]
+        penalised = [(i, self._rows[d.row]) for i, d in enumerate(draws) if self._rows[d.row].counts_index is not None]
         if penalised:
             at = self._tensor([i for i, _ in penalised])
-            lines = self._tensor([row.line for _, row in penalised])
+            lines = self._tensor([row.counts_index for _, row in penalised])
             sampling = [row.request.sampling for _, row in penalised]
             logits[at] = apply_penalties(
                 logits[at],
@@ -241,7 +244,7 @@ class TorchDevice:
             yield from ((token, float("-inf")) for token in request.stops.token_ids)
 
     def _count(self, draws: list[Draw], tokens: Tensor) -> None:
-        lines = [(i, self._rows[draw.row].line) for i, draw in enumerate(draws)]
+        lines = [(i, self._rows[draw.row].counts_index) for i, draw in enumerate(draws)]
         counted = [(i, line) for i, line in lines if line is not None]
         if counted:
             at, of = zip(*counted, strict=True)

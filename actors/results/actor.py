@@ -25,12 +25,12 @@ from actors.messages import (
     Stepped,
 )
 from actors.requests import FinishReason, Output, Request, RetireReason, RowLogprobs, TokenLogprob
-from actors.tokens import pack, unpack
+from actors.tokens import count, pack, unpack
 from models.text.detokenizer import Detokenizer
 from models.text.stop_strings import StopStrings
 
 PROMPT_TAIL = 16
-FINISH: dict[RetireReason, FinishReason] = {
+FINISH_REASONS: dict[RetireReason, FinishReason] = {
     "finished": "stop",
     "limit": "length",
     "capacity": "length",
@@ -40,7 +40,7 @@ FINISH: dict[RetireReason, FinishReason] = {
 }
 
 
-GONE = ("aborted", "timeout")
+ABORT_REASONS = ("aborted", "timeout")
 
 
 class Vocabulary(Protocol):
@@ -52,17 +52,17 @@ class RequestHistory:
     """A request from its first admission to its last; it outlives a retraction.
 
     `history` is every token given or sampled; history[:donated] is what the cache knows of it under this grant.
-    skip: characters of its text still to come that the client has. failed_at: where its grant failed, and `error` why;
-    suspect_until: where it failed before, and is run by itself. start: where its grant went on from; moved: with the
-    tree's own state, where others have a copy.
+    chars_to_skip: of its text still to come, those that the client has. failed_at: where its grant failed, and `error`
+    why; suspect_until: where it failed before, and is run by itself. start: where its grant went on from; moved: with
+    the tree's own state, where others have a copy.
     """
 
     request: Request
     history: list[int]
     detokenizer: Detokenizer
-    stops: StopStrings
-    first: Admitted
-    skip: int
+    stop_strings: StopStrings
+    first_admission: Admitted
+    chars_to_skip: int
     failed_at: int = 0
     suspect_until: int = 0
     error: str = ""
@@ -78,7 +78,7 @@ class RequestHistory:
     prompt_logprobs_next: int = 0
 
     @property
-    def completion(self) -> int:
+    def completion_tokens(self) -> int:
         return len(self.history) - self.request.prompt_len
 
 
@@ -122,7 +122,7 @@ class ResultProcessor:
         if record is None:
             record = self.records[request.id] = self._record(admitted)
             earlier = record.detokenizer.push(record.history[request.prompt_len :])
-            self._output(record, record.stops.push(earlier))
+            self._output(record, record.stop_strings.push(earlier))
         record.grant, record.donated, record.failed_at = admitted.grant, admitted.match, 0
         record.start, record.moved = admitted.match, admitted.origin == "slot"
         self._grants[admitted.grant] = record
@@ -135,7 +135,9 @@ class ResultProcessor:
         stops = StopStrings(request.stops.strings, request.stops.keep_stop_string)
         first = request.prompt_logprobs_from or 0
         detokenizer = Detokenizer(decode, tail)
-        return RequestHistory(request, history, detokenizer, stops, admitted, request.shown, prompt_logprobs_next=first)
+        return RequestHistory(
+            request, history, detokenizer, stops, admitted, request.delivered_chars, prompt_logprobs_next=first
+        )
 
     def _decoder(self, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
         return lambda ids: self.vocabulary.decode(ids, skip_special_tokens)
@@ -167,9 +169,9 @@ class ResultProcessor:
                 record.new_logprobs += logprobs.items
         for checkpoint in stepped.checkpoints:
             if checkpoint.grant in failed:
-                self.send("cache", Free([checkpoint.slot]))
+                self.send("cache", Free([checkpoint.lease]))
             else:
-                self._donate(self._grants[checkpoint.grant], checkpoint.slot, checkpoint.position, closes=False)
+                self._donate(self._grants[checkpoint.grant], checkpoint.lease, checkpoint.position, closes=False)
         for record, token in live:
             self._output(record, texts[record] if record in texts else self._text(record, token))
 
@@ -177,18 +179,18 @@ class ResultProcessor:
         """What the token adds to the text that may be shown; a token that stops adds nothing."""
         if self._stops_on(record, token):
             return ""
-        return record.stops.push(record.detokenizer.push([token]))
+        return record.stop_strings.push(record.detokenizer.push([token]))
 
     def _stops_on(self, record: RequestHistory, token: int) -> bool:
         stops = record.request.stops
-        return record.completion > stops.min_tokens and token in stops.token_ids
+        return record.completion_tokens > stops.min_tokens and token in stops.token_ids
 
     def _check(self, record: RequestHistory, token: int) -> None:
         if self._stops_on(record, token):
             record.finish, record.stop_reason = "stop", token
-        elif record.stops.matched is not None:
-            record.finish, record.stop_reason = "stop", record.stops.matched
-        elif record.completion >= record.request.stops.max_tokens:
+        elif record.stop_strings.matched is not None:
+            record.finish, record.stop_reason = "stop", record.stop_strings.matched
+        elif record.completion_tokens >= record.request.stops.max_tokens:
             record.finish = "length"
 
     def _prompt_logprobs(self, logprobs: RowLogprobs) -> None:
@@ -200,9 +202,9 @@ class ResultProcessor:
 
     def _output(self, record: RequestHistory, text: str) -> None:
         """Give the client what is new; `text` is what may be shown now."""
-        if record.finish is not None and record.stops.matched is None:
-            text += record.stops.push(record.detokenizer.flush()) + record.stops.flush()
-        new, record.skip = text[record.skip :], max(record.skip - len(text), 0)
+        if record.finish is not None and record.stop_strings.matched is None:
+            text += record.stop_strings.push(record.detokenizer.flush()) + record.stop_strings.flush()
+        new, record.chars_to_skip = text[record.chars_to_skip :], max(record.chars_to_skip - len(text), 0)
         request = record.request
         self._outputs.append(
             Output(
@@ -210,19 +212,19 @@ class ResultProcessor:
                 text=new,
                 tokens=pack(record.new_tokens),
                 prompt_tokens=request.prompt_len,
-                cached_tokens=min(record.first.match, request.prompt_len),
-                completion_tokens=record.completion,
+                cached_tokens=min(record.first_admission.match, request.prompt_len),
+                completion_tokens=record.completion_tokens,
                 finish_reason=record.finish,
                 stop_reason=record.stop_reason,
                 logprobs=record.new_logprobs,
                 prompt_logprobs=record.prompt_logprobs,
-                matched_tokens=min(record.first.matched_tokens, request.prompt_len),
-                lost=record.first.lost,
-                origin=record.first.origin,
+                matched_tokens=min(record.first_admission.matched_tokens, request.prompt_len),
+                miss_reason=record.first_admission.miss_reason,
+                origin=record.first_admission.origin,
             )
         )
         record.new_tokens, record.new_logprobs, record.prompt_logprobs = [], [], []
-        self.counters["generation_tokens"] += len(self._outputs[-1].tokens) // 4
+        self.counters["generation_tokens"] += count(self._outputs[-1].tokens)
 
     def _donate(self, record: RequestHistory, state: Lease, position: int, closes: bool) -> None:
         tokens = pack(record.history[record.donated : position])
@@ -232,26 +234,26 @@ class ResultProcessor:
     def _retired(self, retired: Retired) -> None:
         """Finished beats aborted beats retracted and failed; a sound state is kept if it is further than the last."""
         record = self._grants.pop(retired.grant)
-        reason: RetireReason = "failed" if record.failed_at and retired.reason not in GONE else retired.reason
+        reason: RetireReason = "failed" if record.failed_at and retired.reason not in ABORT_REASONS else retired.reason
         stuck = reason == "failed" and record.failed_at <= record.suspect_until
         if record.finish is None and reason in ("retracted", "failed") and not stuck:
             self._requeue(record)
         else:
             self._answer(record, reason)
-        self._settle_state(record, retired)
+        self._give_back_state(record, retired)
 
-    def _settle_state(self, record: RequestHistory, retired: Retired) -> None:
+    def _give_back_state(self, record: RequestHistory, retired: Retired) -> None:
         session, state, position = record.request.session, retired.state, retired.position
         worth = position > record.start or record.moved  # else it is where it came from, and its copy may be under way
         if retired.poisoned or not worth:
-            self.send("cache", Free([state], closes=retired.grant))
+            self.send("cache", Free([state], closes_grant=retired.grant))
         elif session:
             tokens = pack(record.history[record.donated : position])
             self.send("cache", SaveFromReq(retired.grant, session, state, position, tokens))
         elif position > record.donated:
             self._donate(record, state, position, closes=True)
         else:
-            self.send("cache", Free([state], closes=retired.grant))
+            self.send("cache", Free([state], closes_grant=retired.grant))
 
     def _requeue(self, record: RequestHistory) -> None:
         record.request = replace(record.request, tokens=pack(record.history))
@@ -260,7 +262,7 @@ class ResultProcessor:
 
     def _answer(self, record: RequestHistory, reason: RetireReason) -> None:
         if record.finish is None:
-            self._finish(record, FINISH[reason], record.error if reason == "failed" else reason)
+            self._finish(record, FINISH_REASONS[reason], record.error if reason == "failed" else reason)
         self._forget(record)
 
     def _ended(self, record: RequestHistory, finish: FinishReason, reason: str) -> None:

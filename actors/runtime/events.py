@@ -21,6 +21,7 @@ from actors.messages import (
     Submit,
 )
 from actors.runtime.tracing import Envelope
+from actors.tokens import count
 
 
 class HeaderEvent(Struct, frozen=True, tag="header"):
@@ -136,7 +137,7 @@ def named_grants(envelope: Envelope) -> tuple[int, ...]:
         case Settled():
             return (*message.finished, *message.failed)
         case Free():
-            return () if message.closes is None else (message.closes,)
+            return () if message.closes_grant is None else (message.closes_grant,)
         case _:
             grant = getattr(message, "grant", None)
             return () if grant is None else (grant,)
@@ -163,7 +164,7 @@ def request_events(envelope: Envelope, to: str, at: float) -> Iterator[RequestEv
             yield RequestEvent(envelope.sent, message.request.id, "admitted", message.request.trace)
         case Delta():
             for output in message.outputs:
-                new, so_far = len(output.tokens) // 4, output.completion_tokens
+                new, so_far = count(output.tokens), output.completion_tokens
                 if new and new == so_far:
                     yield RequestEvent(at, output.request, "first_token", tokens=so_far)
                 if output.finish_reason is not None:

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from actors.cache.radix import Node, RadixTree, path
+from actors.cache.radix import Node, RadixTree, path_to_root
 from actors.forward.actor import Forward
 from actors.lease import Lease, Ledger
 from actors.scheduler.actor import Scheduler
@@ -58,7 +58,7 @@ def explain_tree(tree: RadixTree[Lease]) -> list[dict[str, object]]:
 
 
 def _explain_node(node: Node[Lease]) -> dict[str, object]:
-    *_, root = path(node)
+    *_, root = path_to_root(node)
     return {
         "id": node.id,
         "parent": node.parent.id if node.parent is not None else None,

@@ -16,7 +16,7 @@ from actors.runtime.timings import Timings
 from actors.runtime.tracing import Envelope, Traces
 from actors.runtime.transport import Codec, arrive, depart
 
-BATCH = 256
+MESSAGES_PER_ACT = 256
 
 
 class Mailbox:
@@ -41,7 +41,7 @@ class Runtime:
     """Carries actors on one asyncio event loop. Not thread-safe: another thread posts through the loop.
 
     numbers: of the messages, in the order in which they are sent.
-    record: is given all that happens, if anyone wants to know.
+    on_event: is given all that happens, if anyone wants to know.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Runtime:
         timings: Timings | None = None,
         traces: Traces | None = None,
         numbers: Iterator[int] | None = None,
-        record: Callable[[Event], None] | None = None,
+        on_event: Callable[[Event], None] | None = None,
     ) -> None:
         self.ledger = ledger
         self.mailboxes: dict[Address, Mailbox] = {}
@@ -63,7 +63,7 @@ class Runtime:
         self._clock = clock
         self._timings = timings if timings is not None else Timings()
         self._numbers = numbers if numbers is not None else count(1)
-        self._record = record
+        self._on_event = on_event
 
     def add(self, address: Address, actor: Actor) -> None:
         """Give an actor a mailbox; it runs from `run` on."""
@@ -103,23 +103,23 @@ class Runtime:
             self._actors[address].receive(envelope.message)
         finally:
             self.traces.current = ""
-            if self._record is not None:
-                self._record_delivery(self._record, envelope, address, delivered)
+            if self._on_event is not None:
+                self._tell_delivery(self._on_event, envelope, address, delivered)
 
-    def _record_delivery(
-        self, record: Callable[[Event], None], envelope: Envelope, address: Address, delivered: float
+    def _tell_delivery(
+        self, on_event: Callable[[Event], None], envelope: Envelope, address: Address, delivered: float
     ) -> None:
         handled = self._clock()
-        record(message_event(envelope, address, delivered, handled))
+        on_event(message_event(envelope, address, delivered, handled))
         for event in request_events(envelope, address, handled):
-            record(event)
+            on_event(event)
 
     async def _carry(self, address: Address, actor: Actor) -> None:
         mailbox, busy = self.mailboxes[address], self._timings.busy
         while True:
             await mailbox.wait()
             woken = self._clock()
-            for _ in range(BATCH):
+            for _ in range(MESSAGES_PER_ACT):
                 if not mailbox.envelopes:
                     break
                 self.deliver(address)
@@ -128,9 +128,9 @@ class Runtime:
             await asyncio.sleep(0)
 
     def _act(self, address: Address, actor: Actor) -> None:
-        if self._record is None:
+        if self._on_event is None:
             actor.act()
             return
         began = self._clock()
         actor.act()
-        self._record(ActEvent(address, began, self._clock()))
+        self._on_event(ActEvent(address, began, self._clock()))

@@ -14,7 +14,7 @@ import anyio.to_thread
 from actors.actor import Actor, Address, Send
 from actors.cache.actor import Cache
 from actors.cache.copies import NO_TIERS, TierLimits
-from actors.cache.pages import Pages
+from actors.cache.pages import PagePool
 from actors.forward.actor import Forward
 from actors.forward.device import Device, DeviceThread
 from actors.lease import Ledger, Move, Place, Violation
@@ -53,7 +53,7 @@ class DeviceFailed(Exception):
 
 
 class Unit:
-    """The four actors of a ring, started, failed and replaced as one: their ledger, mailboxes, and way to the device."""
+    """The four actors of a ring, started and replaced as one: their ledger, mailboxes, and way to the device."""
 
     def __init__(self, config: RelayConfig, device: Device, vocabulary: Vocabulary, relay: "Relay") -> None:
         self._loop = asyncio.get_running_loop()
@@ -68,12 +68,12 @@ class Unit:
             relay.timings,
             Traces(self._trace_of_queued),
             relay.numbers,
-            relay.record,
+            relay.on_event,
         )
         device.drop_all()  # before the disk's thread brings any
         self.device = DeviceThread(device, self._fail)
         limits, sender = config.limits, self.runtime.sender
-        pages = Pages(config.pages, max(limits.page_size, 1))
+        pages = PagePool(config.pages, max(limits.page_size, 1))
         self._disk = relay.disk
         if self._disk is not None:
             self._disk.start(self._from_disk)
@@ -134,7 +134,7 @@ class Relay:
     Make it inside the event loop that runs it. Where an actor raises, `run` makes a new unit over the same device.
     device: makes the device, given the function that takes each Ran, which the device's thread calls.
     api: makes the api's actor, given its Send; it outlives the unit. disk: None if no state is written to a file.
-    on_restart: called with what broke the old unit. record: called with every Event, from the event loop and from the
+    on_restart: called with what broke the old unit. on_event: called with every Event, from the event loop and from the
     device's thread; it has to return at once. clock: seconds, for events and timings.
     """
 
@@ -147,15 +147,15 @@ class Relay:
         on_move: Callable[[Move], None] | None = None,
         on_violation: Callable[[Violation], None] | None = None,
         on_restart: Callable[[Exception], None] | None = None,
-        record: Callable[[Event], None] | None = None,
+        on_event: Callable[[Event], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         disk: DiskThread | None = None,
     ) -> None:
         self.on_violation, self._on_restart = on_violation, on_restart
-        self.on_move = on_move if record is None else _recording(record, clock, on_move)
-        self.record, self.clock, self.timings, self.numbers = record, clock, Timings(), count(1)
+        self.on_move = on_move if on_event is None else _recording(on_event, clock, on_move)
+        self.on_event, self.clock, self.timings, self.numbers = on_event, clock, Timings(), count(1)
         self._config, self._vocabulary, self.disk = config, vocabulary, disk
-        self._device = timed(device(self._deliver), self.timings, clock, record)
+        self._device = timed(device(self._deliver), self.timings, clock, on_event)
         self._restarted: deque[float] = deque(maxlen=config.restarts + 1)
         self._before: Counter[str] = Counter()
         self._moves_before: Counter[str] = Counter()
@@ -219,8 +219,8 @@ class Relay:
         return explain_tree(self.unit.cache.tree)
 
     def _make_unit(self) -> Unit:
-        if self.record is not None:
-            self.record(UnitEvent(self.clock(), self._config.slots))
+        if self.on_event is not None:
+            self.on_event(UnitEvent(self.clock(), self._config.slots))
         unit = Unit(self._config, self._device, self._vocabulary, self)
         unit.runtime.add("api", self._api)
         return unit
@@ -270,10 +270,10 @@ class Relay:
 
 
 def _recording(
-    record: Callable[[Event], None], clock: Callable[[], float], on_move: Callable[[Move], None] | None
+    on_event: Callable[[Event], None], clock: Callable[[], float], on_move: Callable[[Move], None] | None
 ) -> Callable[[Move], None]:
     def moved(move: Move) -> None:
-        record(move_event(move, clock()))
+        on_event(move_event(move, clock()))
         if on_move is not None:
             on_move(move)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from actors.scheduler.strategy import Strategy, slots_per_request
 from models.batch import Model
 
-DEFAULT_MEMORY = 0.5
+DEFAULT_MEMORY_FRACTION = 0.5
 
 
 class SizingError(ValueError):
@@ -47,8 +47,8 @@ def size_pools(
     aside for cached states; the others hold slots_per_request(strategy, overlap) each.
     Raises SizingError if not one request fits.
     """
-    slot_bytes = sum(shape.nbytes for shape in model.state_shapes())
-    page_bytes = sum(shape.nbytes for shape in model.page_shapes()) * page_size
+    slot_bytes = sum(shape.nbytes for shape in model.state_specs())
+    page_bytes = sum(shape.nbytes for shape in model.kv_specs()) * page_size
     per_request = -(-(max_model_len + 1) // page_size)
     each = slots_per_request(strategy, overlap)
     why = []

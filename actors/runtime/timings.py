@@ -48,12 +48,12 @@ class TimedDevice:
     """Runs on the device's thread, around a device; of everything but steps it takes no time."""
 
     def __init__(
-        self, device: Device, timings: Timings, clock: Callable[[], float], record: Callable[[Event], None] | None
+        self, device: Device, timings: Timings, clock: Callable[[], float], on_event: Callable[[Event], None] | None
     ) -> None:
         self._device = device
         self._timings = timings
         self._clock = clock
-        self._record = record
+        self._on_event = on_event
         self._rows: set[int] = set()
         self._ended = 0.0
 
@@ -75,12 +75,12 @@ class TimedDevice:
         self._ended, self._rows = self._clock(), rows
         timings.steps += 1
         timings.device_busy += self._ended - began
-        if self._record is not None:
+        if self._on_event is not None:
             tokens = len(work.decodes) + sum(chunk.stop - chunk.start for chunk in work.chunks)
-            self._record(StepEvent(work.step, began, self._ended, len(rows), tokens))
+            self._on_event(StepEvent(work.step, began, self._ended, len(rows), tokens))
 
 
 def timed(
-    device: Device, timings: Timings, clock: Callable[[], float], record: Callable[[Event], None] | None
+    device: Device, timings: Timings, clock: Callable[[], float], on_event: Callable[[Event], None] | None
 ) -> Device:
-    return cast(Device, TimedDevice(device, timings, clock, record))
+    return cast(Device, TimedDevice(device, timings, clock, on_event))

@@ -100,4 +100,4 @@ class Traces:
         return self._requests.get(message.request, self.current)
 
     def _of_free(self, message: Free) -> str:
-        return self.current if message.closes is None else self._grants.get(message.closes, self.current)
+        return self.current if message.closes_grant is None else self._grants.get(message.closes_grant, self.current)

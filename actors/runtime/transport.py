@@ -41,12 +41,12 @@ def mentions_lease(annotation: object) -> bool:
     return annotation is Lease or any(map(mentions_lease, get_args(annotation)))
 
 
-FIELDS: dict[type, tuple[LeaseField, ...]] = {kind: lease_fields(kind) for kind in get_args(Message)}
+LEASE_FIELDS: dict[type, tuple[LeaseField, ...]] = {kind: lease_fields(kind) for kind in get_args(Message)}
 
 
 def depart(message: Message, sender: str, receiver: str, ledger: Ledger) -> None:
     """Replace each lease in `message` by one in transit. All are checked first: a refused send moves nothing."""
-    fields = FIELDS[type(message)]
+    fields = LEASE_FIELDS[type(message)]
     for lease in leases_at(message, fields):
         lease.check()
     name = type(message).__name__
@@ -59,7 +59,7 @@ def arrive(message: Message, receiver: str, ledger: Ledger) -> None:
 
 
 def leases_in(message: Message) -> Iterator[Lease]:
-    return leases_at(message, FIELDS[type(message)])
+    return leases_at(message, LEASE_FIELDS[type(message)])
 
 
 def leases_at(holder: Struct, fields: tuple[LeaseField, ...]) -> Iterator[Lease]:

@@ -59,13 +59,13 @@ class Scheduler:
         self.state = SchedulerState(self.limits)
         self._records: dict[str, OpenRequest] = {}
         self._wants: set[int] = set()
-        self._checkpoints = max_checkpoint_slots(self.limits.strategy, self.limits.overlap, 1) > 0
+        self._keeps_checkpoints = max_checkpoint_slots(self.limits.strategy, self.limits.overlap, 1) > 0
         self._new_pages: dict[int, list[int]] = {}
         self._arrivals = 0
         self._grants = 0
         self._steps = 0
         self._draining = self._drained = False
-        self._waiting: dict[str, Request] = {}
+        self._same_id_waiting: dict[str, Request] = {}
 
     def receive(self, message: Message) -> None:
         match message:
@@ -79,8 +79,8 @@ class Scheduler:
                 self._refused(message)
             case Spare():
                 self._spare(message)
-            case Extended(pages, short):
-                self._extended(pages, short)
+            case Extended(pages, starved):
+                self._extended(pages, starved)
             case Closed(grant):
                 self.state.closing.pop(grant, None)
                 self.state.cancelled.discard(grant)
@@ -94,8 +94,8 @@ class Scheduler:
                 self._requeue(request, suspect_until)
             case Over(request):
                 del self._records[request]
-                if request in self._waiting:
-                    self._accept(self._waiting.pop(request))
+                if request in self._same_id_waiting:
+                    self._accept(self._same_id_waiting.pop(request))
             case Drain():
                 self._draining = True
             case _:
@@ -120,8 +120,8 @@ class Scheduler:
         if self._draining:
             self.send("api", Ended(request.id, "draining", "the server is shutting down"))
         elif request.id in self._records:
-            self._waiting[request.id] = request
-        elif len(self.state.queue) >= self.limits.max_queue and not submit.again:
+            self._same_id_waiting[request.id] = request
+        elif len(self.state.queue) >= self.limits.max_queue and not submit.resubmitted:
             self.send("api", Ended(request.id, "queue_full", f"{self.limits.max_queue} requests are waiting"))
         else:
             self._accept(request)
@@ -147,7 +147,7 @@ class Scheduler:
     def _abort(self, request: str, reason: EndReason) -> None:
         """Whatever the request is doing. One that is unknown was answered before the client gave up."""
         record = self._records.get(request)
-        if self._waiting.pop(request, None) is not None:
+        if self._same_id_waiting.pop(request, None) is not None:
             self.send("api", Ended(request, reason, "the request was aborted"))
             return
         if record is None:
@@ -200,18 +200,18 @@ class Scheduler:
                 granted.state,
                 granted.match,
                 granted.matched_tokens,
-                granted.lost,
+                granted.miss_reason,
                 granted.moved,
-                granted.source,
+                granted.loan,
                 granted.pages,
-                granted.copy,
+                granted.page_copy,
                 granted.fill,
                 granted.origin,
             ),
         )
 
     def _wanted(self, request: Request, granted: Granted) -> dict[int, int]:
-        if not self._checkpoints:
+        if not self._keeps_checkpoints:
             return {}
         return checkpoint_positions(request, granted.match, granted.branch, self.limits.chunk_size)
 
@@ -228,12 +228,12 @@ class Scheduler:
         self._wants.discard(spare.grant)
         row = self.state.rows.get(spare.grant)
         if row is None:
-            if spare.slots:
-                self.send("cache", Free(spare.slots))
+            if spare.leases:
+                self.send("cache", Free(spare.leases))
             return
         row.asked = 0
-        row.spares += spare.slots
-        if len(spare.slots) < spare.asked:
+        row.spares += spare.leases
+        if len(spare.leases) < spare.asked:
             self._skip(row)
 
     def _skip(self, row: ScheduledRow) -> None:
@@ -243,14 +243,14 @@ class Scheduler:
             del row.wanted[position]
             self.counters["checkpoints_skipped"] += 1
 
-    def _extended(self, pages: list[GrantPages], short: list[int]) -> None:
+    def _extended(self, pages: list[GrantPages], starved: list[int]) -> None:
         for given in pages:
             row = self.state.rows.get(given.grant)
             if row is not None and row.capacity is not None:
                 row.capacity += len(given.pages) * self.limits.page_size
                 row.extending = False
                 self._new_pages.setdefault(given.grant, []).extend(given.pages)
-        self.state.short = {grant for grant in short if grant in self.state.rows}
+        self.state.starved = {grant for grant in starved if grant in self.state.rows}
 
     # Carrying out a plan
 
@@ -305,7 +305,7 @@ class Scheduler:
         if row is None:
             return
         self.state.closing[grant] = row.record
-        self.state.short.discard(grant)
+        self.state.starved.discard(grant)
         self._new_pages.pop(grant, None)
         row.record.grant, row.record.predecessor = None, grant
         if row.spares:
@@ -316,7 +316,7 @@ class Scheduler:
     def _step(self, step: StepPlan) -> None:
         self._steps += 1
         self.state.in_flight += 1
-        self.state.alone = step.alone
+        self.state.last_step_isolated = step.isolated
         for grant, position in [*step.missed, *step.checkpoints]:
             del self.state.rows[grant].wanted[position]
         self.counters["checkpoints_skipped"] += len(step.missed)
@@ -338,7 +338,7 @@ class Scheduler:
             return
         row.drawn += 1
         interval = self.limits.track_interval
-        if interval and self._checkpoints and (begin < row.length or end % interval == 0):
+        if interval and self._keeps_checkpoints and (begin < row.length or end % interval == 0):
             boundary = (end // interval + 1) * interval
             if boundary <= row.last:
                 row.wanted[boundary] = 0

@@ -101,8 +101,8 @@ class SchedulerState:
 
     queue: requests without a row, the next one first. acquiring: those of them whose Acquire is not answered.
     closing: retired, with an account that is still open. cancelled: grants given up that the cache may still hold for.
-    short: rows that the cache has no page for. in_flight: unsettled steps.
-    alone: whether the last step was a suspect row's own.
+    starved: rows that the cache has no page for. in_flight: unsettled steps.
+    last_step_isolated: whether the last step was a suspect row's own.
     """
 
     limits: Limits
@@ -111,9 +111,9 @@ class SchedulerState:
     acquiring: dict[int, OpenRequest] = field(default_factory=dict)
     closing: dict[int, OpenRequest] = field(default_factory=dict)
     cancelled: set[int] = field(default_factory=set)
-    short: set[int] = field(default_factory=set)
+    starved: set[int] = field(default_factory=set)
     in_flight: int = 0
-    alone: bool = False
+    last_step_isolated: bool = False
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class StepPlan:
     sit_out: list[int]
     checkpoints: list[tuple[int, int]]
     missed: list[tuple[int, int]]
-    alone: bool
+    isolated: bool
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ def in_order(state: SchedulerState) -> list[ScheduledRow]:
 
 def plan_queue(state: SchedulerState, commands: Plan) -> None:
     """Ask the cache for as many of the first in the queue as there are rows; none while a running row lacks a page."""
-    room = 0 if state.short else state.limits.max_running - len(state.rows)
+    room = 0 if state.starved else state.limits.max_running - len(state.rows)
     first = state.queue[: max(room, 0)]
     commands.acquire = [record for record in first if record.grant is None]
     wanted = {id(record) for record in first}
@@ -171,10 +171,10 @@ def plan_retraction(state: SchedulerState, commands: Plan) -> None:
 
     The first, when it is alone, has grown to the limit of the pool.
     """
-    if not state.short or state.closing or state.cancelled:
+    if not state.starved or state.closing or state.cancelled:
         return
     rows = in_order(state)
-    if not any(row.grant in state.short and not row.fits(1) for row in rows):
+    if not any(row.grant in state.starved and not row.fits(1) for row in rows):
         return
     if len(rows) > 1:
         commands.retire.append((rows[-1].grant, "retracted"))
@@ -187,8 +187,8 @@ def plan_step(state: SchedulerState, retiring: set[int]) -> StepPlan | None:
     rows = [row for row in in_order(state) if row.grant not in retiring]
     together = [row for row in rows if not row.suspect]
     alone = [row for row in rows if row.suspect][:1]
-    for group in (together, alone) if state.alone else (alone, together):
-        step = fill_step(state.limits, group, alone=group is alone)
+    for group in (together, alone) if state.last_step_isolated else (alone, together):
+        step = fill_step(state.limits, group, isolated=group is alone)
         if step.chunks or step.decodes:
             decodes = set(step.decodes)
             step.sit_out = [row.grant for row in rows if not row.prefilling and row.grant not in decodes]
@@ -197,10 +197,10 @@ def plan_step(state: SchedulerState, retiring: set[int]) -> StepPlan | None:
     return None
 
 
-def fill_step(limits: Limits, rows: list[ScheduledRow], alone: bool) -> StepPlan:
+def fill_step(limits: Limits, rows: list[ScheduledRow], isolated: bool) -> StepPlan:
     """Every row that can decode, then prompt chunks in order of the requests while the token budget lasts."""
     decodes = [row.grant for row in rows if not row.prefilling and row.fits(1)]
-    step = StepPlan([], decodes, [], [], [], alone)
+    step = StepPlan([], decodes, [], [], [], isolated)
     left = limits.step_tokens - len(decodes)
     for row in rows:
         tokens = chunk_length(row, left) if row.prefilling else 0

@@ -79,13 +79,13 @@ def export(pools: Pools, slot: int, pages: list[int], position: int) -> HostStat
     return HostState(position, state, kv, ready)
 
 
-def fill(pools: Pools, slot: int, pages: list[int], first: int, copy: HostState) -> None:
-    """Enqueue the copy of a state into a slot, and of its KV from page index `first` on into `pages`."""
+def fill(pools: Pools, slot: int, pages: list[int], first_page: int, copy: HostState) -> None:
+    """Enqueue the copy of a state into a slot, and of its KV from page index `first_page` on into `pages`."""
     for tensor, value in zip(pools.state, copy.state, strict=True):
         tensor[slot].copy_(value, non_blocking=True)
     size = pools.page_size
     for tensor, kv in zip(pools.pages, copy.kv, strict=True):
-        for page, start in zip(pages, range(first * size, copy.position, size), strict=False):
+        for page, start in zip(pages, range(first_page * size, copy.position, size), strict=False):
             entries = kv[start : start + size]
             tensor[page, : len(entries)].copy_(entries, non_blocking=True)
 

@@ -87,7 +87,7 @@ def summary(generation: Generation) -> dict[str, Any]:
         "completion_tokens": sum(m.completion_tokens for m in members),
         "cached_tokens": sum(m.cached_tokens for m in members),
         "matched_tokens": sum(m.matched_tokens for m in members),
-        "lost": ",".join(sorted({m.lost for m in members if m.lost})),
+        "lost": ",".join(sorted({m.miss_reason for m in members if m.miss_reason})),
         "queue_ms": milliseconds(min(admitted) - start) if admitted else None,
         "first_token_ms": milliseconds(min(first) - start) if first else None,
         "generation_ms": milliseconds(generation.age),

@@ -125,7 +125,7 @@ class Gateway:
                 self.sessions.on_kept(message)
             case Drained():
                 if self._drained is not None and not self._drained.done():
-                    self._drained.set_result(message.astray)
+                    self._drained.set_result(message.leaks)
             case Restarted():
                 self._resubmit()
             case _:
@@ -289,7 +289,7 @@ class Gateway:
                 self._ended(Ended(id, "aborted", "the request was aborted"))
             else:
                 again = resubmission(member.request, bytes(member.delivered), member.shown)
-                self._post("scheduler", Submit(again, again=True))
+                self._post("scheduler", Submit(again, resubmitted=True))
         if self._drained is not None and not self._drained.done():
             self._post("scheduler", Drain())
 
@@ -317,7 +317,7 @@ class Gateway:
                 output,
                 cached_tokens=first.cached_tokens,
                 matched_tokens=first.matched_tokens,
-                lost=first.lost,
+                miss_reason=first.miss_reason,
                 origin=first.origin,
             )
         )

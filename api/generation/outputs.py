@@ -7,7 +7,7 @@ from typing import Literal, Protocol, Self, TypeAlias
 
 from msgspec.structs import replace
 
-from actors.requests import Lost, Origin, Output, Request
+from actors.requests import MissReason, Origin, Output, Request
 from api import errors
 from api.errors import ApiError
 from api.generation.request_context import RequestContext
@@ -58,8 +58,8 @@ class Member:
         return self.first.matched_tokens if self.first is not None else 0
 
     @property
-    def lost(self) -> Lost:
-        return self.first.lost if self.first is not None else ""
+    def miss_reason(self) -> MissReason:
+        return self.first.miss_reason if self.first is not None else ""
 
     @property
     def origin(self) -> Origin:

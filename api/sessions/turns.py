@@ -5,7 +5,7 @@ from typing import Any
 from aiohttp import web
 from msgspec import Struct, field
 
-from actors.requests import Lost, Origin, Output
+from actors.requests import MissReason, Origin, Output
 from actors.tokens import count, unpack
 from api import errors
 from api.errors import ApiError
@@ -75,7 +75,7 @@ class TurnEnded(Struct, tag_field="type", tag="turn.ended"):
     stop_reason: str | int | None
     usage: Usage
     resumed_from: Origin
-    lost: Lost
+    lost: MissReason
 
 
 @routes.post("/v1/sessions/{session}/turns")
@@ -190,5 +190,5 @@ class TurnWriter:
             stop_reason=answer.stop_reason,
             usage=usage(self._generation, scoring=self._turn.prefill_only),
             resumed_from=member.origin,
-            lost=member.lost,
+            lost=member.miss_reason,
         )

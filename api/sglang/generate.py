@@ -234,7 +234,7 @@ class GenerateWriter:
             "completion_tokens": count,
             "cached_tokens": member.cached_tokens,
             "matched_tokens": member.matched_tokens,
-            "lost": member.lost,
+            "lost": member.miss_reason,
             "weight_version": "default",
         }
         if answer.finish_reason is not None:

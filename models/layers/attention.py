@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels.attention import paged_attention, write_pages
-from models.batch import Shape
+from models.batch import TensorSpec
 from models.layers.linear import Linear
 from models.layers.rope import Rotation
 from models.layers.step import BatchPlan
@@ -23,9 +23,9 @@ class AttentionSettings:
     scale: float
     bias: bool
 
-    def page_shapes(self, dtype: torch.dtype) -> list[Shape]:
+    def kv_specs(self, dtype: torch.dtype) -> list[TensorSpec]:
         """What one layer keeps for a position: its keys and its values."""
-        return [Shape((self.kv_heads, self.head_dim), dtype)] * 2
+        return [TensorSpec((self.kv_heads, self.head_dim), dtype)] * 2
 
 
 class Attention(nn.Module):

@@ -10,7 +10,7 @@ from kernels.conv1d import conv1d_prefill, conv1d_update
 from kernels.gated_norm import gated_norm
 from kernels.ssd import ssd_prefill
 from kernels.state_update import selective_state_update
-from models.batch import Shape
+from models.batch import TensorSpec
 from models.layers.linear import Linear
 from models.layers.step import BatchPlan
 
@@ -39,11 +39,11 @@ class Mamba2Settings:
         """Those of the convolution: x, B and C."""
         return self.inner + 2 * self.groups * self.state
 
-    def state_shapes(self) -> list[Shape]:
+    def state_specs(self) -> list[TensorSpec]:
         """What one layer keeps in a slot: the convolution's last inputs and the recurrent state."""
         return [
-            Shape((self.kernel - 1, self.channels), torch.float32),
-            Shape((self.heads, self.width, self.state), torch.float32),
+            TensorSpec((self.kernel - 1, self.channels), torch.float32),
+            TensorSpec((self.heads, self.width, self.state), torch.float32),
         ]
 
 

@@ -103,7 +103,7 @@ class Ring:
                     answer.prompt_logprobs += output.prompt_logprobs
                     assert output.completion_tokens == len(answer.tokens)
                     answer.cached, answer.matched = output.cached_tokens, output.matched_tokens
-                    answer.lost, answer.reason = output.lost, output.stop_reason
+                    answer.miss_reason, answer.reason = output.miss_reason, output.stop_reason
                     answer.origin = output.origin
                     self._end(output.request, output.finish_reason)
             case Ended(request, reason):
@@ -112,7 +112,7 @@ class Ring:
                 for answer in self.answers.values():
                     if not answer.done.is_set():
                         again = resubmission(answer.request, pack(answer.tokens), len(answer.text))
-                        self._send("scheduler", Submit(again, again=True))
+                        self._send("scheduler", Submit(again, resubmitted=True))
             case Flushed():
                 self.flushed.set()
             case Kept(session, tier, position):
@@ -206,7 +206,7 @@ async def running(
     **limits: object,
 ) -> AsyncIterator[Ring]:
     """A running ring, drained and audited at the end; raises what ended its run before that."""
-    pages = pages if model.page_shapes() else 0
+    pages = pages if model.kv_specs() else 0
     pools = allocate(model, slots, pages, page_size, torch.device("cpu"))
     chosen = Limits(**{"chunk_size": model.chunk_size, "page_size": page_size if pages else 0, **limits})
     ring = Ring(model, pools)
@@ -216,7 +216,7 @@ async def running(
     )
     config = RelayConfig(slots, pages, chosen, tiers, codec_check, poison_freed, restarts)
     disk = StateFiles(folder, "this model", host) if folder is not None else None
-    ring.relay = Relay(config, make, Letters(), ring.bind, disk=disk, record=record)
+    ring.relay = Relay(config, make, Letters(), ring.bind, disk=disk, on_event=record)
     carrying = ring.carrying = asyncio.create_task(ring.relay.run())
     try:
         yield ring

@@ -23,7 +23,7 @@ def test_a_moved_lease_is_dead_and_names_the_send(ledger: Ledger) -> None:
         _ = lease.slot
     assert ledger.counts[Place.TRANSIT] == 1
     arrive(message, "cache", ledger)
-    ledger.free(message.slots[0])
+    ledger.free(message.leases[0])
     assert ledger.counts[Place.FREE] == 4
 
 
@@ -87,7 +87,7 @@ def test_every_lease_message_survives_the_codec(ledger: Ledger) -> None:
         return ledger.take("scheduler")
 
     messages = [
-        Free([take(), take()], closes=3),
+        Free([take(), take()], closes_grant=3),
         Donate(1, take(), 5, b"1234", True),
     ]
     codec = Codec(ledger)
@@ -96,7 +96,7 @@ def test_every_lease_message_survives_the_codec(ledger: Ledger) -> None:
         decoded = codec.round_trip(message)
         arrive(decoded, "cache", ledger)
         assert type(decoded) is type(message)
-        for lease in getattr(decoded, "slots", None) or [decoded.state]:
+        for lease in getattr(decoded, "leases", None) or [decoded.state]:
             ledger.free(lease)
     ledger.close()
 

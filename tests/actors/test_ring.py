@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from actors.cache.radix import path
+from actors.cache.radix import path_to_root
 from actors.requests import Sampling, Stops
 from actors.tokens import unpack
 from models.batch import Batch, Model, Pools, Prefill, allocate
@@ -63,7 +63,7 @@ def small(family: str) -> Model:
 
 def logits_of(model: Model, tokens: list[int]) -> torch.Tensor:
     """Logits behind every token, from one pass over the whole sequence."""
-    pages = -(-len(tokens) // 16) if model.page_shapes() else 0
+    pages = -(-len(tokens) // 16) if model.kv_specs() else 0
     pools = allocate(model, 1, pages, 16, torch.device("cpu"))
     table = torch.arange(pages, dtype=torch.int32)[None]
     with torch.inference_mode():
@@ -110,7 +110,7 @@ def test_every_state_in_the_tree_is_that_of_its_path(family: str) -> None:
             await multi_turn(ring, conversations=5, turns=4)
             assert len(ring.relay.unit.cache.tree.states) > 10
             for node in ring.relay.unit.cache.tree.states:
-                tokens = unpack(b"".join(step.tokens for step in reversed(list(path(node)))))
+                tokens = unpack(b"".join(step.tokens for step in reversed(list(path_to_root(node)))))
                 assert node.state is not None
                 compare_state(ring, node.state.slot, tokens)
 
@@ -119,7 +119,7 @@ def test_every_state_in_the_tree_is_that_of_its_path(family: str) -> None:
 
 def compare_state(ring: Ring, slot: int, tokens: list[int]) -> None:
     model = ring.model
-    pages = -(-len(tokens) // 16) if model.page_shapes() else 0
+    pages = -(-len(tokens) // 16) if model.kv_specs() else 0
     pools = allocate(model, 1, pages, 16, torch.device("cpu"))
     table = torch.arange(pages, dtype=torch.int32)[None]
     with torch.inference_mode():

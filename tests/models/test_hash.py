@@ -100,7 +100,7 @@ def test_shapes(page_fold: bool) -> None:
     assert [(t.shape, t.dtype) for t in pools.state] == [((3,), torch.int64)]
     assert [(t.shape, t.dtype) for t in pools.pages] == ([((5, PAGE_SIZE), torch.int64)] if page_fold else [])
     assert (model.vocab_size, model.chunk_size, model.max_position) == (256, 16, 4096)
-    assert HashModel.from_config(CONFIG).page_shapes() != []
+    assert HashModel.from_config(CONFIG).kv_specs() != []
 
 
 @pytest.mark.parametrize("seed", range(5))

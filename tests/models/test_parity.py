@@ -126,7 +126,7 @@ def test_bfloat16_weights_keep_states_in_float32_and_stay_near(oracle: Oracle, n
     exact, rounded = load_model(path, torch.float32, CPU), load_model(path, torch.bfloat16, CPU)
     table = pages(1)
     logits = [m.logits(m.forward(prefill(tokens, 0, 0, table), make_pools(m, 1, 1))) for m in (exact, rounded)]
-    assert all(shape.dtype == torch.float32 for shape in rounded.state_shapes())
+    assert all(shape.dtype == torch.float32 for shape in rounded.state_specs())
     assert logits[1].dtype == torch.float32
     error = (logits[1] - logits[0]).square().mean().sqrt() / logits[0].std()
     assert 0 < error < 0.1

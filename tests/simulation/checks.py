@@ -77,7 +77,7 @@ class CacheChecks:
         loans = [account for account in cache.accounts.values() if account.loan is not None]
         assert sum(entry.loans for entry in self._ledger.entries) == len(loans), "loans differ from the accounts'"
         for account in loans:
-            source = account.source
+            source = account.loan_node
             assert source is not None and account.loan is not None
             lease = source.state if source in cache.tree.states else cache._flushed.get(source)
             assert lease is not None, f"grant {account.grant} has a loan on node {source.id}, which has no state"

@@ -98,7 +98,7 @@ class SessionChecks:
             assert not names.opened and not names.in_pool and not names.stored, "a name is left"
             left = [name_of(node) for node in self._store.tree.states]
             assert crashed or not left, f"copies are left: {left}"
-            assert self._cache.tiers.settled
+            assert self._cache.tiers.idle
 
     def _place(self, session: str) -> tuple[Tier, int, Node[StateCopy] | None]:
         pool, stored = self._names.in_pool.get(session), self._names.stored.get(session)

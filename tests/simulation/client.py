@@ -233,6 +233,6 @@ class Client:
             asked.resubmitted = True
             self.counters["resubmitted"] += 1
             again = resubmission(asked.request, pack(asked.tokens), len(asked.text))
-            self._send("scheduler", Submit(again, again=True))
+            self._send("scheduler", Submit(again, resubmitted=True))
         if self.draining:
             self._send("scheduler", Drain())

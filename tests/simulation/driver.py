@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from actors.actor import Address, Send
-from actors.cache.radix import path
+from actors.cache.radix import path_to_root
 from actors.lease import Lease, LeaseError, Move, Place, Violation
 from actors.messages import (
     Acquire,
@@ -84,7 +84,7 @@ class Simulation:
         page_size = max(scenario.limits.page_size, 1)
         fault = self._device_fault if self._bad_steps or self._poison else (lambda run, moved: "")
         self.device = HashDevice(scenario.slots, scenario.pages, page_size, self._ran, self._duration, fault)
-        self.disk = SimulatedDisk(self.device, scenario.tiers.in_file, self._answered, self._disk_duration)
+        self.disk = SimulatedDisk(self.device, scenario.tiers.file_bytes, self._answered, self._disk_duration)
         self.disk.bad_writes = self._files_of(BadWrite)
         self.disk.damaged_files = self._files_of(DamagedFile)
         self.client = Client(scenario, self.sender("api"), lambda after, what: self._at(self.now + after, what))
@@ -123,8 +123,8 @@ class Simulation:
         if choice < len(ready) and ready[choice][1] == self.scenario.lazy and self.rng.random() < 0.9:
             choice = int(self.rng.random() * number)
         if choice >= len(ready):
-            model = device if on_device and choice == len(ready) else disk
-            model.execute()
+            engine = device if on_device and choice == len(ready) else disk
+            engine.execute()
             return True
         try:
             self._carry(choice)
@@ -135,7 +135,7 @@ class Simulation:
     def _wait(self) -> bool:
         """Nothing can move now: on to the next moment at which something can; at the end, shut down."""
         times = [self._timers[0][0]] if self._timers else []
-        times += [model.due for model in (self.device, self.disk) if model.due is not None]
+        times += [engine.due for engine in (self.device, self.disk) if engine.due is not None]
         self.unit.session_checks.check_quiet(moving=bool(times))
         if times:
             self.now = max(self.now, min(times))
@@ -252,11 +252,11 @@ class Simulation:
                 assert grant > unit.last_grant, f"grant {grant} is used again"
                 unit.last_grant = grant
                 unit.salts[grant] = salt
-            case Granted(grant, moved=moved, copy=copy, origin=origin):
+            case Granted(grant, moved=moved, page_copy=copy, origin=origin):
                 self.counters[f"goes on from {origin}"] += 1
                 self.counters["moved states"] += moved
                 self.counters["page copies"] += copy is not None
-                *_, root = path(unit.cache.accounts[grant].node)
+                *_, root = path_to_root(unit.cache.accounts[grant].node)
                 assert root.salt == unit.salts[grant], f"grant {grant} goes on from another tenant's path"
             case Requeue(_, suspect_until):
                 self.counters["replayed" if suspect_until else "retracted"] += 1

@@ -192,7 +192,7 @@ def late_spares_kept(patch: Patch) -> None:
             original(self, message)
         else:
             self._wants.discard(message.grant)
-            self._forgotten = [*getattr(self, "_forgotten", []), *message.slots]
+            self._forgotten = [*getattr(self, "_forgotten", []), *message.leases]
 
     patch(Scheduler, "_spare", spare)
 
@@ -235,15 +235,15 @@ def lone_request_ends_early(patch: Patch) -> None:
 
 def copy_under_way_counts_as_full(patch: Patch) -> None:
     """A request that is alone ends with `length` while the page that it copies from is still held for the copy."""
-    original = Cache._feed
+    original = Cache._give_pages
 
     def feed(self: Cache) -> None:
         send = self.send
-        self.send = lambda to, sent: send(to, Extended(sent.pages, list(self._hungry)))
+        self.send = lambda to, sent: send(to, Extended(sent.pages, list(self._page_waiters)))
         original(self)
         self.send = send
 
-    patch(Cache, "_feed", feed)
+    patch(Cache, "_give_pages", feed)
 
 
 def stop_string_shown(patch: Patch) -> None:
@@ -257,7 +257,7 @@ def budget_anew_after_a_retraction(patch: Patch) -> None:
 
     def requeue(self: ResultProcessor, record: RequestHistory) -> None:
         original(self, record)
-        more = record.request.stops.max_tokens + record.completion
+        more = record.request.stops.max_tokens + record.completion_tokens
         record.request = replaced(record.request, stops=replaced(record.request.stops, max_tokens=more))
 
     patch(ResultProcessor, "_requeue", requeue)
@@ -269,7 +269,7 @@ def hungry_row_forgotten(patch: Patch) -> None:
 
     def close(self: Cache, account: Account) -> None:
         original(self, account)
-        self._hungry.clear()
+        self._page_waiters.clear()
 
     patch(Cache, "_close", close)
 

@@ -109,7 +109,7 @@ def pages_of_an_export_not_held(patch: Patch) -> None:
 
     def export(self: Tiers, node: Node[Lease], lease: Lease, key: int) -> None:
         original(self, node, lease, key)
-        self._pages.release(self.exports[key])
+        self._pages.drop_grant_refs(self.exports[key])
         self.exports[key] = []
 
     patch(Tiers, "_export", export)
@@ -117,7 +117,7 @@ def pages_of_an_export_not_held(patch: Patch) -> None:
 
 def filled_before_it_is_loaded(patch: Patch) -> None:
     """A request is granted a copy that is still being read from its file."""
-    original = CopyStore.bring
+    original = CopyStore.load
 
     def bring(self: CopyStore, node: Node[StateCopy]) -> bool:
         brought = original(self, node)
@@ -125,7 +125,7 @@ def filled_before_it_is_loaded(patch: Patch) -> None:
             copy_of(node).host = Presence.PRESENT
         return brought
 
-    patch(CopyStore, "bring", bring)
+    patch(CopyStore, "load", bring)
 
 
 def name_left_behind(patch: Patch) -> None:
@@ -243,8 +243,8 @@ def filled_from_the_wrong_page_on(patch: Patch) -> None:
 
     def admit(self: Forward, message: Admit) -> None:
         fill = message.fill
-        if fill is not None and len(message.pages) > fill.first + 1:
-            message.fill = replaced(fill, first=fill.first + 1)
+        if fill is not None and len(message.pages) > fill.first_page + 1:
+            message.fill = replaced(fill, first_page=fill.first_page + 1)
         original(self, message)
 
     patch(Forward, "_admit", admit)
@@ -265,7 +265,7 @@ def failed_turn_keeps_its_place(patch: Patch) -> None:
 
 def word_of_short_pages_not_taken_back(patch: Patch) -> None:
     """A row that waits for a page counts as stuck while a state leaves the pool, and its pages with it."""
-    original = Cache._feed
+    original = Cache._give_pages
 
     def feed(self: Cache) -> None:
         send = self.send
@@ -273,7 +273,7 @@ def word_of_short_pages_not_taken_back(patch: Patch) -> None:
         original(self)
         self.send = send
 
-    patch(Cache, "_feed", feed)
+    patch(Cache, "_give_pages", feed)
 
 
 def granted_a_state_that_was_lost(patch: Patch) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from actors.cache.actor import Account, Cache
 from actors.cache.allocator import Allocator
-from actors.cache.pages import Pages
+from actors.cache.pages import PagePool
 from actors.cache.radix import Match, Node, RadixTree
 from actors.forward.actor import Forward, LaunchedStep
 from actors.forward.device import Work, WorkCheckpoint
@@ -59,13 +59,15 @@ def account_closed_in_flight(patch: Patch) -> None:
         running = grant in self.state.rows
         retire(self, grant, reason)
         if running:
-            self.send("cache", Free([], closes=grant))
+            self.send("cache", Free([], closes_grant=grant))
 
     def receive(self: Cache, message: Any) -> None:
         if isinstance(message, Donate) and message.grant not in self.accounts:
             self.ledger.free(message.state)
-        elif isinstance(message, Free) and message.closes is not None and message.closes not in self.accounts:
-            for lease in message.slots:
+        elif (
+            isinstance(message, Free) and message.closes_grant is not None and message.closes_grant not in self.accounts
+        ):
+            for lease in message.leases:
                 self.ledger.free(lease)
         else:
             original(self, message)
@@ -81,7 +83,7 @@ def loan_not_returned(patch: Patch) -> None:
 
     def admit(self: Forward, message: Admit) -> None:
         send = self.send
-        self.send = lambda to, sent: None if isinstance(sent, Copied) and message.source is not None else send(to, sent)
+        self.send = lambda to, sent: None if isinstance(sent, Copied) and message.loan is not None else send(to, sent)
         original(self, message)
         self.send = send
 
@@ -191,11 +193,11 @@ def _resume_in_place(patch: Patch, when: Callable[[Admit], bool]) -> None:
     original = Forward._admit
 
     def admit(self: Forward, message: Admit) -> None:
-        copy = message.copy
+        copy = message.page_copy
         if copy is not None and when(message):
             message.pages = [copy.source if page == copy.target else page for page in message.pages]
-            message.copy = None
-            if message.source is None:
+            message.page_copy = None
+            if message.loan is None:
                 self.send("cache", Copied(message.grant))
         original(self, message)
 
@@ -205,7 +207,7 @@ def _resume_in_place(patch: Patch, when: Callable[[Admit], bool]) -> None:
 def page_freed_though_named(patch: Patch) -> None:
     """A page is free as soon as no request uses it, though a node of the tree names it."""
 
-    def release(self: Pages, pages: list[int]) -> None:
+    def release(self: PagePool, pages: list[int]) -> None:
         for page in pages:
             self.grant_refs[page] -= 1
             self.used -= not self.grant_refs[page]
@@ -213,7 +215,7 @@ def page_freed_though_named(patch: Patch) -> None:
                 self.node_refs[page] = 0
                 self._reclaim(page)
 
-    patch(Pages, "release", release)
+    patch(PagePool, "drop_grant_refs", release)
 
 
 def lease_lost_on_a_refused_send(patch: Patch) -> None:
@@ -221,7 +223,7 @@ def lease_lost_on_a_refused_send(patch: Patch) -> None:
 
     def depart(message: Any, sender: str, receiver: str, ledger: Ledger) -> None:
         if isinstance(message, Free):
-            message.slots = [ledger.depart(lease, sender, receiver, "Free") for lease in message.slots]
+            message.leases = [ledger.depart(lease, sender, receiver, "Free") for lease in message.leases]
         else:
             original(message, sender, receiver, ledger)
 

@@ -130,14 +130,14 @@ Fault = Crash | BadStep | Poison | NoRoom | NoCheckpoints | RefusedSends | Flush
 class Scenario:
     """step_time: the mean duration of a device step in turns of an actor. lazy: an actor that is seldom served.
 
-    tree_tokens bounds the tree. schedule: the seed of everything that is drawn while it runs. disk_time: the mean
+    max_tree_tokens bounds the tree. schedule: the seed of everything that is drawn while it runs. disk_time: the mean
     duration of a call on the disk. hand_over: every session is suspended before the shutdown.
     """
 
     slots: int
     pages: int
     limits: Limits
-    tree_tokens: int
+    max_tree_tokens: int
     codec: bool
     step_time: float
     lazy: Address | None
@@ -196,7 +196,7 @@ def draw(seed: int, strategy: Strategy | None = None, overlap: bool | None = Non
         slots=rng.choice([1, 1, 2, max_running + 2, 4 * max_running, 8 * max_running]),
         pages=pages,
         limits=limits,
-        tree_tokens=rng.choice([50, 1 << 22, 1 << 22]),
+        max_tree_tokens=rng.choice([50, 1 << 22, 1 << 22]),
         codec=rng.random() < 0.1,
         step_time=rng.choice([0.0, 3.0, 12.0, 40.0]),
         lazy=rng.choice([None, None, *UNIT, "api"]),

@@ -85,7 +85,7 @@ def simpler(scenario: Scenario) -> Iterator[Scenario]:
         "codec": False,
         "lazy": None,
         "step_time": 0.0,
-        "tree_tokens": 1 << 22,
+        "max_tree_tokens": 1 << 22,
         "disk_time": 0.0,
         "hand_over": False,
     }

@@ -77,8 +77,8 @@ def draw_talks(rng: random.Random, draw_ask: DrawAsk) -> tuple[Talk, ...]:
 def draw_tiers(rng: random.Random, paged: bool) -> TierLimits:
     """Room for a few copies at most, or for none."""
     one = TierLimits(0, 0, STATE_BYTES, TOKEN_BYTES if paged else 0, rng.choice([None, None, 0, 1, 3]))
-    host = rng.choice([0, 1.2, 1.2, 3, 3, 12]) * one.in_memory(A_COPY)
-    disk = rng.choice([0, 1.2, 3, 20]) * one.in_file(A_COPY)
+    host = rng.choice([0, 1.2, 1.2, 3, 3, 12]) * one.memory_bytes(A_COPY)
+    disk = rng.choice([0, 1.2, 3, 20]) * one.file_bytes(A_COPY)
     return replace(one, host_bytes=int(host), disk_bytes=int(disk))
 
 

@@ -24,7 +24,7 @@ def many_sessions(number: int, seed: int) -> Scenario:
         slots=16,
         pages=160,
         limits=Limits(max_running=6, max_queue=2 * number, step_tokens=32, page_size=4, chunk_size=4),
-        tree_tokens=1 << 22,
+        max_tree_tokens=1 << 22,
         codec=False,
         step_time=0.0,
         lazy=None,
@@ -32,7 +32,7 @@ def many_sessions(number: int, seed: int) -> Scenario:
         faults=(),
         schedule=seed,
         talks=tuple(talks),
-        tiers=TierLimits(number // 10 * one.in_memory(20), number * one.in_file(24), STATE, TOKEN),
+        tiers=TierLimits(number // 10 * one.memory_bytes(20), number * one.file_bytes(24), STATE, TOKEN),
         disk_time=2.0,
     )
 

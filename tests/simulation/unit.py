@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from actors.actor import Actor, Address
 from actors.cache.actor import Cache
 from actors.cache.allocator import Allocator
-from actors.cache.pages import Pages
+from actors.cache.pages import PagePool
 from actors.cache.waiting import Parked, Wait
 from actors.forward.actor import Forward
 from actors.lease import Lease, Ledger
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.simulation.driver import Simulation
 
 
-class ScribblingPages(Pages):
+class ScribblingPages(PagePool):
     """Tells the device of freed pages, so that it may overwrite them."""
 
     device: HashDevice | None = None
@@ -77,7 +77,7 @@ class Unit:
         pages = ScribblingPages(scenario.pages, device.page_size)
         pages.device = device
         self.cache = StingyCache(
-            simulation.sender("cache"), self.ledger, pages, scenario.tree_tokens, scenario.tiers, simulation.disk
+            simulation.sender("cache"), self.ledger, pages, scenario.max_tree_tokens, scenario.tiers, simulation.disk
         )
         self.cache.no_checkpoints = any(isinstance(fault, NoCheckpoints) for fault in scenario.faults)
         self.scheduler = Scheduler(simulation.sender("scheduler"), scenario.limits)

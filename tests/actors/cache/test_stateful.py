@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.cache.pages import PageError, Pages
-from actors.cache.radix import Node, RadixTree, path
+from actors.cache.pages import PageError, PagePool
+from actors.cache.radix import Node, RadixTree, path_to_root
 from actors.lease import Lease, LeaseError, Ledger, Loan, Place
 from actors.messages import Free
 from actors.runtime.transport import arrive, depart
@@ -42,7 +42,7 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.ledger = Ledger(SLOTS)
         self.held: dict[int, Held] = {}
-        self.lost: dict[int, int] = {}
+        self.miss_reason: dict[int, int] = {}
         self.generations = [0] * SLOTS
         self.travelling: dict[int, Free] = {}
         self.loans: list[tuple[int, Loan]] = []
@@ -56,10 +56,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def take(self, holder: str) -> None:
         lease = self.ledger.take(holder)
         if lease is None:
-            assert len(self.held) + len(self.lost) == SLOTS
+            assert len(self.held) + len(self.miss_reason) == SLOTS
             return
         slot = lease.slot
-        assert slot not in self.held and slot not in self.lost
+        assert slot not in self.held and slot not in self.miss_reason
         self.generations[slot] += 1
         assert lease.generation == self.generations[slot]
         self.held[slot] = Held(lease, Place.OWNED, holder, lease.generation)
@@ -73,7 +73,7 @@ class LedgerMachine(RuleBasedStateMachine):
         message = Free([held.lease])
         depart(message, held.holder, receiver, self.ledger)
         self.dead.append(held.lease)
-        held.lease, held.place = message.slots[0], Place.TRANSIT
+        held.lease, held.place = message.leases[0], Place.TRANSIT
         held.holder = f"{held.holder} → {receiver}"
         self.travelling[slot] = message
 
@@ -138,22 +138,22 @@ class LedgerMachine(RuleBasedStateMachine):
             self.dead.append(held.lease)
             del self.held[slot]
 
-    @precondition(lambda self: len(self.lost) < SLOTS - 2)
+    @precondition(lambda self: len(self.miss_reason) < SLOTS - 2)
     @rule(at=PICK)
     def drop(self, at: int) -> None:
         """A handle that is garbage-collected alive costs its slot."""
         slot = self.pick(Place.OWNED, at)
         if slot is None:
             return
-        self.lost[slot] = self.held.pop(slot).generation
+        self.miss_reason[slot] = self.held.pop(slot).generation
         gc.collect(0)
 
-    @precondition(lambda self: len(self.lost) < SLOTS - 2)
+    @precondition(lambda self: len(self.miss_reason) < SLOTS - 2)
     @rule(slot=st.integers(0, SLOTS - 1))
     def quarantine_a_free_slot(self, slot: int) -> None:
-        if slot not in self.held and slot not in self.lost:
+        if slot not in self.held and slot not in self.miss_reason:
             self.ledger.quarantine(slot, "a test")
-            self.lost[slot] = self.generations[slot]
+            self.miss_reason[slot] = self.generations[slot]
 
     @precondition(lambda self: self.dead)
     @rule(at=PICK)
@@ -169,13 +169,13 @@ class LedgerMachine(RuleBasedStateMachine):
             if slot in self.held:
                 held = self.held[slot]
                 known = (held.place, held.holder, held.generation, held.loans)
-            elif slot in self.lost:
-                known = (Place.QUARANTINED, "nobody", self.lost[slot], 0)
+            elif slot in self.miss_reason:
+                known = (Place.QUARANTINED, "nobody", self.miss_reason[slot], 0)
             else:
                 known = (Place.FREE, "pool", self.generations[slot], 0)
             assert (entry.place, entry.holder, entry.generation, entry.loans) == known
         assert +self.ledger.counts == Counter(entry.place for entry in self.ledger.entries)
-        assert self.ledger.violations == len(self.lost)
+        assert self.ledger.violations == len(self.miss_reason)
 
     @invariant()
     def the_audit_agrees_and_misses_what_is_withheld(self) -> None:
@@ -195,7 +195,7 @@ class LedgerMachine(RuleBasedStateMachine):
 class PagesMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.pages = Pages(PAGES, 4)
+        self.pages = PagePool(PAGES, 4)
         self.grants: Counter[int] = Counter()
         self.nodes: Counter[int] = Counter()
 
@@ -211,7 +211,7 @@ class PagesMachine(RuleBasedStateMachine):
 
     @rule(page=st.integers(0, PAGES - 1), whose=st.sampled_from(["grants", "nodes"]))
     def one_more(self, page: int, whose: str) -> None:
-        add = self.pages.share if whose == "grants" else self.pages.add_node_refs
+        add = self.pages.add_grant_refs if whose == "grants" else self.pages.add_node_refs
         if self.grants[page] or self.nodes[page]:
             add([page])
             getattr(self, whose)[page] += 1
@@ -221,7 +221,7 @@ class PagesMachine(RuleBasedStateMachine):
 
     @rule(page=st.integers(0, PAGES - 1), whose=st.sampled_from(["grants", "nodes"]))
     def one_fewer(self, page: int, whose: str) -> None:
-        drop = self.pages.release if whose == "grants" else self.pages.drop_node_refs
+        drop = self.pages.drop_grant_refs if whose == "grants" else self.pages.drop_node_refs
         if getattr(self, whose)[page]:
             drop([page])
             getattr(self, whose)[page] -= 1
@@ -251,7 +251,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @initialize(page_size=st.integers(1, 4))
     def begin(self, page_size: int) -> None:
-        self.pages, self.ledger = Pages(200, page_size), Ledger(60)
+        self.pages, self.ledger = PagePool(200, page_size), Ledger(60)
         self.tree = RadixTree(self.pages)
         self.written: dict[int, list[Path | None]] = {}
         self.forget()
@@ -277,9 +277,9 @@ class TreeMachine(RuleBasedStateMachine):
         before, size = key(start)[1], self.pages.size
         goal = (*before, *tokens)
         whole = len(before) // size
-        table = self.tree.table(start)
+        table = self.tree.page_table(start)
         shared, cut = table[:whole], table[whole : whole + 1]
-        self.pages.share(shared)
+        self.pages.add_grant_refs(shared)
         fresh = self.pages.take(self.pages.cover(len(goal)) - whole)
         for page in fresh:
             self.written[page] = [None] * size
@@ -288,7 +288,7 @@ class TreeMachine(RuleBasedStateMachine):
         for position in range(len(before), len(goal)):
             self.written[(shared + fresh)[position // size]][position % size] = goal[: position + 1]
         node = self.tree.insert(start, pack(tokens), shared + fresh)
-        self.pages.release(shared + fresh)
+        self.pages.drop_grant_refs(shared + fresh)
         assert key(node) == (salt, goal)
         self.learn(salt, goal)
         if keep and goal:
@@ -326,8 +326,8 @@ class TreeMachine(RuleBasedStateMachine):
         assert (found.tokens, found.node.end, key(found.node)[0]) == (known, best, salt)
         usable = min(known, limit)
         was_there = any((salt, p) in self.evicted and best < len(p) <= usable for p in prefixes)
-        assert (found.lost == "") == (best == usable)
-        assert (found.lost == "evicted") == (was_there and best < usable)
+        assert (found.miss_reason == "") == (best == usable)
+        assert (found.miss_reason == "evicted") == (was_there and best < usable)
 
     @rule(at=PICK)
     def evict_state(self, at: int) -> None:
@@ -386,7 +386,7 @@ class TreeMachine(RuleBasedStateMachine):
         named: Counter[int] = Counter()
         for node in self.tree.nodes:
             named.update(node.pages)
-            table, whole = self.tree.table(node), key(node)[1]
+            table, whole = self.tree.page_table(node), key(node)[1]
             assert len(table) == self.pages.cover(node.end)
             for position in range(len(whole)):
                 assert self.written[table[position // size]][position % size] == whole[: position + 1]
@@ -398,8 +398,8 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 def key(node: Node) -> tuple[str, Path]:
-    *_, root = path(node)
-    return root.salt, tuple(unpack(b"".join(step.tokens for step in reversed(list(path(node))))))
+    *_, root = path_to_root(node)
+    return root.salt, tuple(unpack(b"".join(step.tokens for step in reversed(list(path_to_root(node))))))
 
 
 LedgerMachine.TestCase.settings = BOUNDED

@@ -14,8 +14,8 @@ from tests.actors.test_ring import MODELS, greedy, prompts, small
 
 def limits(model: Model, host: int = 100, disk: int = 0, session_slots: int | None = None) -> TierLimits:
     """Room for so many states of 200 tokens in host memory and on disk."""
-    state = sum(shape.nbytes for shape in model.state_shapes())
-    token = sum(shape.nbytes for shape in model.page_shapes())
+    state = sum(shape.nbytes for shape in model.state_specs())
+    token = sum(shape.nbytes for shape in model.kv_specs())
     each = state + 200 * token
     return TierLimits(host * each, disk * (each + 10_000), state, token, session_slots)
 
@@ -102,7 +102,7 @@ def test_a_damaged_file_is_told_of_and_costs_only_time(damage: str, tmp_path: Pa
             history = prompt + answer.tokens
             answer = await ring.turn("s", [*history, 7])
             assert answer.tokens == greedy(model, [*history, 7], 8)
-            assert answer.lost == "damaged"
+            assert answer.miss_reason == "damaged"
             assert answer.cached < len(history) - 1
             assert ring.relay.counters()["damaged_files"] == 1
             assert not path.exists()
@@ -143,7 +143,7 @@ async def quiet(ring: Ring) -> None:
     async with asyncio.timeout(30):
         while calm < 3:
             await asyncio.sleep(0.005)
-            calm = calm + 1 if ring.relay.unit.cache.tiers.settled else 0
+            calm = calm + 1 if ring.relay.unit.cache.tiers.idle else 0
 
 
 def files(folder: Path) -> list[Path]:
@@ -177,7 +177,7 @@ def test_without_room_below_only_the_tokens_are_left() -> None:
                 histories[session] = prompt + (await ring.turn(session, prompt)).tokens
             assert ring.kept["s0"] == ("tokens", 0)
             answer = await ring.turn("s0", [*histories["s0"], 1])
-            assert answer.origin == "tokens" and answer.lost == "evicted"
+            assert answer.origin == "tokens" and answer.miss_reason == "evicted"
             assert answer.tokens == greedy(model, [*histories["s0"], 1], 8)
 
     asyncio.run(scenario())

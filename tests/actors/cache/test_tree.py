@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.cache.pages import PageError, Pages
-from actors.cache.radix import Node, RadixTree, path
+from actors.cache.pages import PageError, PagePool
+from actors.cache.radix import Node, RadixTree, path_to_root
 from actors.lease import Ledger
 from actors.runtime.explain import explain_tree
 from actors.tokens import common_prefix, pack, unpack
@@ -17,7 +17,7 @@ sequences = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 
 
 def walk(node: Node) -> list[int]:
-    return unpack(b"".join(step.tokens for step in reversed(list(path(node)))))
+    return unpack(b"".join(step.tokens for step in reversed(list(path_to_root(node)))))
 
 
 @given(st.lists(st.integers(0, 1), max_size=20), st.lists(st.integers(0, 1), max_size=20))
@@ -31,12 +31,12 @@ def test_common_prefix(a: list[int], b: list[int]) -> None:
 def test_match_finds_the_deepest_state_and_the_known_path(
     inserted: list[list[int]], asked: list[int], limit: int, page_size: int
 ) -> None:
-    pages, ledger = Pages(200, page_size), Ledger(20)
+    pages, ledger = PagePool(200, page_size), Ledger(20)
     tree = RadixTree(pages)
     for tokens in inserted:
         table = pages.take(pages.cover(len(tokens)))
         node = tree.insert(tree.match("", b"", 0).node, pack(tokens), table)
-        pages.release(table)
+        pages.drop_grant_refs(table)
         assert walk(node) == tokens
         if node.state is None:
             lease = ledger.take("cache")
@@ -50,7 +50,7 @@ def test_match_finds_the_deepest_state_and_the_known_path(
     assert match.tokens == max(known, default=0)
     named = [0] * len(pages)
     for node in tree.nodes:
-        assert len(tree.table(node)) == pages.cover(node.end)
+        assert len(tree.page_table(node)) == pages.cover(node.end)
         for page in node.pages:
             named[page] += 1
     assert named == pages.node_refs
@@ -59,7 +59,7 @@ def test_match_finds_the_deepest_state_and_the_known_path(
 
 
 def test_a_page_that_a_leaf_took_over_whole_replaces_the_part_above() -> None:
-    pages = Pages(10, 4)
+    pages = PagePool(10, 4)
     tree = RadixTree(pages)
     root = tree.match("", b"", 0).node
     first = pages.take(2)
@@ -71,7 +71,7 @@ def test_a_page_that_a_leaf_took_over_whole_replaces_the_part_above() -> None:
 
 
 def test_salts_keep_tenants_apart() -> None:
-    pages = Pages(0, 1)
+    pages = PagePool(0, 1)
     tree = RadixTree(pages)
     tree.insert(tree.match("a", b"", 0).node, pack([1, 2, 3]), [])
     assert tree.match("a", pack([1, 2, 3]), 3).tokens == 3
@@ -79,7 +79,7 @@ def test_salts_keep_tenants_apart() -> None:
 
 
 def test_a_root_goes_with_its_last_leaf() -> None:
-    tree = RadixTree(Pages(0, 1))
+    tree = RadixTree(PagePool(0, 1))
     leaf = tree.insert(tree.match("a", b"", 0).node, pack([1, 2]), [])
     assert "a" in tree.roots and tree.tokens == 2
     tree.remove(leaf)
@@ -88,7 +88,7 @@ def test_a_root_goes_with_its_last_leaf() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_pages_against_a_simple_count(seed: int) -> None:
-    rng, pages = random.Random(seed), Pages(12, 4)
+    rng, pages = random.Random(seed), PagePool(12, 4)
     users: list[int] = []
     names: list[int] = []
     for _ in range(300):
@@ -98,12 +98,12 @@ def test_pages_against_a_simple_count(seed: int) -> None:
             users += pages.take(1)
         elif move == "share" and held:
             users.append(rng.choice(held))
-            pages.share(users[-1:])
+            pages.add_grant_refs(users[-1:])
         elif move == "name" and held:
             names.append(rng.choice(held))
             pages.add_node_refs(names[-1:])
         elif move == "release" and users:
-            pages.release([users.pop(rng.randrange(len(users)))])
+            pages.drop_grant_refs([users.pop(rng.randrange(len(users)))])
         elif move == "unname" and names:
             pages.drop_node_refs([names.pop(rng.randrange(len(names)))])
         assert pages.free == 12 - len({*users, *names})
@@ -112,8 +112,8 @@ def test_pages_against_a_simple_count(seed: int) -> None:
 
 
 def test_a_free_page_cannot_be_shared_or_dropped() -> None:
-    pages = Pages(2, 4)
-    for use in (pages.share, pages.release, pages.add_node_refs, pages.drop_node_refs):
+    pages = PagePool(2, 4)
+    for use in (pages.add_grant_refs, pages.drop_grant_refs, pages.add_node_refs, pages.drop_node_refs):
         with pytest.raises(PageError):
             use([0])
     with pytest.raises(PageError, match="3 pages wanted, 2 free"):
@@ -121,7 +121,7 @@ def test_a_free_page_cannot_be_shared_or_dropped() -> None:
 
 
 def test_salts_are_told_apart_but_not_shown() -> None:
-    tree: RadixTree[Any] = RadixTree(Pages(4, 4))
+    tree: RadixTree[Any] = RadixTree(PagePool(4, 4))
     for salt in ("", "secret", "other"):
         tree.match(salt, b"", 0)
     none, secret, other = (node["salt"] for node in explain_tree(tree))

@@ -58,7 +58,7 @@ def test_messages_arrive_in_order_with_their_leases(codec_check: bool) -> None:
         freed = cache.got[1]
         assert isinstance(freed, Free) and not lease.live
         assert ledger.entries[0].holder == "cache"
-        ledger.free(freed.slots[0])
+        ledger.free(freed.leases[0])
         assert ledger.counts[Place.FREE] == 2
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -37,7 +37,8 @@ def test_a_message_belongs_to_the_trace_of_what_it_names() -> None:
     traces = Traces({7: "b"}.get)  # type: ignore[arg-type]
     assert traces.of(Submit(request("r", "a"))) == "a"
     assert traces.of(Abort("r")) == "a"
-    assert traces.of(Acquire(7, b"", 0, "", None)) == "b" == traces.of(Want(7, 1)) == traces.of(Free([], closes=7))
+    assert traces.of(Acquire(7, b"", 0, "", None)) == "b" == traces.of(Want(7, 1))
+    assert traces.of(Free([], closes_grant=7)) == "b"
     traces.current = "c"
     assert traces.of(Free([])) == traces.of(Settled(1, [7])) == "c", "it names nobody, or several"
     traces.current = ""
@@ -50,7 +51,7 @@ def test_no_message_that_names_a_request_or_a_grant_is_forgotten() -> None:
     naming = {
         kind
         for kind in get_args(Message)
-        if {field.name for field in msgspec.structs.fields(kind)} & {"request", "grant", "closes"}
+        if {field.name for field in msgspec.structs.fields(kind)} & {"request", "grant", "closes_grant"}
     }
     assert naming == known.keys()
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from actors.lease import Lease, Ledger, Place
 from actors.messages import Checkpoint, Message, Step
-from actors.runtime.transport import FIELDS, arrive, depart, lease_fields, leases_in
+from actors.runtime.transport import LEASE_FIELDS, arrive, depart, lease_fields, leases_in
 
 
 class Plain(Struct):
@@ -28,7 +28,7 @@ class Nested(Struct):
 
 
 def test_every_message_is_known() -> None:
-    assert set(FIELDS) == set(get_args(Message))
+    assert set(LEASE_FIELDS) == set(get_args(Message))
     assert lease_fields(Plain) == ()
 
 

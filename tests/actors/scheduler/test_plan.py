@@ -47,7 +47,7 @@ def test_a_row_without_a_page_sits_out() -> None:
 
 def test_the_last_row_is_retracted_and_no_other_until_it_has_closed() -> None:
     given = state(row(1, 8, capacity=8), row(2, 8, capacity=16), row(3, 8, capacity=16, priority=-1), page_size=4)
-    given.short = {1}
+    given.starved = {1}
     assert plan(given).retire == [(2, "retracted")]
     given.closing = {9: record(9)}
     assert plan(given).retire == []
@@ -55,7 +55,7 @@ def test_the_last_row_is_retracted_and_no_other_until_it_has_closed() -> None:
 
 def test_a_lone_row_that_cannot_grow_ends_by_capacity() -> None:
     given = state(row(1, 8, capacity=8), page_size=4)
-    given.short = {1}
+    given.starved = {1}
     assert plan(given).retire == [(1, "capacity")]
     given.cancelled = {2}
     assert plan(given).retire == []
