@@ -4,6 +4,14 @@ from playwright.sync_api import expect
 
 from tests.browser.driving import PATIENCE_MS, Tab
 
+# Of each turn; the token that ended it may not have been consumed.
+ALL_MARKED = """
+(positions) => {
+  const marked = [...document.querySelectorAll(".slot[data-place=cached].mine")].map((cell) => cell.entry.position);
+  return positions.every((position) => marked.includes(position) || marked.includes(position - 1));
+}
+"""
+
 
 def counted(tab: Tab) -> dict[str, int]:
     rows = tab.page.locator("#legend li")
@@ -40,9 +48,8 @@ def test_the_states_of_this_chat_are_marked(tab: Tab) -> None:
     mine = tab.page.locator(".slot[data-place=cached].mine")
     expect(mine.first).to_be_visible()
     positions = {turn["position"] for turn in tab.kept()["turns"]}  # type: ignore[attr-defined]
-    shown = mine.evaluate_all("cells => cells.map((cell) => cell.entry.position)")
-    # The token that ended a turn may not have been consumed.
-    assert all({position, position - 1} & set(shown) for position in positions), (positions, shown)
+    # The map is asked for once a second, and a turn's state comes home after its last token.
+    tab.page.wait_for_function(ALL_MARKED, arg=sorted(positions), timeout=PATIENCE_MS)
     tab.page.get_by_role("button", name="New chat").click()
     expect(mine).to_have_count(0)
 

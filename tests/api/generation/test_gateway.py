@@ -139,9 +139,9 @@ async def test_a_restart_submits_what_is_open_again_where_its_client_stands() ->
         post.sent.clear()
         gateway.receive(Restarted())
         again = [message for _, message in post.sent if isinstance(message, Submit)]
-        assert [(m.request.id, m.again) for m in again] == [("a", True), ("b", True)]
+        assert [(m.request.id, m.resubmitted) for m in again] == [("a", True), ("b", True)]
         assert tokens.unpack(again[0].request.tokens) == [1, 2, 3, 0, 1]
-        assert (again[0].request.prompt_len, again[0].request.shown) == (3, len("t0 t1 "))
+        assert (again[0].request.prompt_len, again[0].request.delivered_chars) == (3, len("t0 t1 "))
         assert again[1].request == request("b")
         assert [(index, output.finish_reason) for index, output in await generation.next()] == [(2, "abort")]
         gateway.receive(Delta([Output("a", "", b"", 3, 2, 2, matched_tokens=3, lost="evicted")]))
