@@ -148,7 +148,7 @@ async def test_a_restart_submits_what_is_open_again_where_its_client_stands() ->
         post.output("a", 2, "stop")
         [(_, rest)] = await generation.next()
         assert (rest.text, rest.completion_tokens, rest.finish_reason) == ("t2 ", 3, "stop")
-        assert (rest.cached_tokens, rest.lost, generation.members[0].cached_tokens) == (1, "", 1)
+        assert (rest.cached_tokens, rest.miss_reason, generation.members[0].cached_tokens) == (1, "", 1)
     assert gateway.submit([request("gone")]).members
 
 
