@@ -144,7 +144,7 @@ async def test_a_restart_submits_what_is_open_again_where_its_client_stands() ->
         assert (again[0].request.prompt_len, again[0].request.delivered_chars) == (3, len("t0 t1 "))
         assert again[1].request == request("b")
         assert [(index, output.finish_reason) for index, output in await generation.next()] == [(2, "abort")]
-        gateway.receive(Delta([Output("a", "", b"", 3, 2, 2, matched_tokens=3, lost="evicted")]))
+        gateway.receive(Delta([Output("a", "", b"", 3, 2, 2, matched_tokens=3, miss_reason="evicted")]))
         post.output("a", 2, "stop")
         [(_, rest)] = await generation.next()
         assert (rest.text, rest.completion_tokens, rest.finish_reason) == ("t2 ", 3, "stop")
