@@ -7,6 +7,7 @@ from pathlib import Path
 
 import structlog
 from aiohttp import web
+from aiohttp.web_protocol import RequestPayloadError
 from structlog.contextvars import bound_contextvars
 
 from api import admin, errors, tokenization
@@ -30,6 +31,7 @@ from api.version import VERSION
 
 HANDLERS = (page, chat, completions, responses, websocket, sessions, turns, sglang, tokenization, admin)
 GUARD = web.AppKey("guard", Guard)
+ENCODINGS = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
 QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/slots"})
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -106,15 +108,27 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
     request.app[GUARD].admit(request)
+    check_encoding(request)
     if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
         return web.Response(status=204)
     try:
         return await handler(request)
+    except RequestPayloadError as error:
+        reason = str(error).removeprefix("400, message:").strip()
+        raise errors.bad_request(f"the body cannot be read: {reason}", code="invalid_body") from None
     except web.HTTPException as error:
         if error.status < 400:
             raise
         kept = {name: value for name, value in error.headers.items() if name == "Allow"}
         raise errors.from_status(error.status, describe(request, error), kept) from None
+
+
+def check_encoding(request: web.Request) -> None:
+    """Raises ApiError 415 for a body that is packed in a way that is not known here."""
+    encoding = request.headers.get("Content-Encoding", "").strip().lower()
+    if encoding and encoding not in ENCODINGS:
+        message = f"Content-Encoding {encoding!r} is not supported: send {', '.join(sorted(ENCODINGS))}"
+        raise ApiError(415, message, "invalid_request_error", "Content-Encoding", "unsupported_media_type")
 
 
 def describe(request: web.Request, error: web.HTTPException) -> str:

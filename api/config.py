@@ -182,8 +182,8 @@ def load(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ
         name = field.name
         if options.get(name) is not None:
             values[name], source[name] = options[name], flag(name) if name != "model" else "DIR"
-        elif environment.get(variable(name)):
-            values[name], source[name] = environment[variable(name)], variable(name)
+        elif (given := environment.get(variable(name))) or (given is not None and name == "api_key"):
+            values[name], source[name] = given, variable(name)
             if isinstance(field.default, tuple):
                 values[name] = [part.strip() for part in values[name].split(",") if part.strip()]
         else:
@@ -209,6 +209,8 @@ def check(config: Config, source: Mapping[str, str]) -> None:
             raise ConfigError(f"{source.get('cors')}: expected an origin as https://example.org, or *, not {origin!r}")
     if any(not key.strip() for key in config.api_key):
         raise ConfigError(f"{source.get('api_key')}: an API key cannot be empty")
+    if "api_key" in source and not config.api_key:
+        raise ConfigError(f"{source['api_key']}: there is no key in it; unset it to serve without keys")
 
 
 def parse_size(text: object, source: str) -> int:

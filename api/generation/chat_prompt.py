@@ -26,8 +26,10 @@ def read_message(message: Mapping[str, Any], at: str) -> dict[str, Any]:
     if role in ("tool", "function"):
         raise errors.unsupported(f"{at}.role", "does not support tools yet")
     if not isinstance(role, str) or role not in ROLES:
-        raise errors.bad_request(f"{at}.role: expected one of {', '.join(ROLES)}, got {role!r}", f"{at}.role")
-    content = fields.pop("content", None)
+        expected = f"{at}.role: expected one of {', '.join(ROLES)}, got {role!r}"
+        raise errors.bad_request(expected, f"{at}.role", "invalid_value")
+    silent = role == "assistant" and "content" in message  # null, as clients send what said nothing
+    content = fields.pop("content", "" if silent else None)
     if content is None:
         raise errors.bad_request(f"{at}.content is required", f"{at}.content", "missing_required_parameter")
     for name in ("tool_calls", "function_call", "audio"):

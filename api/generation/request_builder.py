@@ -20,6 +20,7 @@ THREAD_ABOVE = 20_000
 SEEDS = 2**63
 GREEDY_BELOW = 1e-5
 MAX_STOPS = 64
+MAX_DIGITS = 10
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,10 @@ def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingP
     if not prompt.tokens:
         raise errors.bad_request("the prompt is empty", params.name("prompt"), "empty_prompt")
     if room < 1:
+        # Clients know an overlong prompt by these words.
         message = (
-            f"the prompt has {len(prompt.tokens)} tokens; with at least one of the answer it must fit into "
-            f"{model.max_model_len}"
+            f"This model's maximum context length is {model.max_model_len} tokens. However, the prompt has "
+            f"{len(prompt.tokens)}: with at least one of the answer it is longer than the model's context length."
         )
         raise errors.bad_request(message, params.name("prompt"), "context_length_exceeded")
     check_ids(model, prompt.tokens, params.name("prompt"))
@@ -85,9 +87,10 @@ def biases(model: ServedModel, params: SamplingParams) -> dict[int, float]:
     name = params.name("logit_bias")
     result = {}
     for key, bias in params.logit_bias.items():
-        if not (key.isascii() and key.isdigit() and int(key[:19]) < model.vocab_size):
-            raise errors.bad_request(f"{key!r} is not a token id below {model.vocab_size}", name, "invalid_value")
-        result[int(key)] = bias
+        id = int(key) if key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS else -1
+        if not 0 <= id < model.vocab_size:
+            raise errors.bad_request(f"{key[:20]!r} is not a token id below {model.vocab_size}", name, "invalid_value")
+        result[id] = bias
     return result
 
 

@@ -47,7 +47,9 @@ def is_not_bad_http(record: logging.LogRecord) -> bool:
 def rendering(as_json: bool) -> list[structlog.typing.Processor]:
     if as_json:
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=to_json)]
-    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    # A plain traceback: one with the values of variables would show API keys and prompts.
+    plain = structlog.dev.plain_traceback
+    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
 
 
 def to_json(event: Any, **_: Any) -> str:

@@ -61,6 +61,8 @@ def test_the_environment_sets_what_the_command_line_does_not() -> None:
         (["--device", "tpu"], {}, "--device"),
         (["--cors", "example.org"], {}, "--cors"),
         (["--api-key", " "], {}, "--api-key"),
+        ([], {"BATON_API_KEY": " , "}, "BATON_API_KEY"),
+        ([], {"BATON_API_KEY": ""}, "BATON_API_KEY"),
         (["--request-timeout", "nan"], {}, "--request-timeout"),
         (["--request-timeout", "inf"], {}, "--request-timeout"),
         ([], {"BATON_PAGE_SIZE": "0"}, "BATON_PAGE_SIZE"),

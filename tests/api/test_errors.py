@@ -1,12 +1,21 @@
 """Every refusal: its status, and the field that it names."""
 
 import asyncio
+import gzip
 import json
+import sys
 from typing import Any
 
+import brotli
 import pytest
 
+from actors import tokens
 from tests.api.fake_ring import serving
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
@@ -41,6 +50,9 @@ REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
     (CHAT, {"messages": [USER], "repetition_penalty": 0}, "repetition_penalty"),
     (CHAT, {"messages": [USER], "logit_bias": {"260": 1}}, "logit_bias"),
     (CHAT, {"messages": [USER], "logit_bias": {"x": 1}}, "logit_bias"),
+    (CHAT, {"messages": [USER], "logit_bias": {"0" * 19 + "260": 1}}, "logit_bias"),
+    (CHAT, {"messages": [USER], "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    (CHAT, {"messages": [USER], "logit_bias": {"²": 1}}, "logit_bias"),
     (CHAT, {"messages": [USER], "logit_bias": {"1": 101}}, "logit_bias[...]"),
     (CHAT, {"messages": [USER], "max_tokens": 0}, "max_tokens"),
     (CHAT, {"messages": [USER], "max_tokens": 2, "min_tokens": 3}, "min_tokens"),
@@ -108,6 +120,47 @@ async def test_a_body_that_is_no_json_object(body: bytes) -> None:
     async with serving() as served, served.client.post(CHAT, data=body) as response:
         assert response.status == 400
         assert (await response.json())["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status", "code"),
+    [
+        ("gzip", b'{"prompt": "a"}', 400, "invalid_body"),
+        ("deflate", b"\x78\x9c\x00\x11\x22\x33\x44", 400, "invalid_body"),
+        ("br", b"\xff\xff\xff", 400, "invalid_body"),
+        ("zstd", b'{"prompt": "a"}', 400, "invalid_body"),
+        ("snappy", b'{"prompt": "a"}', 415, "unsupported_media_type"),
+        ("gzip, gzip", gzip.compress(b"{}"), 415, "unsupported_media_type"),
+        ("gzip", gzip.compress(b'{"prompt": "a"}'), 200, None),
+        ("br", brotli.compress(b'{"prompt": "a"}'), 200, None),
+        ("zstd", zstd.compress(b'{"prompt": "a"}'), 200, None),
+    ],
+)
+async def test_a_packed_body(encoding: str, body: bytes, status: int, code: str | None) -> None:
+    headers = {"Content-Encoding": encoding}
+    async with serving() as served, served.client.post(TEXT, data=body, headers=headers) as response:
+        assert response.status == status
+        answer = await response.json()
+        assert answer.get("error", {}).get("code") == code, answer
+
+
+async def test_an_overlong_prompt_is_named_in_the_words_that_clients_look_for() -> None:
+    async with serving() as served:
+        status, error = await served.error(TEXT, {"prompt": "x" * 256})
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert "This model's maximum context length is 256 tokens" in error["message"]
+    assert "longer than the model's context length" in error["message"]
+
+
+async def test_an_assistant_that_said_nothing() -> None:
+    messages = [USER, {"role": "assistant", "content": None}, USER]
+    async with serving() as served:
+        status, _ = await served.post(CHAT, {"messages": messages})
+        assert status == 200
+        [request] = served.ring.submitted()
+        status, error = await served.error(CHAT, {"messages": [{**USER, "role": "wizard"}]})
+    assert tokens.unpack(request.tokens) == list(b"user:Hi\nassistant:\nuser:Hi\nassistant:")
+    assert (status, error["code"]) == (400, "invalid_value")
 
 
 async def test_nulls_and_harmless_values_are_taken() -> None:

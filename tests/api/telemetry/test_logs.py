@@ -16,6 +16,7 @@ log = structlog.get_logger()
 log.debug("fine", detail=1)
 log.info("said", text="two\\nlines", thing=object)
 logging.getLogger("library").warning("from %s", "elsewhere")
+api_key = "sec" + "ret"
 try:
     1 / 0
 except ZeroDivisionError:
@@ -46,6 +47,7 @@ def test_the_console_form() -> None:
     text = "\n".join(run("console", "debug"))
     assert "fine" in text and "detail=1" in text
     assert "'two\\nlines'" in text
+    assert "ZeroDivisionError" in text and "secret" not in text, "the values of variables are not for the log"
 
 
 def test_the_level_is_a_threshold() -> None:
