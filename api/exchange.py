@@ -26,15 +26,20 @@ def new_id(prefix: str) -> str:
 
 def submit(request: web.Request, requests: Sequence[Request]) -> Generation:
     """Send the requests into the ring, to be read in a `with` block. Raises ApiError: 400, 429 or 503."""
-    server = request.app[SERVER]
-    most = server.config.max_running + server.config.max_queue
-    if len(requests) > most:
-        raise errors.bad_request(
-            f"{len(requests)} sequences in one request; at most {most} can wait", None, "batch_too_large"
-        )
-    generation = server.gateway.submit(requests, request_context(request))
+    check_batch(request, len(requests))
+    generation = request.app[SERVER].gateway.submit(requests, request_context(request))
     request[GENERATION] = generation
     return generation
+
+
+def check_batch(request: web.Request, sequences: int) -> None:
+    """Raise ApiError 400 for more sequences than can wait at once; to be asked before work is done for each."""
+    config = request.app[SERVER].config
+    most = config.max_running + config.max_queue
+    if sequences > most:
+        raise errors.bad_request(
+            f"{sequences} sequences in one request; at most {most} can wait", code="batch_too_large"
+        )
 
 
 def request_context(request: web.Request) -> RequestContext:

@@ -7,8 +7,10 @@ from msgspec import Meta, Struct, field
 
 from api import errors
 from api.exchange import answer_json
+from api.generation.answers import token_text
 from api.generation.chat_prompt import read_messages, render
-from api.generation.request_builder import check_ids, encode, off_loop
+from api.generation.offload import off_loop
+from api.generation.request_builder import check_ids, encode
 from api.parsing import convert, read_object
 from api.server import SERVER
 
@@ -34,7 +36,7 @@ async def tokenize(request: web.Request) -> web.Response:
     if asked.prompt is not None:
         prompt = await encode(model, asked.prompt, asked.add_special_tokens)
     else:
-        messages = read_messages(asked.messages or [])
+        messages = await read_messages(model, asked.messages or [])
         prompt = await render(model, messages, asked.add_generation_prompt, asked.chat_template_kwargs)
     answer: dict[str, Any] = {
         "tokens": prompt.tokens,
@@ -42,7 +44,8 @@ async def tokenize(request: web.Request) -> web.Response:
         "max_model_len": model.max_model_len,
     }
     if asked.return_token_strs:
-        answer["token_strs"] = [model.text.decode([id], skip_special_tokens=False) for id in prompt.tokens]
+        ids = prompt.tokens
+        answer["token_strs"] = await off_loop(len(ids) * 10, lambda: [token_text(model.text, id) for id in ids])
     return answer_json(answer)
 
 

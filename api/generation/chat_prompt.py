@@ -1,10 +1,11 @@
 """Chat messages as clients send them, made into the prompt that the model's template renders."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from api import errors
-from api.generation.request_builder import Prompt, off_loop
+from api.generation.offload import OutOfTime, off_loop, within
+from api.generation.request_builder import Prompt, check_length, too_long
 from api.generation.served_model import ServedModel
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -13,11 +14,28 @@ PASSED_ON = frozenset({"name", "reasoning_content"})
 IGNORED = frozenset({"annotations", "refusal", "id", "status", "reasoning", "stop_reason"})
 RESERVED = frozenset({"self", "messages", "add_generation_prompt", "tools", "documents"})
 TEXT_ONLY = "only text is supported"
+MESSAGE_SIZE = 100  # characters whose encoding takes as long as reading a message
+MAX_TEMPLATE_KWARGS = 64
+TEMPLATE_LIMIT_S = 10.0
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
-def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+async def read_messages(model: ServedModel, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages with plain text contents. Raises ApiError 400 naming the place."""
-    return [read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return await read_each(model, messages, read_message, "messages")
+
+
+async def read_each(model: ServedModel, items: Sequence[T], read: Callable[[T, str], R], field: str) -> list[R]:
+    """`read(item, place)` of each. Each is a token at least: more than fit are refused before any is looked at."""
+    if len(items) > model.max_model_len:
+        raise too_long(model, f"{len(items)} messages", field)
+
+    def work() -> list[R]:
+        return [read(item, f"{field}[{index}]") for index, item in enumerate(items)]
+
+    return await off_loop(len(items) * MESSAGE_SIZE, work)
 
 
 def read_message(message: Mapping[str, Any], at: str) -> dict[str, Any]:
@@ -75,13 +93,18 @@ async def render(
     reserved = RESERVED & template_kwargs.keys()
     if reserved:
         raise errors.unsupported(f"chat_template_kwargs.{min(reserved)}")
-    size = sum(len(message["content"]) for message in messages)
+    if len(template_kwargs) > MAX_TEMPLATE_KWARGS:
+        message = f"at most {MAX_TEMPLATE_KWARGS} of them"
+        raise errors.bad_request(message, "chat_template_kwargs", "invalid_value")
+    check_length(model, sum(len(message["content"]) for message in messages), "messages")
 
     def work() -> Prompt:
         ids, ends = model.text.encode_chat(messages, add_generation_prompt=add_generation_prompt, **template_kwargs)
         return Prompt(ids, message_ends=tuple(ends))
 
     try:
-        return await off_loop(size, work)
+        return await within(TEMPLATE_LIMIT_S, work)
+    except OutOfTime:
+        raise errors.internal(f"the chat template did not end within {TEMPLATE_LIMIT_S:g} s") from None
     except ValueError as error:
         raise errors.bad_request(f"the chat template: {error}", "messages", "chat_template_error") from None

@@ -1,10 +1,8 @@
 """Builds the ring's Request from a prompt and sampling parameters: defaults, limits, seeds."""
 
-import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -12,11 +10,9 @@ from actors import tokens
 from actors.requests import Request, Sampling, Stops
 from api import errors
 from api.generation.fields import SamplingParams
+from api.generation.offload import off_loop
 from api.generation.served_model import ServedModel
 
-T = TypeVar("T")
-
-THREAD_ABOVE = 20_000
 SEEDS = 2**63
 GREEDY_BELOW = 1e-5
 MAX_STOPS = 64
@@ -42,12 +38,7 @@ def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingP
     if not prompt.tokens:
         raise errors.bad_request("the prompt is empty", params.name("prompt"), "empty_prompt")
     if room < 1:
-        # Clients know an overlong prompt by these words.
-        message = (
-            f"This model's maximum context length is {model.max_model_len} tokens. However, the prompt has "
-            f"{len(prompt.tokens)}: with at least one of the answer it is longer than the model's context length."
-        )
-        raise errors.bad_request(message, params.name("prompt"), "context_length_exceeded")
+        raise too_long(model, f"{len(prompt.tokens)} tokens", params.name("prompt"))
     check_ids(model, prompt.tokens, params.name("prompt"))
     start = params.prompt_logprobs_from
     if start is not None and start > len(prompt.tokens):
@@ -127,11 +118,24 @@ def check_ids(model: ServedModel, ids: Sequence[int], field: str) -> None:
         raise errors.bad_request(f"{wrong} is not a token id below {model.vocab_size}", field, "invalid_value")
 
 
-async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """Run `work` in a thread if `size`, its input's characters, would keep the event loop waiting."""
-    return work() if size <= THREAD_ABOVE else await asyncio.to_thread(work)
-
-
-async def encode(model: ServedModel, text: str, add_special_tokens: bool = True) -> Prompt:
+async def encode(model: ServedModel, text: str, add_special_tokens: bool = True, field: str = "prompt") -> Prompt:
+    """Raises ApiError 400, before it is encoded, for a text that cannot fit."""
+    check_length(model, len(text), field)
     ids = await off_loop(len(text), lambda: model.text.encode(text, add_special_tokens=add_special_tokens))
     return Prompt(ids, text)
+
+
+def check_length(model: ServedModel, characters: int, field: str) -> None:
+    """Raise ApiError 400 for a text of so many characters, which are at least as many bytes, if it cannot fit."""
+    most = model.text.max_token_bytes
+    if most is not None and characters > most * model.max_model_len:
+        raise too_long(model, f"at least {characters // most} tokens", field)
+
+
+def too_long(model: ServedModel, length: str, field: str) -> errors.ApiError:
+    """Clients know an overlong prompt by these words."""
+    message = (
+        f"This model's maximum context length is {model.max_model_len} tokens. However, the prompt has {length}: "
+        "with at least one of the answer it is longer than the model's context length."
+    )
+    return errors.bad_request(message, field, "context_length_exceeded")

@@ -132,7 +132,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 async def chat_requests(model: ServedModel, asked: ChatRequest, id: str) -> list[Request]:
     """The ring's requests, one a choice."""
-    messages = read_messages(asked.messages)
+    messages = await read_messages(model, asked.messages)
     prompt = await render(model, messages, asked.add_generation_prompt, asked.chat_template_kwargs)
     if asked.top_logprobs and not asked.logprobs:
         raise errors.bad_request("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")

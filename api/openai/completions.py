@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from actors.requests import Output, Request, TokenLogprob
 from api import errors
-from api.exchange import answer_json, new_id, submit
+from api.exchange import answer_json, check_batch, new_id, submit
 from api.generation.answers import Answer, Usage, collect, drop_output, finite, token_text, usage
 from api.generation.fields import Choices, Count, RequestFields, Salt, TopLogprobs, request_params, seed_of
 from api.generation.outputs import Generation
@@ -77,6 +77,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     model = server.ready(asked.model)
     check(asked)
     id = new_id("cmpl")
+    check_batch(request, asked.n * (len(asked.prompt) if holds_many(asked.prompt) else 1))
     prompts = await read_prompts(model, asked)
     requests = completion_requests(model, asked, prompts, id)
     with submit(request, requests) as generation:
@@ -113,6 +114,11 @@ async def read_prompts(model: ServedModel, asked: CompletionRequest) -> list[Pro
         return [Prompt(item) for item in prompt]
     message = "prompt must be a string, a list of strings, a list of token ids, or a list of such lists"
     raise errors.bad_request(message, "prompt", "invalid_value")
+
+
+def holds_many(prompt: str | list[Any]) -> bool:
+    """Whether it is a list of prompts, and not one of tokens."""
+    return isinstance(prompt, list) and type(prompt[0]) is not int
 
 
 def is_tokens(items: list[Any]) -> bool:

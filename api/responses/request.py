@@ -6,8 +6,9 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct, field
 
 from api import errors
-from api.generation.chat_prompt import read_message
+from api.generation.chat_prompt import read_each, read_message
 from api.generation.fields import Count, RequestFields, Salt, SamplingParams, TopLogprobs, request_params
+from api.generation.served_model import ServedModel
 from api.openai.fields import IGNORED as IGNORED_EVERYWHERE
 from api.parsing import Unsupported, convert
 
@@ -84,10 +85,10 @@ def check(asked: ResponseRequest) -> None:
         raise errors.bad_request("a response in the background is stored: leave out store", "store", "invalid_value")
 
 
-def read_input(asked: ResponseRequest) -> list[dict[str, Any]]:
+async def read_input(model: ServedModel, asked: ResponseRequest) -> list[dict[str, Any]]:
     if isinstance(asked.input, str):
         return [{"role": "user", "content": asked.input}]
-    return [read_item(item, f"input[{index}]") for index, item in enumerate(asked.input)]
+    return await read_each(model, asked.input, read_item, "input")
 
 
 def read_item(item: Mapping[str, Any], at: str) -> dict[str, Any]:

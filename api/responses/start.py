@@ -43,7 +43,8 @@ async def start_response(
     model = server.ready(asked.model)
     if asked.background and not responses.enabled:
         raise errors.unsupported("background", "needs stored responses: --response-retention is 0")
-    previous, messages = find_previous(responses, owner, asked.previous_response_id, latest), read_input(asked)
+    previous = find_previous(responses, owner, asked.previous_response_id, latest)
+    messages = await read_input(model, asked)
     with ExitStack() as unless_begun:
         turn = open_turn(request.app[SESSIONS], owner, asked, id)
         if turn is not None:

@@ -118,10 +118,11 @@ async def read_input(model: ServedModel, asked: TurnRequest, turn: OpenTurn) -> 
     if not getattr(asked, given[0]):
         raise errors.bad_request(f"{given[0]}: there is nothing to feed", given[0], "empty_turn")
     if asked.messages is not None:
-        return await extend_chat(model, turn, read_messages(asked.messages), asked.chat_template_kwargs)
+        messages = await read_messages(model, asked.messages)
+        return await extend_chat(model, turn, messages, asked.chat_template_kwargs)
     new = Prompt(asked.input_ids or [])
     if asked.text is not None:
-        new = await encode(model, asked.text, add_special_tokens=not turn.base_tokens)
+        new = await encode(model, asked.text, not turn.base_tokens, "text")
     return Prompt(unpack(turn.base_tokens) + new.tokens)
 
 

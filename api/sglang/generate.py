@@ -10,7 +10,7 @@ from msgspec import Meta, Struct, field
 
 from actors.requests import Output, Request, TokenLogprob
 from api import errors
-from api.exchange import answer_json, new_id, submit
+from api.exchange import answer_json, check_batch, new_id, submit
 from api.generation.answers import Answer, collect, drop_output, finite, token_text
 from api.generation.fields import (
     Choices,
@@ -111,6 +111,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     server.ready()
     asked = convert(body, GenerateRequest, IGNORED, UNSUPPORTED)
     model = server.ready(asked.model)
+    check_batch(request, len(asked.text or asked.input_ids or ()) if is_batch(asked) else 1)
     items = await read_items(model, asked)
     alone = len(items) == 1 and not is_batch(asked)
     with submit(request, [item.request for item in items]) as generation:
@@ -133,7 +134,7 @@ async def read_prompts(model: ServedModel, asked: GenerateRequest) -> list[Promp
         raise errors.bad_request("give either text or input_ids", "text", "invalid_value")
     if asked.text is not None:
         texts = asked.text if isinstance(asked.text, list) else [asked.text]
-        prompts = [await encode(model, text) for text in texts]
+        prompts = [await encode(model, text, field="text") for text in texts]
     else:
         try:
             rows = msgspec.convert(asked.input_ids if is_batch(asked) else [asked.input_ids], list[list[int]])

@@ -177,7 +177,7 @@ async def read_items(
         kept = kept[: params.offset]
     if asked.text is not None and asked.input_ids is None:
         assert isinstance(asked.text, str)
-        new = (await encode(model, asked.text, add_special_tokens=not kept)).tokens
+        new = (await encode(model, asked.text, not kept, "text")).tokens
         asked = replace(asked, text=None, input_ids=new)
     if not asked.input_ids and asked.text is None:
         raise errors.bad_request("there is nothing to feed", "input_ids", "empty_turn")

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from models.text.template import ChatTemplate, TemplateError
 
@@ -16,12 +19,15 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 # A request asks for few checkpoints, newest message ends first: older ones need not be found.
 MAX_MESSAGE_ENDS = 16
+BATCH_ABOVE = 1000
 
 
 class ModelText:
     """Text to tokens and back. Safe to use from several threads.
 
+    What is long goes to the tokenizer as a batch of one: its other calls keep every thread from running Python.
     eos_ids: all tokens that end a generation. vocab_size: the largest token id plus one.
+    max_token_bytes: no token stands for more of a text than this; None where that cannot be told.
     generation_defaults: sampling values that the checkpoint's author chose, temperature 0.0 for greedy ones.
     """
 
@@ -36,6 +42,7 @@ class ModelText:
         self._template = template
         self._added = frozenset(tokenizer.get_added_tokens_decoder())
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.max_token_bytes = longest_token(tokenizer)
         self.eos_ids = tuple(eos_ids)
         self.generation_defaults = dict(generation_defaults)
 
@@ -45,11 +52,15 @@ class ModelText:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids; ValueError for text that is not Unicode (a lone surrogate)."""
-        return list(self._encoding(text, add_special_tokens).ids)
+        check_unicode(text)
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the tokens; ids outside the vocabulary have none. OverflowError for ids that are no uint32."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        if len(ids) <= BATCH_ABOVE:
+            return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
@@ -67,7 +78,8 @@ class ModelText:
         A message's end is listed if the chat up to it renders to a prefix of the tokens.
         """
         whole = self.render_chat(messages, add_generation_prompt, **variables)
-        encoding = self._encoding(whole, add_special_tokens=False)
+        check_unicode(whole)
+        [encoding] = self._tokenizer.encode_batch([whole], add_special_tokens=False)
         ids, starts = list(encoding.ids), [start for start, _ in encoding.offsets]
         ends = set()
         for count in range(len(messages), max(0, len(messages) - MAX_MESSAGE_ENDS), -1):
@@ -79,13 +91,6 @@ class ModelText:
                 ends.add(self._position(ids, bisect_left(starts, len(part)), part))
         return ids, sorted(ends - {0})
 
-    def _encoding(self, text: str, add_special_tokens: bool) -> Encoding:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"the text is not valid Unicode: {error}") from error
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
     def _position(self, ids: list[int], following: int, part: str) -> int:
         """How many of `ids` the text `part` makes, 0 if it does not end between tokens; `following` is behind it."""
         if following < len(ids) and ids[following] in self._added:
@@ -93,6 +98,33 @@ class ModelText:
             return following
         encoded = self.encode(part, add_special_tokens=False)
         return len(encoded) if encoded == ids[: len(encoded)] else 0
+
+
+def longest_token(tokenizer: Tokenizer) -> int | None:
+    """Bytes of the longest token of a byte-level BPE; None where a token may stand for any length of text.
+
+    That may be where text is changed or taken out before it is split, or where what is not known is one token.
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    added = tokenizer.get_added_tokens_decoder().values()
+    steps = json.loads(tokenizer.pre_tokenizer.__getstate__()) if tokenizer.pre_tokenizer is not None else {}
+    if (
+        not isinstance(tokenizer.model, BPE)
+        or not isinstance(tokenizer.decoder, ByteLevelDecoder)
+        or tokenizer.normalizer is not None
+        or '"removed"' in json.dumps(steps).lower()
+        or any(token.lstrip or token.rstrip for token in added)
+        or not all(letter in vocabulary for letter in ByteLevel.alphabet())
+    ):
+        return None
+    return max(max(map(len, vocabulary)), *(len(token.content.encode()) for token in added), 1)
+
+
+def check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the text is not valid Unicode: {error}") from error
 
 
 def load_text(path: Path) -> ModelText:

@@ -47,6 +47,7 @@ class FakeText:
 
     has_chat_template = True
     eos_ids = (EOS,)
+    max_token_bytes: int | None = None
 
     def __init__(self) -> None:
         self.generation_defaults: dict[str, Any] = {}

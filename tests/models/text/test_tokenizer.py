@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from models.text.tokenizer import ModelText, TemplateError, load_text
 
@@ -177,3 +177,41 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str | bytes 
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=name):
         load_text(tmp_path)
+
+
+def test_long_texts_and_short_ones_are_encoded_alike(tmp_path: Path) -> None:
+    text = loaded(tmp_path)
+    sample = "naïve 日本語 😀 " * 400
+    ids = text.encode(sample)
+    assert ids == tokenizer_of(tmp_path).encode(sample).ids
+    assert text.decode(ids) == sample and len(ids) > 1000
+
+
+def test_how_much_text_a_token_can_stand_for(tmp_path: Path) -> None:
+    assert loaded(tmp_path).max_token_bytes == len("<|im_start|>")
+
+
+@pytest.mark.parametrize("what", ["normalizer", "removing", "stripping", "holes", "words"])
+def test_where_a_token_can_stand_for_any_length_no_bound_is_told(tmp_path: Path, what: str) -> None:
+    made = tokenizer()
+    match what:
+        case "normalizer":
+            made.normalizer = normalizers.Strip()
+        case "removing":
+            split = pre_tokenizers.Split(" ", "removed")
+            made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(use_regex=False)])
+        case "stripping":
+            made.add_special_tokens([AddedToken("<|pad|>", lstrip=True)])
+        case "holes":
+            made.model = models.BPE({"a": 0}, [])
+        case "words":
+            made.model = models.WordLevel({"a": 0, "?": 1}, unk_token="?")
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert load_text(tmp_path).max_token_bytes is None
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    made.no_truncation()
+    made.no_padding()
+    return made

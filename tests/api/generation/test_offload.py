@@ -1,0 +1,59 @@
+"""Work in threads: ended at its limit, whatever it catches, and not a moment after it is done."""
+
+import asyncio
+import time
+
+import pytest
+
+from api.generation import chat_prompt
+from api.generation.offload import OutOfTime, limited, within
+from tests.api.fake_ring import serving
+
+pytestmark = pytest.mark.anyio
+
+
+def endless() -> int:
+    total = 0
+    while True:
+        try:
+            total += 1
+        except Exception:
+            total -= 1
+
+
+async def test_endless_work_is_ended_and_keeps_nobody_waiting() -> None:
+    began = time.monotonic()
+    ending = asyncio.ensure_future(within(0.2, endless))
+    beats = 0
+    while not ending.done():
+        await asyncio.sleep(0.01)
+        beats += 1
+    with pytest.raises(OutOfTime):
+        await ending
+    assert beats > 3 and time.monotonic() - began < 5
+
+
+async def test_work_that_ends_in_time() -> None:
+    assert await within(60, lambda: 5) == 5
+    with pytest.raises(KeyError):
+        await within(60, lambda: {}["a"])
+
+
+def test_a_limit_that_strikes_too_late_is_taken_back() -> None:
+    for _ in range(300):
+        try:
+            assert limited(0.0005, lambda: sum(range(20_000))) == 199_990_000
+        except OutOfTime:
+            continue
+    assert sum(range(1000)) == 499_500, "nothing is left to be raised here"
+
+
+async def test_a_template_that_never_ends_is_a_500_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_prompt, "TEMPLATE_LIMIT_S", 0.2)
+    async with serving() as served:
+        served.server.ready().text.encode_chat = lambda *_, **__: endless()  # type: ignore[method-assign]
+        messages = [{"role": "user", "content": "a"}]
+        status, error = await served.error("/v1/chat/completions", {"messages": messages})
+        assert status == 500 and "did not end within 0.2 s" in error["message"]
+        status, _ = await served.post("/v1/completions", {"prompt": "a"})
+        assert status == 200

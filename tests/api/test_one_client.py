@@ -1,0 +1,62 @@
+"""Whatever one client sends, no other waits long: a real server, asked for its health all the while."""
+
+import asyncio
+import io
+import json
+import time
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.api.server_process import ServerProcess
+
+pytestmark = pytest.mark.anyio
+USER = {"role": "user", "content": "a"}
+# Each kept every other client waiting for between half a second and 24 s. On a quiet machine none takes 0.15 s now.
+LONGEST_WAIT_S = 0.6
+HOSTILE: dict[str, tuple[str, dict[str, Any], int]] = {
+    "a long prompt": ("/v1/completions", {"prompt": "a" * 4_000_000}, 400),
+    "a long text to tokenize": ("/tokenize", {"prompt": "ab c" * 3_900_000}, 400),
+    "a text that just fits": ("/tokenize", {"prompt": "a" * 100_000}, 200),
+    "many messages": ("/v1/chat/completions", {"messages": [{**USER, "content": ""}] * 100_000}, 400),
+    "many items": ("/v1/responses", {"input": [USER] * 100_000}, 400),
+    "many template arguments": (
+        "/v1/chat/completions",
+        {"messages": [USER], "chat_template_kwargs": {f"k{index}": index for index in range(200_000)}},
+        400,
+    ),
+    "many token ids": ("/v1/completions", {"prompt": [1] * 2_000_000}, 400),
+    "many ids to text": ("/detokenize", {"tokens": [97] * 3_000_000}, 200),
+    "many prompts": ("/generate", {"text": ["a"] * 100_000}, 400),
+    "many completions": ("/v1/completions", {"prompt": ["a"] * 100_000}, 400),
+    "many stop strings": ("/v1/completions", {"prompt": "a", "stop": ["x" * 1000] * 10_000}, 400),
+}
+
+
+async def test_no_other_client_waits() -> None:
+    with ServerProcess() as server:
+        async with aiohttp.ClientSession() as hostile, aiohttp.ClientSession() as other:
+            for name, (path, body, status) in HOSTILE.items():
+                data = json.dumps(body).encode()
+                headers = {"Content-Type": "application/json"}
+                asking = asyncio.ensure_future(longest_wait(other, server.url + "/health"))
+                async with hostile.post(server.url + path, data=io.BytesIO(data), headers=headers) as response:
+                    await response.read()
+                    assert response.status == status, name
+                asking.cancel()
+                assert await asking < LONGEST_WAIT_S, name
+
+
+async def longest_wait(client: aiohttp.ClientSession, url: str) -> float:
+    """Seconds; until cancelled."""
+    longest = 0.0
+    try:
+        while True:
+            began = time.perf_counter()
+            async with client.get(url) as response:
+                await response.read()
+            longest = max(longest, time.perf_counter() - began)
+            await asyncio.sleep(0.005)
+    except asyncio.CancelledError:
+        return max(longest, time.perf_counter() - began)
