@@ -51,7 +51,7 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(description="memory for states and pages together, as 4G [a part of what is free]", extra=SIZE),
     ] = None
     max_running: Annotated[int, Meta(ge=1, le=4096, description="most requests that run at once")] = 16
-    step_tokens: Annotated[int, Meta(ge=1, description="most tokens in a step: prompt chunks and decoded rows")] = 512
+    step_tokens: Annotated[int, Meta(ge=2, description="most tokens in a step: prompt chunks and decoded rows")] = 512
     max_queue: Annotated[int, Meta(ge=0, description="most requests that wait; more get 429")] = 1024
     track_interval: Annotated[
         int, Meta(ge=0, description="keep a state every so many tokens of an answer; 0 keeps none")

@@ -1,5 +1,6 @@
 """The scheduler: the queue, the running rows and their spare checkpoint slots. It carries out what `plan` decides."""
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ class Scheduler:
         self._new_pages: dict[int, list[int]] = {}
         self._arrivals = 0
         self._grants = 0
-        self._steps = 0
+        self._steps = self._served = 0
         self._draining = self._drained = False
         self._same_id_waiting: dict[str, Request] = {}
 
@@ -141,8 +142,7 @@ class Scheduler:
             self._end(record, "timeout" if record.ended_by == "timeout" else "aborted", "the request was aborted")
 
     def _enqueue(self, record: OpenRequest) -> None:
-        self.state.queue.append(record)
-        self.state.queue.sort(key=lambda queued: queued.order)
+        insort(self.state.queue, record, key=lambda queued: queued.order)
 
     def _abort(self, request: str, reason: EndReason) -> None:
         """Whatever the request is doing. One that is unknown was answered before the client gave up."""
@@ -333,7 +333,8 @@ class Scheduler:
         return Checkpoint(grant, position, row.spares.pop())
 
     def _advance(self, row: ScheduledRow, begin: int, end: int) -> None:
-        row.position = end
+        self._served += 1
+        row.position, row.served = end, self._served
         if row.prefilling:
             return
         row.drawn += 1

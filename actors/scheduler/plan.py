@@ -14,8 +14,8 @@ from actors.tokens import count
 class Limits:
     """The settings by which the scheduler plans.
 
-    max_running: most rows at once. max_queue: most requests that wait. step_tokens: tokens in a step; prompt chunks
-    get what the decoding rows leave of them. page_size: positions of a KV page, 0 without attention.
+    max_running: most rows at once. max_queue: most requests that wait. step_tokens: most tokens in a step, at least 2,
+    of which prompts get a quarter at least. page_size: positions of a KV page, 0 without attention.
     chunk_size: the model's; the last multiple of it below a prompt's end is worth a checkpoint.
     track_interval: so are its multiples in the answer; 0: none. depth: most unsettled steps, 2 with overlap, else 1.
     """
@@ -63,6 +63,7 @@ class ScheduledRow:
     tokens sampled since the admission and how many may be; capacity: positions that its pages cover.
     wanted: positions to checkpoint, with ranks, lowest first where slots are short; spares: slots for them at hand;
     asked: slots asked for and not answered; refill: whether the resident ones of the strategy are to be asked for.
+    served: when it moved last, counted in moves of rows.
     """
 
     record: OpenRequest
@@ -77,6 +78,7 @@ class ScheduledRow:
     asked: int = 0
     refill: bool = True
     extending: bool = False
+    served: int = 0
 
     @property
     def prefilling(self) -> bool:
@@ -198,16 +200,28 @@ def plan_step(state: SchedulerState, retiring: set[int]) -> StepPlan | None:
 
 
 def fill_step(limits: Limits, rows: list[ScheduledRow], isolated: bool) -> StepPlan:
-    """Every row that can decode, then prompt chunks in order of the requests while the token budget lasts."""
-    decodes = [row.grant for row in rows if not row.prefilling and row.fits(1)]
-    step = StepPlan([], decodes, [], [], [], isolated)
-    left = limits.step_tokens - len(decodes)
-    for row in rows:
-        tokens = chunk_length(row, left) if row.prefilling else 0
+    """Rows that can decode, and prompt chunks in order of the requests, within the token budget.
+
+    A share of the budget is for prompts, if any waits; where more rows can decode than fit, they take turns.
+    """
+    decodable = [row for row in rows if not row.prefilling and row.fits(1)]
+    prompts = [row for row in rows if row.prefilling and chunk_length(row, 1)]
+    room = max(limits.step_tokens - prompt_share(limits) * bool(prompts), 1)
+    if len(decodable) > room:
+        decodable.sort(key=lambda row: row.served)
+    step = StepPlan([], [row.grant for row in decodable[:room]], [], [], [], isolated)
+    left = limits.step_tokens - len(step.decodes)
+    for row in prompts:
+        tokens = chunk_length(row, left)
         if tokens > 0:
             step.chunks.append(Chunk(row.grant, tokens))
             left -= tokens
     return step
+
+
+def prompt_share(limits: Limits) -> int:
+    """Tokens of a step that decoding rows leave to prompts."""
+    return max(limits.step_tokens // 4, 1)
 
 
 def chunk_length(row: ScheduledRow, budget: int) -> int:

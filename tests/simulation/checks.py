@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from actors.cache.actor import Cache
 from actors.cache.radix import Node
 from actors.lease import Lease, Place
+from actors.messages import Step
+from actors.scheduler.plan import SchedulerState, chunk_length, in_order
 from actors.tokens import WIDTH, unpack
 from models.hash_definition import next_state
 from tests.simulation.client import Asked, Letters
@@ -43,6 +45,24 @@ def check_leases(unit: "Unit") -> None:
     if not sound:
         found = unit.ledger.audit({name: actor.leases() for name, actor in unit.actors.items()})
         raise AssertionError(f"the leases differ from the ledger: {found or counts}")
+
+
+def check_shares(state: SchedulerState, step: Step) -> None:
+    """A step keeps to its tokens, the first prompt moves in it, and rows that can decode take turns."""
+    limits, resting = state.limits, set(step.sit_out)
+    decodes = [row for row in state.rows.values() if not row.prefilling and row.grant not in resting]
+    moved = {row.grant for row in decodes} | {chunk.grant for chunk in step.chunks}
+    tokens = len(decodes) + sum(chunk.tokens for chunk in step.chunks)
+    assert tokens <= limits.step_tokens, f"step {step.step} has {tokens} tokens of {limits.step_tokens}"
+    together = [row for row in in_order(state) if not row.suspect]
+    if not moved & {row.grant for row in together}:
+        return
+    left = max(limits.step_tokens - len(decodes), 1)
+    waiting = [row for row in together if row.prefilling and chunk_length(row, 1) and chunk_length(row, left)]
+    assert not waiting or waiting[0].grant in moved, f"step {step.step} gives the first prompt no share"
+    passed = [row.served for row in together if row.grant in resting and row.fits(1)]
+    latest = max((row.served for row in decodes), default=0)
+    assert min(passed, default=latest) >= latest, f"step {step.step} passes over a row that waits longer"
 
 
 @dataclass(slots=True)

@@ -27,12 +27,13 @@ from actors.messages import (
     Restarted,
     Retired,
     SaveFromReq,
+    Step,
     Stepped,
     Suspended,
     Written,
 )
 from actors.runtime.transport import arrive, depart, leases_in
-from tests.simulation.checks import check_end, check_leases
+from tests.simulation.checks import check_end, check_leases, check_shares
 from tests.simulation.client import Client
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.hash_device import HashDevice, Row
@@ -248,6 +249,8 @@ class Simulation:
         match message:
             case Stepped(step):
                 assert step <= self.device.passed, f"step {step} is reported before its event"
+            case Step():
+                check_shares(unit.scheduler.state, message)
             case Acquire(grant, _, _, salt):
                 assert grant > unit.last_grant, f"grant {grant} is used again"
                 unit.last_grant = grant

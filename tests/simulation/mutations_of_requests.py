@@ -10,7 +10,9 @@ from actors.forward.actor import Forward
 from actors.messages import Extended, Failure, Ran, Requeue, Retire, Retired, Submit
 from actors.requests import Request
 from actors.results.actor import RequestHistory, ResultProcessor
+from actors.scheduler import plan
 from actors.scheduler.actor import Scheduler
+from actors.scheduler.plan import Limits, ScheduledRow, StepPlan
 from actors.tokens import pack
 from models.text.stop_strings import StopStrings
 from tests.simulation import client
@@ -305,3 +307,24 @@ def restart_counts_as_new(patch: Patch) -> None:
         original(self, Submit(message.request))
 
     patch(Scheduler, "_submit", submit)
+
+
+def prompts_without_a_share(patch: Patch) -> None:
+    """Decoding rows may have all the tokens of a step."""
+    patch(plan, "prompt_share", lambda limits: 0)
+
+
+def turns_not_taken(patch: Patch) -> None:
+    """Of more rows than fit into a step the first ones decode, each time."""
+    original = plan.fill_step
+
+    def fill_step(limits: Limits, rows: list[ScheduledRow], isolated: bool) -> StepPlan:
+        served = [row.served for row in rows]
+        for row in rows:
+            row.served = 0
+        step = original(limits, rows, isolated)
+        for row, step_number in zip(rows, served, strict=True):
+            row.served = step_number
+        return step
+
+    patch(plan, "fill_step", fill_step)

@@ -163,8 +163,13 @@ class Scenario:
         return replace(self, faults=faults)
 
 
-def draw(seed: int, strategy: Strategy | None = None, overlap: bool | None = None) -> Scenario:
-    """A seed's scenario; the strategy and the overlap are drawn too unless they are given."""
+def draw(
+    seed: int, strategy: Strategy | None = None, overlap: bool | None = None, may_be_narrow: bool = True
+) -> Scenario:
+    """A seed's scenario; the strategy and the overlap are drawn too unless they are given.
+
+    may_be_narrow: steps may have fewer tokens than there are rows. Seeds that are older than that were found without.
+    """
     rng = random.Random(seed)
     page_size = rng.choice([1, 2, 3, 4, 7])
     paged = rng.random() < 0.7
@@ -204,6 +209,9 @@ def draw(seed: int, strategy: Strategy | None = None, overlap: bool | None = Non
         faults=tuple(_draw_faults(rng, asks, at + 100)),
         schedule=rng.randrange(1 << 32),
     )
+    narrow = random.Random(f"narrow steps of {seed}")
+    if may_be_narrow and narrow.random() < 0.15:
+        scenario = replace(scenario, limits=replace(limits, step_tokens=narrow.choice([2, 3, 4])))
     rng = random.Random(f"sessions of {seed}")
     return _with_sessions(rng, scenario, hasty) if rng.random() < WITH_SESSIONS else scenario
 

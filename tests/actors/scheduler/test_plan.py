@@ -1,6 +1,7 @@
 """`plan` is a pure function: what runs next in given states."""
 
 import copy
+from collections import Counter
 
 from actors.messages import Chunk
 from actors.requests import Request, Sampling, Stops
@@ -29,6 +30,26 @@ def test_decodes_come_first_and_chunks_share_the_rest_of_the_budget() -> None:
     assert step.decodes == [2]
     assert step.chunks == [Chunk(1, 20), Chunk(3, 4)]
     assert repr(given) == repr(before)
+
+
+def test_a_prompt_gets_its_share_beside_more_rows_than_a_step_has_tokens() -> None:
+    given = state(*(row(grant, 8) for grant in range(1, 18)), row(18, 0, 20), step_tokens=16)
+    step = plan(given).step
+    assert step is not None
+    assert step.chunks == [Chunk(18, 4)] and len(step.decodes) == 12
+    assert set(step.sit_out) == set(range(1, 18)) - set(step.decodes)
+
+
+def test_rows_that_do_not_fit_into_a_step_take_turns() -> None:
+    given = state(*(row(grant, 8) for grant in range(1, 8)), step_tokens=3)
+    decoded: Counter[int] = Counter()
+    for number in range(0, 210, 3):
+        step = plan(given).step
+        assert step is not None and len(step.decodes) == 3
+        decoded.update(step.decodes)
+        for place, grant in enumerate(step.decodes, 1):
+            given.rows[grant].served = number + place
+    assert set(decoded.values()) == {30}
 
 
 def test_at_most_two_steps_are_in_flight() -> None:
