@@ -187,15 +187,13 @@ class Cache:
         shared = table[:whole] if copy_source is None else table[: whole + 1]
         node.pins += 1
         self.pages.add_grant_refs(shared)
-        fresh = self.allocator.pages_for_a_grant(need - whole, reserve=len(self.accounts))
         lent = node if below is None else None
-        state, moved = self.allocator.state_slot(lent, acquire.session) if fresh is not None else (None, False)
-        if state is None:
+        given = self.allocator.slot_and_pages(lent, acquire.session, need - whole, reserve=len(self.accounts))
+        if given is None:
             self.pages.drop_grant_refs(shared)
-            self.pages.drop_grant_refs(fresh or [])
             self.tree.unpin(node)
             return False
-        assert fresh is not None
+        state, moved, fresh = given
         account = Account(acquire.grant, node, self.tree.epoch, table[:whole] + fresh, acquire.session)
         account.copy_source = copy_source
         if moved:

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from actors.cache.pages import PagePool
-from actors.cache.radix import Node, RadixTree
+from actors.cache.radix import Node, RadixTree, path_to_root
 from actors.cache.tiers import Tiers
 from actors.lease import Lease, Ledger
 
@@ -22,7 +22,26 @@ class Allocator:
         self.grant_waits_for_slot = False
         self._ledger, self._pages, self._tree, self._tiers, self._counters = ledger, pages, tree, tiers, counters
 
-    def state_slot(self, node: Node[Lease] | None, session: str) -> tuple[Lease | None, bool]:
+    def slot_and_pages(
+        self, node: Node[Lease] | None, session: str, pages: int, reserve: int
+    ) -> tuple[Lease, bool, list[int]] | None:
+        """A slot for a grant that goes on from node, whether it is node's own, and so many pages; or nothing at all.
+
+        Nothing is evicted for a grant that cannot follow. reserve: pages to keep back, one for each open grant, which
+        will soon want one.
+        """
+        if not self._has_pages(pages, reserve):
+            return None
+        lease, moved = self._state_slot(node, session)
+        if lease is None:
+            return None
+        fresh = self.take_pages(pages)
+        if fresh is None:
+            self._give_back(lease, node if moved else None)
+            return None
+        return lease, moved, fresh
+
+    def _state_slot(self, node: Node[Lease] | None, session: str) -> tuple[Lease | None, bool]:
         """A slot for a grant that goes on from node; the node's own state, moved, if no other can be had.
 
         It moves only if nobody else can go on from it; else a copy is made, from which this grant goes on too.
@@ -38,15 +57,31 @@ class Allocator:
         self.grant_waits_for_slot = lease is None
         return lease, False
 
+    def _give_back(self, lease: Lease, moved_from: Node[Lease] | None) -> None:
+        """The pages wait for a copy that is being made; nobody else is to have the slot meanwhile."""
+        self.grant_waits_for_slot = True
+        if moved_from is None:
+            self._ledger.free(lease)
+        else:
+            self._ledger.cache(lease, moved_from.id)
+            self._tree.set_state(moved_from, lease)
+
     def spare_slot(self) -> Lease | None:
         """A slot that is free, or holds a state without a name."""
         return self._ledger.take("cache") or self._evict_state(unnamed_only=True)
 
-    def pages_for_a_grant(self, wanted: int, reserve: int) -> list[int] | None:
-        """Pages for a new grant, with `reserve` kept back: one for each open grant, which will soon want one."""
-        if self._pages.free + self._pages.cached < wanted + reserve and wanted:
-            return None
-        return self.take_pages(wanted)
+    def _has_pages(self, wanted: int, reserve: int) -> bool:
+        """Whether so many pages are free, or can be evicted."""
+        pages = self._pages
+        if not wanted or pages.free >= wanted + reserve:
+            return True
+        return pages.free + pages.cached >= wanted + reserve and pages.free + self._evictable_pages() >= wanted
+
+    def _evictable_pages(self) -> int:
+        """Pages that only nodes name, none of them on the way to one that an open grant goes on from."""
+        pinned = {step for node in self._tree.nodes if node.pins for step in path_to_root(node)}
+        kept = {page for node in pinned for page in node.pages if not self._pages.grant_refs[page]}
+        return self._pages.cached - len(kept)
 
     def take_pages(self, wanted: int) -> list[int] | None:
         """None if there are too few; those of a state that is being copied come back in a moment."""

@@ -278,10 +278,10 @@ def word_of_short_pages_not_taken_back(patch: Patch) -> None:
 
 def granted_a_state_that_was_lost(patch: Patch) -> None:
     """A state that had to go for the very request that was to go on from it is gone on from."""
-    original = Allocator.state_slot
+    original = Allocator._state_slot
 
     def state_slot(self: Allocator, node: Node[Lease] | None, session: str) -> tuple[Lease | None, bool]:
         lease, moved = original(self, node, session)
         return lease or self._ledger.take("cache"), moved
 
-    patch(Allocator, "state_slot", state_slot)
+    patch(Allocator, "_state_slot", state_slot)

@@ -279,3 +279,14 @@ def pages_forgotten_at_a_split(patch: Patch) -> None:
         return upper
 
     patch(RadixTree, "_split", split)
+
+
+def pages_evicted_before_the_slot_is_sure(patch: Patch) -> None:
+    """Pages are made free for a grant, and then there is no slot."""
+    original = Allocator.slot_and_pages
+
+    def slot_and_pages(self: Allocator, node: Any, session: str, pages: int, reserve: int) -> Any:
+        self._pages.drop_grant_refs(self.take_pages(pages) or [])
+        return original(self, node, session, pages, reserve)
+
+    patch(Allocator, "slot_and_pages", slot_and_pages)

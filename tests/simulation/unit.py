@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from actors.actor import Actor, Address
 from actors.cache.actor import Cache
 from actors.cache.allocator import Allocator
+from actors.cache.copies import StateCopy
 from actors.cache.pages import PagePool
+from actors.cache.radix import Match, Node
 from actors.cache.waiting import Parked, Wait
 from actors.forward.actor import Forward
 from actors.lease import Lease, Ledger
@@ -55,6 +57,14 @@ class StingyCache(Cache):
 
     def _answer(self, parked: Parked) -> Wait | None:
         return Wait.ALLOCATION if self.no_room else super()._answer(parked)
+
+    def _grant(self, parked: Parked, match: Match, below: Node[StateCopy] | None, need: int) -> bool:
+        """Evicts for a grant that follows, or is about to: a copy is under way."""
+        before = self.counters["evicted_pages"]
+        granted = super()._grant(parked, match, below, need)
+        evicted = self.counters["evicted_pages"] - before
+        assert granted or not evicted or self.tiers.exports, f"{evicted} pages were evicted for nothing"
+        return granted
 
     def _spares(self, grant: int, wanted: int) -> list[Lease]:
         if not self.no_checkpoints:
