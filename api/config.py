@@ -89,6 +89,9 @@ class Config(Struct, frozen=True, kw_only=True):
     api_key: Annotated[
         tuple[str, ...], Meta(description="key that clients must send; repeatable, commas in the environment")
     ] = ()
+    share_cache: Annotated[
+        bool, Meta(description="let requests of different API keys go on from each other's cached prompts")
+    ] = False
     api_key_file: Annotated[str | None, Meta(description="file with further keys, one a line")] = None
     cors: Annotated[
         tuple[str, ...],

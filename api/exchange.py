@@ -11,7 +11,7 @@ from api import errors
 from api.errors import ApiError
 from api.generation.outputs import Generation
 from api.generation.request_context import RequestContext, TraceContext
-from api.security import host_name
+from api.security import host_name, owner_of
 from api.server import SERVER
 
 GENERATION: web.RequestKey[Generation] = web.RequestKey("generation", Generation)
@@ -40,6 +40,15 @@ def check_batch(request: web.Request, sequences: int) -> None:
         raise errors.bad_request(
             f"{sequences} sequences in one request; at most {most} can wait", code="batch_too_large"
         )
+
+
+def salt_of(request: web.Request, asked: str = "") -> str:
+    """The cache salt of a request: prompts under different ones share nothing. Each API key has its own.
+
+    asked: the salt that the client gives besides.
+    """
+    owner = owner_of(request)
+    return f"{owner.hex()}/{asked}" if owner and not request.app[SERVER].config.share_cache else asked
 
 
 def request_context(request: web.Request) -> RequestContext:

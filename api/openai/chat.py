@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from actors.requests import Output, Request, TokenLogprob
 from api import errors
-from api.exchange import answer_json, new_id, submit
+from api.exchange import answer_json, new_id, salt_of, submit
 from api.generation.answers import Usage, collect, finite, token_text, usage
 from api.generation.chat_prompt import read_messages, render
 from api.generation.fields import Choices, RequestFields, Salt, TopLogprobs, request_params, seed_of
@@ -108,7 +108,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     asked = convert(body, ChatRequest, IGNORED, UNSUPPORTED)
     model = server.ready(asked.model)
     id = new_id("chatcmpl")
-    requests = await chat_requests(model, asked, id)
+    requests = await chat_requests(model, asked, id, salt_of(request, asked.cache_salt))
     with submit(request, requests) as generation:
         if asked.stream:
             encoder = ChatEncoder(id, server, model.text, asked, generation)
@@ -130,7 +130,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         )
 
 
-async def chat_requests(model: ServedModel, asked: ChatRequest, id: str) -> list[Request]:
+async def chat_requests(model: ServedModel, asked: ChatRequest, id: str, salt: str) -> list[Request]:
     """The ring's requests, one a choice."""
     messages = await read_messages(model, asked.messages)
     prompt = await render(model, messages, asked.add_generation_prompt, asked.chat_template_kwargs)
@@ -146,7 +146,7 @@ async def chat_requests(model: ServedModel, asked: ChatRequest, id: str) -> list
                 asked,
                 max_tokens=limit,
                 seed=seed_of(asked.seed, index),
-                salt=asked.cache_salt,
+                salt=salt,
                 logprobs=asked.top_logprobs if asked.logprobs else None,
                 names={"prompt": "messages"},
             ),

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from actors.requests import Output, Request, TokenLogprob
 from api import errors
-from api.exchange import answer_json, check_batch, new_id, submit
+from api.exchange import answer_json, check_batch, new_id, salt_of, submit
 from api.generation.answers import Answer, Usage, collect, drop_output, finite, token_text, usage
 from api.generation.fields import Choices, Count, RequestFields, Salt, TopLogprobs, request_params, seed_of
 from api.generation.outputs import Generation
@@ -79,7 +79,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     id = new_id("cmpl")
     check_batch(request, asked.n * (len(asked.prompt) if holds_many(asked.prompt) else 1))
     prompts = await read_prompts(model, asked)
-    requests = completion_requests(model, asked, prompts, id)
+    requests = completion_requests(model, asked, prompts, id, salt_of(request, asked.cache_salt))
     with submit(request, requests) as generation:
         writer = ChoiceWriter(model.text, asked, prompts)
         if asked.stream:
@@ -126,7 +126,7 @@ def is_tokens(items: list[Any]) -> bool:
 
 
 def completion_requests(
-    model: ServedModel, asked: CompletionRequest, prompts: Sequence[Prompt], id: str
+    model: ServedModel, asked: CompletionRequest, prompts: Sequence[Prompt], id: str, salt: str
 ) -> list[Request]:
     """The ring's requests: n for the first prompt, n for the second, …"""
     single = len(prompts) * asked.n == 1
@@ -139,7 +139,7 @@ def completion_requests(
                 asked,
                 max_tokens=asked.max_tokens,
                 seed=seed_of(asked.seed, index),
-                salt=asked.cache_salt,
+                salt=salt,
                 logprobs=asked.logprobs,
                 prompt_logprobs_from=0 if asked.echo and asked.logprobs is not None else None,
             ),

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from actors.requests import Output, Request
 from api import errors
-from api.exchange import REQUEST_ID, new_id, request_context
+from api.exchange import REQUEST_ID, new_id, request_context, salt_of
 from api.generation.chat_prompt import render
 from api.generation.outputs import Generation
 from api.generation.request_builder import Prompt, build_request
@@ -52,7 +52,8 @@ async def start_response(
             prompt = await extend_chat(model, turn, opening(asked, turn) + messages, asked.chat_template_kwargs)
         else:
             prompt = await render_chain(model, asked, previous, messages)
-        built = build_request(model, id, prompt, params_of(asked, turn.session.salt if turn else asked.cache_salt))
+        salt = turn.session.salt if turn is not None else salt_of(request, asked.cache_salt)
+        built = build_request(model, id, prompt, params_of(asked, salt))
         generation = submit(request, model, built, turn)
         unless_begun.pop_all()
     logprobs = partial(encoded_logprobs, model.text) if asked.logprobs else None

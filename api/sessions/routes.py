@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from actors.tokens import count
 from api.errors import ApiError
-from api.exchange import answer_json
+from api.exchange import answer_json, salt_of
 from api.generation.fields import Count, Salt
 from api.parsing import convert, read_number, read_object
 from api.security import owner_of
@@ -48,7 +48,7 @@ async def create_session(request: web.Request) -> web.Response:
     sessions = request.app[SESSIONS]
     asked = convert(await read_object(request), CreateRequest)
     request.app[SERVER].ready()
-    session = sessions.create(owner_of(request), asked.id, asked.cache_salt, asked.idle_timeout)
+    session = sessions.create(owner_of(request), asked.id, salt_of(request, asked.cache_salt), asked.idle_timeout)
     await sessions.wait_created(session)
     return answer_json(describe(session))
 

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct, field
 
 from actors.requests import Output, Request, TokenLogprob
 from api import errors
-from api.exchange import answer_json, check_batch, new_id, submit
+from api.exchange import answer_json, check_batch, new_id, salt_of, submit
 from api.generation.answers import Answer, collect, drop_output, finite, token_text
 from api.generation.fields import (
     Choices,
@@ -112,7 +112,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     asked = convert(body, GenerateRequest, IGNORED, UNSUPPORTED)
     model = server.ready(asked.model)
     check_batch(request, len(asked.text or asked.input_ids or ()) if is_batch(asked) else 1)
-    items = await read_items(model, asked)
+    items = await read_items(model, asked, salt_of(request, salt_in(asked)))
     alone = len(items) == 1 and not is_batch(asked)
     with submit(request, [item.request for item in items]) as generation:
         writer = GenerateWriter(model.text, asked, items, generation)
@@ -147,7 +147,7 @@ async def read_prompts(model: ServedModel, asked: GenerateRequest) -> list[Promp
     return prompts
 
 
-async def read_items(model: ServedModel, asked: GenerateRequest) -> list[Item]:
+async def read_items(model: ServedModel, asked: GenerateRequest, salt: str) -> list[Item]:
     prompts = await read_prompts(model, asked)
     size = len(prompts)
     params = [read_sampling(p, at) for p, at in broadcast_params(asked.sampling_params, size)]
@@ -161,13 +161,17 @@ async def read_items(model: ServedModel, asked: GenerateRequest) -> list[Item]:
         begin = start[i] if wanted and start[i] >= 0 else None
         for choice in range(own.n):
             id = rids[i] if own.n == 1 else f"{rids[i]}_{choice}"
-            neutral = params_of(own, asked, choice, top[i] if wanted else None, begin)
+            neutral = params_of(own, asked, salt, choice, top[i] if wanted else None, begin)
             items.append(Item(build_request(model, id, prompt, neutral), own.max_new_tokens == 0))
     return items
 
 
+def salt_in(asked: GenerateRequest) -> str:
+    return asked.cache_salt or asked.extra_key
+
+
 def params_of(
-    params: GenerateParams, asked: GenerateRequest, choice: int, logprobs: int | None, start: int | None
+    params: GenerateParams, asked: GenerateRequest, salt: str, choice: int, logprobs: int | None, start: int | None
 ) -> SamplingParams:
     seed = params.sampling_seed if params.sampling_seed is not None else params.seed
     return sampling_params(
@@ -177,7 +181,7 @@ def params_of(
         seed=seed_of(seed, choice),
         keep_stop_string=params.no_stop_trim,
         priority=asked.priority,
-        salt=asked.cache_salt or asked.extra_key,
+        salt=salt,
         logprobs=logprobs,
         prompt_logprobs_from=start,
         names=NAMES if asked.text is not None else {**NAMES, "prompt": "input_ids"},

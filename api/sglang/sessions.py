@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from actors.tokens import count, cut, unpack
 from api import errors
 from api.errors import ApiError
-from api.exchange import answer_json, new_id, submit
+from api.exchange import answer_json, new_id, salt_of, submit
 from api.generation.answers import collect
 from api.generation.fields import Count
 from api.generation.request_builder import encode
@@ -64,6 +64,7 @@ async def open_session(request: web.Request) -> web.Response:
     session = sessions.create(
         owner_of(request),
         asked.session_id,
+        salt_of(request),
         idle_timeout=asked.timeout,
         branching=not asked.streaming,
         id_field="session_id",
@@ -115,7 +116,8 @@ async def generate_turn(request: web.Request, body: dict[str, Any]) -> web.Strea
         raise errors.bad_request(f"the session has a request {id!r} already", "rid", "duplicate_request_id")
     async with session.begin(id) as turn:
         turn.go_on_from(base)
-        items = await read_items(model, asked, params, turn)
+        salt = salt_of(request, plain.salt_in(asked))
+        items = await read_items(model, asked, params, turn, salt)
         if session.closed:
             raise invalid(f"session {params.id!r} was closed", "id")
         turn.prefill_only = items[0].scoring
@@ -166,7 +168,7 @@ def pick_base(session: Session, params: SessionParams) -> Turn | None:
 
 
 async def read_items(
-    model: ServedModel, asked: plain.GenerateRequest, params: SessionParams, turn: OpenTurn
+    model: ServedModel, asked: plain.GenerateRequest, params: SessionParams, turn: OpenTurn, salt: str
 ) -> list[plain.Item]:
     """The ring's request: the history that the turn goes on from, with the new input behind it."""
     before = turn.base_tokens
@@ -181,7 +183,9 @@ async def read_items(
         asked = replace(asked, text=None, input_ids=new)
     if not asked.input_ids and asked.text is None:
         raise errors.bad_request("there is nothing to feed", "input_ids", "empty_turn")
-    items = await plain.read_items(model, replace(asked, input_ids=[*kept, *(asked.input_ids or [])], rid=turn.request))
+    items = await plain.read_items(
+        model, replace(asked, input_ids=[*kept, *(asked.input_ids or [])], rid=turn.request), salt
+    )
     if len(items) != 1:
         raise errors.bad_request("a turn of a session has one answer", "sampling_params.n", "invalid_value")
     return items
