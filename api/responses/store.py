@@ -70,7 +70,9 @@ def chain(last: StoredResponse | None) -> list[StoredResponse]:
 
 
 class ResponseStore:
-    """Stored responses by owner and id. The oldest go first; those that run are not dropped.
+    """Stored responses by owner and id. Those that run are not dropped; of the others the oldest go first.
+
+    For want of room they are the oldest of whoever holds most.
 
     retention: seconds for which an ended one is kept; 0 stores none. cap: most `bytes`. At most MAX_RESPONSES that have
     ended are kept. bytes: the JSON of all that have ended and are stored, or gone on from by such, and the logs of the
@@ -86,6 +88,7 @@ class ResponseStore:
         self._running: dict[Key, StoredResponse] = {}
         self._ended: OrderedDict[Key, StoredResponse] = OrderedDict()
         self._turns: Counter[Turn] = Counter()
+        self._bytes_of: Counter[bytes] = Counter()
 
     def __len__(self) -> int:
         return len(self._running) + len(self._ended)
@@ -107,7 +110,7 @@ class ResponseStore:
             return
         response.stored = self._clock()
         self._ended[owner, response.id] = response
-        self._hold(response)
+        self._hold(owner, response)
         self._drop()
 
     def find(self, owner: bytes, id: str) -> StoredResponse | None:
@@ -124,50 +127,55 @@ class ResponseStore:
     def delete(self, owner: bytes, id: str) -> None:
         self._running.pop((owner, id), None)
         if (response := self._ended.pop((owner, id), None)) is not None:
-            self._release(response)
+            self._release(owner, response)
 
     def _drop(self) -> None:
         expired = self._clock() - self._retention
         while self._ended:
-            oldest = next(iter(self._ended.values()))
-            if oldest.stored > expired and len(self._ended) <= MAX_RESPONSES and self.bytes <= self._cap:
-                return
-            self._ended.popitem(last=False)
-            self._release(oldest)
+            key, oldest = next(iter(self._ended.items()))
+            if oldest.stored > expired:
+                if len(self._ended) <= MAX_RESPONSES and self.bytes <= self._cap:
+                    return
+                key = max(self._ended, key=lambda key: self._bytes_of[key[0]])
+            self._release(key[0], self._ended.pop(key))
 
-    def _hold(self, response: StoredResponse | None) -> None:
+    def _hold(self, owner: bytes, response: StoredResponse | None) -> None:
         """Count it, and what it goes on from."""
         while response is not None:
             response.refcount += 1
             if response.refcount > 1:
                 return
-            self.bytes += response.size
-            self._hold_turns(response.turn or response.base)
+            self._count(owner, response.size)
+            self._hold_turns(owner, response.turn or response.base)
             response = response.previous
 
-    def _release(self, response: StoredResponse | None) -> None:
+    def _release(self, owner: bytes, response: StoredResponse | None) -> None:
         while response is not None:
             response.refcount -= 1
             if response.refcount > 0:
                 return
-            self.bytes -= response.size
-            self._release_turns(response.turn or response.base)
+            self._count(owner, -response.size)
+            self._release_turns(owner, response.turn or response.base)
             response = response.previous
 
-    def _hold_turns(self, head: Turn | None) -> None:
+    def _count(self, owner: bytes, size: int) -> None:
+        self.bytes += size
+        self._bytes_of[owner] += size
+
+    def _hold_turns(self, owner: bytes, head: Turn | None) -> None:
         for turn in backwards(head):
             self._turns[turn] += 1
             if self._turns[turn] > 1:
                 return
-            self.bytes += turn.own_bytes
+            self._count(owner, turn.own_bytes)
 
-    def _release_turns(self, head: Turn | None) -> None:
+    def _release_turns(self, owner: bytes, head: Turn | None) -> None:
         for turn in backwards(head):
             self._turns[turn] -= 1
             if self._turns[turn] > 0:
                 return
             del self._turns[turn]
-            self.bytes -= turn.own_bytes
+            self._count(owner, -turn.own_bytes)
 
 
 def no_previous(id: str) -> ApiError:

@@ -73,7 +73,7 @@ class Saver:
     """Writes one session's log to its file, in the background and in order; what comes meanwhile goes with the next.
 
     snapshot: gives all records of the session. They replace the file after `mark_stale`, `rewrite` or an error; else
-    new records are appended. size: bytes of the file as it was found. error: why the file is behind, None if it is not.
+    new records are appended. size: bytes of the file. error: why the file is behind, None if it is not.
     """
 
     def __init__(self, disk: SessionDisk, key: str, snapshot: Callable[[], list[LogRecord]], size: int = 0) -> None:
@@ -81,7 +81,7 @@ class Saver:
         self._disk = disk
         self._key = key
         self._snapshot = snapshot
-        self._size = 0
+        self.size = 0
         self._new: list[LogRecord] = []
         self._stale = False
         self._deleted = False
@@ -141,11 +141,11 @@ class Saver:
             snapshot = self._snapshot()
             self._resize(await self._disk.run(lambda: self._disk.files.replace(self._key, snapshot)))
         else:
-            self._resize(self._size + await self._disk.run(lambda: self._disk.files.append(self._key, new)))
+            self._resize(self.size + await self._disk.run(lambda: self._disk.files.append(self._key, new)))
 
     def _resize(self, size: int) -> None:
         size = 0 if self._deleted else size
-        growth, self._size = size - self._size, size
+        growth, self.size = size - self.size, size
         self._disk.grow(growth)
 
 

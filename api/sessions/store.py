@@ -251,16 +251,19 @@ class SessionStore:
             self.close(next((session for session in idle if session.owner == owner), idle[0]))
 
     def _close_for_disk(self) -> None:
-        """The most recently used one stays, however long it is."""
+        """Whoever has most on the disk pays first. The most recently used session stays, however long it is."""
         assert self._disk is not None
-        for session in list(self._sessions.values())[:-1]:
-            if self._disk.used <= self._disk.cap:
-                return
-            if not session.is_busy():
-                structlog.get_logger().warning(
-                    "a session is closed for disk space (--session-disk)", session=session.id
-                )
-                self.close(session)
+        while self._disk.used > self._disk.cap and (session := self._next_to_close()) is not None:
+            structlog.get_logger().warning("a session is closed for disk space (--session-disk)", session=session.id)
+            self.close(session)
+
+    def _next_to_close(self) -> Session | None:
+        """Of the owner with most on the disk the least recently used session that is not in a turn."""
+        sizes: Counter[bytes] = Counter()
+        for session in self._sessions.values():
+            sizes[session.owner] += session.saver.size if session.saver is not None else 0
+        idle = [session for session in list(self._sessions.values())[:-1] if not session.is_busy()]
+        return max(idle, key=lambda session: sizes[session.owner], default=None)
 
 
 SESSIONS = web.AppKey("sessions", SessionStore)

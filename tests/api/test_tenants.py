@@ -1,6 +1,7 @@
-"""Two API keys on one server: neither can tell what the other has sent."""
+"""Two API keys on one server: neither can tell what the other has sent, nor take what it has stored."""
 
 import json
+from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -67,3 +68,37 @@ def test_a_code_cannot_be_read_by_asking_for_it() -> None:
             with urlopen(Request(f"{server.url}/v1/completions", body, headers), timeout=60) as response:
                 details = json.load(response)["usage"]["prompt_tokens_details"]
             assert details["matched_tokens"] >= known if known else details["matched_tokens"] == 0, key
+
+
+def as_key(key: str) -> dict[str, dict[str, str]]:
+    return {"headers": {"Authorization": f"Bearer {key}"}}
+
+
+async def test_who_fills_the_disk_pays(tmp_path: Path) -> None:
+    first, second = map(as_key, KEYS)
+    async with serving(api_key=KEYS, session_dir=str(tmp_path), session_disk=2**20, max_model_len=2**20) as served:
+        await served.post("/v1/sessions", {"id": "small"}, **first)
+        await served.post("/v1/sessions/small/turns", {"text": "a"}, **first)
+        for id in "abcdef":
+            await served.post("/v1/sessions", {"id": id}, **second)
+            status, _ = await served.post(
+                f"/v1/sessions/{id}/turns", {"input_ids": [7] * 8000, "max_tokens": 1}, **second
+            )
+            assert status == 200
+        left = {}
+        for key, more in ((KEYS[0], first), (KEYS[1], second)):
+            async with served.client.get("/v1/sessions", **more) as response:
+                left[key] = [session["id"] for session in (await response.json())["data"]]
+    assert left == {KEYS[0]: ["small"], KEYS[1]: list("fed")}
+
+
+async def test_who_fills_the_memory_of_responses_pays() -> None:
+    first, second = map(as_key, KEYS)
+    async with serving(api_key=KEYS, response_memory=8000) as served:
+        _, kept = await served.post("/v1/responses", {"input": "a"}, **first)
+        others = [(await served.post("/v1/responses", {"input": "a"}, **second))[1]["id"] for _ in range(20)]
+        async with served.client.get(f"/v1/responses/{kept['id']}", **first) as response:
+            assert response.status == 200
+        async with served.client.get(f"/v1/responses/{others[0]}", **second) as response:
+            assert response.status == 404
+        assert served.responses.bytes <= 8000
