@@ -217,6 +217,7 @@ class Acquire(Struct, tag=True, array_like=True):
     """scheduler → cache: a state slot and pages for `tokens`, matched no further than `limit`.
 
     predecessor: a grant whose state this one is to go on from; the cache waits until that account is closed.
+    priority: lower is served first.
     """
 
     grant: int
@@ -225,6 +226,7 @@ class Acquire(Struct, tag=True, array_like=True):
     salt: str
     predecessor: int | None
     session: str = ""
+    priority: int = 0
 
 
 class Cancel(Struct, tag=True, array_like=True):

@@ -47,6 +47,10 @@ from actors.requests import Origin
 from actors.storage.disk import Disk
 from actors.tokens import count, cut
 
+# How many may be granted past an Acquire that waits for room; and how many of these are tried anew each time.
+MAX_OVERTAKING = 8
+MAX_BLOCKED = 4
+
 
 @dataclass
 class Cache:
@@ -140,19 +144,27 @@ class Cache:
     # Granting
 
     def _serve(self) -> None:
-        """Answer parked Acquires in order until one has to wait for room. A row that waits for a page comes first.
+        """Answer parked Acquires, the most urgent first. A row that waits for a page comes before all.
 
-        One that waits for its copy keeps nobody waiting.
+        One that waits for room lets those pass for which there is some, though not for ever: MAX_OVERTAKING of them.
+        One that waits for its copy or its predecessor keeps nobody waiting.
         """
         self.allocator.grant_waits_for_slot = False
+        blocked: list[Parked] = []
         for parked in self.waiting.in_order():
+            if self._page_waiters or len(blocked) == MAX_BLOCKED:
+                return
+            if any(earlier.overtaken >= MAX_OVERTAKING for earlier in blocked):
+                return
             if parked.acquire.predecessor in self.accounts:
                 continue
-            waits_for = Wait.ALLOCATION if self._page_waiters else self._answer(parked)
+            waits_for = self._answer(parked)
             if waits_for is Wait.ALLOCATION:
-                return
-            if waits_for is None:
+                blocked.append(parked)
+            elif waits_for is None:
                 self.waiting.forget(parked.acquire.grant)
+                for earlier in blocked:
+                    earlier.overtaken += 1
 
     def _answer(self, parked: Parked) -> Wait | None:
         """Grant or refuse; else what it waits for."""

@@ -54,7 +54,7 @@ class Allocator:
                 return self._tree.take_state(node), True
             if not self._tiers.exports:
                 self._evict(node)
-        self.grant_waits_for_slot = lease is None
+        self.grant_waits_for_slot |= lease is None
         return lease, False
 
     def _give_back(self, lease: Lease, moved_from: Node[Lease] | None) -> None:

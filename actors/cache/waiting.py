@@ -21,13 +21,14 @@ class Parked:
     """An Acquire that is not answered yet.
 
     awaits: the copy below the pool that it is to start from, on loan. read: that copy was read from disk.
-    miss_reason: "damaged" if the file that it waited for cannot be read.
+    miss_reason: "damaged" if the file that it waited for cannot be read. overtaken: how many were granted past it.
     """
 
     acquire: Acquire
     awaits: Node[StateCopy] | None = None
     read: bool = False
     miss_reason: MissReason = ""
+    overtaken: int = 0
 
 
 class Waiting:
@@ -48,7 +49,8 @@ class Waiting:
         return parked is not None
 
     def in_order(self) -> list[Parked]:
-        return list(self._parked.values())
+        """The most urgent first, those of one priority as they came."""
+        return sorted(self._parked.values(), key=lambda parked: parked.acquire.priority)
 
     def copy_for(self, parked: Parked, position: int) -> Node[StateCopy] | None:
         """The copy to go on from, if one goes beyond `position`: lent, and on its way if it is not in host memory."""

@@ -284,7 +284,10 @@ class Scheduler:
         if request.prompt_logprobs_from is not None and count(request.tokens) == request.prompt_len:
             limit = min(limit, max(request.prompt_logprobs_from - 1, 0))
         predecessor = record.predecessor if record.predecessor is not None else self._predecessor(request)
-        self.send("cache", Acquire(record.grant, request.tokens, limit, request.salt, predecessor, request.session))
+        self.send(
+            "cache",
+            Acquire(record.grant, request.tokens, limit, request.salt, predecessor, request.session, request.priority),
+        )
 
     def _predecessor(self, request: Request) -> int | None:
         """The grant that this request goes on from, if its state is on its way to the tree: a client may be faster."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from actors.cache import actor as cache_actor
 from actors.cache.actor import Account, Cache
 from actors.cache.allocator import Allocator
 from actors.cache.pages import PagePool
@@ -290,3 +291,8 @@ def pages_evicted_before_the_slot_is_sure(patch: Patch) -> None:
         return original(self, node, session, pages, reserve)
 
     patch(Allocator, "slot_and_pages", slot_and_pages)
+
+
+def blocked_head_blocks_all(patch: Patch) -> None:
+    """Who waits for room keeps those waiting for whom there is some."""
+    patch(cache_actor, "MAX_BLOCKED", 1)

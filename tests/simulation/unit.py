@@ -5,17 +5,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from actors.actor import Actor, Address
-from actors.cache.actor import Cache
+from actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING, Cache
 from actors.cache.allocator import Allocator
 from actors.cache.copies import StateCopy
 from actors.cache.pages import PagePool
 from actors.cache.radix import Match, Node
 from actors.cache.waiting import Parked, Wait
 from actors.forward.actor import Forward
-from actors.lease import Lease, Ledger
+from actors.lease import Lease, Ledger, Place
 from actors.results.actor import ResultProcessor
 from actors.runtime.transport import Codec
 from actors.scheduler.actor import Scheduler
+from actors.tokens import WIDTH
 from tests.simulation.checks import CacheChecks
 from tests.simulation.checks_of_sessions import SessionChecks
 from tests.simulation.client import Letters
@@ -57,6 +58,18 @@ class StingyCache(Cache):
 
     def _answer(self, parked: Parked) -> Wait | None:
         return Wait.ALLOCATION if self.no_room else super()._answer(parked)
+
+    def _serve(self) -> None:
+        """Leaves nobody waiting for whom there is room, unless somebody before it was overtaken often enough."""
+        super()._serve()
+        later = self.no_room or self._page_waiters or self.tiers.exports
+        ready = [] if later else self.waiting.in_order()
+        for parked in [p for p in ready if p.acquire.predecessor not in self.accounts][:MAX_BLOCKED]:
+            need = self.pages.cover(len(parked.acquire.tokens) // WIDTH + 1) + len(self.accounts)
+            room = self.ledger.counts[Place.FREE] and self.pages.free >= need
+            assert not room or parked.awaits, f"grant {parked.acquire.grant} waits, and there is room for it"
+            if parked.overtaken >= MAX_OVERTAKING:
+                return
 
     def _grant(self, parked: Parked, match: Match, below: Node[StateCopy] | None, need: int) -> bool:
         """Evicts for a grant that follows, or is about to: a copy is under way."""

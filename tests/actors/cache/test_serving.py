@@ -1,0 +1,69 @@
+"""In which order the cache answers: the most urgent first, who fits past who does not, and nobody for ever."""
+
+from actors.cache.actor import MAX_OVERTAKING, Cache
+from actors.cache.pages import PagePool
+from actors.lease import Ledger
+from actors.messages import Acquire, Granted, Message, Return
+from actors.tokens import pack
+
+PAGE = 4
+
+
+class Bench:
+    """A cache by itself, with more slots than anybody needs."""
+
+    def __init__(self, pages: int) -> None:
+        self.sent: list[Message] = []
+        self.cache = Cache(lambda to, message: self.sent.append(message), Ledger(64), PagePool(pages, PAGE))
+        self._grants = 0
+
+    def ask(self, pages: int, priority: int = 0) -> int:
+        """An Acquire that needs so many pages; its grant."""
+        self._grants += 1
+        tokens = pack([self._grants] * (pages * PAGE - 1))
+        self.cache.receive(Acquire(self._grants, tokens, pages * PAGE - 2, "", None, "", priority))
+        self.cache.act()
+        return self._grants
+
+    def give_back(self, grant: int) -> None:
+        [granted] = [message for message in self.sent if isinstance(message, Granted) and message.grant == grant]
+        self.cache.receive(Return(grant, granted.state))
+        self.cache.act()
+
+    @property
+    def granted(self) -> list[int]:
+        return [message.grant for message in self.sent if isinstance(message, Granted)]
+
+
+def test_an_urgent_one_that_fits_is_not_held_up() -> None:
+    bench = Bench(20)
+    first, head, small, urgent = bench.ask(12), bench.ask(12, priority=1), bench.ask(2, priority=1), bench.ask(2)
+    assert bench.granted == [first, small, urgent]
+    for grant in (small, urgent, first):
+        bench.give_back(grant)
+    assert bench.granted[-1] == head
+
+
+def test_the_most_urgent_is_first_when_there_is_room_again() -> None:
+    bench = Bench(20)
+    first, later, urgent = bench.ask(16), bench.ask(15), bench.ask(15, priority=-1)
+    bench.give_back(first)
+    assert bench.granted == [first, urgent]
+    bench.give_back(urgent)
+    assert bench.granted == [first, urgent, later]
+
+
+def test_nobody_is_overtaken_for_ever() -> None:
+    bench = Bench(20)
+    first, head = bench.ask(12), bench.ask(12)
+    passing = [bench.ask(1) for _ in range(3)]
+    for _ in range(MAX_OVERTAKING - 3):
+        bench.give_back(passing.pop(0))
+        passing.append(bench.ask(1))
+    assert len(bench.granted) == 1 + MAX_OVERTAKING
+    late = bench.ask(1)
+    for grant in passing:
+        bench.give_back(grant)
+    assert not {head, late} & set(bench.granted)
+    bench.give_back(first)
+    assert bench.granted[-2:] == [head, late]
