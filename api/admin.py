@@ -1,4 +1,4 @@
-"""Everything that generates nothing: models, health, information, metrics, abort and flush."""
+"""What answers no user: models, health, information, metrics, abort and flush."""
 
 import time
 from typing import Any
@@ -8,7 +8,10 @@ from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from api import errors
-from api.exchange import answer_json
+from api.exchange import answer_json, new_id, submit
+from api.generation.answers import collect
+from api.generation.fields import SamplingParams
+from api.generation.request_builder import Prompt, build_request
 from api.generation.served_model import ServedModel
 from api.parsing import convert, read_object
 from api.responses.store import RESPONSES
@@ -18,11 +21,22 @@ from api.sessions.store import SESSIONS
 from api.version import VERSION
 
 routes = web.RouteTableDef()
+MOST_URGENT = -(2**31)
 
 
 @routes.get("/health")
 async def health(request: web.Request) -> web.Response:
     """The process is alive."""
+    return answer_json({"status": "ok"})
+
+
+@routes.get("/health_generate")
+async def health_generate(request: web.Request) -> web.Response:
+    """The ring answers: a token is generated, before all others that wait. 503 while loading or draining."""
+    model = request.app[SERVER].ready()
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, priority=MOST_URGENT, salt="health")
+    with submit(request, [build_request(model, new_id("health"), Prompt([0]), params)]) as generation:
+        await collect(generation)
     return answer_json({"status": "ok"})
 
 
@@ -89,6 +103,7 @@ async def server_info(request: web.Request) -> web.Response:
     """Options, and the ring's figures: counters, gauges, and what the audit of leases finds."""
     server, sessions, responses = request.app[SERVER], request.app[SESSIONS], request.app[RESPONSES]
     info: dict[str, Any] = {
+        "disable_radix_cache": False,
         "version": VERSION,
         "phase": server.phase,
         "uptime_s": round(time.time() - server.started, 3),
