@@ -21,33 +21,57 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
 
 
 async def within(seconds: float, work: Callable[[], T]) -> T:
-    """Run `work` in a thread. Raises OutOfTime if it takes longer; it is ended between two steps of the interpreter."""
-    return await asyncio.to_thread(limited, seconds, work)
+    """Run `work` in a thread. Raises OutOfTime if it takes longer; it is ended between two steps of the interpreter.
 
+    That holds also if nobody waits for it any more.
+    """
+    loop, limit = asyncio.get_running_loop(), Limit()
 
-def limited(seconds: float, work: Callable[[], T]) -> T:
-    """Run `work` in this thread, which gets an OutOfTime when the time is up."""
-    thread, lock = threading.get_ident(), threading.Lock()
-    running, struck = True, False
+    def run() -> T:
+        loop.call_soon_threadsafe(limit.start, loop, seconds)
+        return limit.run(work)
 
-    def strike() -> None:
-        nonlocal struck
-        with lock:
-            if running:
-                struck = True
-                raise_in(thread, OutOfTime)
-
-    timer = threading.Timer(seconds, strike)
-    timer.daemon = True
-    timer.start()
     try:
-        return work()
+        return await asyncio.to_thread(run)
     finally:
-        with lock:
-            running = False
-        timer.cancel()
-        if struck:
-            raise_in(thread, None)  # It may have struck too late to be noticed by the work.
+        limit.release()
+
+
+class Limit:
+    """Ends the work of another thread when its time is up."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        self._struck = self._done = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        """From the event loop: the time begins."""
+        if not self._done:
+            self._timer = loop.call_later(seconds, self.strike)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """From the thread that works."""
+        thread = self._thread = threading.get_ident()
+        try:
+            return work()
+        finally:
+            with self._lock:
+                self._thread, self._done = None, True
+            if self._struck:
+                raise_in(thread, None)  # It may have struck too late to be noticed by the work.
+
+    def strike(self) -> None:
+        with self._lock:
+            if self._thread is not None:
+                self._struck = True
+                raise_in(self._thread, OutOfTime)
+
+    def release(self) -> None:
+        """From the event loop: what is done needs no timer."""
+        if self._done and self._timer is not None:
+            self._timer.cancel()
 
 
 def raise_in(thread: int, kind: type[BaseException] | None) -> None:

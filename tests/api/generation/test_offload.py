@@ -1,15 +1,36 @@
 """Work in threads: ended at its limit, whatever it catches, and not a moment after it is done."""
 
 import asyncio
+import sys
+import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from api.generation import chat_prompt
-from api.generation.offload import OutOfTime, limited, within
+from api.generation.offload import Limit, OutOfTime, within
+from api.serve import SWITCH_INTERVAL_S
 from tests.api.fake_ring import serving
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def as_in_the_server() -> Iterator[None]:
+    """Threads take turns as often as there."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    yield
+    sys.setswitchinterval(before)
+
+
+def counting() -> int:
+    """About 10 ms, in small steps."""
+    total = 0
+    for _ in range(200_000):
+        total += 1
+    return total
 
 
 def endless() -> int:
@@ -40,12 +61,33 @@ async def test_work_that_ends_in_time() -> None:
 
 
 def test_a_limit_that_strikes_too_late_is_taken_back() -> None:
-    for _ in range(300):
+    struck = 0
+    for pause in range(60):
+        limit = Limit()
+        timer = threading.Timer(pause / 3000, limit.strike)
+        timer.start()
         try:
-            assert limited(0.0005, lambda: sum(range(20_000))) == 199_990_000
+            assert limit.run(counting) == 200_000
         except OutOfTime:
-            continue
-    assert sum(range(1000)) == 499_500, "nothing is left to be raised here"
+            struck += 1
+        timer.join()
+        assert sum(range(1000)) == 499_500, "nothing is left to be raised here"
+    assert 0 < struck < 60
+
+
+async def test_work_that_nobody_waits_for_is_ended_too() -> None:
+    ended = threading.Event()
+
+    def work() -> None:
+        try:
+            endless()
+        finally:
+            ended.set()
+
+    waiting = asyncio.ensure_future(within(0.3, work))
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    assert await asyncio.to_thread(ended.wait, 10)
 
 
 async def test_a_template_that_never_ends_is_a_500_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
