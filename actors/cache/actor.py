@@ -179,8 +179,11 @@ class Cache:
         below = self.waiting.copy_for(parked, match.node.end)
         if below is not None and not copy_of(below).in_host:
             return Wait.COPY
+        had_state = match.node.state is not None
         if self._grant(parked, match, below, need):
             return None
+        if had_state and match.node.state is None and not self.tiers.exports:
+            return self._answer(parked)  # Its slot is free now.
         if self.accounts or self.tiers.exports:
             return Wait.ALLOCATION
         # With nobody else to wait for, the match itself is in the way: begin above it, and let it be evicted.
