@@ -17,6 +17,7 @@ from actors.scheduler.plan import Limits
 from actors.storage.files import StateFiles
 from actors.storage.host_memory import HostStates
 from api.config import Config
+from api.generation.fields import check_defaults
 from api.generation.gateway import Gateway
 from api.generation.served_model import ServedModel
 from api.serve import LoadedModel, Progress, StartError
@@ -39,6 +40,7 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         device = pick_device(config.device)
         model = load_model(path, DTYPES[config.dtype], device, on_progress)
         text = load_text(path)
+        check_defaults(text.generation_defaults)
         max_model_len = model_length(config, model)
         sizes = size(config, model, max_model_len, device)
         pools = allocate(model, sizes.slots, sizes.pages, sizes.page_size, device)

@@ -1,6 +1,7 @@
 """Reading a checkpoint's config.json, as found on the hub and as transformers saves it today."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 UNLIMITED = 2**31 - 1
+"""The largest integer that a config.json may hold, and the length of a model without positions."""
 
 
 class ModelError(ValueError):
@@ -21,18 +23,23 @@ class ModelConfig:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = dict(values)
 
-    def integer(self, *names: str, default: int | None = None) -> int:
+    def integer(self, *names: str, default: int | None = None, least: int = 1) -> int:
         name, value = self._find(names, default)
         if not isinstance(value, int) or isinstance(value, bool):
             raise ModelError(f"config.json: {name} should be an integer, not {value!r}")
+        if not least <= value <= UNLIMITED:
+            raise ModelError(f"config.json: {name} should be from {least} to {UNLIMITED}, not {value}")
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
+        """A finite number above 0: an epsilon, a scale, a multiplier."""
         name, value = self._find(names, default)
-        value = _number(value)
-        if value is None:
-            raise ModelError(f"config.json: {name} should be a number, not {self.values[name]!r}")
-        return value
+        read = _number(value)
+        if read is None:
+            raise ModelError(f"config.json: {name} should be a number, not {value!r}")
+        if not (math.isfinite(read) and read > 0):
+            raise ModelError(f"config.json: {name} should be finite and above 0, not {read}")
+        return read
 
     def flag(self, *names: str, default: bool | None = None) -> bool:
         name, value = self._find(names, default)
@@ -41,13 +48,17 @@ class ModelConfig:
         return value
 
     def limits(self, name: str) -> tuple[float, float]:
-        """A pair of numbers, by default (0, ∞)."""
+        """A pair of numbers from 0 to ∞, the first the smaller; by default (0, ∞)."""
         value = self.values.get(name)
         if value is None:
             return 0.0, float("inf")
         low, high = (_number(v) for v in value) if isinstance(value, Sequence) and len(value) == 2 else (None, None)
         if low is None or high is None:
             raise ModelError(f"config.json: {name} should be a pair of numbers, not {value!r}")
+        if not 0 <= low < high:
+            raise ModelError(
+                f"config.json: {name} should be two numbers from 0 up, the first below the second: {value!r}"
+            )
         return low, high
 
     def strings(self, *names: str) -> list[str] | None:

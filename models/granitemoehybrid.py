@@ -59,6 +59,8 @@ class GraniteMoeHybrid(nn.Module):
         self.dtype = dtype
         self.mamba, self.attention = read_mamba(config), read_attention(config)
         self.theta = read_rope_theta(config)
+        if self.theta and self.attention.head_dim % 2:
+            raise ModelError(f"config.json: head_dim = {self.attention.head_dim} cannot be rotated: it is odd")
         self.embedding_multiplier = config.number("embedding_multiplier", default=1.0)
         self.logits_scaling = config.number("logits_scaling", default=1.0)
         self.model = Decoder(config, [self._mixer(layer) for layer in range(len(self.kinds))], dtype)
@@ -94,7 +96,7 @@ class GraniteMoeHybrid(nn.Module):
 
 
 def refuse_unsupported(config: ModelConfig) -> None:
-    experts = config.integer("num_local_experts", default=8)
+    experts = config.integer("num_local_experts", default=8, least=0)
     if experts:
         raise ModelError(
             f"config.json: num_local_experts = {experts}: mixtures of experts are not supported yet; "
@@ -108,6 +110,8 @@ def read_layers(config: ModelConfig) -> list[str]:
     """The kind of each layer: mamba or attention."""
     named = config.strings("layer_types", "layers_block_type") or ["mamba"] * config.integer("num_hidden_layers")
     kinds = [RENAMED.get(kind, kind) for kind in named]
+    if not kinds:
+        raise ModelError("config.json: there are no layers")
     unknown = sorted(set(kinds) - {"mamba", "attention"})
     if unknown:
         raise ModelError(f"config.json: unknown layers {', '.join(unknown)}")

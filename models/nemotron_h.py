@@ -99,6 +99,8 @@ def read_layers(config: ModelConfig) -> list[str]:
             f"config.json: {kinds.count('moe')} of the {len(kinds)} layers are mixtures of experts (E), "
             "which are not supported yet; only dense Nemotron-H is"
         )
+    if not kinds:
+        raise ModelError("config.json: there are no layers")
     unknown = sorted(set(kinds) - {"mamba", "attention", "mlp"})
     if unknown:
         raise ModelError(f"config.json: unknown layers {', '.join(unknown)}")

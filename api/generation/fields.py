@@ -7,7 +7,7 @@ taken from it by name (request_builder).
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, ValidationError, convert, field
 
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 128
@@ -41,6 +41,12 @@ class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+
+
+class DefaultFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+    """What a model's generation_config.json may set: what clients may."""
+
+    max_new_tokens: Annotated[int, Meta(ge=1)] | None = None
 
 
 class RequestFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
@@ -87,6 +93,16 @@ def request_params(asked: RequestFields, **own: Any) -> SamplingParams:
         priority=asked.priority,
         **own,
     )
+
+
+def check_defaults(defaults: Mapping[str, float]) -> None:
+    """ValueError for a default of generation_config.json that is out of the field's range."""
+    for name, value in defaults.items():
+        whole = int(value) if isinstance(value, float) and value.is_integer() else value
+        try:
+            convert({name: whole}, DefaultFields)
+        except ValidationError as error:
+            raise ValueError(f"generation_config.json: {name} = {value}: {error}") from error
 
 
 def seed_of(seed: int | None, index: int) -> int | None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from kernels.attention import paged_attention, write_pages
 from models.batch import TensorSpec
+from models.config import ModelError
 from models.layers.linear import Linear
 from models.layers.rope import Rotation
 from models.layers.step import BatchPlan
@@ -22,6 +23,10 @@ class AttentionSettings:
     head_dim: int
     scale: float
     bias: bool
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ModelError(f"config.json: {self.heads} attention heads cannot share {self.kv_heads} key heads evenly")
 
     def kv_specs(self, dtype: torch.dtype) -> list[TensorSpec]:
         """What one layer keeps for a position: its keys and its values."""

@@ -11,6 +11,7 @@ from kernels.gated_norm import gated_norm
 from kernels.ssd import ssd_prefill
 from kernels.state_update import selective_state_update
 from models.batch import TensorSpec
+from models.config import ModelError
 from models.layers.linear import Linear
 from models.layers.step import BatchPlan
 
@@ -29,6 +30,10 @@ class Mamba2Settings:
     dt_limits: tuple[float, float]
     bias: bool
     conv_bias: bool
+
+    def __post_init__(self) -> None:
+        if self.heads % self.groups:
+            raise ModelError(f"config.json: {self.heads} Mamba-2 heads cannot share {self.groups} groups evenly")
 
     @property
     def inner(self) -> int:

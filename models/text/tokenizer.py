@@ -207,7 +207,7 @@ def _eos_ids(
     for name, content in (("generation_config.json", generation), ("config.json", config)):
         given = content.get("eos_token_id")
         ids = given if isinstance(given, list) else [] if given is None else [given]
-        if not all(type(i) is int for i in ids):
+        if not all(type(i) is int and i >= 0 for i in ids):
             raise ValueError(f"{path / name}: eos_token_id is neither a token id nor a list of them")
         found += ids
     text = _special_tokens(path, settings).get("eos_token")

@@ -37,6 +37,33 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     assert "tokenizer.json" in refused(Config(model=str(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1),
+        ("temperature", float("nan")),
+        ("top_p", 1.5),
+        ("top_k", 20.5),
+        ("min_p", 2),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", float("inf")),
+        ("max_new_tokens", 0),
+    ],
+)
+def test_defaults_that_no_client_may_ask_for(tmp_path: Path, name: str, value: float) -> None:
+    make_checkpoint(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
+    assert f"generation_config.json: {name} = {value}" in refused(Config(model=str(tmp_path)))
+
+
+def test_defaults_in_range_are_taken(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    given = {"temperature": 0.7, "top_k": 20.0, "top_p": 1, "max_new_tokens": 16}
+    (tmp_path / "generation_config.json").write_text(json.dumps(given))
+    loaded = load(Config(model=str(tmp_path)), lambda done, total: None)
+    assert loaded.model.text.generation_defaults == given
+
+
 def test_pools_that_hold_no_request(tmp_path: Path) -> None:
     make_checkpoint(tmp_path)
     config = Config(model=str(tmp_path), state_slots=4, tree_slots=2, state_strategy=Strategy.EXTRA_BUFFER)

@@ -231,6 +231,24 @@ CONFIG_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("nemotron_h", {"layers_block_type": ["mlp", "conv"]}, "unknown layers conv"),
     ("nemotron_h", {"sliding_window": 512}, "sliding_window = 512 is not supported"),
     ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act = 'silu' is not supported"),
+    ("mamba2", {"chunk_size": 0}, "chunk_size should be from 1 to 2147483647, not 0"),
+    ("mamba2", {"chunk_size": -256}, "chunk_size should be from 1 to 2147483647, not -256"),
+    ("mamba2", {"num_hidden_layers": 0}, "num_hidden_layers should be from 1"),
+    ("mamba2", {"vocab_size": -512}, "vocab_size should be from 1"),
+    ("mamba2", {"hidden_size": 10**30}, "hidden_size should be from 1"),
+    ("mamba2", {"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon should be finite and above 0, not nan"),
+    ("mamba2", {"time_step_limit": [float("nan"), 1.0]}, "time_step_limit should be two numbers from 0 up"),
+    ("mamba2", {"time_step_limit": [0.5, 0.1]}, "time_step_limit should be two numbers from 0 up"),
+    ("mamba2", {"n_groups": 3}, "8 Mamba-2 heads cannot share 3 groups evenly"),
+    ("nemotron_h", {"num_attention_heads": -4}, "num_attention_heads should be from 1"),
+    ("nemotron_h", {"num_key_value_heads": 3}, "attention heads cannot share 3 key heads evenly"),
+    ("nemotron_h", {"max_position_embeddings": 0}, "max_position_embeddings should be from 1"),
+    ("nemotron_h", {"layers_block_type": []}, "there are no layers"),
+    ("granitemoehybrid", {"layer_types": ["mamba"] * 2, "mamba_chunk_size": 0}, "mamba_chunk_size should be from 1"),
+    ("granitemoehybrid", {"residual_multiplier": float("inf")}, "residual_multiplier should be finite and above 0"),
+    ("granitemoehybrid", {"logits_scaling": 0.0}, "logits_scaling should be finite and above 0, not 0.0"),
+    ("granitemoehybrid", {"embedding_multiplier": "NaN"}, "embedding_multiplier should be finite and above 0"),
+    ("granitemoehybrid-rope", {"head_dim": 5}, "head_dim = 5 cannot be rotated"),
     ("granitemoehybrid", {"num_local_experts": 8}, "num_local_experts = 8: mixtures of experts"),
     ("granitemoehybrid", {"layer_types": ["mamba", "conv"]}, "unknown layers conv"),
     ("granitemoehybrid", {"mamba_d_head": 8}, "mamba_n_heads · mamba_d_head = 64"),
@@ -278,6 +296,28 @@ def quantize(tensors: dict[str, Any]) -> None:
 def test_tensors_that_do_not_fit_are_named(oracle: Oracle, tmp_path: Path, change: Change, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         load(copied(oracle.checkpoint("mamba2"), tmp_path / "copy", tensors=change))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_are_not_finite_are_named(
+    oracle: Oracle, tmp_path: Path, value: float, dtype: torch.dtype
+) -> None:
+    def spoil(tensors: dict[str, Any]) -> None:
+        tensors["backbone.layers.1.mixer.out_proj.weight"][3, 5] = value
+
+    path = copied(oracle.checkpoint("mamba2"), tmp_path / "copy", tensors=spoil)
+    with pytest.raises(ModelError, match=r"backbone\.layers\.1\.mixer\.out_proj\.weight holds NaN or infinity"):
+        load(path, dtype)
+
+
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/model.safetensors", "in/../../model.safetensors"])
+def test_an_index_points_into_its_folder(oracle: Oracle, tmp_path: Path, name: str) -> None:
+    path = shutil.copytree(oracle.checkpoint("mamba2"), tmp_path / "copy")
+    shutil.copytree(path, tmp_path / "other")
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"backbone.norm_f.weight": name}}))
+    with pytest.raises(ModelError, match="points outside its folder"):
+        load(path)
 
 
 def test_untied_head_is_required(oracle: Oracle, tmp_path: Path) -> None:

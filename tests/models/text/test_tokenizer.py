@@ -164,6 +164,7 @@ def test_without_a_template(tmp_path: Path) -> None:
         ("tokenizer_config.json", '{"chat_template": [{"name": "other", "template": ""}]}'),
         ("generation_config.json", "{"),
         ("generation_config.json", '{"eos_token_id": "2"}'),
+        ("generation_config.json", '{"eos_token_id": -2}'),
         ("config.json", '{"eos_token_id": [true]}'),
         ("chat_template.jinja", "{% if %}"),
         ("chat_template.jinja", b"\xff"),
