@@ -8,7 +8,7 @@ from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from api import errors
-from api.exchange import answer_json, new_id, submit
+from api.exchange import answer_json, new_id, ring_id, submit
 from api.generation.answers import collect
 from api.generation.fields import SamplingParams
 from api.generation.request_builder import Prompt, build_request
@@ -183,14 +183,14 @@ class AbortRequest(Struct, forbid_unknown_fields=True):
 
 @routes.post("/abort_request")
 async def abort_request(request: web.Request) -> web.Response:
-    """End a request by its id (a batch by its common id), or all. Says how many were open."""
+    """End a request of this API key by its id (a batch by its common id), or everybody's. Says how many were open."""
     server = request.app[SERVER]
     asked = convert(await read_object(request), AbortRequest)
     if asked.abort_all:
         return answer_json({"aborted": server.gateway.abort_all()})
     if not asked.rid:
         raise errors.bad_request("rid is required", "rid", "missing_required_parameter")
-    return answer_json({"aborted": server.gateway.abort_batch(asked.rid)})
+    return answer_json({"aborted": server.gateway.abort_batch(ring_id(request, asked.rid))})
 
 
 @routes.get("/flush_cache", allow_head=False)

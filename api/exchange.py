@@ -51,6 +51,12 @@ def salt_of(request: web.Request, asked: str = "") -> str:
     return f"{owner.hex()}/{asked}" if owner and not request.app[SERVER].config.share_cache else asked
 
 
+def ring_id(request: web.Request, id: str) -> str:
+    """The id in the ring of a request whose client chose `id`: no other API key can take it, or end what has it."""
+    owner = owner_of(request)
+    return f"{owner.hex()[:16]}/{id}" if owner else id
+
+
 def request_context(request: web.Request) -> RequestContext:
     resource = request.match_info.route.resource
     return RequestContext(

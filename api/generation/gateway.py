@@ -146,9 +146,8 @@ class Gateway:
         if call is not None:
             requests = [replace(request, trace=call.trace.trace_id) for request in requests]
         ids = [request.id for request in requests]
-        taken = next((i for i in ids if i in self._open or i in self._abandoned), None)
-        if taken is not None or len(set(ids)) < len(ids):
-            raise errors.bad_request(f"the request id {taken or ids[0]!r} is in use", "rid", "duplicate_request_id")
+        if len(set(ids)) < len(ids) or any(i in self._open or i in self._abandoned for i in ids):
+            raise errors.bad_request("a request with this id is still open", "rid", "duplicate_request_id")
         generation = Generation(self, self._timeout, call)
         now = self.clock()
         for index, request in enumerate(requests):

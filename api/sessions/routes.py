@@ -116,7 +116,7 @@ def close(request: web.Request, session: Session) -> None:
     """A turn that is running ends with `abort`."""
     request.app[SESSIONS].close(session)
     if session.is_busy() and session.running is not None:
-        request.app[SERVER].gateway.abort(session.running.request)
+        request.app[SERVER].gateway.abort(session.running.ring_id)
 
 
 def find(request: web.Request) -> Session:

@@ -232,6 +232,11 @@ class OpenTurn:
     def go_on_from(self, base: Turn | None) -> None:
         self.base, self.base_tokens = base, history(base)
 
+    @property
+    def ring_id(self) -> str:
+        """Its request's id in the ring, where an API key's own ids stand apart."""
+        return self.request if self._generation is None else self._generation.members[0].request.id
+
     def bind(self, request: Request) -> Request:
         """`request` as this turn's: its state is kept in the session's name."""
         self.prompt = request.tokens

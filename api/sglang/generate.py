@@ -7,10 +7,11 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from actors.requests import Output, Request, TokenLogprob
 from api import errors
-from api.exchange import answer_json, check_batch, new_id, salt_of, submit
+from api.exchange import answer_json, check_batch, new_id, ring_id, salt_of, submit
 from api.generation.answers import Answer, collect, drop_output, finite, token_text
 from api.generation.fields import (
     Choices,
@@ -114,7 +115,8 @@ async def generate(request: web.Request) -> web.StreamResponse:
     check_batch(request, len(asked.text or asked.input_ids or ()) if is_batch(asked) else 1)
     items = await read_items(model, asked, salt_of(request, salt_in(asked)))
     alone = len(items) == 1 and not is_batch(asked)
-    with submit(request, [item.request for item in items]) as generation:
+    own = [replace(item.request, id=ring_id(request, item.request.id)) for item in items]
+    with submit(request, own) as generation:
         writer = GenerateWriter(model.text, asked, items, generation)
         if asked.stream:
             return await stream(request, generation, GenerateEncoder(writer, alone), server.config.ping_interval)

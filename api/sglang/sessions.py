@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from actors.tokens import count, cut, unpack
 from api import errors
 from api.errors import ApiError
-from api.exchange import answer_json, new_id, salt_of, submit
+from api.exchange import answer_json, new_id, ring_id, salt_of, submit
 from api.generation.answers import collect
 from api.generation.fields import Count
 from api.generation.request_builder import encode
@@ -121,7 +121,8 @@ async def generate_turn(request: web.Request, body: dict[str, Any]) -> web.Strea
         if session.closed:
             raise invalid(f"session {params.id!r} was closed", "id")
         turn.prefill_only = items[0].scoring
-        with submit(request, [turn.bind(items[0].request)]) as generation:
+        own = replace(turn.bind(items[0].request), id=ring_id(request, id))
+        with submit(request, [own]) as generation:
             turn.attach(generation, model.text.decode)
             if params.replace:
                 session.forget_after(base)
@@ -150,7 +151,7 @@ async def end_replaced(request: web.Request, session: Session, params: SessionPa
     if not (session.branching and params.replace and session.is_busy() and running is not None):
         return
     if params.rid in (None, running.request) or params.rid in session.turns_by_request:
-        request.app[SERVER].gateway.abort(running.request)
+        request.app[SERVER].gateway.abort(running.ring_id)
         await running.done.wait()
 
 

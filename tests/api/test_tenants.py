@@ -1,5 +1,6 @@
 """Two API keys on one server: neither can tell what the other has sent, nor take what it has stored."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,37 @@ def test_a_code_cannot_be_read_by_asking_for_it() -> None:
 
 def as_key(key: str) -> dict[str, dict[str, str]]:
     return {"headers": {"Authorization": f"Bearer {key}"}}
+
+
+@pytest.mark.parametrize("session_params", [None, {"id": "s"}])
+async def test_a_request_id_is_its_keys_own(session_params: dict[str, str] | None) -> None:
+    """One key can neither take an id that another uses, nor end the request that has it."""
+    body = {"text": "a", "rid": "mine"} | ({"session_params": session_params} if session_params else {})
+    async with serving(api_key=KEYS) as served:
+        for key in KEYS:
+            await served.post("/v1/sessions", {"id": "s"}, **as_key(key))
+        served.ring.held = True
+        open_requests = [asyncio.ensure_future(served.post("/generate", body, **as_key(key))) for key in KEYS]
+        await served.ring.until(lambda: len(served.ring.open) == 2)
+        assert await served.post("/abort_request", {"rid": "mine"}, **as_key("second")) == (200, {"aborted": 1})
+        status, answer = await open_requests[1]
+        assert (status, answer["meta_info"]["id"]) == (200, "mine")
+        assert not open_requests[0].done()
+        assert await served.post("/abort_request", {"rid": "mine"}, **as_key("first")) == (200, {"aborted": 1})
+        assert (await open_requests[0])[1]["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+async def test_a_session_that_is_closed_ends_its_turn_under_keys_too() -> None:
+    body = {"text": "a", "rid": "mine", "session_params": {"id": "s"}}
+    async with serving(api_key=KEYS) as served:
+        await served.post("/v1/sessions", {"id": "s"}, **as_key("first"))
+        served.ring.held = True
+        turn = asyncio.ensure_future(served.post("/generate", body, **as_key("first")))
+        await served.ring.until(lambda: served.ring.open)
+        async with served.client.delete("/v1/sessions/s", **as_key("first")) as response:
+            assert response.status == 200
+        status, answer = await turn
+    assert (status, answer["meta_info"]["finish_reason"]["type"]) == (200, "abort")
 
 
 async def test_who_fills_the_disk_pays(tmp_path: Path) -> None:
