@@ -147,7 +147,7 @@ class Gateway:
             requests = [replace(request, trace=call.trace.trace_id) for request in requests]
         ids = [request.id for request in requests]
         if len(set(ids)) < len(ids) or any(i in self._open or i in self._abandoned for i in ids):
-            raise errors.bad_request("a request with this id is still open", "rid", "duplicate_request_id")
+            raise errors.bad_request("the request id is in use, or given twice", "rid", "duplicate_request_id")
         generation = Generation(self, self._timeout, call)
         now = self.clock()
         for index, request in enumerate(requests):
