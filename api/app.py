@@ -11,6 +11,8 @@ from aiohttp.web_protocol import RequestPayloadError
 from structlog.contextvars import bound_contextvars
 
 from api import admin, errors, tokenization
+from api.connections.limits import connection_limits
+from api.connections.registry import CONNECTIONS, Connections
 from api.errors import ApiError
 from api.exchange import GENERATION, REQUEST_ID, STREAM_ERROR, TRACE, new_id
 from api.generation.answers import milliseconds, summary
@@ -45,9 +47,12 @@ def make_app(server: Server) -> web.Application:
     app[GUARD] = Guard(config)
     app[SESSIONS] = open_sessions(server)
     app[RESPONSES] = ResponseStore(config.response_retention, config.response_memory)
+    app[CONNECTIONS] = Connections(connection_limits(config))
     app[websocket.OPEN_SOCKETS] = set()
     server.metrics.watch_sessions(app[SESSIONS])
     server.metrics.watch_responses(app[RESPONSES])
+    server.metrics.watch_connections(app[CONNECTIONS])
+    app.on_shutdown.append(app[CONNECTIONS].close)
     app.on_shutdown.append(websocket.close_all)
     app.on_shutdown.append(end_tasks)
     app.on_response_prepare.append(add_headers)
@@ -79,7 +84,8 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
     """Gives the request its ids; all that is logged on its way has that of its trace."""
     request[REQUEST_ID] = new_id("req")
     request[TRACE] = read_trace_context(request.headers.getall("traceparent", []))
-    with bound_contextvars(trace_id=request[TRACE].trace_id):
+    connection = request.app[CONNECTIONS].of(request)
+    with bound_contextvars(trace_id=request[TRACE].trace_id), connection.request():
         return await answer(request, handler)
 
 

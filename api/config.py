@@ -102,6 +102,32 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(description="further host name under which the server may be called, or *; repeatable"),
     ] = ()
     body_limit: Annotated[int, Meta(ge=1024, description="largest request body", extra=SIZE)] = 2**24
+    bytes_in_flight: Annotated[
+        AtLeastOne,
+        Meta(
+            description="most bytes on their way in and out at once (bodies, queued messages, unread answers); the "
+            "connection that holds most of them pays",
+            extra=SIZE,
+        ),
+    ] = 2**28
+    max_connections: Annotated[
+        AtLeastOne, Meta(description="most connections; a new one takes the place of a silent one, or gets 503")
+    ] = 4096
+    header_timeout: Annotated[
+        float, Meta(gt=0, le=1e7, description="seconds that the headers of a request may take")
+    ] = 30.0
+    body_timeout: Annotated[float, Meta(gt=0, le=1e7, description="seconds that a body may take")] = 120.0
+    idle_timeout: Annotated[
+        float, Meta(gt=0, le=1e7, description="seconds after which a connection without a request is closed")
+    ] = 75.0
+    unread_timeout: Annotated[
+        float,
+        Meta(gt=0, le=1e7, description="seconds for which a client may read nothing of its answer"),
+    ] = 120.0
+    websocket_timeout: Annotated[
+        float,
+        Meta(gt=0, le=1e7, description="seconds after which a websocket that says nothing, pongs included, is closed"),
+    ] = 3600.0
     ping_interval: Annotated[
         float, Meta(gt=0, le=1e7, description="seconds of silence before a stream gets a comment")
     ] = 15.0

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -11,6 +12,7 @@ from api import errors
 from api.errors import ApiError
 from api.generation.outputs import Generation
 from api.generation.request_context import RequestContext, TraceContext
+from api.parsing import read_object
 from api.security import host_name, owner_of
 from api.server import SERVER
 
@@ -22,6 +24,13 @@ STREAM_ERROR: web.RequestKey[str] = web.RequestKey("stream_error", str)
 
 def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
+
+
+async def read_asked(request: web.Request) -> dict[str, Any]:
+    """The body, of a request that needs the model. Raises ApiError: 400 to 503."""
+    body = await read_object(request)
+    request.app[SERVER].ready()
+    return body
 
 
 def submit(request: web.Request, requests: Sequence[Request]) -> Generation:

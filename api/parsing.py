@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from api import errors
+from api.connections.body import whole_body
 
 T = TypeVar("T")
 Unsupported: TypeAlias = Mapping[str, tuple[Any, ...]]
@@ -16,12 +17,15 @@ MAX_DIGITS = 10
 
 
 async def read_object(request: web.Request) -> dict[str, Any]:
-    """The body as a JSON object, without top-level nulls (null means: not given). Raises ApiError 400."""
-    body = await request.read()
-    try:
-        value = msgspec.json.decode(body or b"{}")
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise errors.bad_request(f"the body is not valid JSON: {error}") from None
+    """The body as a JSON object, without top-level nulls (null means: not given).
+
+    Raises ApiError 400, and what `whole_body` raises.
+    """
+    async with whole_body(request) as body:
+        try:
+            value = msgspec.json.decode(body or b"{}")
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise errors.bad_request(f"the body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise errors.bad_request("the body must be a JSON object")
     return {name: item for name, item in value.items() if item is not None}

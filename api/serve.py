@@ -20,6 +20,8 @@ from actors.runtime.relay import DeviceFailed
 from api import errors
 from api.app import make_app
 from api.config import Config, ConfigError
+from api.connections.limits import raise_descriptor_limit
+from api.connections.registry import CONNECTIONS
 from api.errors import ApiError
 from api.generation.gateway import Gateway
 from api.generation.served_model import ServedModel
@@ -34,8 +36,8 @@ T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
 SWITCH_INTERVAL_S = 1e-4
-BACKLOG = 1024
 LAST_WRITES_S = 5.0
+NEVER_S = 1e7
 LAST_SPANS_S = 5.0
 GRACE_S = 10.0
 GRACE_WITH_FILES_S = 60.0
@@ -86,6 +88,7 @@ def serve(config: Config, load: Load) -> int:
     """Serve until SIGTERM or SIGINT, then drain. Returns the exit code."""
     logs.configure(config.log_format, config.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    raise_descriptor_limit()
     use_uvloop = sys.platform != "win32"
     try:
         return int(anyio.run(Process(config, load).run, backend_options={"use_uvloop": use_uvloop}))
@@ -115,12 +118,19 @@ class Process:
         self._sessions = self._app[SESSIONS]
 
     async def run(self) -> Exit:
-        runner = web.AppRunner(self._app, handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WRITES_S)
+        runner = web.AppRunner(
+            self._app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=LAST_WRITES_S,
+            keepalive_timeout=NEVER_S,  # What is idle is seen by our own watch.
+        )
         await runner.setup()
         try:
             await self._open_port(runner)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch_signals, tasks.cancel_scope)
+                tasks.start_soon(self._app[CONNECTIONS].watch)
                 code = await self._serve(tasks)
                 await runner.cleanup()
                 tasks.cancel_scope.cancel()
@@ -142,10 +152,10 @@ class Process:
         """Listen at once: until the model is there, /ready and everything that needs it answer 503."""
         host, port = self._config.host, self._config.port
         try:
-            await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+            assert runner.server is not None
+            bound = await self._app[CONNECTIONS].listen(runner.server, host, port)
         except OSError as error:
             raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-        bound = runner.addresses[0]
         shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
         self._log.info("listening", url=f"http://{shown}:{bound[1]}", model=self._server.name)
 

@@ -1,6 +1,5 @@
 """Server-sent events: opening late enough for a refusal to be a status, and errors afterwards as events."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeAlias
 
@@ -16,7 +15,6 @@ from api.generation.outputs import Generation
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-STALLED_S = 120.0
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -57,32 +55,31 @@ async def stream(
     save: awaited before the last of them; an ApiError that it raises becomes one more.
 
     Waits for its first output, or `ping_interval` seconds, before the status goes out: an ApiError until then is
-    raised, later it becomes an event. Raises ConnectionResetError if the client is gone or has stopped reading.
+    raised, later it becomes an event. Raises ConnectionResetError if the client is gone.
     """
     batch = await generation.next(ping_interval)
     response = web.StreamResponse(headers=HEADERS)
     await response.prepare(request)
-    writer = EventWriter(request, response)
     try:
-        await writer.write(frames(encoder.opening()))
+        await response.write(frames(encoder.opening()))
         while True:
             events = [event for index, output in batch for event in encoder.delta(index, output)]
             if generation.finished:
                 closing = encoder.closing()
-                await writer.write(frames([*events, *closing, *await try_save(request, save)]) + DONE)
+                await response.write(frames([*events, *closing, *await try_save(request, save)]) + DONE)
                 break
-            await writer.write(frames(events) if batch else PING)
+            await response.write(frames(events) if batch else PING)
             batch = await generation.next(ping_interval)
     except ApiError as error:
         unsaved = await try_save(request, save)
         request[STREAM_ERROR] = error.code or error.type
-        await writer.write(frames([error.body(), *unsaved]) + DONE)
+        await response.write(frames([error.body(), *unsaved]) + DONE)
     except ConnectionError:
         raise
     except Exception:
         structlog.get_logger().exception("a stream failed")
         request[STREAM_ERROR] = "internal_error"
-        await writer.write(frames([errors.internal("the server failed to encode the answer").body()]) + DONE)
+        await response.write(frames([errors.internal("the server failed to encode the answer").body()]) + DONE)
     return response
 
 
@@ -94,23 +91,3 @@ async def try_save(request: web.Request, save: Save) -> list[object]:
         request[STREAM_ERROR] = error.code or error.type
         return [error.body()]
     return []
-
-
-class EventWriter:
-    """Writes to a client as long as it reads."""
-
-    def __init__(self, request: web.Request, response: web.StreamResponse) -> None:
-        self._request = request
-        self._response = response
-
-    async def write(self, data: bytes) -> None:
-        """Raises ConnectionResetError if the client is gone; one that reads nothing for STALLED_S is cut off."""
-        if not data:
-            return
-        try:
-            async with asyncio.timeout(STALLED_S):
-                await self._response.write(data)
-        except TimeoutError:
-            if self._request.transport is not None:
-                self._request.transport.abort()
-            raise ConnectionResetError("the client has stopped reading") from None

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from actors.requests import Output, Request, TokenLogprob
 from api import errors
-from api.exchange import answer_json, new_id, salt_of, submit
+from api.exchange import answer_json, new_id, read_asked, salt_of, submit
 from api.generation.answers import Usage, collect, finite, token_text, usage
 from api.generation.chat_prompt import read_messages, render
 from api.generation.fields import Choices, RequestFields, Salt, TopLogprobs, request_params, seed_of
@@ -17,7 +17,7 @@ from api.generation.outputs import Generation
 from api.generation.request_builder import build_request
 from api.generation.served_model import ServedModel, Text
 from api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions
-from api.parsing import convert, read_object
+from api.parsing import convert
 from api.server import SERVER, Server
 from api.sse import stream
 
@@ -103,9 +103,7 @@ class ChatChunk(Struct, kw_only=True):
 @routes.post("/v1/chat/completions")
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
-    body = await read_object(request)
-    server.ready()
-    asked = convert(body, ChatRequest, IGNORED, UNSUPPORTED)
+    asked = convert(await read_asked(request), ChatRequest, IGNORED, UNSUPPORTED)
     model = server.ready(asked.model)
     id = new_id("chatcmpl")
     requests = await chat_requests(model, asked, id, salt_of(request, asked.cache_salt))

@@ -9,14 +9,14 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from actors.requests import Output, Request, TokenLogprob
 from api import errors
-from api.exchange import answer_json, check_batch, new_id, salt_of, submit
+from api.exchange import answer_json, check_batch, new_id, read_asked, salt_of, submit
 from api.generation.answers import Answer, Usage, collect, drop_output, finite, token_text, usage
 from api.generation.fields import Choices, Count, RequestFields, Salt, TopLogprobs, request_params, seed_of
 from api.generation.outputs import Generation
 from api.generation.request_builder import Prompt, build_request, encode
 from api.generation.served_model import ServedModel, Text
 from api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions
-from api.parsing import convert, read_object
+from api.parsing import convert
 from api.server import SERVER, Server
 from api.sse import stream
 
@@ -71,9 +71,7 @@ class Completion(Struct, kw_only=True):
 @routes.post("/v1/completions")
 async def completions(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
-    body = await read_object(request)
-    server.ready()
-    asked = convert(body, CompletionRequest, IGNORED, UNSUPPORTED)
+    asked = convert(await read_asked(request), CompletionRequest, IGNORED, UNSUPPORTED)
     model = server.ready(asked.model)
     check(asked)
     id = new_id("cmpl")

@@ -4,8 +4,8 @@ import msgspec
 from aiohttp import web
 
 from api import errors
-from api.exchange import GENERATION, STREAM_ERROR, answer_json, answer_with_error
-from api.parsing import read_number, read_object
+from api.exchange import GENERATION, STREAM_ERROR, answer_json, answer_with_error, read_asked
+from api.parsing import read_number
 from api.responses.events import Event, EventCursor
 from api.responses.input_items import list_items
 from api.responses.request import read_request
@@ -13,7 +13,7 @@ from api.responses.start import start_response
 from api.responses.store import RESPONSES, StoredResponse
 from api.security import owner_of
 from api.server import SERVER
-from api.sse import HEADERS, PING, EventWriter
+from api.sse import HEADERS, PING
 
 routes = web.RouteTableDef()
 
@@ -21,9 +21,7 @@ routes = web.RouteTableDef()
 @routes.post("/v1/responses")
 async def create_response(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
-    body = await read_object(request)
-    server.ready()
-    asked = read_request(body)
+    asked = read_request(await read_asked(request))
     with await start_response(request, asked, caller_records=not asked.background) as run:
         if not asked.background:
             request[GENERATION] = run.generation
@@ -44,9 +42,8 @@ async def stream(request: web.Request, stored: StoredResponse, after: int = -1) 
     reader = EventCursor(stored.transcript, after)
     response = web.StreamResponse(headers=HEADERS)
     await response.prepare(request)
-    writer = EventWriter(request, response)
     while not reader.over:
-        await writer.write(frames(await reader.next(request.app[SERVER].config.ping_interval)) or PING)
+        await response.write(frames(await reader.next(request.app[SERVER].config.ping_interval)) or PING)
     if stored.body["error"] is not None:
         request[STREAM_ERROR] = stored.body["error"]["code"]
     return response

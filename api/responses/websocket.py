@@ -14,6 +14,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from msgspec import Struct
 
 from api import errors
+from api.connections.registry import CONNECTIONS
 from api.errors import ApiError
 from api.exchange import REQUEST_ID
 from api.generation.fields import Count
@@ -24,7 +25,6 @@ from api.responses.start import start_response
 from api.responses.store import RESPONSES, StoredResponse
 from api.security import SUBPROTOCOL, owner_of, subprotocols
 from api.server import SERVER, Server
-from api.sse import STALLED_S
 
 routes = web.RouteTableDef()
 
@@ -75,13 +75,13 @@ class ResumeRequest(Struct, forbid_unknown_fields=True):
 
 
 class Lane:
-    """Responses that are asked for in a row, each as the event's type and its fields.
+    """Responses that are asked for in a row, each as the event's type, its fields and its bytes.
 
     latest: the last one, which the next may go on from, stored or not.
     """
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[str, dict[str, Any]]] = deque()
+        self.waiting: deque[tuple[str, dict[str, Any], int]] = deque()
         self.task: asyncio.Task[None] | None = None
         self.running: str | None = None
         self.latest: StoredResponse | None = None
@@ -94,17 +94,20 @@ class Connection:
         self._responses = request.app[RESPONSES]
         self._socket = socket
         self._owner = owner_of(request)
+        self._connection = request.app[CONNECTIONS].of(request)
         self._log = structlog.get_logger().bind(id=request[REQUEST_ID])
         self._lanes: dict[str | None, Lane] = {}
         self._unanswered = 0
 
     async def serve(self) -> None:
         """Until the client leaves; then everything that it still waits for is aborted."""
+        self._connection.open_websocket()
         pinging = asyncio.ensure_future(self._ping(self._server.config.ping_interval))
         try:
             async for message in self._socket:
                 self._unanswered = 0
                 if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+                    self._connection.hold(incoming=0)
                     await self._receive(message.data)
                 elif message.type is WSMsgType.PING:
                     await self._socket.pong(message.data)
@@ -121,7 +124,7 @@ class Connection:
             owed = any(lane.task is not None and not lane.task.done() for lane in self._lanes.values())
             self._unanswered = self._unanswered + 1 if owed else 0
             if self._unanswered > MAX_UNANSWERED_PINGS:
-                self._abort()
+                self._connection.abort()
             else:
                 await self._socket.ping()
 
@@ -132,7 +135,7 @@ class Connection:
             stream_id = read_stream_id(event)
             match event.pop("type", None):
                 case "response.create" | "response.resume" as kind:
-                    self._enqueue(stream_id, kind, event)
+                    self._enqueue(stream_id, kind, event, len(data))
                 case "response.cancel":
                     self._cancel(stream_id, event.get("response_id"))
                 case kind:
@@ -140,13 +143,14 @@ class Connection:
         except ApiError as error:
             await self._send_error(stream_id, error)
 
-    def _enqueue(self, stream_id: str | None, kind: str, body: dict[str, Any]) -> None:
+    def _enqueue(self, stream_id: str | None, kind: str, body: dict[str, Any], size: int) -> None:
         if stream_id not in self._lanes and len(self._lanes) >= MAX_LANES:
             self._drop_idle_lanes()
         lane = self._lanes.setdefault(stream_id, Lane())
         if len(lane.waiting) >= MAX_WAITING:
             raise errors.queue_full(f"{MAX_WAITING} responses wait already")
-        lane.waiting.append((kind, body))
+        lane.waiting.append((kind, body, size))
+        self._connection.hold(queued=self._connection.queued + size)
         if lane.task is None or lane.task.done():
             lane.task = asyncio.ensure_future(self._run(stream_id, lane))
 
@@ -171,7 +175,9 @@ class Connection:
     async def _run(self, stream_id: str | None, lane: Lane) -> None:
         while lane.waiting:
             try:
-                await self._respond(stream_id, lane, *lane.waiting.popleft())
+                kind, body, size = lane.waiting.popleft()
+                self._connection.hold(queued=self._connection.queued - size)
+                await self._respond(stream_id, lane, kind, body)
             except ApiError as error:
                 await self._send_error(stream_id, error)
             except ConnectionError:
@@ -212,20 +218,11 @@ class Connection:
         await self._send(stream_id, {"type": "error", "status": error.status, "error": detail})
 
     async def _send(self, stream_id: str | None, event: Event) -> None:
-        """Waits while the client does not read; meanwhile what comes is merged. One that never reads is cut off."""
+        """Waits while the client does not read; meanwhile what comes is merged."""
         if stream_id is not None:
             event["stream_id"] = stream_id
-        try:
-            async with asyncio.timeout(STALLED_S):
-                await self._socket.send_str(msgspec.json.encode(event).decode())
-        except TimeoutError:
-            self._abort()
-            raise ConnectionResetError("the client has stopped reading") from None
+        await self._socket.send_str(msgspec.json.encode(event).decode())
         self._unanswered = 0
-
-    def _abort(self) -> None:
-        if self._request.transport is not None:
-            self._request.transport.abort()
 
 
 def read_event(data: str | bytes) -> dict[str, Any]:

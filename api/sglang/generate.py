@@ -28,7 +28,7 @@ from api.generation.fields import (
 from api.generation.outputs import Generation
 from api.generation.request_builder import Prompt, build_request, encode
 from api.generation.served_model import ServedModel, Text
-from api.parsing import Unsupported, convert, read_object
+from api.parsing import Unsupported, convert
 from api.server import SERVER
 from api.sse import stream
 
@@ -40,7 +40,6 @@ UNSUPPORTED: Unsupported = {
     "audio_data": ([],),
     "modalities": ([],),
     "input_embeds": ([],),
-    "session_params": ({},),
     "lora_path": (),
     "lora_id": (),
     "custom_logit_processor": (),
@@ -106,11 +105,8 @@ class Item:
     scoring: bool
 
 
-async def generate(request: web.Request) -> web.StreamResponse:
+async def generate(request: web.Request, asked: GenerateRequest) -> web.StreamResponse:
     server = request.app[SERVER]
-    body = await read_object(request)
-    server.ready()
-    asked = convert(body, GenerateRequest, IGNORED, UNSUPPORTED)
     model = server.ready(asked.model)
     check_batch(request, len(asked.text or asked.input_ids or ()) if is_batch(asked) else 1)
     items = await read_items(model, asked, salt_of(request, salt_in(asked)))

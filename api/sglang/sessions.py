@@ -1,7 +1,7 @@
 """Sessions as SGLang's clients use them: /open_session, /close_session, and /generate with session_params."""
 
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from actors.tokens import count, cut, unpack
 from api import errors
 from api.errors import ApiError
-from api.exchange import answer_json, new_id, ring_id, salt_of, submit
+from api.exchange import answer_json, new_id, read_asked, ring_id, salt_of, submit
 from api.generation.answers import collect
 from api.generation.fields import Count
 from api.generation.request_builder import encode
@@ -89,18 +89,21 @@ async def close_session(request: web.Request) -> web.Response:
 @routes.post("/generate")
 async def generate(request: web.Request) -> web.StreamResponse:
     """/generate: within a session, or without one."""
-    if b'"session_params"' not in await request.read():
-        return await plain.generate(request)
-    body = await read_object(request)
-    if not body.get("session_params"):
-        return await plain.generate(request)
-    return await generate_turn(request, body)
+    asked, params = await read_generate(request)
+    return await (generate_turn(request, asked, params) if params is not None else plain.generate(request, asked))
 
 
-async def generate_turn(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    server = request.app[SERVER]
-    params = read_params(body.pop("session_params"))
+async def read_generate(request: web.Request) -> tuple[plain.GenerateRequest, SessionParams | None]:
+    body = await read_asked(request)
+    params = body.pop("session_params", None)
     asked = convert(body, plain.GenerateRequest, plain.IGNORED, plain.UNSUPPORTED)
+    return asked, read_params(params) if params else None
+
+
+async def generate_turn(
+    request: web.Request, asked: plain.GenerateRequest, params: SessionParams
+) -> web.StreamResponse:
+    server = request.app[SERVER]
     model = server.ready(asked.model)
     if plain.is_batch(asked) or isinstance(asked.rid, list):
         raise errors.bad_request("a turn of a session is one prompt, not a batch", "text", "invalid_value")

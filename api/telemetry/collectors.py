@@ -1,4 +1,4 @@
-"""Figures that are read at each scrape: of the ring, of the sessions, of the stored responses."""
+"""Figures that are read at each scrape: of the ring, the sessions, the stored responses, the connections."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -75,6 +75,15 @@ class ResponseFigures(Protocol):
     def running(self) -> int: ...
 
 
+class ConnectionFigures(Protocol):
+    """Of the connections. held: bytes on their way. ended: how many were ended by the server, by why."""
+
+    held: int
+    ended: Counter[str]
+
+    def __len__(self) -> int: ...
+
+
 class RingCollector(Collector):
     """Turns the ring's dictionaries into metric families."""
 
@@ -141,10 +150,11 @@ class SessionCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         sessions = self._sessions
-        yield self._gauge("sessions", "Sessions that are open.", len(sessions))
-        yield self._gauge("sessions_suspended", "Sessions that were suspended and not used since.", sessions.suspended)
-        yield self._gauge("session_log_bytes", "Logs of sessions on disk.", sessions.log_bytes)
-        yield self._gauge("session_memory_bytes", "Logs of sessions in memory.", sessions.memory_bytes)
+        yield gauge(self._model, "sessions", "Sessions that are open.", len(sessions))
+        suspended = "Sessions that were suspended and not used since."
+        yield gauge(self._model, "sessions_suspended", suspended, sessions.suspended)
+        yield gauge(self._model, "session_log_bytes", "Logs of sessions on disk.", sessions.log_bytes)
+        yield gauge(self._model, "session_memory_bytes", "Logs of sessions in memory.", sessions.memory_bytes)
         where = GaugeMetricFamily(
             f"{PREFIX}session_states", "Sessions by where their state is.", labels=["model_name", "tier"]
         )
@@ -152,11 +162,6 @@ class SessionCollector(Collector):
         for tier in get_args(Tier):
             where.add_metric([self._model, tier], tiers[tier])
         yield where
-
-    def _gauge(self, name: str, help: str, value: float) -> Metric:
-        family = GaugeMetricFamily(PREFIX + name, help, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
 
 
 class ResponseCollector(Collector):
@@ -173,6 +178,30 @@ class ResponseCollector(Collector):
             ("responses_running", "Stored responses that have not ended.", self._responses.running),
             ("responses_bytes", "JSON of the responses that have ended.", self._responses.bytes),
         ):
-            family = GaugeMetricFamily(PREFIX + name, help, labels=["model_name"])
-            family.add_metric([self._model], value)
-            yield family
+            yield gauge(self._model, name, help, value)
+
+
+class ConnectionCollector(Collector):
+    def __init__(self, model: str, connections: ConnectionFigures) -> None:
+        self._model = model
+        self._connections = connections
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        connections = self._connections
+        yield gauge(self._model, "connections", "Connections that are open.", len(connections))
+        yield gauge(self._model, "bytes_in_flight", "Bytes on their way in and out.", connections.held)
+        ended = CounterMetricFamily(
+            f"{PREFIX}connections_ended", "Connections that the server ended or refused.", labels=["model_name", "why"]
+        )
+        for why, count in connections.ended.items():
+            ended.add_metric([self._model, why], count)
+        yield ended
+
+
+def gauge(model: str, name: str, help: str, value: float) -> Metric:
+    family = GaugeMetricFamily(PREFIX + name, help, labels=["model_name"])
+    family.add_metric([model], value)
+    return family

@@ -7,6 +7,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from api.generation.outputs import Member
 from api.telemetry.collectors import (
     PREFIX,
+    ConnectionCollector,
+    ConnectionFigures,
     ResponseCollector,
     ResponseFigures,
     RingCollector,
@@ -76,6 +78,9 @@ class Metrics:
 
     def watch_responses(self, responses: ResponseFigures) -> None:
         self.registry.register(ResponseCollector(self._model, responses))
+
+    def watch_connections(self, connections: ConnectionFigures) -> None:
+        self.registry.register(ConnectionCollector(self._model, connections))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

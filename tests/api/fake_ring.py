@@ -31,6 +31,7 @@ from actors.requests import EndReason, Output, Request, TokenLogprob
 from actors.runtime.timings import Timings
 from api.app import make_app
 from api.config import Config
+from api.connections.registry import CONNECTIONS
 from api.generation.gateway import Gateway
 from api.generation.served_model import ServedModel
 from api.responses.store import RESPONSES, ResponseStore
@@ -256,16 +257,30 @@ class Served:
         return status, answer["error"]
 
 
+class WatchedRunner(web.AppRunner):
+    @property
+    def server(self) -> Any:
+        server = super().server
+        return self.app[CONNECTIONS].served_by(server) if server is not None else None
+
+
+class WatchedServer(TestServer):
+    """aiohttp's server for tests, with its connections watched as the real one has them."""
+
+    async def _make_runner(self, **options: Any) -> web.AppRunner:
+        return WatchedRunner(self.app, **options)
+
+
 @asynccontextmanager
 async def serving(ready: bool = True, **options: Any) -> AsyncIterator[Served]:
     server, ring = make_server(Config(**options), ready)
-    app = make_app(server)  # served so that handlers of clients that go away are cancelled, as the server does
+    app = make_app(server)
     await app[SESSIONS].restore(VOCAB)
     try:
-        async with TestClient(
-            TestServer(app)
-        ) as client:  # cancels handlers of clients that go away, as the server does
+        async with TestClient(WatchedServer(app)) as client:
+            watching = asyncio.ensure_future(app[CONNECTIONS].watch())
             yield Served(client, server, ring, app[SESSIONS], app[RESPONSES])
+            watching.cancel()
     finally:
         await app[SESSIONS].close_files()
 

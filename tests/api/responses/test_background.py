@@ -234,7 +234,7 @@ async def test_a_cancel_does_not_wait_for_a_reader_that_stalls() -> None:
     async with serving(max_model_len=200_000) as served, client_of(served) as client:
         served.ring.reply = "x" * 100_000
         async with served.client.post(PATH, json={"input": "a", "top_logprobs": 2, "stream": True}) as stalled:
-            for connection in served.client.server.runner.server.connections:
+            for connection in served.client.server.runner._server.connections:
                 connection.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, 8192)
             assert stalled.status == 200  # From here on nothing of it is read.
             [id] = served.ring.open
