@@ -346,6 +346,13 @@ class Flushed(Struct, tag=True, array_like=True):
     ticket: int
 
 
+class Unmade(Struct, tag=True, array_like=True):
+    """device → forward → cache, after Exported: the copy under `key` could not be made."""
+
+    key: int
+    error: str
+
+
 class Drop(Struct, tag=True, array_like=True):
     """cache → forward: these copies in host memory are wanted no more."""
 
@@ -435,7 +442,7 @@ class Restarted(Struct, tag=True, array_like=True):
 
 Message: TypeAlias = (
     Granted | Spare | Return | Admit | Step | Stepped | Retired | Donate | Free
-    | SaveFromReq | Export | Exported | Drop | Written | Loaded | Name | Unname | Suspend | Suspended | Kept
+    | SaveFromReq | Export | Exported | Unmade | Drop | Written | Loaded | Name | Unname | Suspend | Suspended | Kept
     | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed | Retire | Admitted | Copied
     | Settled | Requeue | Over | Ended | Delta | Flush | Flushed | Drain | Drained | Ran | Restarted
 )  # fmt: skip

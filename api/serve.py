@@ -16,7 +16,7 @@ import structlog
 from aiohttp import web
 from anyio.abc import TaskStatus
 
-from actors.runtime.relay import DeviceFailed
+from actors.runtime.relay import is_device_lost
 from api import errors
 from api.app import make_app
 from api.config import Config, ConfigError
@@ -249,10 +249,6 @@ class Process:
                     return
                 self._log.info("signal", name=signal.Signals(number).name)
                 self._stop.set()
-
-
-def is_device_lost(broken: Exception) -> bool:
-    return isinstance(broken, ExceptionGroup) and broken.subgroup(DeviceFailed) is not None
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:

@@ -9,7 +9,8 @@ import structlog
 import torch
 
 from actors.cache.copies import TierLimits
-from actors.forward.torch_device import TorchDevice
+from actors.forward.contained import ContainedDevice
+from actors.forward.torch_device import TorchDevice, survives
 from actors.lease import Move, Violation
 from actors.runtime.relay import Relay, RelayConfig
 from actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, PoolSizes, size_pools
@@ -206,7 +207,9 @@ def build_relay(
             config.poison_freed,
             restarts=config.restarts,
         ),
-        lambda deliver: TorchDevice(model, pools, sizes.max_running, max_model_len, deliver, tiers.host),
+        lambda deliver: ContainedDevice(
+            TorchDevice(model, pools, sizes.max_running, max_model_len, deliver, tiers.host), deliver, survives
+        ),
         text,
         gateway.bind,
         on_move if config.log_level == "debug" else None,

@@ -39,6 +39,7 @@ from actors.messages import (
     SaveFromReq,
     Spare,
     Suspend,
+    Unmade,
     Unname,
     Want,
     Written,
@@ -104,6 +105,8 @@ class Cache:
                 self._save(message)
             case Exported():
                 self.tiers.exported(message)
+            case Unmade(key):
+                self.tiers.store.unmade(key)
             case Written(key, error):
                 self.tiers.written(key, error)
             case Loaded(key, error):

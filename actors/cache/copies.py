@@ -160,6 +160,16 @@ class CopyStore:
         self._changed(node)
         self._forget_if_unused(node)
 
+    def unmade(self, key: int) -> None:
+        """The copy under `key` could not be made after all: what is not in a file is lost."""
+        for node in self._in_host:
+            if copy_of(node).key == key and copy_of(node).in_host:
+                self.counters["lost_copies"] += 1
+                self._no_longer_in_host(node)
+                self._changed(node)
+                self._forget_if_unused(node)
+                return
+
     def load(self, node: Node[StateCopy]) -> bool:
         """Have the copy in host memory, now or soon; False if there is no room for it."""
         copy = copy_of(node)

@@ -23,6 +23,7 @@ from actors.messages import (
     Retired,
     Step,
     Stepped,
+    Unmade,
 )
 from actors.tokens import count, pack, unpack
 
@@ -82,6 +83,8 @@ class Forward:
             case Export(key, state, pages, position):
                 self.device.export(key, state.slot, pages, position)
                 self.send("cache", Exported(key, state))
+            case Unmade():
+                self.send("cache", message)
             case Drop(keys):
                 for key in keys:
                     self.device.drop(key)

@@ -92,7 +92,11 @@ class TorchDevice:
         self.pools.copy_page(source, target)
 
     def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
-        self._host.put(key, host_states.export(self.pools, slot, pages, position))
+        copy = None
+        try:
+            copy = host_states.export(self.pools, slot, pages, position)
+        finally:
+            self._host.put(key, copy)
 
     def fill(self, key: int, slot: int, pages: list[int], first_page: int) -> None:
         host_states.fill(self.pools, slot, pages, first_page, self._host.get(key))
@@ -128,13 +132,7 @@ class TorchDevice:
         opened.page_count += len(pages)
 
     def run(self, work: Work) -> None:
-        """A step that raises is reported and the device goes on, unless the accelerator itself is lost."""
-        try:
-            self._deliver(self._run(work))
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
-            self._deliver(Ran(work.step, b"", [], [], error=f"{type(error).__name__}: {error}"))
+        self._deliver(self._run(work))
 
     @torch.inference_mode()
     def _run(self, work: Work) -> Ran:
@@ -280,6 +278,11 @@ class TorchDevice:
 
     def _tensor(self, values: object, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self.torch_device)
+
+
+def survives(error: Exception) -> bool:
+    """Whether the device can go on after this error of one call."""
+    return not isinstance(error, torch.AcceleratorError)
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, wanted: list[int]) -> list[TokenLogprob]:

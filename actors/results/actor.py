@@ -250,7 +250,7 @@ class ResultProcessor:
         elif session:
             tokens = pack(record.history[record.donated : position])
             self.send("cache", SaveFromReq(retired.grant, session, state, position, tokens))
-        elif position > record.donated:
+        elif position > record.donated or (record.moved and position == record.start):
             self._donate(record, state, position, closes=True)
         else:
             self.send("cache", Free([state], closes_grant=retired.grant))

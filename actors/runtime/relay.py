@@ -18,7 +18,7 @@ from actors.cache.pages import PagePool
 from actors.forward.actor import Forward
 from actors.forward.device import Device, DeviceThread
 from actors.lease import Ledger, Move, Place, Violation
-from actors.messages import Loaded, Message, Ran, Restarted, Written
+from actors.messages import Loaded, Message, Ran, Restarted, Unmade, Written
 from actors.results.actor import ResultProcessor, Vocabulary
 from actors.runtime.events import Event, UnitEvent, move_event
 from actors.runtime.explain import explain_slots, explain_tree
@@ -57,7 +57,7 @@ class Unit:
 
     def __init__(self, config: RelayConfig, device: Device, vocabulary: Vocabulary, relay: "Relay") -> None:
         self._loop = asyncio.get_running_loop()
-        self._device_failed: asyncio.Future[BaseException] = self._loop.create_future()
+        self._broken: asyncio.Future[NoReturn] = self._loop.create_future()
         self._on_move = relay.on_move
         moved = self._poison if config.poison_freed else relay.on_move
         self.ledger = Ledger(config.slots, moved, relay.on_violation, self._loop.time)
@@ -93,22 +93,30 @@ class Unit:
     async def run(self) -> None:
         """Carry the actors until cancelled; raises what one of them raised, or DeviceFailed."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch_device)
+            tasks.start_soon(self._watch)
             await self.runtime.run()
 
     async def close(self) -> None:
         """Drain the stream. Handles that are still about may drop."""
         self.ledger.close()
+        self._broken.cancel()
         await anyio.to_thread.run_sync(self.device.close)
         if self._disk is not None:
             await anyio.to_thread.run_sync(self._disk.close)
 
-    def deliver(self, ran: Ran) -> None:
+    def deliver(self, message: Ran | Unmade) -> None:
         """From the device's thread."""
-        self._loop.call_soon_threadsafe(self.runtime.send, "device", "forward", ran)
+        self._loop.call_soon_threadsafe(self._arrived, "device", "forward", message)
 
     def _from_disk(self, message: Written | Loaded) -> None:
-        self._loop.call_soon_threadsafe(self.runtime.send, "disk", "cache", message)
+        self._loop.call_soon_threadsafe(self._arrived, "disk", "cache", message)
+
+    def _arrived(self, sender: str, to: Address, message: Message) -> None:
+        """A message that cannot be sent on is a fault of the unit: nobody else would hear that it is lost."""
+        try:
+            self.runtime.send(sender, to, message)
+        except Exception as error:
+            self._break(error)
 
     def _trace_of_queued(self, grant: int) -> str:
         record = self.scheduler.state.acquiring.get(grant)
@@ -121,18 +129,24 @@ class Unit:
         if self._on_move is not None:
             self._on_move(move)
 
-    async def _watch_device(self) -> NoReturn:
-        raise DeviceFailed("the device failed") from await self._device_failed
+    async def _watch(self) -> NoReturn:
+        await self._broken
 
-    def _fail(self, error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._device_failed.set_result, error)
+    def _break(self, error: Exception) -> None:
+        if not self._broken.done():
+            self._broken.set_exception(error)
+
+    def _fail(self, cause: BaseException) -> None:
+        failed = DeviceFailed("the device failed")
+        failed.__cause__ = cause
+        self._loop.call_soon_threadsafe(self._break, failed)
 
 
 class Relay:
     """The ring under supervision: one device, the four actors around it (a Unit), and the api's actor.
 
     Make it inside the event loop that runs it. Where an actor raises, `run` makes a new unit over the same device.
-    device: makes the device, given the function that takes each Ran, which the device's thread calls.
+    device: makes the device, given the function that takes what it reports, which the device's thread calls.
     api: makes the api's actor, given its Send; it outlives the unit. disk: None if no state is written to a file.
     on_restart: called with what broke the old unit. on_event: called with every Event, from the event loop and from the
     device's thread; it has to return at once. clock: seconds, for events and timings.
@@ -141,7 +155,7 @@ class Relay:
     def __init__(
         self,
         config: RelayConfig,
-        device: Callable[[Callable[[Ran], None]], Device],
+        device: Callable[[Callable[[Ran | Unmade], None]], Device],
         vocabulary: Vocabulary,
         api: Callable[[Send], Actor],
         on_move: Callable[[Move], None] | None = None,
@@ -167,9 +181,10 @@ class Relay:
         try:
             while True:
                 try:
+                    self._tell_api()
                     await self.unit.run()
-                except ExceptionGroup as broken:
-                    if broken.subgroup(DeviceFailed) is not None or not self._may_restart():
+                except Exception as broken:
+                    if is_device_lost(broken) or not self._may_restart():
                         raise
                     await self._restart(broken)
         finally:
@@ -231,10 +246,7 @@ class Relay:
         return len(self._restarted) <= self._config.restarts or now - self._restarted[0] > self._config.restart_window
 
     async def _restart(self, broken: Exception) -> None:
-        """A new unit over the same device; what the old one still had for the api comes before word of it.
-
-        The api hears of it at once: what it sends from now on goes to the new unit, and nothing goes twice.
-        """
+        """A new unit over the same device; what the old one still had for the api comes before word of it."""
         old = self.unit
         await old.close()
         if self._on_restart is not None:
@@ -246,9 +258,13 @@ class Relay:
         for envelope in old.runtime.mailboxes["api"].envelopes:
             mailbox.put(envelope)
         self.unit.runtime.send("supervision", "api", Restarted())
-        while mailbox.envelopes:
-            self.unit.runtime.deliver("api")
-        self._api.act()
+
+    def _tell_api(self) -> None:
+        """The api hears of a restart before anything moves: what it sends then goes to the new unit, nothing twice."""
+        if self.unit.runtime.mailboxes["api"].envelopes:
+            while self.unit.runtime.mailboxes["api"].envelopes:
+                self.unit.runtime.deliver("api")
+            self._api.act()
 
     def _counted(self) -> Counter[str]:
         unit = self.unit
@@ -262,11 +278,18 @@ class Relay:
             + own
         )
 
-    def _deliver(self, ran: Ran) -> None:
-        self.unit.deliver(ran)
+    def _deliver(self, message: Ran | Unmade) -> None:
+        self.unit.deliver(message)
 
     def _send_from_api(self, to: Address, message: Message) -> None:
         self.unit.runtime.send("api", to, message)
+
+
+def is_device_lost(broken: BaseException) -> bool:
+    """Whether this, or something in the group that it is, ended the device."""
+    if isinstance(broken, BaseExceptionGroup):
+        return broken.subgroup(DeviceFailed) is not None
+    return isinstance(broken, DeviceFailed)
 
 
 def _recording(

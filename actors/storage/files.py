@@ -122,7 +122,7 @@ class StateFiles:
     def _write(self, key: int, salt: str, tokens: Tokens) -> None:
         copy = self._host.wait_for(key, COPY_TIMEOUT_S)
         if copy is None:
-            raise StateFileError(f"copy {key} was not made within {COPY_TIMEOUT_S:.0f} s")
+            raise StateFileError(f"copy {key} was not made, or not within {COPY_TIMEOUT_S:.0f} s")
         tensors = to_tensors(tokens, copy)
         path = self._path(salt, tokens)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

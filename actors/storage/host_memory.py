@@ -24,20 +24,23 @@ class HostState:
 
 
 class HostStates:
-    """Safe between threads."""
+    """Safe between threads. A copy that could not be made is None."""
 
     def __init__(self) -> None:
-        self._states: dict[int, HostState] = {}
+        self._states: dict[int, HostState | None] = {}
         self._complete = False
         self._changed = threading.Condition()
 
-    def put(self, key: int, state: HostState) -> None:
+    def put(self, key: int, state: HostState | None) -> None:
         with self._changed:
             self._states[key] = state
             self._changed.notify_all()
 
     def get(self, key: int) -> HostState:
-        return self._states[key]
+        state = self._states[key]
+        if state is None:
+            raise KeyError(f"copy {key} could not be made")
+        return state
 
     def drop(self, key: int) -> None:
         with self._changed:
@@ -55,7 +58,7 @@ class HostStates:
             self._changed.notify_all()
 
     def wait_for(self, key: int, seconds: float) -> HostState | None:
-        """The copy as soon as it has been made; None if that takes longer."""
+        """The copy as soon as it has been made; None if that takes longer, or has failed."""
         with self._changed:
             self._changed.wait_for(lambda: key in self._states or self._complete, seconds)
             state = self._states.get(key)

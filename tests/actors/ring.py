@@ -10,8 +10,9 @@ import torch
 
 from actors.actor import Send
 from actors.cache.copies import NO_TIERS, TierLimits
+from actors.forward.contained import ContainedDevice
 from actors.forward.device import Device
-from actors.forward.torch_device import TorchDevice
+from actors.forward.torch_device import TorchDevice, survives
 from actors.lease import Lease
 from actors.messages import (
     Abort,
@@ -211,8 +212,8 @@ async def running(
     chosen = Limits(**{"chunk_size": model.chunk_size, "page_size": page_size if pages else 0, **limits})
     ring = Ring(model, pools)
     host = HostStates()
-    make: Callable[..., Device] = lambda deliver: wrap(  # noqa: E731
-        TorchDevice(model, pools, chosen.max_running, 1024, deliver, host)
+    make: Callable[..., Device] = lambda deliver: ContainedDevice(  # noqa: E731
+        wrap(TorchDevice(model, pools, chosen.max_running, 1024, deliver, host)), deliver, survives
     )
     config = RelayConfig(slots, pages, chosen, tiers, codec_check, poison_freed, restarts)
     disk = StateFiles(folder, "this model", host) if folder is not None else None

@@ -7,7 +7,7 @@ MARK in it. prompt: the model. device: a call on the device other than a step. a
 import sys
 from typing import Any
 
-from torch import Tensor
+from torch import AcceleratorError, Tensor
 
 from actors.cache.actor import Cache
 from actors.forward.actor import Forward
@@ -46,7 +46,7 @@ def break_device() -> None:
 
     def raising(device: TorchDevice, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
         if MARK in unpack(request.tokens)[: request.prompt_len]:
-            raise RuntimeError("the device is gone")
+            raise AcceleratorError("the device is gone")
         open_row(device, row, grant, slot, request, pages)
 
     TorchDevice.open_row = raising  # type: ignore[method-assign]

@@ -137,7 +137,9 @@ class SessionChecks:
             f"{node.id} is nowhere"
         )
         if copy.in_host:
-            assert there is not None or copy.key in self._device.exporting, f"copy {copy.key} is not there"
+            assert there is not None or copy.key in self._device.exporting | self._device.unmade, (
+                f"copy {copy.key} is not there"
+            )
             if there is not None:
                 check_copy(there, tokens_to(node), self._device)
         if copy.in_file and copy.host is not Presence.COMING:

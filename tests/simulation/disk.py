@@ -107,6 +107,8 @@ class SimulatedDisk:
 
     def _write(self, call: Call) -> str:
         self._writes += 1
+        if call.key in self._device.unmade:
+            return "injected: the copy could not be made"
         if call.key not in self._device.vault:
             raise DeviceError(f"there is no copy {call.key} to be written")
         copy = self._device.vault[call.key]

@@ -30,6 +30,7 @@ from actors.messages import (
     Step,
     Stepped,
     Suspended,
+    Unmade,
     Written,
 )
 from actors.runtime.transport import arrive, depart, leases_in
@@ -38,6 +39,7 @@ from tests.simulation.client import Client
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.hash_device import HashDevice, Row
 from tests.simulation.scenario import (
+    BadCall,
     BadStep,
     BadWrite,
     Crash,
@@ -85,6 +87,7 @@ class Simulation:
         page_size = max(scenario.limits.page_size, 1)
         fault = self._device_fault if self._bad_steps or self._poison else (lambda run, moved: "")
         self.device = HashDevice(scenario.slots, scenario.pages, page_size, self._ran, self._duration, fault)
+        self.device.calls.bad_calls = {(bad.how, bad.at) for bad in scenario.faults if isinstance(bad, BadCall)}
         self.disk = SimulatedDisk(self.device, scenario.tiers.file_bytes, self._answered, self._disk_duration)
         self.disk.bad_writes = self._files_of(BadWrite)
         self.disk.damaged_files = self._files_of(DamagedFile)
@@ -103,7 +106,7 @@ class Simulation:
         finally:
             self.unit.ledger.close()
             self.counters += self.unit.counters + self.client.counters
-            self.counters += self.client.sessions.counters + self.disk.counters
+            self.counters += self.client.sessions.counters + self.disk.counters + self.device.calls.struck
 
     # Time
 
@@ -240,8 +243,8 @@ class Simulation:
     def _answered(self, answer: Written | Loaded) -> None:
         self._send("disk", "cache", answer)
 
-    def _ran(self, ran: Ran) -> None:
-        self._send("device", "forward", ran)
+    def _ran(self, report: Ran | Unmade) -> None:
+        self._send("device", "forward", report)
 
     def _check_send(self, message: Message) -> None:
         """Rules about single messages that nothing else would show at once."""
@@ -263,8 +266,8 @@ class Simulation:
                 assert root.salt == unit.salts[grant], f"grant {grant} goes on from another tenant's path"
             case Requeue(_, suspect_until):
                 self.counters["replayed" if suspect_until else "retracted"] += 1
-            case Admitted(grant, _, match):
-                unit.known[grant] = match
+            case Admitted(grant, _, match, origin=origin):
+                unit.known[grant] = match - (origin == "slot")  # A state that was moved has left the tree.
             case Donate(grant, _, position):
                 unit.known[grant] = position
             case Kept() | Suspended():

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from operator import mul
 from typing import Any
 
+from actors.forward.contained import ContainedDevice
 from actors.forward.device import Work
-from actors.messages import Ran
+from actors.messages import Ran, Unmade
 from actors.requests import Request, RowLogprobs, Sampling, TokenLogprob
 from actors.tokens import pack, unpack
 from models.hash_definition import FOLD_PERIOD, MODULUS, add_entry, next_state, output_hash
+from tests.simulation.execution import Execution, InjectedFault
 
 VOCABULARY = 61
 GARBAGE = -1
@@ -68,7 +70,7 @@ class HashDevice:
     due: when the oldest call is done, None if there is none. `kept` and `guarded` are the state slots and the page
     entries that the tree names: a write to one is an error at once, and so is a row's slot or page freed under a step.
     vault: the copies in host memory by key, which the disk reads and writes too; `exporting` and `dropping` are the
-    keys of which the stream still holds the call.
+    keys of which the stream still holds the call. unmade: copies that could not be made.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class HashDevice:
         slots: int,
         pages: int,
         page_size: int,
-        deliver: Callable[[Ran], None],
+        deliver: Callable[[Ran | Unmade], None],
         duration: Callable[[bool], float] = lambda step: 0.0,
         fault: Callable[[int, list[tuple[Row, int, int]]], str] = lambda run, work: "",
     ) -> None:
@@ -87,6 +89,7 @@ class HashDevice:
         self.vault: dict[int, Copy] = {}
         self.exporting: set[int] = set()
         self.dropping: set[int] = set()
+        self.unmade: set[int] = set()
         self.page_size = page_size
         self.rows: dict[int, Row] = {}
         self.stream: deque[tuple[int, Callable[..., None], tuple[Any, ...]]] = deque()
@@ -98,46 +101,49 @@ class HashDevice:
         self._duration = duration
         self._fault = fault
         self._deliver = deliver
+        self._has_run = False
+        self.calls = Execution(self)
+        self._contained = ContainedDevice(self.calls, deliver, lambda error: isinstance(error, InjectedFault))
         self._opened: dict[int, tuple[int, list[int]]] = {}
         self._steps: deque[tuple[set[int], list[int]]] = deque()
 
     # What forward asks for
 
     def clear(self, slot: int) -> None:
-        self._enqueue(self._write, slot, 0)
+        self._enqueue(self._contained.clear, slot)
 
     def copy(self, source: int, target: int) -> None:
-        self._enqueue(self._copy, source, target)
+        self._enqueue(self._contained.copy, source, target)
 
     def copy_page(self, source: int, target: int) -> None:
-        self._enqueue(self._copy_page, source, target)
+        self._enqueue(self._contained.copy_page, source, target)
 
     def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
         if key in self.exporting or key in self.vault:
             raise DeviceError(f"there is a copy {key} already")
         self.exporting.add(key)
-        self._enqueue(self._export, key, slot, list(pages), position)
+        self._enqueue(self._contained.export, key, slot, list(pages), position)
 
     def fill(self, key: int, slot: int, pages: list[int], first: int) -> None:
-        self._enqueue(self._fill, key, slot, list(pages), first)
+        self._enqueue(self._contained.fill, key, slot, list(pages), first)
 
     def drop(self, key: int) -> None:
         self.dropping.add(key)
-        self._enqueue(self._drop, key)
+        self._enqueue(self._contained.drop, key)
 
     def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
         self._opened[row] = (slot, list(pages))
-        self._enqueue(self._open_row, row, grant, slot, request, list(pages))
+        self._enqueue(self._contained.open_row, row, grant, slot, request, list(pages))
 
     def extend_row(self, row: int, pages: list[int]) -> None:
         self._opened[row][1].extend(pages)
-        self._enqueue(self._extend_row, row, pages)
+        self._enqueue(self._contained.extend_row, row, pages)
 
     def run(self, work: Work) -> None:
         rows = [*(chunk.row for chunk in work.chunks), *work.decodes]
         slots = {self._opened[row][0] for row in rows} | {checkpoint.slot for checkpoint in work.checkpoints}
         self._steps.append((slots, rows))
-        self._enqueue(self._run, work, kind=STEP)
+        self._enqueue(self._step, work, kind=STEP)
 
     # What the pools tell
 
@@ -164,6 +170,7 @@ class HashDevice:
         self.guarded[:] = bytes(len(self.guarded))
         self.kept.clear()
         self.vault.clear()
+        self.unmade.clear()
         self.rows.clear()
         self.passed = 0
 
@@ -209,7 +216,6 @@ class HashDevice:
             self._append(target * self.page_size + offset, self.entries[source * self.page_size + offset])
 
     def _export(self, key: int, slot: int, pages: list[int], position: int) -> None:
-        self.exporting.remove(key)
         state, entries = self.states[slot], self._entries(pages, position)
         if GARBAGE in (state, *entries):
             raise DeviceError(f"copy {key} of slot {slot} and pages {pages} is of what was freed or never written")
@@ -233,8 +239,9 @@ class HashDevice:
 
     def _drop(self, key: int) -> None:
         self.dropping.remove(key)
-        self._copy_of(key)
-        del self.vault[key]
+        if key not in self.unmade:
+            self._copy_of(key)
+            del self.vault[key]
 
     def _copy_of(self, key: int) -> Copy:
         if key not in self.vault:
@@ -260,15 +267,24 @@ class HashDevice:
         for page in pages:
             places += range(page * size, (page + 1) * size)
 
-    def _run(self, work: Work) -> None:
+    def _step(self, work: Work) -> None:
+        """A step that is not run, for a row in it that could not be set up, is as one that raised."""
         self.runs += 1
         self._steps.popleft()
-        moved = [(self.rows[chunk.row], chunk.start, chunk.stop) for chunk in work.chunks]
-        moved += [(self.rows[index], at, at + 1) for index, at in zip(work.decodes, work.positions, strict=True)]
+        self.passed, self._has_run = work.step, False
+        self._contained.run(work)
+        if not self._has_run:
+            self._spoil(work, self._moved(work), "")
+
+    def _run(self, work: Work) -> None:
+        self._has_run = True
+        moved = self._moved(work)
         error = self._fault(self.runs, moved)
-        ran = self._spoil(work, moved, error) if error else self._compute(work, moved)
-        self.passed = work.step
-        self._deliver(ran)
+        self._deliver(self._spoil(work, moved, error) if error else self._compute(work, moved))
+
+    def _moved(self, work: Work) -> list[tuple[Row, int, int]]:
+        moved = [(self.rows[chunk.row], chunk.start, chunk.stop) for chunk in work.chunks]
+        return moved + [(self.rows[row], at, at + 1) for row, at in zip(work.decodes, work.positions, strict=True)]
 
     def _compute(self, work: Work, moved: list[tuple[Row, int, int]]) -> Ran:
         wanted: dict[int, dict[int, int]] = {}
@@ -320,8 +336,8 @@ class HashDevice:
             self.failed_alone.add(moved[0][0].request.id)
         for row, start, stop in moved:
             self._write(row.slot, GARBAGE)
-            for position in range(start, stop) if self.entries else ():
-                self._append(row.places[position], GARBAGE)
+            for place in row.places[start:stop]:
+                self._append(place, GARBAGE)
         for checkpoint in work.checkpoints:
             self._write(checkpoint.slot, GARBAGE)
         for row, _ in _sampling(work, moved):

@@ -9,6 +9,7 @@ from actors.cache.allocator import Allocator
 from actors.cache.pages import PagePool
 from actors.cache.radix import Match, Node, RadixTree
 from actors.forward.actor import Forward, LaunchedStep
+from actors.forward.contained import ContainedDevice
 from actors.forward.device import Work, WorkCheckpoint
 from actors.lease import Lease, Ledger, Place
 from actors.messages import (
@@ -296,3 +297,21 @@ def pages_evicted_before_the_slot_is_sure(patch: Patch) -> None:
 def blocked_head_blocks_all(patch: Patch) -> None:
     """Who waits for room keeps those waiting for whom there is some."""
     patch(cache_actor, "MAX_BLOCKED", 1)
+
+
+def row_run_though_it_could_not_be_set_up(patch: Patch) -> None:
+    """What raises outside of a step is noted nowhere, and the row runs on what is in its slot and pages."""
+    patch(ContainedDevice, "_set_up", lambda self, call: self._error_of(call))
+
+
+def moved_state_freed_without_progress(patch: Patch) -> None:
+    """A cached state that was moved to a request is lost when that ends before its first step."""
+    original = ResultProcessor._give_back_state
+
+    def give_back(self: ResultProcessor, record: RequestHistory, retired: Any) -> None:
+        if record.moved and retired.position == record.start and not record.request.session:
+            self.send("cache", Free([retired.state], closes_grant=retired.grant))
+        else:
+            original(self, record, retired)
+
+    patch(ResultProcessor, "_give_back_state", give_back)

@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 from actors.actor import Address
 from actors.cache.copies import NO_TIERS, TierLimits
@@ -12,7 +12,9 @@ from tests.simulation.hash_device import VOCABULARY
 from tests.simulation.talks import Talk, draw_talks, draw_tiers
 
 UNIT: tuple[Address, ...] = ("cache", "scheduler", "forward", "results")
+Call: TypeAlias = Literal["clear", "copy", "copy_page", "fill", "open_row", "extend_row", "export"]
 WITH_SESSIONS = 0.4
+WITH_BAD_CALLS = 0.15
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,14 @@ class Poison:
 
 
 @dataclass(frozen=True)
+class BadCall:
+    """The n-th call of this kind on the device raises."""
+
+    how: Call
+    at: int
+
+
+@dataclass(frozen=True)
 class NoRoom:
     """For a while the cache grants nothing, and no page to a row that is not alone."""
 
@@ -123,7 +133,19 @@ class DamagedFile:
     more: int = 0
 
 
-Fault = Crash | BadStep | Poison | NoRoom | NoCheckpoints | RefusedSends | FlushAt | DrainAt | BadWrite | DamagedFile
+Fault = (
+    Crash
+    | BadStep
+    | BadCall
+    | Poison
+    | NoRoom
+    | NoCheckpoints
+    | RefusedSends
+    | FlushAt
+    | DrainAt
+    | BadWrite
+    | DamagedFile
+)
 
 
 @dataclass(frozen=True)
@@ -164,11 +186,16 @@ class Scenario:
 
 
 def draw(
-    seed: int, strategy: Strategy | None = None, overlap: bool | None = None, may_be_narrow: bool = True
+    seed: int,
+    strategy: Strategy | None = None,
+    overlap: bool | None = None,
+    may_be_narrow: bool = True,
+    bad_calls: bool = True,
 ) -> Scenario:
     """A seed's scenario; the strategy and the overlap are drawn too unless they are given.
 
-    may_be_narrow: steps may have fewer tokens than there are rows. Seeds that are older than that were found without.
+    may_be_narrow: steps may have fewer tokens than there are rows. bad_calls: calls on the device may raise. Seeds that
+    are older than these were found without.
     """
     rng = random.Random(seed)
     page_size = rng.choice([1, 2, 3, 4, 7])
@@ -213,7 +240,15 @@ def draw(
     if may_be_narrow and narrow.random() < 0.15:
         scenario = replace(scenario, limits=replace(limits, step_tokens=narrow.choice([2, 3, 4])))
     rng = random.Random(f"sessions of {seed}")
-    return _with_sessions(rng, scenario, hasty) if rng.random() < WITH_SESSIONS else scenario
+    scenario = _with_sessions(rng, scenario, hasty) if rng.random() < WITH_SESSIONS else scenario
+    return _with_bad_calls(random.Random(f"bad calls of {seed}"), scenario) if bad_calls else scenario
+
+
+def _with_bad_calls(rng: random.Random, scenario: Scenario) -> Scenario:
+    if rng.random() >= WITH_BAD_CALLS:
+        return scenario
+    bad = [BadCall(how, rng.randint(1, 12)) for how in rng.choices(get_args(Call)[:-1], k=rng.choice([1, 2, 6]))]
+    return replace(scenario, faults=(*scenario.faults, *bad))
 
 
 def _with_sessions(rng: random.Random, scenario: Scenario, hasty: float) -> Scenario:

@@ -1,0 +1,80 @@
+"""The calls of the hash device as a device of its own, so that faults in them are contained as the server does it."""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from actors.forward.device import Work
+from actors.requests import Request
+
+if TYPE_CHECKING:
+    from tests.simulation.hash_device import HashDevice
+
+
+class InjectedFault(Exception):
+    """A call on the device raises because the scenario wants it to."""
+
+
+class Execution:
+    """bad_calls: which calls raise, by name and number, counted from 1. struck: how many did, by name.
+
+    Opening a row raises behind what it does, the others before.
+    """
+
+    def __init__(self, device: "HashDevice") -> None:
+        self.bad_calls: set[tuple[str, int]] = set()
+        self.struck: Counter[str] = Counter()
+        self._device = device
+        self._calls: Counter[str] = Counter()
+
+    def clear(self, slot: int) -> None:
+        self._strike("clear")
+        self._device._write(slot, 0)
+
+    def copy(self, source: int, target: int) -> None:
+        self._strike("copy")
+        self._device._copy(source, target)
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._strike("copy_page")
+        self._device._copy_page(source, target)
+
+    def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
+        self._device.exporting.remove(key)
+        try:
+            self._strike("export")
+        except InjectedFault:
+            self._device.unmade.add(key)
+            raise
+        self._device._export(key, slot, pages, position)
+
+    def fill(self, key: int, slot: int, pages: list[int], first_page: int) -> None:
+        self._strike("fill")
+        if key in self._device.unmade:
+            raise InjectedFault(f"copy {key} could not be made")
+        self._device._fill(key, slot, pages, first_page)
+
+    def drop(self, key: int) -> None:
+        self._device._drop(key)
+
+    def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
+        self._device._open_row(row, grant, slot, request, pages)
+        self._strike("open_row")
+
+    def extend_row(self, row: int, pages: list[int]) -> None:
+        self._strike("extend_row")
+        self._device._extend_row(row, pages)
+
+    def run(self, work: Work) -> None:
+        self._device._run(work)
+
+    def poison(self, slot: int) -> None:
+        raise NotImplementedError
+
+    def drop_all(self) -> None:
+        raise NotImplementedError
+
+    def _strike(self, name: str) -> None:
+        self._calls[name] += 1
+        if (name, self._calls[name]) in self.bad_calls:
+            self.struck[f"bad {name}"] += 1
+            raise InjectedFault(f"injected: {name}")
