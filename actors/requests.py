@@ -32,14 +32,14 @@ class Sampling(Struct, frozen=True, array_like=True):
 class Stops(Struct, frozen=True, array_like=True):
     """When a request is finished. `token_ids` already holds the EOS ids unless the client ignores them.
 
-    Until min_tokens are out, token_ids are not drawn.
+    Until min_tokens are out, token_ids are not drawn. keep_stop: the text ends with what stopped it, string or token.
     """
 
     max_tokens: int
     min_tokens: int = 0
     strings: tuple[str, ...] = ()
     token_ids: tuple[int, ...] = ()
-    keep_stop_string: bool = False
+    keep_stop: bool = False
 
 
 class Request(Struct, frozen=True, array_like=True):

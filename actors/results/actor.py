@@ -132,7 +132,7 @@ class ResultProcessor:
         history = unpack(request.tokens)
         decode = self._decoder(request.skip_special_tokens)
         tail = history[max(request.prompt_len - PROMPT_TAIL, 0) : request.prompt_len]
-        stops = StopStrings(request.stops.strings, request.stops.keep_stop_string)
+        stops = StopStrings(request.stops.strings, request.stops.keep_stop)
         first = request.prompt_logprobs_from or 0
         detokenizer = Detokenizer(decode, tail)
         return RequestHistory(
@@ -176,10 +176,12 @@ class ResultProcessor:
             self._output(record, texts[record] if record in texts else self._text(record, token))
 
     def _text(self, record: RequestHistory, token: int) -> str:
-        """What the token adds to the text that may be shown; a token that stops adds nothing."""
-        if self._stops_on(record, token):
+        """What the token adds to the text that may be shown; a token that stops adds nothing, unless it is kept."""
+        if not self._stops_on(record, token):
+            return record.stop_strings.push(record.detokenizer.push([token]))
+        if not record.request.stops.keep_stop:
             return ""
-        return record.stop_strings.push(record.detokenizer.push([token]))
+        return record.stop_strings.flush() + record.detokenizer.push([token])
 
     def _stops_on(self, record: RequestHistory, token: int) -> bool:
         stops = record.request.stops

@@ -68,7 +68,7 @@ class SamplingParams(SamplingFields, kw_only=True):
 
     max_tokens: int | None = None
     min_tokens: int = 0
-    keep_stop_string: bool = False
+    keep_stop: bool = False
     priority: int = 0
     salt: str = ""
     logprobs: int | None = None
@@ -89,7 +89,7 @@ def request_params(asked: RequestFields, **own: Any) -> SamplingParams:
     return sampling_params(
         asked,
         min_tokens=asked.min_tokens,
-        keep_stop_string=asked.include_stop_str_in_output,
+        keep_stop=asked.include_stop_str_in_output,
         priority=asked.priority,
         **own,
     )

@@ -102,7 +102,7 @@ def stops(model: ServedModel, params: SamplingParams, room: int) -> Stops:
         min_tokens=min(params.min_tokens, limit),
         strings=strings,
         token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *ends))),
-        keep_stop_string=params.keep_stop_string,
+        keep_stop=params.keep_stop,
     )
 
 

@@ -177,7 +177,7 @@ def params_of(
         max_tokens=params.max_new_tokens,
         min_tokens=params.min_new_tokens,
         seed=seed_of(seed, choice),
-        keep_stop_string=params.no_stop_trim,
+        keep_stop=params.no_stop_trim,
         priority=asked.priority,
         salt=salt,
         logprobs=logprobs,

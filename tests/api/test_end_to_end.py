@@ -104,17 +104,75 @@ def test_prompt_scores_agree_with_those_of_the_output(server: ServerProcess) -> 
     assert [row[0] for row in given] == pytest.approx([row[0] for row in drawn], abs=1e-3)
 
 
-def test_raw_events(server: ServerProcess) -> None:
+def events(server: ServerProcess, path: str, body: dict[str, Any]) -> list[Any]:
     connection = HTTPConnection(urlsplit(server.url).netloc, timeout=60)
-    body = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "max_tokens": 10}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    connection.request("POST", path, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
     response = connection.getresponse()
     assert response.status == 200
     assert response.getheader("Content-Type", "").startswith("text/event-stream")
     chunks = payloads(response.read().removesuffix(b"\n\n").split(b"\n\n"))
     connection.close()
+    return chunks
+
+
+def test_raw_events(server: ServerProcess) -> None:
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 10}
+    chunks = events(server, "/v1/chat/completions", body)
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     assert chunks[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+ASKED = "What is 12 plus 7?"
+
+
+def chat(server: ServerProcess, **fields: Any) -> tuple[str, Any]:
+    """Text and stop_reason of an answer, the same whole and streamed; log probabilities are of all tokens."""
+    body = {"messages": [{"role": "user", "content": ASKED}], "temperature": 0, "logprobs": True, **fields}
+    status, answer = server.post("/v1/chat/completions", body)
+    assert status == 200, answer
+    [choice] = answer["choices"]
+    assert len(choice["logprobs"]["content"]) == answer["usage"]["completion_tokens"]
+    choices = [chunk["choices"][0] for chunk in events(server, "/v1/chat/completions", body)]
+    assert "".join(each["delta"].get("content") or "" for each in choices) == choice["message"]["content"]
+    assert choices[-1]["stop_reason"] == choice["stop_reason"]
+    streamed = [item for each in choices if each["logprobs"] for item in each["logprobs"]["content"]]
+    assert streamed == choice["logprobs"]["content"]
+    return choice["message"]["content"], choice["stop_reason"]
+
+
+def test_what_ended_an_answer_may_stay_in_its_text(server: ServerProcess) -> None:
+    plain, end = chat(server)
+    marker = server.post("/detokenize", {"tokens": [end]})[1]["text"]
+    visible = {"skip_special_tokens": False}
+    assert plain and marker.startswith("<") and chat(server, **visible)[0] == plain
+    assert chat(server, include_stop_str_in_output=True) == (plain, end)
+    assert chat(server, include_stop_str_in_output=True, **visible) == (plain + marker, end)
+    last = plain[-1]
+    token = server.post("/tokenize", {"prompt": last, "add_special_tokens": False})[1]["tokens"][0]
+    before = plain[: plain.index(last)]
+    for stop, reason in (({"stop": last}, last), ({"stop_token_ids": [token]}, token)):
+        assert chat(server, **stop) == (before, reason)
+        assert chat(server, **stop, include_stop_str_in_output=True) == (before + last, reason)
+
+
+def test_what_ended_a_completion_may_stay_in_its_text(server: ServerProcess) -> None:
+    _, prompt = server.post("/tokenize", {"messages": [{"role": "user", "content": ASKED}]})
+    plain, end = chat(server)
+    marker = server.post("/detokenize", {"tokens": [end]})[1]["text"]
+    body = {"prompt": prompt["tokens"], "temperature": 0, "max_tokens": 40, "skip_special_tokens": False, "logprobs": 0}
+    for keep, right in ((False, plain), (True, plain + marker)):
+        asked = {**body, "include_stop_str_in_output": keep}
+        [choice] = server.post("/v1/completions", asked)[1]["choices"]
+        assert choice["text"] == right and "".join(choice["logprobs"]["tokens"]) == plain + marker
+        assert "".join(chunk["choices"][0]["text"] for chunk in events(server, "/v1/completions", asked)) == right
+        params = {"temperature": 0, "max_new_tokens": 40, "skip_special_tokens": False, "no_stop_trim": keep}
+        own = {"input_ids": prompt["tokens"], "sampling_params": params, "return_logprob": True}
+        own["return_text_in_logprobs"] = True
+        answers = [server.post("/generate", own)[1], events(server, "/generate", own)[-1]]
+        for answer in answers:
+            assert answer["text"] == right and answer["output_ids"][-1] == end
+            assert "".join(text for _, _, text in answer["meta_info"]["output_token_logprobs"]) == plain + marker
+            assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": end}
 
 
 def test_errors(client: openai.OpenAI, server: ServerProcess) -> None:

@@ -253,9 +253,9 @@ def expected_answer(asked: Asked) -> tuple[str, int, bool]:
     found = [(letters.find(piece) + len(piece), piece) for piece in stops.strings if piece in letters]
     if found and (at_token is None or found[0][0] < at_token):
         end, piece = found[0]
-        return letters[: end if stops.keep_stop_string else end - len(piece)], end, True
+        return letters[: end if stops.keep_stop else end - len(piece)], end, True
     if at_token is not None:
-        return letters[: at_token - 1], at_token, True
+        return letters[: at_token if stops.keep_stop else at_token - 1], at_token, True
     return letters, len(letters), False
 
 
