@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, field
 from api import errors
 from api.exchange import answer_json
 from api.generation.answers import token_text
-from api.generation.chat_prompt import read_messages, render
+from api.generation.chat_prompt import read_ending, read_messages, render
 from api.generation.offload import off_loop
 from api.generation.request_builder import check_ids, encode
 from api.parsing import convert, read_object
@@ -22,7 +22,8 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     prompt: str | None = None
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | None = None
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     return_token_strs: bool = False
 
@@ -37,7 +38,8 @@ async def tokenize(request: web.Request) -> web.Response:
         prompt = await encode(model, asked.prompt, asked.add_special_tokens)
     else:
         messages = await read_messages(model, asked.messages or [])
-        prompt = await render(model, messages, asked.add_generation_prompt, asked.chat_template_kwargs)
+        ending = read_ending(asked.add_generation_prompt, asked.continue_final_message)
+        prompt = await render(model, messages, ending, asked.chat_template_kwargs)
     answer: dict[str, Any] = {
         "tokens": prompt.tokens,
         "count": len(prompt.tokens),

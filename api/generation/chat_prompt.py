@@ -1,7 +1,7 @@
 """Chat messages as clients send them, made into the prompt that the model's template renders."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from api import errors
 from api.generation.offload import OutOfTime, off_loop, within
@@ -12,7 +12,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 PASSED_ON = frozenset({"name", "reasoning_content"})
 IGNORED = frozenset({"annotations", "refusal", "id", "status", "reasoning", "stop_reason"})
-RESERVED = frozenset({"self", "messages", "add_generation_prompt", "tools", "documents"})
+RESERVED = frozenset({"self", "messages", "add_generation_prompt", "continue_final_message", "tools", "documents"})
 TEXT_ONLY = "only text is supported"
 MESSAGE_SIZE = 100  # characters whose encoding takes as long as reading a message
 MAX_TEMPLATE_KWARGS = 64
@@ -20,6 +20,7 @@ TEMPLATE_LIMIT_S = 10.0
 
 T = TypeVar("T")
 R = TypeVar("R")
+Ending: TypeAlias = Literal["answer", "message", "closed"]
 
 
 async def read_messages(model: ServedModel, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -83,8 +84,18 @@ def read_part(part: object, at: str) -> str:
     return str(part["text"])
 
 
+def read_ending(add_generation_prompt: bool | None, continue_final_message: bool) -> Ending:
+    """How the prompt ends: where an answer begins, in the open final message, or behind that. Raises ApiError 400."""
+    if add_generation_prompt and continue_final_message:
+        message = "add_generation_prompt and continue_final_message cannot both be true"
+        raise errors.bad_request(message, "continue_final_message", "invalid_value")
+    if continue_final_message:
+        return "message"
+    return "closed" if add_generation_prompt is False else "answer"
+
+
 async def render(
-    model: ServedModel, messages: list[dict[str, Any]], add_generation_prompt: bool, template_kwargs: Mapping[str, Any]
+    model: ServedModel, messages: list[dict[str, Any]], ending: Ending, template_kwargs: Mapping[str, Any]
 ) -> Prompt:
     """The prompt, and where its messages end. Raises ApiError 400 if the model has no template or it refuses."""
     if not model.text.has_chat_template:
@@ -99,7 +110,7 @@ async def render(
     check_length(model, sum(len(message["content"]) for message in messages), "messages")
 
     def work() -> Prompt:
-        ids, ends = model.text.encode_chat(messages, add_generation_prompt=add_generation_prompt, **template_kwargs)
+        ids, ends = model.text.encode_chat(messages, ending == "answer", ending == "message", **template_kwargs)
         return Prompt(ids, message_ends=tuple(ends))
 
     try:

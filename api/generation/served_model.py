@@ -25,7 +25,11 @@ class Text(Protocol):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
     ) -> tuple[list[int], list[int]]:
         """The prompt's tokens, and the positions at which messages end. ValueError if the template refuses the chat."""
         ...

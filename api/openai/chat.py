@@ -11,7 +11,7 @@ from actors.requests import Output, Request, TokenLogprob
 from api import errors
 from api.exchange import answer_json, new_id, read_asked, salt_of, submit
 from api.generation.answers import Usage, collect, finite, token_text, usage
-from api.generation.chat_prompt import read_messages, render
+from api.generation.chat_prompt import read_ending, read_messages, render
 from api.generation.fields import Choices, RequestFields, Salt, TopLogprobs, request_params, seed_of
 from api.generation.outputs import Generation
 from api.generation.request_builder import build_request
@@ -33,7 +33,8 @@ class ChatRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
     top_logprobs: TopLogprobs = 0
     stream_options: StreamOptions | None = None
     cache_salt: Salt = ""
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -131,7 +132,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 async def chat_requests(model: ServedModel, asked: ChatRequest, id: str, salt: str) -> list[Request]:
     """The ring's requests, one a choice."""
     messages = await read_messages(model, asked.messages)
-    prompt = await render(model, messages, asked.add_generation_prompt, asked.chat_template_kwargs)
+    ending = read_ending(asked.add_generation_prompt, asked.continue_final_message)
+    prompt = await render(model, messages, ending, asked.chat_template_kwargs)
     if asked.top_logprobs and not asked.logprobs:
         raise errors.bad_request("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
     limit = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens

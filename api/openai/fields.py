@@ -22,7 +22,6 @@ UNSUPPORTED: Unsupported = {
     "audio": (),
     "web_search_options": (),
     "reasoning_effort": ("none",),
-    "continue_final_message": (False,),
     "use_beam_search": (False,),
     "suffix": ("",),
 }

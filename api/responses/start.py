@@ -74,7 +74,7 @@ async def render_chain(
     model: ServedModel, asked: ResponseRequest, previous: StoredResponse | None, messages: Messages
 ) -> Prompt:
     whole = instructions(asked) + chain_messages(previous) + messages
-    return await render(model, whole, asked.generate, asked.chat_template_kwargs)
+    return await render(model, whole, "answer" if asked.generate else "closed", asked.chat_template_kwargs)
 
 
 def instructions(asked: ResponseRequest) -> Messages:

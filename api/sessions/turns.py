@@ -11,7 +11,7 @@ from api import errors
 from api.errors import ApiError
 from api.exchange import answer_json, answer_with_error, new_id, submit
 from api.generation.answers import Answer, Usage, collect, drop_output, usage
-from api.generation.chat_prompt import read_messages, render
+from api.generation.chat_prompt import Ending, read_messages, render
 from api.generation.fields import Count, RequestFields, SamplingParams, request_params
 from api.generation.outputs import Generation
 from api.generation.request_builder import Prompt, build_request, encode
@@ -137,7 +137,8 @@ async def extend_chat(
         message = "the session's last turn was not one of chat: go on with text or input_ids"
         raise errors.bad_request(message, "messages", "not_a_chat")
     turn.messages = tuple(messages)
-    return await render(model, chat_messages(turn.base) + messages, not turn.prefill_only, template_kwargs)
+    ending: Ending = "closed" if turn.prefill_only else "answer"
+    return await render(model, chat_messages(turn.base) + messages, ending, template_kwargs)
 
 
 def params_of(asked: TurnRequest, salt: str) -> SamplingParams:

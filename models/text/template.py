@@ -11,6 +11,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+# The words that transformers uses: some templates know them.
+END_OF_FINAL_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "
+
 
 class TemplateError(ValueError):
     """A chat cannot be rendered; the message says why."""
@@ -56,6 +59,20 @@ class ChatTemplate:
             raise
         except Exception as error:  # A template is the model author's code: whatever it raises is about this chat.
             raise TemplateError(f"the chat template failed: {error}") from error
+
+    def render_open(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        """The prompt's text up to the end of the final message's content, so that the model writes on in it.
+
+        As transformers has it: where the template trims contents, this one's end is trimmed too. TemplateError if the
+        template shows that message changed, or not at all.
+        """
+        content = messages[-1]["content"]
+        marked = {**messages[-1], "content": content + END_OF_FINAL_MESSAGE}
+        text = self.render([*messages[:-1], marked], add_generation_prompt=False, **variables)
+        end = text.rfind(END_OF_FINAL_MESSAGE.rstrip())
+        if end < 0 or content.strip() not in text:
+            raise TemplateError("it does not show the final message as it is, so that cannot be continued")
+        return text[:end] if text.startswith(END_OF_FINAL_MESSAGE, end) else text[:end].rstrip()
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -63,21 +63,32 @@ class ModelText:
         return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
     ) -> str:
         """The chat as the model's prompt. TemplateError if there is no template or it does not accept the chat."""
         if self._template is None:
             raise TemplateError("this model has no chat template: send a rendered prompt as a completion instead")
+        if continue_final_message:
+            return self._template.render_open(messages, **variables)
         return self._template.render(messages, add_generation_prompt, **variables)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
     ) -> tuple[list[int], list[int]]:
         """Token ids of the rendered chat, and the positions at which its newest messages end, in ascending order.
 
-        A message's end is listed if the chat up to it renders to a prefix of the tokens.
+        A message's end is listed if the chat up to it renders to a prefix of the tokens. continue_final_message: the
+        last one is left open; then there is no generation prompt.
         """
-        whole = self.render_chat(messages, add_generation_prompt, **variables)
+        whole = self.render_chat(messages, add_generation_prompt, continue_final_message, **variables)
         check_unicode(whole)
         [encoding] = self._tokenizer.encode_batch([whole], add_special_tokens=False)
         ids, starts = list(encoding.ids), [start for start, _ in encoding.offsets]

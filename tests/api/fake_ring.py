@@ -57,7 +57,11 @@ class FakeText:
         return list(text.encode())
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
     ) -> tuple[list[int], list[int]]:
         ids: list[int] = []
         ends: list[int] = []
@@ -66,6 +70,8 @@ class FakeText:
                 raise ValueError("roles must alternate")
             ids += f"{message['role']}:{message['content']}\n".encode()
             ends.append(len(ids))
+        if continue_final_message:
+            return ids[:-1], ends[:-1]
         return ids + list(b"assistant:" if add_generation_prompt else b""), ends
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

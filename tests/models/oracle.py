@@ -97,6 +97,11 @@ class Oracle:
         tokens: list[int] = self._ask("greedy", path=str(path), ids=ids, count=count)
         return tokens
 
+    def continued(self, template: str, chat: list[dict[str, str]]) -> str | None:
+        """The chat as the template renders it, with its final message left open; None if that cannot be."""
+        text: str | None = self._ask("continued", template=template, chat=chat)
+        return text
+
     def close(self) -> None:
         if self._process:
             self._process.communicate()

@@ -49,6 +49,15 @@ def make(torch: Any, transformers: Any, architecture: str, config: dict[str, Any
     model.save_pretrained(path, max_shard_size=shard)
 
 
+def continued(utils: Any, template: str, chat: list[dict[str, str]]) -> str | None:
+    """The chat with its final message left open; None if that cannot be."""
+    try:
+        [text], _ = utils.render_jinja_template([chat], chat_template=template, continue_final_message=True)
+    except ValueError:
+        return None
+    return str(text)
+
+
 def main() -> None:
     hide_checkout()
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
@@ -79,6 +88,8 @@ def main() -> None:
                 ids, answer = list(request["ids"]), []
                 for _ in range(request["count"]):
                     answer.append(int(logits(request["path"], ids + answer)[-1].argmax()))
+            case "continued":
+                answer = continued(importlib.import_module("transformers.utils.chat_template_utils"), **request)
         print(json.dumps(answer), file=replies, flush=True)
 
 

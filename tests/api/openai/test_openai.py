@@ -291,3 +291,26 @@ async def test_a_client_that_stops_reading_is_cut_off() -> None:
         await served.ring.until(served.ring.aborted)
         assert served.server.gateway.open_requests == 0
         writer.close()
+
+
+async def test_how_a_prompt_ends() -> None:
+    chat = [*HELLO, {"role": "assistant", "content": "Hel"}]
+    begun = b"user:Hi\nassistant:Hel"
+    ways: list[tuple[dict[str, Any], bytes]] = [
+        ({}, begun + b"\nassistant:"),
+        ({"add_generation_prompt": True, "continue_final_message": False}, begun + b"\nassistant:"),
+        ({"add_generation_prompt": False}, begun + b"\n"),
+        ({"continue_final_message": True}, begun),
+        ({"add_generation_prompt": False, "continue_final_message": True}, begun),
+    ]
+    async with serving() as served:
+        for fields, prompt in ways:
+            assert (await served.post("/v1/chat/completions", {"messages": chat, **fields}))[0] == 200
+            assert bytes(unpack(served.ring.submitted()[-1].tokens)) == prompt
+            assert (await served.post("/tokenize", {"messages": chat, **fields}))[1]["tokens"] == list(prompt)
+        for path in ("/v1/chat/completions", "/tokenize"):
+            both = {"messages": chat, "add_generation_prompt": True, "continue_final_message": True}
+            status, error = await served.error(path, both)
+            assert (status, error["param"]) == (400, "continue_final_message")
+            hidden = {"messages": chat, "chat_template_kwargs": {"continue_final_message": True}}
+            assert (await served.error(path, hidden))[0] == 400
