@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, with the fields and answers of both vLLM and SGLang."""
+"""POST /tokenize and /detokenize, with the fields and answers of both vLLM and SGLang; vLLM's /tokenizer_info."""
 
 from typing import Annotated, Any
 
@@ -65,3 +65,9 @@ async def detokenize(request: web.Request) -> web.Response:
     ids, skip = asked.tokens, asked.skip_special_tokens
     text = await off_loop(len(ids), lambda: model.text.decode(ids, skip_special_tokens=skip))
     return answer_json({"prompt": text, "text": text})
+
+
+@routes.get("/tokenizer_info")
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """What a client needs to render and count by itself."""
+    return web.json_response(request.app[SERVER].ready().text.tokenizer_info)

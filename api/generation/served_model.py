@@ -22,6 +22,11 @@ class Text(Protocol):
     @property
     def generation_defaults(self) -> dict[str, Any]: ...
 
+    @property
+    def tokenizer_info(self) -> dict[str, Any]:
+        """tokenizer_config.json, and the chat template."""
+        ...
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def encode_chat(

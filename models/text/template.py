@@ -37,6 +37,7 @@ class ChatTemplate:
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any]) -> None:
         environment = _environment()
+        self.sources = dict(sources)
         self._special_tokens = dict(special_tokens)
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():

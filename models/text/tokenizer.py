@@ -29,6 +29,7 @@ class ModelText:
     eos_ids: all tokens that end a generation. vocab_size: the largest token id plus one.
     max_token_bytes: no token stands for more of a text than this; None where that cannot be told.
     generation_defaults: sampling values that the checkpoint's author chose, temperature 0.0 for greedy ones.
+    tokenizer_info: tokenizer_config.json with the special tokens as texts, its class, and the default chat template.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class ModelText:
         template: ChatTemplate | None,
         eos_ids: Sequence[int],
         generation_defaults: Mapping[str, float],
+        tokenizer_info: Mapping[str, Any],
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
@@ -45,6 +47,7 @@ class ModelText:
         self.max_token_bytes = longest_token(tokenizer)
         self.eos_ids = tuple(eos_ids)
         self.generation_defaults = dict(generation_defaults)
+        self.tokenizer_info = dict(tokenizer_info)
 
     @property
     def has_chat_template(self) -> bool:
@@ -145,9 +148,8 @@ def load_text(path: Path) -> ModelText:
     settings = _json(path / "tokenizer_config.json")
     tokenizer = _tokenizer(path / "tokenizer.json")
     template = _template(path, settings)
-    return ModelText(
-        tokenizer, template, _eos_ids(path, tokenizer, generation, config, settings), _defaults(generation)
-    )
+    eos_ids = _eos_ids(path, tokenizer, generation, config, settings)
+    return ModelText(tokenizer, template, eos_ids, _defaults(generation), _tokenizer_info(path, settings, template))
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -202,6 +204,11 @@ def _special_tokens(path: Path, settings: dict[str, Any]) -> dict[str, str]:
     known = {**_json(path / "special_tokens_map.json"), **{k: v for k, v in settings.items() if v is not None}}
     texts = {name: _content(known.get(name)) for name in SPECIAL_TOKENS}
     return {name: text for name, text in texts.items() if text is not None}
+
+
+def _tokenizer_info(path: Path, settings: dict[str, Any], template: ChatTemplate | None) -> dict[str, Any]:
+    info = {"tokenizer_class": "PreTrainedTokenizerFast", **settings, **_special_tokens(path, settings)}
+    return info if template is None else {**info, "chat_template": template.sources["default"]}
 
 
 def _content(token: Any) -> str | None:

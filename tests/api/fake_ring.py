@@ -52,6 +52,8 @@ class FakeText:
 
     def __init__(self) -> None:
         self.generation_defaults: dict[str, Any] = {}
+        # An integer that many a checkpoint has: more than 64 bits.
+        self.tokenizer_info = {"tokenizer_class": "Bytes", "chat_template": "{{ é }}", "model_max_length": int(1e30)}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())

@@ -115,6 +115,14 @@ async def test_tokens_and_back() -> None:
         assert back["text"] == "h"
 
 
+async def test_what_is_told_of_the_tokenizer() -> None:
+    async with serving() as served, served.client.get("/tokenizer_info") as response:
+        info = {"tokenizer_class": "Bytes", "chat_template": "{{ é }}", "model_max_length": int(1e30)}
+        assert (response.status, await response.json()) == (200, info)
+    async with serving(ready=False) as served, served.client.get("/tokenizer_info") as response:
+        assert response.status == 503
+
+
 async def test_information() -> None:
     async with serving(api_key=("secret",)) as served:
         headers = {"Authorization": "Bearer secret"}

@@ -68,6 +68,16 @@ def test_every_file_that_names_an_end_counts(tmp_path: Path) -> None:
     assert load_text(tmp_path).eos_ids == (9, 7, 256)
 
 
+def test_what_is_told_of_the_tokenizer(tmp_path: Path) -> None:
+    settings = {"eos_token": {"content": "<|bos|>", "lstrip": False}, "pad_token": None, "model_max_length": 9}
+    text = loaded(tmp_path, tokenizer_config=settings, special_tokens_map={"unk_token": "?"})
+    told = {"eos_token": "<|bos|>", "pad_token": None, "unk_token": "?", "model_max_length": 9}
+    assert text.tokenizer_info == {"tokenizer_class": "PreTrainedTokenizerFast", **told}
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": CHATML}]
+    text = loaded(tmp_path, tokenizer_config={"tokenizer_class": "Own", "chat_template": named}, special_tokens_map={})
+    assert text.tokenizer_info == {"tokenizer_class": "Own", "chat_template": CHATML}
+
+
 def test_generation_defaults(tmp_path: Path) -> None:
     given = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "do_sample": True, "bos_token_id": 1, "min_p": None}
     assert loaded(tmp_path, generation_config=given).generation_defaults == {
