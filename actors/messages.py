@@ -8,8 +8,9 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from actors.grants import Chunk, Failure, Fill, GrantPages, PageCopy
 from actors.lease import Lease, Loan
-from actors.requests import EndReason, MissReason, Origin, Output, Request, RetireReason, RowLogprobs, Tier
+from actors.requests import EndReason, MissReason, Origin, Output, PauseMode, Request, RetireReason, RowLogprobs, Tier
 from actors.tokens import Tokens
 
 
@@ -19,18 +20,6 @@ class Checkpoint(Struct, array_like=True):
     grant: int
     position: int
     lease: Lease
-
-
-class PageCopy(Struct, frozen=True, array_like=True):
-    source: int
-    target: int
-
-
-class Fill(Struct, frozen=True, array_like=True):
-    """A stored state to go on from: it fills the grant's slot, and its KV the pages from index `first_page` on."""
-
-    key: int
-    first_page: int
 
 
 # Messages that carry leases
@@ -93,16 +82,6 @@ class Admit(Struct, tag=True, array_like=True):
     origin: Origin = "tokens"
 
 
-class Chunk(Struct, frozen=True, array_like=True):
-    grant: int
-    tokens: int
-
-
-class GrantPages(Struct, frozen=True, array_like=True):
-    grant: int
-    pages: list[int]
-
-
 class Step(Struct, tag=True, array_like=True):
     """scheduler → forward: run one step. Each row past its prompt decodes one token, unless it is in sit_out.
 
@@ -115,13 +94,6 @@ class Step(Struct, tag=True, array_like=True):
     sit_out: list[int]
     checkpoints: list[Checkpoint]
     pages: list[GrantPages]
-
-
-class Failure(Struct, frozen=True, array_like=True):
-    """A row of a step that raised, and the position that the step would have brought it to."""
-
-    grant: int
-    position: int
 
 
 class Stepped(Struct, tag=True, array_like=True):
@@ -413,6 +385,26 @@ class Kept(Struct, tag=True, array_like=True):
     position: int
 
 
+class Pause(Struct, tag=True, array_like=True):
+    """api → scheduler: plan no more steps. Answered by Paused when none is under way.
+
+    "in_place": what runs keeps its slot and pages; "retract": it goes back to the queue, and Paused waits for that.
+    """
+
+    ticket: int
+    mode: PauseMode
+
+
+class Paused(Struct, tag=True, array_like=True):
+    """scheduler → api: so it is; or it was continued before."""
+
+    ticket: int
+
+
+class Continue(Struct, tag=True, array_like=True):
+    """api → scheduler: go on."""
+
+
 class Drain(Struct, tag=True, array_like=True):
     """One lap of the ring behind the last request: api → scheduler → forward → results → cache."""
 
@@ -444,5 +436,6 @@ Message: TypeAlias = (
     Granted | Spare | Return | Admit | Step | Stepped | Retired | Donate | Free
     | SaveFromReq | Export | Exported | Unmade | Drop | Written | Loaded | Name | Unname | Suspend | Suspended | Kept
     | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed | Retire | Admitted | Copied
-    | Settled | Requeue | Over | Ended | Delta | Flush | Flushed | Drain | Drained | Ran | Restarted
+    | Settled | Requeue | Over | Ended | Delta | Flush | Flushed | Pause | Paused | Continue | Drain
+    | Drained | Ran | Restarted
 )  # fmt: skip

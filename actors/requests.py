@@ -11,6 +11,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 RetireReason: TypeAlias = Literal["finished", "limit", "capacity", "aborted", "timeout", "retracted", "failed"]
 MissReason: TypeAlias = Literal["", "evicted", "misaligned", "never_kept", "damaged"]
 Origin: TypeAlias = Literal["slot", "tree", "host", "disk", "tokens"]
+PauseMode: TypeAlias = Literal["in_place", "retract"]
 Tier: TypeAlias = Literal["slot", "host", "disk", "tokens"]
 EndReason: TypeAlias = Literal["queue_full", "too_large", "aborted", "timeout", "draining"]
 

@@ -1,7 +1,7 @@
-"""What answers no user: models, health, information, metrics, abort and flush."""
+"""What answers no user: models, health, information, metrics, abort, flush and pause."""
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 from msgspec import Struct
@@ -22,6 +22,7 @@ from api.version import VERSION
 
 routes = web.RouteTableDef()
 MOST_URGENT = -(2**31)
+IGNORED_TO_CONTINUE = frozenset({"torch_empty_cache"})
 
 
 @routes.get("/health")
@@ -32,8 +33,10 @@ async def health(request: web.Request) -> web.Response:
 
 @routes.get("/health_generate")
 async def health_generate(request: web.Request) -> web.Response:
-    """The ring answers: a token is generated, before all others that wait. 503 while loading or draining."""
+    """The ring answers: a token is generated, before all others that wait. 503 while loading, draining or paused."""
     model = request.app[SERVER].ready()
+    if request.app[SERVER].gateway.paused is not None:
+        raise errors.unavailable("generation is paused", "paused")
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, priority=MOST_URGENT, salt="health")
     with submit(request, [build_request(model, new_id("health"), Prompt([0]), params)]) as generation:
         await collect(generation)
@@ -106,6 +109,7 @@ async def server_info(request: web.Request) -> web.Response:
         "disable_radix_cache": False,
         "version": VERSION,
         "phase": server.phase,
+        "paused": server.gateway.paused,
         "uptime_s": round(time.time() - server.started, 3),
         "served_model_name": server.name,
         "options": server.config.redacted(),
@@ -196,8 +200,44 @@ async def abort_request(request: web.Request) -> web.Response:
 @routes.get("/flush_cache", allow_head=False)
 @routes.post("/flush_cache")
 async def flush_cache(request: web.Request) -> web.Response:
-    """Forget every cached prefix. Running requests go on."""
+    """Forget every cached prefix. Running requests go on; 400 while they are paused in place, as SGLang has it."""
     server = request.app[SERVER]
     server.ready()
+    running = ring(request).gauges()["running"]
+    if server.gateway.paused == "in_place" and running:
+        message = f"generation is paused in place: {running} requests keep what they have"
+        raise errors.bad_request(message, code="paused")
     await server.gateway.flush()
     return answer_json({"status": "flushed"})
+
+
+class PauseRequest(Struct, forbid_unknown_fields=True):
+    """abort: everybody's requests end; retract: they go back to the queue; in_place: they keep slots and pages."""
+
+    mode: Literal["abort", "retract", "in_place"] = "abort"
+
+
+@routes.post("/pause_generation")
+async def pause_generation(request: web.Request) -> web.Response:
+    """Run nothing until /continue_generation; requests wait. Answered when no step is under way."""
+    server = request.app[SERVER]
+    asked = convert(await read_object(request), PauseRequest)
+    server.ready()
+    if asked.mode == "abort":
+        server.gateway.abort_all()
+    await server.gateway.pause("in_place" if asked.mode == "in_place" else "retract")
+    return answer_json({"status": "ok", "message": "Generation paused successfully."})
+
+
+class ContinueRequest(Struct, forbid_unknown_fields=True):
+    """There is nothing to choose."""
+
+
+@routes.post("/continue_generation")
+async def continue_generation(request: web.Request) -> web.Response:
+    """Also while draining: who is open may finish."""
+    server = request.app[SERVER]
+    server.loaded()
+    convert(await read_object(request), ContinueRequest, IGNORED_TO_CONTINUE)
+    server.gateway.resume()
+    return answer_json({"status": "ok", "message": "Generation continued successfully."})

@@ -12,6 +12,7 @@ from actors.cache.pages import PagePool
 from actors.cache.radix import Match, Node, RadixTree, path_to_root
 from actors.cache.tiers import Tiers
 from actors.cache.waiting import Parked, Wait, Waiting
+from actors.grants import Fill, GrantPages, PageCopy
 from actors.lease import Lease, Ledger, Place
 from actors.messages import (
     Acquire,
@@ -24,16 +25,13 @@ from actors.messages import (
     Exported,
     Extend,
     Extended,
-    Fill,
     Flush,
     Flushed,
     Free,
     Granted,
-    GrantPages,
     Loaded,
     Message,
     Name,
-    PageCopy,
     Refused,
     Return,
     SaveFromReq,

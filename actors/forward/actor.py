@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from actors.actor import Send
 from actors.forward.device import Device, Work, WorkCheckpoint, WorkChunk
+from actors.grants import Failure
 from actors.lease import Lease
 from actors.messages import (
     Admit,
@@ -16,7 +17,6 @@ from actors.messages import (
     Drop,
     Export,
     Exported,
-    Failure,
     Message,
     Ran,
     Retire,

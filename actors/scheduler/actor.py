@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from actors.actor import Send
+from actors.grants import GrantPages
 from actors.lease import Lease
 from actors.messages import (
     Abort,
@@ -14,15 +15,17 @@ from actors.messages import (
     Cancel,
     Checkpoint,
     Closed,
+    Continue,
     Drain,
     Ended,
     Extend,
     Extended,
     Free,
     Granted,
-    GrantPages,
     Message,
     Over,
+    Pause,
+    Paused,
     Refused,
     Requeue,
     Retire,
@@ -67,6 +70,7 @@ class Scheduler:
         self._steps = self._served = 0
         self._draining = self._drained = False
         self._same_id_waiting: dict[str, Request] = {}
+        self._pauses: list[Pause] = []
 
     def receive(self, message: Message) -> None:
         match message:
@@ -97,6 +101,11 @@ class Scheduler:
                 del self._records[request]
                 if request in self._same_id_waiting:
                     self._accept(self._same_id_waiting.pop(request))
+            case Pause(_, mode):
+                self.state.paused = "retract" if self.state.paused == "retract" else mode
+                self._pauses.append(message)
+            case Continue():
+                self.state.paused = None
             case Drain():
                 self._draining = True
             case _:
@@ -105,6 +114,7 @@ class Scheduler:
     def act(self) -> None:
         while self._carry_out(plan(self.state)):
             pass
+        self._answer_pauses()
         if self._draining and not self._drained and self._idle():
             self._drained = True
             self.send("forward", Drain())
@@ -170,6 +180,17 @@ class Scheduler:
         self.send("results" if to_results else "api", Ended(record.request.id, reason, message))
         if not to_results:
             del self._records[record.request.id]
+
+    def _answer_pauses(self) -> None:
+        """As soon as each has what it wanted, or nothing is paused any more."""
+        answered = [pause for pause in self._pauses if not self.state.paused or self._is_still(pause)]
+        for pause in answered:
+            self._pauses.remove(pause)
+            self.send("api", Paused(pause.ticket))
+
+    def _is_still(self, pause: Pause) -> bool:
+        kept = pause.mode == "in_place" or not (self.state.rows or self._expects_leases())
+        return kept and self.state.in_flight == 0
 
     # The cache's answers
 
@@ -356,7 +377,8 @@ class Scheduler:
             self._wants.add(grant)
             self.send("cache", Want(grant, slots))
 
+    def _expects_leases(self) -> bool:
+        return bool(self.state.closing or self.state.cancelled or self._wants)
+
     def _idle(self) -> bool:
-        state = self.state
-        busy = self._records or state.closing or state.cancelled or self._wants
-        return not busy and state.in_flight == 0
+        return not self._records and not self._expects_leases() and self.state.in_flight == 0

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from actors.grants import Chunk
 from actors.lease import Lease
-from actors.messages import Chunk
-from actors.requests import Request, RetireReason
+from actors.requests import PauseMode, Request, RetireReason
 from actors.scheduler.strategy import Strategy, max_checkpoint_slots, resident_slots
 from actors.tokens import count
 
@@ -104,7 +104,7 @@ class SchedulerState:
     queue: requests without a row, the next one first. acquiring: those of them whose Acquire is not answered.
     closing: retired, with an account that is still open. cancelled: grants given up that the cache may still hold for.
     starved: rows that the cache has no page for. in_flight: unsettled steps.
-    last_step_isolated: whether the last step was a suspect row's own.
+    last_step_isolated: whether the last step was a suspect row's own. paused: how, if nothing is to run.
     """
 
     limits: Limits
@@ -116,6 +116,7 @@ class SchedulerState:
     starved: set[int] = field(default_factory=set)
     in_flight: int = 0
     last_step_isolated: bool = False
+    paused: PauseMode | None = None
 
 
 @dataclass(slots=True)
@@ -146,6 +147,10 @@ class Plan:
 def plan(state: SchedulerState) -> Plan:
     commands = Plan()
     plan_queue(state, commands)
+    if state.paused is not None:
+        rows = in_order(state) if state.paused == "retract" else []
+        commands.retire = [(row.grant, "retracted") for row in rows]
+        return commands
     plan_retraction(state, commands)
     if state.in_flight < state.limits.depth:
         commands.step = plan_step(state, {grant for grant, _ in commands.retire})
@@ -160,8 +165,11 @@ def in_order(state: SchedulerState) -> list[ScheduledRow]:
 
 
 def plan_queue(state: SchedulerState, commands: Plan) -> None:
-    """Ask the cache for as many of the first in the queue as there are rows; none while a running row lacks a page."""
-    room = 0 if state.starved else state.limits.max_running - len(state.rows)
+    """Ask the cache for as many of the first in the queue as there are rows.
+
+    None while a running row lacks a page, or all is paused: then what was asked for is not wanted any more.
+    """
+    room = 0 if state.starved or state.paused else state.limits.max_running - len(state.rows)
     first = state.queue[: max(room, 0)]
     commands.acquire = [record for record in first if record.grant is None]
     wanted = {id(record) for record in first}

@@ -12,6 +12,7 @@ from actors.actor import Send
 from actors.lease import Lease
 from actors.messages import (
     Abort,
+    Continue,
     Delta,
     Drain,
     Drained,
@@ -21,13 +22,15 @@ from actors.messages import (
     Kept,
     Message,
     Name,
+    Pause,
+    Paused,
     Restarted,
     Submit,
     Suspend,
     Suspended,
     Unname,
 )
-from actors.requests import Output, Request, resubmission
+from actors.requests import Output, PauseMode, Request, resubmission
 from actors.tokens import Tokens
 from api import errors
 from api.errors import ApiError
@@ -71,8 +74,8 @@ class NoSessions:
 
 
 class Gateway:
-    """The actor named api. Its mailbox brings Delta, Ended, Flushed, Suspended, Kept, Drained and Restarted; handlers
-    call the others.
+    """The actor named api. Its mailbox brings Delta, Ended, Flushed, Suspended, Kept, Paused, Drained and Restarted;
+    handlers call the others.
 
     Everything runs in one event loop. An id stays taken until the ring has given its last word on it, so that a late
     output of an aborted request can never reach another one. It outlives the unit of the other actors: what was open
@@ -85,6 +88,7 @@ class Gateway:
         self.clock = clock
         self.sessions: SessionRegistry = NoSessions()
         self.draining = False
+        self.paused: PauseMode | None = None
         self._timeout = timeout
         self._observer: Observer = observer or Unobserved()
         self._send: Send | None = None
@@ -93,6 +97,7 @@ class Gateway:
         self._tickets = count(1)
         self._flushes: dict[int, asyncio.Future[None]] = {}
         self._suspending: dict[int, asyncio.Future[Suspended]] = {}
+        self._pausing: dict[int, asyncio.Future[None]] = {}
         self._drained: asyncio.Future[list[str]] | None = None
         self._lost: ApiError | None = None
         self._changed = asyncio.Event()
@@ -121,6 +126,9 @@ class Gateway:
             case Suspended():
                 if (asked := self._suspending.pop(message.ticket, None)) is not None and not asked.done():
                     asked.set_result(message)
+            case Paused():
+                if (pause := self._pausing.pop(message.ticket, None)) is not None and not pause.done():
+                    pause.set_result(None)
             case Kept():
                 self.sessions.on_kept(message)
             case Drained():
@@ -190,6 +198,22 @@ class Gateway:
         finally:
             self._flushes.pop(ticket, None)
 
+    async def pause(self, mode: PauseMode) -> None:
+        """Run nothing until `resume`; returns when no step is under way, and what `mode` gives back is given back."""
+        ticket = next(self._tickets)
+        self._pausing[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            self._post("scheduler", Pause(ticket, mode))
+            self.paused = mode
+            await self._pausing[ticket]
+        finally:
+            self._pausing.pop(ticket, None)
+
+    def resume(self) -> None:
+        """Go on after `pause`; does nothing otherwise."""
+        self._post("scheduler", Continue())
+        self.paused = None
+
     def name(self, session: str, salt: str, tokens: Tokens) -> None:
         """Ask the cache to put the session's name on the deepest state at or below the end of `tokens`.
 
@@ -252,8 +276,10 @@ class Gateway:
             self._drained.set_exception(error)
 
     def fail_all(self, error: ApiError) -> None:
-        """Answer every open request, and whoever waits for a flush or a suspension, with `error`."""
-        waiting: list[asyncio.Future[Any]] = [*self._flushes.values(), *self._suspending.values()]
+        """Answer every open request, and whoever waits for a flush, a suspension or a pause, with `error`."""
+        waiting: list[asyncio.Future[Any]] = [
+            *self._flushes.values(), *self._suspending.values(), *self._pausing.values()
+        ]  # fmt: skip
         for future in waiting:
             if not future.done():
                 future.set_exception(error)
@@ -283,6 +309,7 @@ class Gateway:
             if not asked.done():
                 asked.set_result(Suspended(ticket, "tokens", 0))
         self.name_all()
+        self._pause_again()
         for id, member in list(self._open.items()):
             if member.aborted:
                 self._ended(Ended(id, "aborted", "the request was aborted"))
@@ -291,6 +318,16 @@ class Gateway:
                 self._post("scheduler", Submit(again, resubmitted=True))
         if self._drained is not None and not self._drained.done():
             self._post("scheduler", Drain())
+
+    def _pause_again(self) -> None:
+        """The new scheduler knows of no pause. Whoever waits for one that was continued meanwhile waits for nothing."""
+        if self.paused is None:
+            for pause in self._pausing.values():
+                if not pause.done():
+                    pause.set_result(None)
+            return
+        for ticket in self._pausing or [0]:
+            self._post("scheduler", Pause(ticket, self.paused))
 
     def _output(self, output: Output) -> None:
         member = self._open.get(output.request)

@@ -14,6 +14,7 @@ from actors import tokens
 from actors.actor import Address
 from actors.messages import (
     Abort,
+    Continue,
     Delta,
     Drain,
     Drained,
@@ -22,6 +23,8 @@ from actors.messages import (
     Flushed,
     Message,
     Name,
+    Pause,
+    Paused,
     Submit,
     Suspend,
     Suspended,
@@ -117,6 +120,11 @@ class FakeRing:
             case Flush(ticket):
                 assert to == "cache"
                 loop.call_soon(self.deliver, Flushed(ticket))
+            case Pause(ticket):
+                assert to == "scheduler"
+                loop.call_soon(self.deliver, Paused(ticket))
+            case Continue():
+                assert to == "scheduler"
             case Name() | Unname():
                 assert to == "cache"
             case Suspend(ticket):

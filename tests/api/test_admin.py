@@ -1,7 +1,10 @@
-"""Health as tools ask for it."""
+"""Health and pauses as tools ask for them."""
+
+import asyncio
 
 import pytest
 
+from actors.messages import Abort, Continue, Pause
 from tests.api.fake_ring import serving
 
 pytestmark = pytest.mark.anyio
@@ -29,3 +32,34 @@ async def test_health_by_generating_while_the_model_loads() -> None:
 async def test_what_sglangs_tools_look_for() -> None:
     async with serving() as served, served.client.get("/server_info") as response:
         assert (await response.json())["disable_radix_cache"] is False
+
+
+async def test_pause_and_continue() -> None:
+    async with serving() as served:
+        ring, gateway = served.ring, served.server.gateway
+        ring.held = True
+        for body, mode in (({}, "retract"), ({"mode": "retract"}, "retract"), ({"mode": "in_place"}, "in_place")):
+            waiting = asyncio.ensure_future(served.post("/generate", {"text": "a"}))
+            await ring.until(lambda: ring.open)
+            ring.sent.clear()
+            status, answer = await served.post("/pause_generation", body)
+            assert (status, answer["status"]) == (200, "ok")
+            assert [type(message) for message in ring.sent] == [Abort, Pause] if not body else [Pause]
+            assert isinstance(ring.sent[-1], Pause) and ring.sent[-1].mode == gateway.paused == mode
+            async with served.client.get("/server_info") as response:
+                assert (await response.json())["paused"] == mode
+            async with served.client.get("/health_generate") as response:
+                assert (response.status, (await response.json())["error"]["code"]) == (503, "paused")
+            flushed = await served.post("/flush_cache", {})
+            assert flushed[0] == (400 if mode == "in_place" else 200), flushed
+            status, answer = await served.post("/continue_generation", {"torch_empty_cache": True})
+            assert (status, answer["status"]) == (200, "ok")
+            assert isinstance(ring.sent[-1], Continue) and gateway.paused is None
+            ring.release()
+            reason = (await waiting)[1]["meta_info"]["finish_reason"]["type"]
+            assert reason == ("stop" if body else "abort")
+            ring.held = True
+        assert (await served.error("/pause_generation", {"mode": "now"}))[1]["param"] == "mode"
+        assert (await served.error("/continue_generation", {"mode": "x"}))[0] == 400
+    async with serving(ready=False) as served:
+        assert [(await served.error(f"/{name}_generation", {}))[0] for name in ("pause", "continue")] == [503, 503]

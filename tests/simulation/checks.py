@@ -7,6 +7,7 @@ from actors.cache.actor import Cache
 from actors.cache.radix import Node
 from actors.lease import Lease, Place
 from actors.messages import Step
+from actors.requests import PauseMode
 from actors.scheduler.plan import SchedulerState, chunk_length, in_order
 from actors.tokens import WIDTH, unpack
 from models.hash_definition import next_state
@@ -49,6 +50,7 @@ def check_leases(unit: "Unit") -> None:
 
 def check_shares(state: SchedulerState, step: Step) -> None:
     """A step keeps to its tokens, the first prompt moves in it, and rows that can decode take turns."""
+    assert state.paused is None, f"step {step.step} is planned in a pause"
     limits, resting = state.limits, set(step.sit_out)
     decodes = [row for row in state.rows.values() if not row.prefilling and row.grant not in resting]
     moved = {row.grant for row in decodes} | {chunk.grant for chunk in step.chunks}
@@ -63,6 +65,17 @@ def check_shares(state: SchedulerState, step: Step) -> None:
     passed = [row.served for row in together if row.grant in resting and row.fits(1)]
     latest = max((row.served for row in decodes), default=0)
     assert min(passed, default=latest) >= latest, f"step {step.step} passes over a row that waits longer"
+
+
+def check_paused(unit: "Unit", mode: PauseMode | None) -> None:
+    """What the api is told: no step is under way, and where all is to be given back, nothing is held or awaited."""
+    state = unit.scheduler.state
+    if state.paused is None:
+        return
+    assert state.in_flight == 0, f"paused with {state.in_flight} steps under way"
+    if mode == "retract":
+        rows, accounts = list(unit.forward.rows), list(unit.cache.accounts)
+        assert not rows and not accounts, f"all was to be given back, and grants {rows or accounts} hold what they had"
 
 
 @dataclass(slots=True)
@@ -190,6 +203,7 @@ def check_end(simulation: "Simulation") -> None:
     """Every request was answered once and right, and everything is free or cached."""
     unit, client, scenario = simulation.unit, simulation.client, simulation.scenario
     assert client.drained and not any(client.drained), f"drained with {client.drained}"
+    assert not client.pausing, f"the pauses {client.pausing} were never answered"
     for asked in client.asked:
         assert asked.answers == 1, f"{asked.request.id} was answered {asked.answers} times"
         if asked.end == "error":

@@ -6,8 +6,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.actor import Send
-from actors.messages import Abort, Delta, Drain, Drained, Ended, Flushed, Kept, Message, Restarted, Submit, Suspended
-from actors.requests import Output, Request, Sampling, Stops, TokenLogprob, resubmission
+from actors.messages import (
+    Abort,
+    Continue,
+    Delta,
+    Drain,
+    Drained,
+    Ended,
+    Flushed,
+    Kept,
+    Message,
+    Pause,
+    Paused,
+    Restarted,
+    Submit,
+    Suspended,
+)
+from actors.requests import Output, PauseMode, Request, Sampling, Stops, TokenLogprob, resubmission
 from actors.tokens import pack, unpack
 from tests.simulation.hash_device import oracle
 from tests.simulation.scenario import Ask, Leave, Scenario
@@ -59,12 +74,15 @@ class Client:
         self.drained: list[list[str]] = []
         self.flushed = 0
         self.draining = False
+        self.paused: PauseMode | None = None
+        self.pausing: dict[int, PauseMode] = {}
         self.counters: Counter[str] = Counter()
         self._scenario = scenario
         self._send = send
         self._later = later
         self._open: dict[str, Asked] = {}
         self._now: deque[Any] = deque()
+        self._tickets = 0
         self._handed_over = False
         self.sessions = Sessions(send, self._ask_turn, self._soon)
 
@@ -86,6 +104,9 @@ class Client:
                 self.flushed += 1
             case Drained(astray):
                 self.drained.append(astray)
+            case Paused(ticket):
+                self.counters["paused"] += 1
+                self.pausing.pop(ticket, None)
             case Kept() | Suspended():
                 self.sessions.receive(message)
             case Restarted():
@@ -145,6 +166,17 @@ class Client:
             self._send("scheduler", Abort(asked.request.id, "timeout" if asked.leave.how == "timeout" else "aborted"))
             if asked.leave.how == "gone" and asked.session is not None:
                 self.sessions.ended(asked.session, asked)
+
+    def pause(self, mode: PauseMode) -> None:
+        self.counters[f"pause {mode}" + (" of requests" if self._open else "")] += 1
+        self.paused = mode
+        self._tickets += 1
+        self.pausing[self._tickets] = mode
+        self._send("scheduler", Pause(self._tickets, mode))
+
+    def resume(self) -> None:
+        self.paused = None
+        self._send("scheduler", Continue())
 
     def wind_down(self) -> bool:
         """The next thing to do at the end, as soon as all is quiet; False if there is none."""
@@ -226,6 +258,11 @@ class Client:
             self.sessions.ended(asked.session, asked)
 
     def _resubmit(self) -> None:
+        if self.paused is None:
+            self.pausing.clear()
+        else:
+            for ticket in self.pausing or [0]:
+                self._send("scheduler", Pause(ticket, self.paused))
         for asked in list(self._open.values()):
             if asked.left:
                 self._end(asked, "aborted")

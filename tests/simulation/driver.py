@@ -22,6 +22,7 @@ from actors.messages import (
     Kept,
     Loaded,
     Message,
+    Paused,
     Ran,
     Requeue,
     Restarted,
@@ -34,7 +35,7 @@ from actors.messages import (
     Written,
 )
 from actors.runtime.transport import arrive, depart, leases_in
-from tests.simulation.checks import check_end, check_leases, check_shares
+from tests.simulation.checks import check_end, check_leases, check_paused, check_shares
 from tests.simulation.client import Client
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.hash_device import HashDevice, Row
@@ -47,6 +48,7 @@ from tests.simulation.scenario import (
     DrainAt,
     FlushAt,
     NoRoom,
+    PausedFrom,
     Poison,
     RefusedSends,
     Scenario,
@@ -138,8 +140,9 @@ class Simulation:
 
     def _wait(self) -> bool:
         """Nothing can move now: on to the next moment at which something can; at the end, shut down."""
-        times = [self._timers[0][0]] if self._timers else []
-        times += [engine.due for engine in (self.device, self.disk) if engine.due is not None]
+        times = [engine.due for engine in (self.device, self.disk) if engine.due is not None]
+        assert times or not self.client.pausing, f"nothing moves, and the pauses {self.client.pausing} are not answered"
+        times += [self._timers[0][0]] if self._timers else []
         self.unit.session_checks.check_quiet(moving=bool(times))
         if times:
             self.now = max(self.now, min(times))
@@ -158,6 +161,12 @@ class Simulation:
             case DrainAt():
                 self.counters["shutdown in flight"] += bool(self.client.open)
                 self.client.drain()
+            case PausedFrom(_, until, modes):
+                for mode in modes:
+                    self.client.pause(mode)
+                self._at(until, "continue")
+            case "continue":
+                self.client.resume()
             case bool():
                 self.counters["no room"] += what
                 self.unit.cache.no_room = what
@@ -272,6 +281,8 @@ class Simulation:
                 unit.known[grant] = position
             case Kept() | Suspended():
                 unit.session_checks.told(message)
+            case Paused(ticket):
+                check_paused(unit, self.client.pausing.get(ticket))
             case Retired(grant, _, _, position, poisoned):
                 unit.worth[grant] = 0 if poisoned else position
             case Free(_, closes) if closes is not None and closes in unit.known:
@@ -308,7 +319,7 @@ class Simulation:
             self._at(each.at, each)
         for fault in faults:
             match fault:
-                case FlushAt(at) | DrainAt(at):
+                case FlushAt(at) | DrainAt(at) | PausedFrom(at):
                     self._at(at, fault)
                 case NoRoom(at, until):
                     self._at(at, True)

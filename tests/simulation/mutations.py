@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from tests.simulation import mutations_of_requests, mutations_of_sessions, mutations_of_state
+from tests.simulation import mutations_of_pauses, mutations_of_requests, mutations_of_sessions, mutations_of_state
 from tests.simulation.planting import Patch
-from tests.simulation.scenario import draw
+from tests.simulation.scenario import Scenario, draw
 from tests.simulation.shrink import failure
 
 MUTATIONS: dict[str, Callable[[Patch], None]] = {
     name: value
-    for module in (mutations_of_state, mutations_of_requests, mutations_of_sessions)
+    for module in (mutations_of_state, mutations_of_requests, mutations_of_sessions, mutations_of_pauses)
     for name, value in vars(module).items()
     if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
 }
@@ -27,11 +27,16 @@ def planted(name: str) -> Iterator[None]:
         yield
 
 
+def scenario_for(name: str, seed: int) -> Scenario:
+    """The seed's scenario, in which generation is paused only where the bug is one of pauses: others are older."""
+    return draw(seed, may_pause=MUTATIONS[name].__module__ == mutations_of_pauses.__name__)
+
+
 def first_seed(name: str, seeds: Iterable[int]) -> int | None:
     """The first seed that fails with this bug, and passes without it."""
     for seed in seeds:
         with planted(name):
-            failed = failure(draw(seed)) is not None
-        if failed and failure(draw(seed)) is None:
+            failed = failure(scenario_for(name, seed)) is not None
+        if failed and failure(scenario_for(name, seed)) is None:
             return seed
     return None

@@ -7,7 +7,8 @@ from msgspec.structs import replace as replaced
 from actors.cache.actor import Account, Cache
 from actors.cache.radix import Match, RadixTree
 from actors.forward.actor import Forward
-from actors.messages import Extended, Failure, Ran, Requeue, Retire, Retired, Submit
+from actors.grants import Failure
+from actors.messages import Extended, Ran, Requeue, Retire, Retired, Submit
 from actors.requests import Request
 from actors.results.actor import RequestHistory, ResultProcessor
 from actors.scheduler import plan

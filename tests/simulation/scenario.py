@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias, get_args
 
 from actors.actor import Address
 from actors.cache.copies import NO_TIERS, TierLimits
+from actors.requests import PauseMode
 from actors.scheduler.plan import Limits
 from actors.scheduler.strategy import Strategy
 from tests.simulation.hash_device import VOCABULARY
@@ -118,6 +119,15 @@ class DrainAt:
 
 
 @dataclass(frozen=True)
+class PausedFrom:
+    """Generation is paused for a while; the mode may be changed on the way."""
+
+    at: float
+    until: float
+    modes: tuple[PauseMode, ...]
+
+
+@dataclass(frozen=True)
 class BadWrite:
     """The n-th file cannot be written, nor can so many after it."""
 
@@ -134,18 +144,9 @@ class DamagedFile:
 
 
 Fault = (
-    Crash
-    | BadStep
-    | BadCall
-    | Poison
-    | NoRoom
-    | NoCheckpoints
-    | RefusedSends
-    | FlushAt
-    | DrainAt
-    | BadWrite
+    Crash | BadStep | BadCall | Poison | NoRoom | NoCheckpoints | RefusedSends | FlushAt | DrainAt | PausedFrom | BadWrite
     | DamagedFile
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -190,12 +191,13 @@ def draw(
     strategy: Strategy | None = None,
     overlap: bool | None = None,
     may_be_narrow: bool = True,
+    may_pause: bool = True,
     bad_calls: bool = True,
 ) -> Scenario:
     """A seed's scenario; the strategy and the overlap are drawn too unless they are given.
 
-    may_be_narrow: steps may have fewer tokens than there are rows. bad_calls: calls on the device may raise. Seeds that
-    are older than these were found without.
+    may_be_narrow: steps may have fewer tokens than there are rows. may_pause: generation may be paused. bad_calls: calls
+    on the device may raise. Seeds that are older than these were found without.
     """
     rng = random.Random(seed)
     page_size = rng.choice([1, 2, 3, 4, 7])
@@ -241,6 +243,7 @@ def draw(
         scenario = replace(scenario, limits=replace(limits, step_tokens=narrow.choice([2, 3, 4])))
     rng = random.Random(f"sessions of {seed}")
     scenario = _with_sessions(rng, scenario, hasty) if rng.random() < WITH_SESSIONS else scenario
+    scenario = _with_pauses(random.Random(f"pauses of {seed}"), scenario, at) if may_pause else scenario
     return _with_bad_calls(random.Random(f"bad calls of {seed}"), scenario) if bad_calls else scenario
 
 
@@ -249,6 +252,19 @@ def _with_bad_calls(rng: random.Random, scenario: Scenario) -> Scenario:
         return scenario
     bad = [BadCall(how, rng.randint(1, 12)) for how in rng.choices(get_args(Call)[:-1], k=rng.choice([1, 2, 6]))]
     return replace(scenario, faults=(*scenario.faults, *bad))
+
+
+def _with_pauses(rng: random.Random, scenario: Scenario, end: float) -> Scenario:
+    """In one of five, one pause or two."""
+    if rng.random() >= 0.2:
+        return scenario
+    pauses, at = [], 0.0
+    for _ in range(rng.choice([1, 1, 2])):
+        at += rng.uniform(0, end)
+        until = at + rng.choice([0, 5, 50, 300])
+        pauses.append(PausedFrom(at, until, tuple(rng.choices(["in_place", "retract"], k=rng.choice([1, 1, 2])))))
+        at = until
+    return replace(scenario, faults=(*scenario.faults, *pauses))
 
 
 def _with_sessions(rng: random.Random, scenario: Scenario, hasty: float) -> Scenario:

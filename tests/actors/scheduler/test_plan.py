@@ -3,7 +3,7 @@
 import copy
 from collections import Counter
 
-from actors.messages import Chunk
+from actors.grants import Chunk
 from actors.requests import Request, Sampling, Stops
 from actors.scheduler.plan import Limits, OpenRequest, ScheduledRow, SchedulerState, checkpoint_positions, plan
 from actors.tokens import pack

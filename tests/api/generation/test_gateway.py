@@ -5,7 +5,21 @@ import asyncio
 import pytest
 
 from actors import tokens
-from actors.messages import Abort, Delta, Drain, Drained, Ended, Flush, Flushed, Message, Restarted, Submit
+from actors.messages import (
+    Abort,
+    Continue,
+    Delta,
+    Drain,
+    Drained,
+    Ended,
+    Flush,
+    Flushed,
+    Message,
+    Pause,
+    Paused,
+    Restarted,
+    Submit,
+)
 from actors.requests import Output, Request, Sampling, Stops
 from api.errors import ApiError, internal
 from api.generation.gateway import Gateway
@@ -250,3 +264,38 @@ async def test_drain_tells_503_to_those_that_do_not_finish() -> None:
     assert post.sent[-1] == ("scheduler", Drain())
     post.gateway.receive(Drained([]))
     assert await draining == []
+
+
+async def test_a_pause_outlives_a_restart_of_the_ring() -> None:
+    """The new scheduler hears of it before it hears of any request."""
+    post = Post()
+    with post.gateway.submit([request("a")]):
+        pausing = asyncio.ensure_future(post.gateway.pause("in_place"))
+        await asyncio.sleep(0)
+        post.sent.clear()
+        post.gateway.receive(Restarted())
+        [(_, pause), (_, submit)] = post.sent
+        assert isinstance(pause, Pause) and isinstance(submit, Submit) and not pausing.done()
+        post.gateway.receive(Paused(pause.ticket))
+        await pausing
+        post.sent.clear()
+        post.gateway.receive(Restarted())
+        assert [type(message) for _, message in post.sent] == [Pause, Submit]
+        post.gateway.resume()
+        assert post.sent[-1] == ("scheduler", Continue())
+        pausing = asyncio.ensure_future(post.gateway.pause("retract"))
+        await asyncio.sleep(0)
+        post.gateway.resume()
+        post.sent.clear()
+        post.gateway.receive(Restarted())
+        assert [type(message) for _, message in post.sent] == [Submit]
+        await pausing
+
+
+async def test_who_waits_for_a_pause_hears_of_the_end() -> None:
+    post = Post()
+    pausing = asyncio.ensure_future(post.gateway.pause("retract"))
+    await asyncio.sleep(0)
+    post.gateway.fail_all(internal("over"))
+    with pytest.raises(ApiError, match="over"):
+        await pausing

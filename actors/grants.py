@@ -1,0 +1,32 @@
+"""What messages say of single grants: parts that several messages carry, and that hold no lease."""
+
+from msgspec import Struct
+
+
+class PageCopy(Struct, frozen=True, array_like=True):
+    source: int
+    target: int
+
+
+class Fill(Struct, frozen=True, array_like=True):
+    """A stored state to go on from: it fills the grant's slot, and its KV the pages from index `first_page` on."""
+
+    key: int
+    first_page: int
+
+
+class Chunk(Struct, frozen=True, array_like=True):
+    grant: int
+    tokens: int
+
+
+class GrantPages(Struct, frozen=True, array_like=True):
+    grant: int
+    pages: list[int]
+
+
+class Failure(Struct, frozen=True, array_like=True):
+    """A row of a step that raised, and the position that the step would have brought it to."""
+
+    grant: int
+    position: int
