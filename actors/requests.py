@@ -49,7 +49,8 @@ class Request(Struct, frozen=True, array_like=True):
     tokens[:prompt_len] is the prompt. A retracted or resubmitted request comes back with its output appended.
     delivered_chars: how many characters of that output's text the client has been given.
     logprobs: how many alternatives to report for each output token; None reports no log probabilities at all.
-    prompt_logprobs_from: report log probabilities of prompt tokens from this index on.
+    prompt_logprobs_from: report log probabilities of prompt tokens from this index on. logprob_ids: wherever any are
+    reported, report those of these tokens too.
     message_ends: positions in the prompt at which a checkpoint is worth having.
     session: the session whose turn this is; its name goes to the state at the turn's end.
     trace: the W3C trace id of the client's request; every message about this one carries it in its envelope.
@@ -65,6 +66,7 @@ class Request(Struct, frozen=True, array_like=True):
     message_ends: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs_from: int | None = None
+    logprob_ids: tuple[int, ...] = ()
     skip_special_tokens: bool = True
     delivered_chars: int = 0
     session: str = ""
@@ -86,11 +88,15 @@ def resubmission(request: Request, delivered: Tokens, delivered_chars: int) -> R
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """The log probability of one token (None for the first of a prompt), and the best alternatives with theirs."""
+    """The log probability of one token (None for the first of a prompt), and the best alternatives with theirs.
+
+    asked: the log probabilities, in this place, of the tokens in the request's logprob_ids.
+    """
 
     token: int
     logprob: float | None
     top: list[tuple[int, float]]
+    asked: list[float] = []
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True):

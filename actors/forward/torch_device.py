@@ -17,6 +17,7 @@ from kernels.sampling import (
     apply_bias,
     apply_penalties,
     log_probabilities,
+    log_probabilities_of,
     sample,
 )
 from models.batch import Batch, Decode, Model, Pools, Prefill, StateCheckpoint
@@ -253,8 +254,7 @@ class TorchDevice:
     def _logprobs(self, draws: list[Draw], logits: Tensor, tokens: Tensor) -> list[RowLogprobs]:
         if not draws:
             return []
-        wanted = [self._rows[draw.row].request.logprobs or 0 for draw in draws]
-        items = token_logprobs(logits, tokens, wanted)
+        items = token_logprobs(logits, tokens, [self._rows[draw.row].request for draw in draws])
         return [
             RowLogprobs(self._rows[draw.row].grant, draw.position, [item])
             for draw, item in zip(draws, items, strict=True)
@@ -273,7 +273,7 @@ class TorchDevice:
         for index in range(first, last, LOGITS_ROWS):
             stop = min(index + LOGITS_ROWS, last)
             logits = self.model.logits(hidden[index - 1 - chunk.start : stop - 1 - chunk.start])
-            items = token_logprobs(logits, row.tokens[index:stop], [request.logprobs or 0] * (stop - index))
+            items = token_logprobs(logits, row.tokens[index:stop], [request] * (stop - index))
             yield RowLogprobs(row.grant, index, items)
 
     def _tensor(self, values: object, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -285,11 +285,25 @@ def survives(error: Exception) -> bool:
     return not isinstance(error, torch.AcceleratorError)
 
 
-def token_logprobs(logits: Tensor, tokens: Tensor, wanted: list[int]) -> list[TokenLogprob]:
-    """The log probability of tokens[i] under logits[i], with its wanted[i] best alternatives."""
+def token_logprobs(logits: Tensor, tokens: Tensor, requests: list[Request]) -> list[TokenLogprob]:
+    """The log probability of tokens[i] under logits[i], with what else requests[i] wants to know."""
+    wanted = [request.logprobs or 0 for request in requests]
     chosen, values, ids = log_probabilities(logits, tokens, max(wanted))
-    rows = zip(tokens.tolist(), chosen.tolist(), values.tolist(), ids.tolist(), wanted, strict=True)
-    return [TokenLogprob(token, lp, list(zip(i[:n], v[:n], strict=True))) for token, lp, v, i, n in rows]
+    asked = asked_logprobs(logits, [request.logprob_ids for request in requests])
+    rows = zip(tokens.tolist(), chosen.tolist(), values.tolist(), ids.tolist(), wanted, asked, strict=True)
+    return [TokenLogprob(token, lp, list(zip(i[:n], v[:n], strict=True)), of) for token, lp, v, i, n, of in rows]
+
+
+def asked_logprobs(logits: Tensor, asked: list[tuple[int, ...]]) -> list[list[float]]:
+    """The log probabilities of the ids asked[i] under logits[i]."""
+    longest = max(map(len, asked))
+    if longest == 0:
+        return [[] for _ in asked]
+    rows = [i for i, ids in enumerate(asked) if ids]
+    padded = [[*asked[i], *[0] * (longest - len(asked[i]))] for i in rows]
+    of = torch.tensor(padded, dtype=torch.int64, device=logits.device)
+    found = dict(zip(rows, log_probabilities_of(logits[rows], of).tolist(), strict=True))
+    return [found[i][: len(ids)] if ids else [] for i, ids in enumerate(asked)]
 
 
 def _offsets(work: Work) -> Iterator[tuple[WorkChunk, int]]:

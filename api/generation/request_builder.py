@@ -44,6 +44,7 @@ def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingP
     if start is not None and start > len(prompt.tokens):
         message = f"it starts at {start}, beyond the prompt's {len(prompt.tokens)} tokens"
         raise errors.bad_request(message, params.name("prompt_logprobs_from"), "invalid_value")
+    check_ids(model, params.logprob_ids, params.name("logprob_ids"))
     return Request(
         id=id,
         tokens=tokens.pack(prompt.tokens),
@@ -55,6 +56,7 @@ def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingP
         message_ends=prompt.message_ends,
         logprobs=params.logprobs,
         prompt_logprobs_from=start if start != len(prompt.tokens) else None,
+        logprob_ids=params.logprob_ids,
         skip_special_tokens=params.skip_special_tokens,
     )
 

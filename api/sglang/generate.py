@@ -33,6 +33,7 @@ from api.server import SERVER
 from api.sse import stream
 
 DEFAULT_MAX_NEW_TOKENS = 128
+MAX_LOGPROB_IDS = 64
 IGNORED = frozenset({"log_metrics", "background", "no_logs", "custom_labels", "conversation_id", "stream_interval"})
 UNSUPPORTED: Unsupported = {
     "image_data": ([],),
@@ -45,7 +46,6 @@ UNSUPPORTED: Unsupported = {
     "custom_logit_processor": (),
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
-    "token_ids_logprob": ([],),
 }
 UNSUPPORTED_SAMPLING: Unsupported = {
     "json_schema": (),
@@ -65,6 +65,7 @@ NAMES = {
     "stop_token_ids": "sampling_params.stop_token_ids",
     "logit_bias": "sampling_params.logit_bias",
     "prompt_logprobs_from": "logprob_start_len",
+    "logprob_ids": "token_ids_logprob",
 }
 
 
@@ -82,6 +83,7 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     return_logprob: bool | list[bool] = False
     logprob_start_len: Start | list[Start] = -1
     top_logprobs_num: TopLogprobs | list[TopLogprobs] = 0
+    token_ids_logprob: list[int | list[int] | None] = field(default_factory=list)
     return_text_in_logprobs: bool = False
     stream: bool = False
     priority: Priority = 0
@@ -152,14 +154,14 @@ async def read_items(model: ServedModel, asked: GenerateRequest, salt: str) -> l
     logprob = broadcast(asked.return_logprob, size, "return_logprob")
     start = broadcast(asked.logprob_start_len, size, "logprob_start_len")
     top = broadcast(asked.top_logprobs_num, size, "top_logprobs_num")
-    rids = read_rids(asked, size)
+    rids, ids = read_rids(asked, size), read_logprob_ids(asked, size)
     items = []
     for i, prompt in enumerate(prompts):
         own, wanted = params[i], bool(logprob[i])
         begin = start[i] if wanted and start[i] >= 0 else None
         for choice in range(own.n):
             id = rids[i] if own.n == 1 else f"{rids[i]}_{choice}"
-            neutral = params_of(own, asked, salt, choice, top[i] if wanted else None, begin)
+            neutral = params_of(own, asked, salt, choice, top[i] if wanted else None, begin, ids[i] if wanted else ())
             items.append(Item(build_request(model, id, prompt, neutral), own.max_new_tokens == 0))
     return items
 
@@ -169,7 +171,13 @@ def salt_in(asked: GenerateRequest) -> str:
 
 
 def params_of(
-    params: GenerateParams, asked: GenerateRequest, salt: str, choice: int, logprobs: int | None, start: int | None
+    params: GenerateParams,
+    asked: GenerateRequest,
+    salt: str,
+    choice: int,
+    logprobs: int | None,
+    start: int | None,
+    ids: tuple[int, ...],
 ) -> SamplingParams:
     seed = params.sampling_seed if params.sampling_seed is not None else params.seed
     return sampling_params(
@@ -182,6 +190,7 @@ def params_of(
         salt=salt,
         logprobs=logprobs,
         prompt_logprobs_from=start,
+        logprob_ids=ids,
         names=NAMES if asked.text is not None else {**NAMES, "prompt": "input_ids"},
     )
 
@@ -216,6 +225,21 @@ def read_rids(asked: GenerateRequest, size: int) -> list[str]:
     return [f"{rid}_{index}" for index in range(size)] if is_batch(asked) else [rid]
 
 
+def read_logprob_ids(asked: GenerateRequest, size: int) -> list[tuple[int, ...]]:
+    """The token ids whose log probabilities each prompt wants: a list for all or, in a batch, one for each."""
+    given = asked.token_ids_logprob
+    alike = all(isinstance(id, int) for id in given)
+    lists = [given] * size if alike or not is_batch(asked) else broadcast(given, size, "token_ids_logprob")
+    try:
+        found = msgspec.convert([each if each is not None else () for each in lists], list[tuple[int, ...]])
+    except msgspec.ValidationError:
+        message = "expected a list of token ids or, in a batch, a list of such lists"
+        raise errors.bad_request(f"token_ids_logprob: {message}", "token_ids_logprob", "invalid_value") from None
+    if max(map(len, found)) > MAX_LOGPROB_IDS:
+        raise errors.bad_request(f"at most {MAX_LOGPROB_IDS} ids", "token_ids_logprob", "invalid_value")
+    return found
+
+
 class GenerateWriter:
     """Answers in SGLang's form."""
 
@@ -248,6 +272,9 @@ class GenerateWriter:
             if item.request.logprobs:
                 meta["input_top_logprobs"] = [self._top(item) for item in answer.prompt_logprobs]
                 meta["output_top_logprobs"] = [self._top(item) for item in answer.logprobs]
+            if ids := item.request.logprob_ids:
+                meta["input_token_ids_logprobs"] = [self._given(ids, item) for item in answer.prompt_logprobs]
+                meta["output_token_ids_logprobs"] = [self._given(ids, item) for item in answer.logprobs]
         return {"text": answer.text, "output_ids": answer.ids, "meta_info": meta}
 
     def _row(self, item: TokenLogprob) -> list[Any]:
@@ -255,6 +282,11 @@ class GenerateWriter:
 
     def _top(self, item: TokenLogprob) -> list[list[Any]] | None:
         return [self._entry(id, logprob) for id, logprob in item.top] if item.logprob is not None else None
+
+    def _given(self, ids: tuple[int, ...], item: TokenLogprob) -> list[list[Any]] | None:
+        if item.logprob is None:
+            return None
+        return [self._entry(id, logprob) for id, logprob in zip(ids, item.asked, strict=True)]
 
     def _entry(self, id: int, logprob: float | None) -> list[Any]:
         text = token_text(self._text, id) if self._asked.return_text_in_logprobs else None

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from kernels.sampling import cpu, reference
 from kernels.sampling.adjust import TokenCounts, apply_bias, apply_penalties
-from kernels.sampling.reference import Sampled, SamplingTensors, log_probabilities
+from kernels.sampling.reference import Sampled, SamplingTensors, log_probabilities, log_probabilities_of
 
 __all__ = [
     "Sampled",
@@ -13,6 +13,7 @@ __all__ = [
     "apply_bias",
     "apply_penalties",
     "log_probabilities",
+    "log_probabilities_of",
     "sample",
 ]
 

@@ -147,6 +147,11 @@ def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor,
     return chosen[:, 0], logits.gather(1, ids) - normalizer, ids
 
 
+def log_probabilities_of(logits: Tensor, ids: Tensor) -> Tensor:
+    """float32 [R, N]: those of ids, int64 [R, N], under softmax(logits), float32 [R, V]."""
+    return logits.gather(1, ids) - logits.logsumexp(-1, keepdim=True)
+
+
 def _truncate(logits: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """The weights with those that top_k and top_p drop set to 0."""
     order = logits.sort(dim=-1, descending=True, stable=True).indices

@@ -223,7 +223,8 @@ class FakeRing:
 def items(request: Request, ids: Sequence[int]) -> list[TokenLogprob]:
     if request.logprobs is None:
         return []
-    return [TokenLogprob(i, -0.5, [(i, -0.5), (i ^ 1, float("-inf"))][: request.logprobs]) for i in ids]
+    asked = [-float(id) for id in request.logprob_ids]
+    return [TokenLogprob(i, -0.5, [(i, -0.5), (i ^ 1, float("-inf"))][: request.logprobs], asked) for i in ids]
 
 
 def prompt_items(request: Request) -> list[TokenLogprob]:
@@ -231,7 +232,9 @@ def prompt_items(request: Request) -> list[TokenLogprob]:
     if start is None:
         return []
     ids = tokens.unpack(request.tokens)[start : request.prompt_len]
-    return [TokenLogprob(i, None if start + k == 0 else -1.5, []) for k, i in enumerate(ids)]
+    asked = [-float(id) for id in request.logprob_ids]
+    first, others = TokenLogprob(ids[0], None, []), [TokenLogprob(i, -1.5, [], asked) for i in ids]
+    return others if start else [first, *others[1:]]
 
 
 def make_server(config: Config, ready: bool = True) -> tuple[Server, FakeRing]:

@@ -4,7 +4,7 @@ import random
 import pytest
 import torch
 
-from kernels.sampling import TokenCounts, apply_bias, apply_penalties, log_probabilities
+from kernels.sampling import TokenCounts, apply_bias, apply_penalties, log_probabilities, log_probabilities_of
 
 torch.set_num_threads(1)
 
@@ -113,3 +113,10 @@ def test_log_probabilities_of_ties_and_of_no_alternatives() -> None:
     assert alone.tolist() == chosen.tolist()
     assert values.shape == none.shape == (2, 0)
     assert none.dtype == torch.int64
+
+
+def test_log_probabilities_of_given_ids() -> None:
+    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(6))
+    ids = torch.tensor([[0, 39], [7, 7], [3, 1]])
+    expected = logits.double().log_softmax(-1).gather(1, ids).float()
+    torch.testing.assert_close(log_probabilities_of(logits, ids), expected, atol=1e-6, rtol=1e-6)

@@ -144,8 +144,8 @@ class DamagedFile:
 
 
 Fault = (
-    Crash | BadStep | BadCall | Poison | NoRoom | NoCheckpoints | RefusedSends | FlushAt | DrainAt | PausedFrom | BadWrite
-    | DamagedFile
+    Crash | BadStep | BadCall | Poison | NoRoom | NoCheckpoints | RefusedSends | FlushAt | DrainAt | PausedFrom
+    | BadWrite | DamagedFile
 )  # fmt: skip
 
 
@@ -196,8 +196,8 @@ def draw(
 ) -> Scenario:
     """A seed's scenario; the strategy and the overlap are drawn too unless they are given.
 
-    may_be_narrow: steps may have fewer tokens than there are rows. may_pause: generation may be paused. bad_calls: calls
-    on the device may raise. Seeds that are older than these were found without.
+    may_be_narrow: steps may have fewer tokens than there are rows. may_pause: generation may be paused. bad_calls:
+    calls on the device may raise. Seeds that are older than these were found without.
     """
     rng = random.Random(seed)
     page_size = rng.choice([1, 2, 3, 4, 7])

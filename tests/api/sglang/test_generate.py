@@ -49,6 +49,36 @@ async def test_log_probabilities() -> None:
     assert len(scored["meta_info"]["input_token_logprobs"]) == 3
 
 
+async def test_log_probabilities_of_given_ids() -> None:
+    async with serving() as served:
+        body = {
+            "input_ids": [97, 98, 99], "return_logprob": True, "logprob_start_len": 0, "token_ids_logprob": [5, 259],
+            "return_text_in_logprobs": True, "sampling_params": {"max_new_tokens": 2},
+        }  # fmt: skip
+        entry = [[-5.0, 5, "\x05"], [-259.0, 259, "</s>"]]
+        meta = (await served.post("/generate", body))[1]["meta_info"]
+        assert meta["input_token_ids_logprobs"] == [None, entry, entry]
+        assert meta["output_token_ids_logprobs"] == [entry, entry] and "input_top_logprobs" not in meta
+        async with served.client.post("/generate", json={**body, "stream": True}) as response:
+            assert payloads(await read_events(response))[-1]["meta_info"]["output_token_ids_logprobs"] == [entry] * 2
+        for nothing in ({"token_ids_logprob": []}, {"token_ids_logprob": None}, {"return_logprob": False}):
+            meta = (await served.post("/generate", body | nothing))[1]["meta_info"]
+            assert "output_token_ids_logprobs" not in meta and "input_token_ids_logprobs" not in meta
+        batch = {**body, "input_ids": [[1], [2, 3]], "return_text_in_logprobs": False}
+        found = []
+        for ids in ([4, 5], [[4], [6, 7]], [None, [6, 7]]):
+            answers = (await served.post("/generate", {**batch, "token_ids_logprob": ids}))[1]
+            metas = [answer["meta_info"].get("output_token_ids_logprobs", [[]]) for answer in answers]
+            found.append([[id for _, id, _ in meta[0]] for meta in metas])
+        assert found == [[[4, 5], [4, 5]], [[4], [6, 7]], [[], [6, 7]]]
+        wrong = [[260], [-1], [[5]], [True], ["a"], 5, [5] * 65, [None]]
+        for ids in wrong:
+            status, error = await served.error("/generate", {**body, "token_ids_logprob": ids})
+            assert (status, error["param"].partition("[")[0]) == (400, "token_ids_logprob"), ids
+        for ids in ([[1]], [[1], [260]], [[1], 2], [[1], [2], [3]], [[1], ["a"]]):
+            assert (await served.error("/generate", {**batch, "token_ids_logprob": ids}))[0] == 400, ids
+
+
 async def test_batches() -> None:
     async with serving() as served:
         body = {
