@@ -46,8 +46,8 @@ from actors.scheduler.plan import (
     StepPlan,
     checkpoint_positions,
     horizon,
-    moved_rows,
     plan,
+    steady_until,
 )
 from actors.scheduler.strategy import max_checkpoint_slots
 from actors.tokens import count
@@ -212,7 +212,7 @@ class Scheduler:
             capacity=len(granted.pages) * size if size else None,
             wanted=self._wanted(request, granted),
         )
-        self.state.rows[granted.grant] = row
+        self.state.add(row)
         self.send(
             "forward",
             Admit(
@@ -294,6 +294,9 @@ class Scheduler:
             for grant in extend:
                 self.state.rows[grant].extending = True
             self.send("cache", Extend(extend))
+        for row in self.state.rows.values():
+            if row.position >= row.steady_until:
+                row.steady_until = steady_until(self.limits, row)
         return commands.step is not None and self.state.in_flight < self.limits.depth
 
     def _acquire(self, record: OpenRequest) -> None:
@@ -348,26 +351,33 @@ class Scheduler:
         pages = [GrantPages(grant, pages) for grant, pages in self._new_pages.items()]
         self._new_pages.clear()
         self.send("forward", Step(self._steps, step.chunks, step.sit_out, checkpoints, pages))
-        for row, begin, end in list(moved_rows(self.state, step)):
-            self._advance(row, begin, end)
+        rows = self.state.rows
+        for chunk in step.chunks:
+            self._advance(rows[chunk.grant], chunk.tokens)
+        for grant in step.decodes:
+            self._advance(rows[grant], 1)
 
     def _checkpoint(self, grant: int, position: int) -> Checkpoint:
         row = self.state.rows[grant]
         row.refill = True
         return Checkpoint(grant, position, row.spares.pop())
 
-    def _advance(self, row: ScheduledRow, begin: int, end: int) -> None:
-        self._served += 1
-        row.position, row.served = end, self._served
+    def _advance(self, row: ScheduledRow, tokens: int) -> None:
+        self._served = row.served = self._served + 1
+        row.position += tokens
+        if row.position > row.steady_until:
+            self._arrive(row, row.position - tokens)
+
+    def _arrive(self, row: ScheduledRow, begin: int) -> None:
+        """What comes of its position, which a step has brought from `begin` to where it is."""
         if row.prefilling:
             return
-        row.drawn += 1
         interval = self.limits.track_interval
-        if interval and self._keeps_checkpoints and (begin < row.length or end % interval == 0):
-            boundary = (end // interval + 1) * interval
+        if interval and self._keeps_checkpoints and (begin < row.length or row.position % interval == 0):
+            boundary = (row.position // interval + 1) * interval
             if boundary <= row.last:
                 row.wanted[boundary] = 0
-        if row.drawn == row.budget:
+        if row.position == row.last:
             self._retire(row.grant, "limit")
 
     def _want(self, grant: int, slots: int) -> None:

@@ -1,6 +1,6 @@
 """What runs next: a pure function of the scheduler's state."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from actors.grants import Chunk
@@ -8,6 +8,10 @@ from actors.lease import Lease
 from actors.requests import PauseMode, Request, RetireReason
 from actors.scheduler.strategy import Strategy, max_checkpoint_slots, resident_slots
 from actors.tokens import count
+
+# How far ahead of a row that decodes pages and checkpoint slots are asked for, in tokens.
+PAGE_LEAD = 3
+SLOT_LEAD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,7 @@ class Limits:
     of which prompts get a quarter at least. page_size: positions of a KV page, 0 without attention.
     chunk_size: the model's; the last multiple of it below a prompt's end is worth a checkpoint.
     track_interval: so are its multiples in the answer; 0: none. depth: most unsettled steps, 2 with overlap, else 1.
+    resident: checkpoint slots that a row keeps by it, by the strategy.
     """
 
     max_running: int = 16
@@ -28,6 +33,10 @@ class Limits:
     track_interval: int = 0
     depth: int = 2
     strategy: Strategy = Strategy.JUST_IN_TIME
+    resident: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "resident", resident_slots(self.strategy, self.overlap))
 
     @property
     def overlap(self) -> bool:
@@ -59,11 +68,11 @@ class OpenRequest:
 class ScheduledRow:
     """An admitted request, as far as all steps sent have brought it.
 
-    position: tokens consumed; length: tokens given (prompt, or prompt and output after a retraction); drawn and budget:
-    tokens sampled since the admission and how many may be; capacity: positions that its pages cover.
+    position: tokens consumed; length: tokens given (prompt, or prompt and output after a retraction); budget: how many
+    may be sampled since the admission; capacity: positions that its pages cover.
     wanted: positions to checkpoint, with ranks, lowest first where slots are short; spares: slots for them at hand;
     asked: slots asked for and not answered; refill: whether the resident ones of the strategy are to be asked for.
-    served: when it moved last, counted in moves of rows.
+    served: when it moved last, counted in moves of rows. steady_until: see the function of this name; 0: not known.
     """
 
     record: OpenRequest
@@ -73,12 +82,12 @@ class ScheduledRow:
     budget: int
     capacity: int | None
     wanted: dict[int, int]
-    drawn: int = 0
     spares: list[Lease] = field(default_factory=list)
     asked: int = 0
     refill: bool = True
     extending: bool = False
     served: int = 0
+    steady_until: int = 0
 
     @property
     def prefilling(self) -> bool:
@@ -102,9 +111,10 @@ class SchedulerState:
     """What the scheduler knows, and `plan` decides from. Rows and requests are by grant.
 
     queue: requests without a row, the next one first. acquiring: those of them whose Acquire is not answered.
-    closing: retired, with an account that is still open. cancelled: grants given up that the cache may still hold for.
-    starved: rows that the cache has no page for. in_flight: unsettled steps.
-    last_step_isolated: whether the last step was a suspect row's own. paused: how, if nothing is to run.
+    rows: in the order of their requests. closing: retired, with an account that is still open.
+    cancelled: grants given up that the cache may still hold for. starved: rows that the cache has no page for.
+    in_flight: unsettled steps. last_step_isolated: whether the last step was a suspect row's own.
+    paused: how, if nothing is to run.
     """
 
     limits: Limits
@@ -117,6 +127,12 @@ class SchedulerState:
     in_flight: int = 0
     last_step_isolated: bool = False
     paused: PauseMode | None = None
+
+    def add(self, row: ScheduledRow) -> None:
+        last = next(reversed(self.rows.values()), row)
+        self.rows[row.grant] = row
+        if row.record.order < last.record.order:
+            self.rows = {row.grant: row for row in sorted(self.rows.values(), key=lambda row: row.record.order)}
 
 
 @dataclass(slots=True)
@@ -145,23 +161,25 @@ class Plan:
 
 
 def plan(state: SchedulerState) -> Plan:
+    """A row below its steady_until is not looked at: it decodes, and needs nothing."""
     commands = Plan()
     plan_queue(state, commands)
     if state.paused is not None:
-        rows = in_order(state) if state.paused == "retract" else []
-        commands.retire = [(row.grant, "retracted") for row in rows]
+        rows = state.rows if state.paused == "retract" else ()
+        commands.retire = [(grant, "retracted") for grant in rows]
         return commands
     plan_retraction(state, commands)
+    after = {}
     if state.in_flight < state.limits.depth:
         commands.step = plan_step(state, {grant for grant, _ in commands.retire})
-    after = positions_after(state, commands.step)
-    for row in in_order(state):
-        plan_row(state.limits, row, after[row.grant], commands)
+    if commands.step is not None:
+        moves = list(unsteady_moves(state, commands.step))
+        plan_checkpoints(commands.step, moves)
+        after = {row.grant: end for row, _, end in moves}
+    for row in state.rows.values():
+        if row.position >= row.steady_until:
+            plan_row(state.limits, row, after.get(row.grant, row.position), commands)
     return commands
-
-
-def in_order(state: SchedulerState) -> list[ScheduledRow]:
-    return sorted(state.rows.values(), key=lambda row: row.record.order)
 
 
 def plan_queue(state: SchedulerState, commands: Plan) -> None:
@@ -183,7 +201,7 @@ def plan_retraction(state: SchedulerState, commands: Plan) -> None:
     """
     if not state.starved or state.closing or state.cancelled:
         return
-    rows = in_order(state)
+    rows = list(state.rows.values())
     if not any(row.grant in state.starved and not row.fits(1) for row in rows):
         return
     if len(rows) > 1:
@@ -194,15 +212,15 @@ def plan_retraction(state: SchedulerState, commands: Plan) -> None:
 
 def plan_step(state: SchedulerState, retiring: set[int]) -> StepPlan | None:
     """The rows that are free of suspicion together, and in turn with them one that is suspect by itself."""
-    rows = [row for row in in_order(state) if row.grant not in retiring]
-    together = [row for row in rows if not row.suspect]
-    alone = [row for row in rows if row.suspect][:1]
+    rows = [row for row in state.rows.values() if row.grant not in retiring]
+    together = [row for row in rows if row.position < row.steady_until or not row.suspect]
+    alone = [row for row in rows if row.suspect][:1] if len(together) < len(rows) else []
     for group in (together, alone) if state.last_step_isolated else (alone, together):
         step = fill_step(state.limits, group, isolated=group is alone)
         if step.chunks or step.decodes:
             decodes = set(step.decodes)
-            step.sit_out = [row.grant for row in rows if not row.prefilling and row.grant not in decodes]
-            plan_checkpoints(state, step)
+            others = [row for row in rows if row.grant not in decodes] if len(decodes) < len(rows) else []
+            step.sit_out = [row.grant for row in others if not row.prefilling]
             return step
     return None
 
@@ -212,8 +230,8 @@ def fill_step(limits: Limits, rows: list[ScheduledRow], isolated: bool) -> StepP
 
     A share of the budget is for prompts, if any waits; where more rows can decode than fit, they take turns.
     """
-    decodable = [row for row in rows if not row.prefilling and row.fits(1)]
-    prompts = [row for row in rows if row.prefilling and chunk_length(row, 1)]
+    decodable = [row for row in rows if row.position < row.steady_until or (not row.prefilling and row.fits(1))]
+    prompts = [row for row in rows if row.position < row.length and chunk_length(row, 1)]
     room = max(limits.step_tokens - prompt_share(limits) * bool(prompts), 1)
     if len(decodable) > room:
         decodable.sort(key=lambda row: row.served)
@@ -240,45 +258,58 @@ def chunk_length(row: ScheduledRow, budget: int) -> int:
     return 0 if undecided else end - row.position
 
 
-def plan_checkpoints(state: SchedulerState, step: StepPlan) -> None:
-    """Each row's spare slots go to the positions on its way that rank first."""
-    for row, begin, end in moved_rows(state, step):
-        passed = sorted((p for p in row.wanted if begin < p <= end), key=row.wanted.__getitem__)
-        step.checkpoints += [(row.grant, position) for position in sorted(passed[: len(row.spares)])]
-        step.missed += [(row.grant, position) for position in passed[len(row.spares) :]]
-
-
-def moved_rows(state: SchedulerState, step: StepPlan) -> Iterator[tuple[ScheduledRow, int, int]]:
-    """Each row of a step with the positions that its state goes from and to."""
+def unsteady_moves(state: SchedulerState, step: StepPlan) -> Iterator[tuple[ScheduledRow, int, int]]:
+    """The rows of a step that are not steady, each with the positions that its state goes from and to."""
     for chunk in step.chunks:
         row = state.rows[chunk.grant]
         yield row, row.position, row.position + chunk.tokens
     for grant in step.decodes:
         row = state.rows[grant]
-        yield row, row.position, row.position + 1
+        if row.position >= row.steady_until:
+            yield row, row.position, row.position + 1
 
 
-def positions_after(state: SchedulerState, step: StepPlan | None) -> dict[int, int]:
-    after = {grant: row.position for grant, row in state.rows.items()}
-    if step is not None:
-        after.update({row.grant: end for row, _, end in moved_rows(state, step)})
-    return after
+def plan_checkpoints(step: StepPlan, moves: Iterable[tuple[ScheduledRow, int, int]]) -> None:
+    """Each row's spare slots go to the positions on its way that rank first."""
+    for row, begin, end in moves:
+        passed = sorted([p for p in row.wanted if begin < p <= end], key=row.wanted.__getitem__)
+        if passed:
+            step.checkpoints += [(row.grant, position) for position in sorted(passed[: len(row.spares)])]
+            step.missed += [(row.grant, position) for position in passed[len(row.spares) :]]
 
 
 def plan_row(limits: Limits, row: ScheduledRow, position: int, commands: Plan) -> None:
     """Pages and checkpoint slots that a row needs soon, seen from where this plan's step brings it."""
-    if row.capacity is not None and not row.extending and row.capacity < min(position + 3, row.last):
+    if row.capacity is not None and not row.extending and row.capacity < min(position + PAGE_LEAD, row.last):
         commands.extend.append(row.grant)
-    soon = sum(position < wanted <= horizon(limits, row, position) for wanted in row.wanted)
-    strategy, overlap = limits.strategy, limits.overlap
-    goal = max(min(soon, max_checkpoint_slots(strategy, overlap, soon)), row.refill * resident_slots(strategy, overlap))
+    end = horizon(limits, row, position)
+    soon = len([wanted for wanted in row.wanted if position < wanted <= end])
+    most = max_checkpoint_slots(limits.strategy, limits.overlap, soon) if soon else 0
+    goal = max(min(soon, most), row.refill * limits.resident)
     if goal > len(row.spares) and not row.asked:
         commands.want.append((row.grant, goal - len(row.spares)))
 
 
 def horizon(limits: Limits, row: ScheduledRow, position: int) -> int:
     """How far two steps may bring a row, and a little more: the time in which slots are asked for."""
-    return position + (2 * limits.step_tokens if position < row.length else 8)
+    return position + (2 * limits.step_tokens if position < row.length else SLOT_LEAD)
+
+
+def steady_until(limits: Limits, row: ScheduledRow) -> int:
+    """Below this position a row decodes in any step that has a place for it, and `plan_row` asks nothing for it.
+
+    So `plan` need not look at it. Nothing but its own steps changes that: what it has not asked for does not come.
+    """
+    if row.prefilling or row.suspect or (row.refill and limits.resident):
+        return 0
+    end = row.last
+    if row.capacity is not None and row.capacity < end:
+        end = min(end, row.capacity - PAGE_LEAD + 1)
+    if row.wanted:
+        end = min(end, min(row.wanted) - SLOT_LEAD)
+    if limits.track_interval:
+        end = min(end, (row.position // limits.track_interval + 1) * limits.track_interval)
+    return end - 1  # A step is planned for the position behind it.
 
 
 def checkpoint_positions(request: Request, match: int, branch: int | None, chunk_size: int) -> dict[int, int]:

@@ -44,6 +44,14 @@ def test_the_server_beside_the_bare_loop() -> None:
     assert lines[-1].startswith("memory bandwidth ")
 
 
+def test_the_scheduler_beside_that_of_another_revision() -> None:
+    lines = bench("scheduler", "--rounds", "2", "--rows", "8", "--steps", "16", "--against", "HEAD")
+    rows = table(lines)
+    assert list(rows) == ["here", "HEAD"]
+    assert all(0 < low <= median <= high for median, low, high in rows.values())
+    assert ratio(lines, "HEAD / here")[1] == 2
+
+
 def test_sessions() -> None:
     sizes = ["--layers", "1", "--threads", "1", "--history", "4000", "--turns", "4", "--new", "8"]
     lines = bench("--rounds", "2", "sessions", *sizes)

@@ -8,7 +8,7 @@ from actors.cache.radix import Node
 from actors.lease import Lease, Place
 from actors.messages import Step
 from actors.requests import PauseMode
-from actors.scheduler.plan import SchedulerState, chunk_length, in_order
+from actors.scheduler.plan import SchedulerState, chunk_length, steady_until
 from actors.tokens import WIDTH, unpack
 from models.hash_definition import next_state
 from tests.simulation.client import Asked, Letters
@@ -48,6 +48,16 @@ def check_leases(unit: "Unit") -> None:
         raise AssertionError(f"the leases differ from the ledger: {found or counts}")
 
 
+def check_rows(state: SchedulerState) -> None:
+    """Rows are in the order of their requests, and those that the plan does not look at need no look."""
+    rows = list(state.rows.values())
+    assert rows == sorted(rows, key=lambda row: row.record.order), "the rows are out of order"
+    for row in rows:
+        if row.position < row.steady_until:
+            right = steady_until(state.limits, row)
+            assert row.steady_until == right, f"grant {row.grant} is steady until {row.steady_until}, right is {right}"
+
+
 def check_shares(state: SchedulerState, step: Step) -> None:
     """A step keeps to its tokens, the first prompt moves in it, and rows that can decode take turns."""
     assert state.paused is None, f"step {step.step} is planned in a pause"
@@ -56,7 +66,7 @@ def check_shares(state: SchedulerState, step: Step) -> None:
     moved = {row.grant for row in decodes} | {chunk.grant for chunk in step.chunks}
     tokens = len(decodes) + sum(chunk.tokens for chunk in step.chunks)
     assert tokens <= limits.step_tokens, f"step {step.step} has {tokens} tokens of {limits.step_tokens}"
-    together = [row for row in in_order(state) if not row.suspect]
+    together = [row for row in state.rows.values() if not row.suspect]
     if not moved & {row.grant for row in together}:
         return
     left = max(limits.step_tokens - len(decodes), 1)

@@ -35,7 +35,7 @@ from actors.messages import (
     Written,
 )
 from actors.runtime.transport import arrive, depart, leases_in
-from tests.simulation.checks import check_end, check_leases, check_paused, check_shares
+from tests.simulation.checks import check_end, check_leases, check_paused, check_rows, check_shares
 from tests.simulation.client import Client
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.hash_device import HashDevice, Row
@@ -225,6 +225,8 @@ class Simulation:
         assert not self._violations, self._violations
         if self._dirty:
             check_leases(self.unit)
+            if to == "scheduler":
+                check_rows(self.unit.scheduler.state)
             if to == "cache":
                 self.unit.checks.check()
                 self.unit.session_checks.check()

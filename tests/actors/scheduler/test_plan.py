@@ -1,11 +1,22 @@
 """`plan` is a pure function: what runs next in given states."""
 
 import copy
+import random
 from collections import Counter
 
 from actors.grants import Chunk
+from actors.lease import Ledger
 from actors.requests import Request, Sampling, Stops
-from actors.scheduler.plan import Limits, OpenRequest, ScheduledRow, SchedulerState, checkpoint_positions, plan
+from actors.scheduler.plan import (
+    Limits,
+    OpenRequest,
+    ScheduledRow,
+    SchedulerState,
+    checkpoint_positions,
+    plan,
+    steady_until,
+)
+from actors.scheduler.strategy import Strategy
 from actors.tokens import pack
 
 
@@ -19,7 +30,10 @@ def row(grant: int, position: int, length: int = 8, capacity: int | None = None,
 
 
 def state(*rows: ScheduledRow, **limits: int) -> SchedulerState:
-    return SchedulerState(Limits(**limits), rows={row.grant: row for row in rows})
+    given = SchedulerState(Limits(**limits))
+    for row in rows:
+        given.add(row)
+    return given
 
 
 def test_decodes_come_first_and_chunks_share_the_rest_of_the_budget() -> None:
@@ -103,3 +117,46 @@ def test_where_a_prompt_is_checkpointed() -> None:
     request = Request("r", pack(range(100)), 100, Sampling(), Stops(1), message_ends=(40, 90, 100))
     assert checkpoint_positions(request, 10, 33, 32) == {33: 0, 96: 1, 90: 2, 40: 3}
     assert checkpoint_positions(request, 96, None, 32) == {}
+
+
+def test_a_steady_row_changes_no_plan_by_not_being_looked_at() -> None:
+    chance, ledger, steady = random.Random(7), Ledger(4000), 0
+    for _ in range(2000):
+        given = random_state(chance, ledger)
+        looked_at = plan(given)
+        for row in given.rows.values():
+            row.steady_until = steady_until(given.limits, row)
+            steady += row.position < row.steady_until
+        assert plan(given) == looked_at
+    assert steady > 1000
+    ledger.close()
+
+
+def random_state(chance: random.Random, ledger: Ledger) -> SchedulerState:
+    """Rows at any point of their way, with pages and slots that they may or may not need."""
+    limits = Limits(
+        step_tokens=chance.choice([2, 4, 64]),
+        page_size=4,
+        track_interval=chance.choice([0, 8, 32]),
+        depth=chance.choice([1, 2]),
+        strategy=chance.choice(list(Strategy)),
+    )
+    given = SchedulerState(limits, in_flight=chance.choice([0, 0, 1]), last_step_isolated=chance.random() < 0.3)
+    for grant in range(1, chance.randint(2, 8)):
+        given.add(random_row(chance, grant, ledger))
+    given.starved = {row.grant for row in given.rows.values() if not row.fits(1)} if chance.random() < 0.5 else set()
+    return given
+
+
+def random_row(chance: random.Random, grant: int, ledger: Ledger) -> ScheduledRow:
+    length = chance.randint(1, 40)
+    drawn = row(grant, chance.randint(0, length + 40), length, priority=chance.choice([0, 0, 1, -1]))
+    drawn.budget = drawn.position + chance.randint(1, 60)
+    drawn.capacity = chance.choice([None, max(drawn.position, 1) + chance.randint(0, 30)])
+    drawn.wanted = {drawn.position + chance.randint(1, 60): rank for rank in range(chance.randint(0, 3))}
+    drawn.record.suspect_until = chance.choice([0, 0, 0, 30])
+    drawn.refill, drawn.extending = chance.random() < 0.5, chance.random() < 0.1
+    drawn.asked, drawn.served = chance.choice([0, 0, 0, 1]), chance.randint(0, 50)
+    spare = ledger.take("scheduler") if chance.random() < 0.3 else None
+    drawn.spares = [spare] if spare is not None else []
+    return drawn

@@ -1,10 +1,24 @@
 import pytest
 
+import actors.scheduler.plan
 from actors.lease import Ledger
-from actors.messages import Acquire, Admit, Closed, Granted, Message, Retire, Settled, Step, Submit
+from actors.messages import (
+    Acquire,
+    Admit,
+    Closed,
+    Extend,
+    Extended,
+    Granted,
+    GrantPages,
+    Message,
+    Retire,
+    Settled,
+    Step,
+    Submit,
+)
 from actors.requests import Request, Sampling, Stops
 from actors.scheduler.actor import Scheduler
-from actors.scheduler.plan import Limits
+from actors.scheduler.plan import Limits, Plan, ScheduledRow
 from actors.tokens import pack
 
 
@@ -13,16 +27,16 @@ class Bench:
 
     def __init__(self, **limits: int) -> None:
         self.sent: list[tuple[str, Message]] = []
-        self.ledger = Ledger(8)
+        self.ledger = Ledger(32)
         self.scheduler = Scheduler(lambda to, message: self.sent.append((to, message)), Limits(**limits))
 
     def submit(self, name: str, tokens: list[int], max_tokens: int = 10) -> None:
         self.receive(Submit(Request(name, pack(tokens), len(tokens), Sampling(), Stops(max_tokens))))
 
-    def grant(self, grant: int) -> None:
+    def grant(self, grant: int, pages: int = 0) -> None:
         state = self.ledger.take("scheduler")
         assert state is not None
-        self.receive(Granted(grant, state, 0, 0, "", False, None, [], None, None))
+        self.receive(Granted(grant, state, 0, 0, "", False, None, list(range(pages)), None, None))
 
     def receive(self, message: Message) -> None:
         self.scheduler.receive(message)
@@ -65,3 +79,39 @@ def test_a_prompt_that_goes_on_from_a_closing_request_waits_for_its_state() -> N
     bench.submit("d", [1, 2, 3, 4])
     assert bench.of(Acquire)[-1].predecessor is None
     bench.ledger.close()
+
+
+def test_a_step_looks_only_at_the_rows_that_need_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 32 rows, each at another place in its page of 16, about two need a page at a step."""
+    looked_at: list[int] = []
+    plan_row = actors.scheduler.plan.plan_row
+
+    def counted(limits: Limits, row: ScheduledRow, position: int, commands: Plan) -> None:
+        looked_at.append(row.grant)
+        plan_row(limits, row, position, commands)
+
+    monkeypatch.setattr(actors.scheduler.plan, "plan_row", counted)
+    bench = Bench(max_running=32, page_size=16)
+    for index in range(32):
+        bench.submit(f"{index}", [1] * (1 + index), max_tokens=1000)
+    for grant in range(1, 33):
+        bench.grant(grant, pages=3)
+    decode(bench, 64)
+    looked_at.clear()
+    before = {grant: row.position for grant, row in bench.scheduler.state.rows.items()}
+    decode(bench, 64)
+    assert {row.position - before[grant] for grant, row in bench.scheduler.state.rows.items()} == {64}
+    assert 128 <= len(looked_at) < 32 * 64 / 2
+    bench.ledger.close()
+
+
+def decode(bench: Bench, steps: int) -> None:
+    """So many steps, where each row gets the pages that it asks for at once."""
+    for _ in range(steps):
+        [*_, step] = bench.of(Step)
+        bench.sent.clear()
+        assert isinstance(step, Step)
+        bench.receive(Settled(step.step - 1, []))
+        for extend in bench.of(Extend):
+            assert isinstance(extend, Extend)
+            bench.receive(Extended([GrantPages(grant, [0]) for grant in extend.grants], []))

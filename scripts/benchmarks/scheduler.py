@@ -1,0 +1,159 @@
+"""What a step costs the scheduler, in processor time: all that it receives and plans between two steps.
+
+    scripts/benchmarks/scheduler.py ROOT ROWS STEPS
+
+Reads a line for each round of STEPS steps, with ROWS decoding rows, and writes the milliseconds a step: `measure` is
+its client. ROOT: the checkout whose scheduler it is, so that two of them can be compared in turns.
+"""
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, sys.argv[1] if __name__ == "__main__" else str(ROOT))
+
+from actors.lease import Lease, Ledger  # noqa: E402
+from actors.messages import (  # noqa: E402
+    Acquire,
+    Extend,
+    Extended,
+    Granted,
+    GrantPages,
+    Message,
+    Settled,
+    Spare,
+    Step,
+    Submit,
+    Want,
+)
+from actors.requests import Request, Sampling, Stops  # noqa: E402
+from actors.scheduler.actor import Scheduler  # noqa: E402
+from actors.scheduler.plan import Limits  # noqa: E402
+from actors.tokens import count, pack  # noqa: E402
+
+PAGE_SIZE, TRACK_INTERVAL, STEP_TOKENS, LONGEST = 16, 256, 2048, 1 << 20
+
+
+class Decoding:
+    """A scheduler with so many decoding rows, and a cache that gives at once whatever it asks for."""
+
+    def __init__(self, rows: int) -> None:
+        self.seconds = 0.0
+        self._rows = rows
+        self._sent: deque[Message] = deque()
+        self._steps: deque[Step] = deque()
+        self._ledger = Ledger(2 * rows)
+        limits = Limits(rows, rows, STEP_TOKENS, PAGE_SIZE, track_interval=TRACK_INTERVAL)
+        self._scheduler = Scheduler(lambda to, message: self._sent.append(message), limits)
+        # Of many lengths, so that the rows reach the ends of their pages and intervals one after another.
+        prompts = [pack([index % 100] * (40 + index * TRACK_INTERVAL // rows)) for index in range(rows)]
+        self._receive([Submit(Request(f"{i}", p, count(p), Sampling(), Stops(LONGEST))) for i, p in enumerate(prompts)])
+        while len(self._scheduler.state.rows) < rows or any(r.prefilling for r in self._scheduler.state.rows.values()):
+            self.step()
+
+    def step(self) -> None:
+        self._receive([Settled(self._steps.popleft().step, [])])
+
+    def close(self) -> None:
+        self._ledger.close()
+
+    def _receive(self, messages: Sequence[Message]) -> None:
+        """And what the cache answers to it, until nothing more comes."""
+        while messages:
+            began = time.process_time()
+            for message in messages:
+                self._scheduler.receive(message)
+            self._scheduler.act()
+            self.seconds += time.process_time() - began
+            sent, self._sent = self._sent, deque()
+            messages = [answer for message in sent if (answer := self._answer(message)) is not None]
+
+    def _answer(self, message: Message) -> Message | None:
+        match message:
+            case Acquire(grant, tokens):
+                [state] = self._slots(1)
+                pages = list(range(-(-(count(tokens) + 1) // PAGE_SIZE)))
+                return Granted(grant, state, 0, 0, "", False, None, pages, None, None)
+            case Want(grant, wanted):
+                return Spare(grant, wanted, self._slots(wanted))
+            case Extend(grants):
+                return Extended([GrantPages(grant, [0]) for grant in grants], [])
+            case Step(checkpoints=checkpoints):
+                self._steps.append(message)
+                for checkpoint in checkpoints:
+                    self._ledger.free(checkpoint.lease)
+        return None
+
+    def _slots(self, wanted: int) -> list[Lease]:
+        taken = [self._ledger.take("scheduler") for _ in range(wanted)]
+        return [lease for lease in taken if lease is not None]
+
+
+class Worker:
+    """A process with the scheduler of a checkout."""
+
+    def __init__(self, root: Path, rows: int, steps: int) -> None:
+        command = [sys.executable, "-P", __file__, str(root), str(rows), str(steps)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def round(self) -> float:
+        """Milliseconds a step. RuntimeError if the process has died."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        if not (answer := self._process.stdout.readline()):
+            raise RuntimeError(f"it ended with code {self._process.wait()}; its stderr says why")
+        return float(answer)
+
+
+def measure(rows: int, rounds: int, steps: int, against: str | None) -> None:
+    """This checkout's scheduler, in turns with that of a revision, if one is given; the first round unmeasured."""
+    with ExitStack() as stack:
+        roots = {"here": ROOT}
+        if against is not None:
+            roots[against] = check_out(against, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        workers = {name: stack.enter_context(Worker(root, rows, steps)) for name, root in roots.items()}
+        found = [{name: worker.round() for name, worker in workers.items()} for _ in range(rounds + 1)][1:]
+    print(f"{f'{rows} decoding rows, ms a step':<32}{'median':>8}{'min':>8}{'max':>8}")
+    for name in roots:
+        figures = [both[name] for both in found]
+        print(f"{name:<32}{statistics.median(figures):>8.3f}{min(figures):>8.3f}{max(figures):>8.3f}")
+    if against is not None:
+        ratios = sorted(both[against] / both["here"] for both in found)
+        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        median = statistics.median(ratios)
+        print(f"{against} / here: {median:.3g} (median of {rounds}, half of them {low:.3g} to {high:.3g})")
+
+
+def check_out(revision: str, folder: Path) -> Path:
+    """The actors of a revision. CalledProcessError if there is none of that name."""
+    archive = subprocess.run(["git", "archive", revision, "actors"], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(["tar", "x", "-C", str(folder)], check=True, input=archive.stdout)
+    return folder
+
+
+def main(rows: int, steps: int) -> None:
+    decoding = Decoding(rows)
+    for _ in sys.stdin:
+        decoding.seconds = 0.0
+        for _ in range(steps):
+            decoding.step()
+        print(1e3 * decoding.seconds / steps, flush=True)
+    decoding.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[2]), int(sys.argv[3]))
