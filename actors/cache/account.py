@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from actors.cache.copies import StateCopy
 from actors.cache.radix import Node
+from actors.cache.state_copy import StateCopy
 from actors.lease import Lease, Loan
 from actors.tokens import Tokens, count
 

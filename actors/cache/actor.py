@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from actors.actor import Send
 from actors.cache.account import Account
 from actors.cache.allocator import Allocator
-from actors.cache.copies import NO_TIERS, StateCopy, TierLimits, copy_of
+from actors.cache.copies import NO_TIERS, TierLimits
 from actors.cache.pages import PagePool
 from actors.cache.radix import Match, Node, RadixTree, path_to_root
+from actors.cache.state_copy import StateCopy, copy_of
 from actors.cache.tiers import Tiers
 from actors.cache.waiting import Parked, Wait, Waiting
 from actors.grants import Fill, GrantPages, PageCopy
@@ -71,9 +72,8 @@ class Cache:
     def __post_init__(self) -> None:
         self.tree: RadixTree[Lease] = RadixTree(self.pages)
         self.accounts: dict[int, Account] = {}
-        self.tiers = Tiers(self.send, self.ledger, self.pages, self.tree, self.limits, self.disk, self._is_busy)
+        self.tiers = Tiers(self.send, self.ledger, self.pages, self.tree, self.limits, self.disk)
         self.allocator = Allocator(self.ledger, self.pages, self.tree, self.tiers, self.counters)
-        self._open_turns: Counter[str] = Counter()
         self.waiting = Waiting(self.tiers.store)
         self._page_waiters: dict[int, None] = {}
         self._flushed: dict[Node[Lease], Lease] = {}
@@ -110,7 +110,7 @@ class Cache:
             case Loaded(key, error):
                 self.waiting.loaded(self.tiers.store.loaded(key, error), error)
             case Name() | Unname() | Suspend():
-                self.tiers.command(message)
+                self.tiers.commands.add(message)
             case Free(leases, closes):
                 for lease in leases:
                     self.ledger.free(lease)
@@ -227,7 +227,7 @@ class Cache:
     def _open(self, account: Account) -> None:
         self.accounts[account.grant] = account
         if account.session:
-            self._open_turns[account.session] += 1
+            self.tiers.begin_turn(account.session)
         self.tree.touch(account.node)
 
     def _granted(self, parked: Parked, account: Account, match: Match[Lease], state: Lease, moved: bool) -> None:
@@ -369,6 +369,7 @@ class Cache:
             lent = self._flushed.get(account.loan_node)
             if lent is not None and not self.ledger.loans(lent):
                 self.ledger.free(self._flushed.pop(account.loan_node))
+            self.tiers.commands.wake(account.loan_node)
             account.loan = account.loan_node = None
         if account.copy_source is not None:
             self.pages.drop_grant_refs([account.copy_source])
@@ -398,14 +399,11 @@ class Cache:
         """A turn whose state was worth nothing leaves the name where it is, or at a state further up."""
         names = self.tiers.names
         if account.session:
-            self._open_turns -= Counter([account.session])
+            self.tiers.end_turn(account.session)
         if account.session in names.opened and account.session not in names.in_pool:
             if not names.has(account.session):
                 self._name(account)
             names.tell(account.session)
-
-    def _is_busy(self, session: str) -> bool:
-        return session in self._open_turns
 
     # Forgetting
 

@@ -1,15 +1,14 @@
 """Copies of states below the pool, in host memory and on disk: which there are, and what goes when there is no room."""
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from actors.actor import Send
 from actors.cache.pages import PagePool
 from actors.cache.radix import Node, RadixTree, root_of, tokens_to
+from actors.cache.state_copy import CopyQueues, Presence, StateCopy, copy_of
 from actors.messages import Drop
-from actors.requests import Tier
 from actors.storage.disk import Disk, NoDisk
 from actors.tokens import WIDTH, Tokens, count
 
@@ -39,51 +38,12 @@ class TierLimits:
 NO_TIERS = TierLimits()
 
 
-class Presence(Enum):
-    ABSENT = auto()
-    COMING = auto()
-    PRESENT = auto()
-
-
-@dataclass(eq=False, slots=True)
-class StateCopy:
-    """A state that left the pool: in host memory under `key`, in a file, or both; the sizes in bytes are its own.
-
-    loans: requests that wait for it or are filled from it. wanted: False when no session can go on from it any more;
-    then it goes as soon as nothing is under way with it. unwritable: a write of it has failed.
-    """
-
-    key: int
-    size: int
-    file_size: int
-    host: Presence = Presence.ABSENT
-    disk: Presence = Presence.ABSENT
-    loans: int = 0
-    wanted: bool = True
-    unwritable: bool = False
-
-    @property
-    def in_host(self) -> bool:
-        return self.host is Presence.PRESENT
-
-    @property
-    def in_file(self) -> bool:
-        return self.disk is Presence.PRESENT
-
-    @property
-    def tier(self) -> Tier:
-        return "disk" if self.host is Presence.ABSENT else "host"
-
-    @property
-    def busy(self) -> bool:
-        return self.loans > 0 or Presence.COMING in (self.host, self.disk)
-
-
 class CopyStore:
     """The copies of states in host memory and on disk, found by salt and tokens. A part of the cache.
 
     Each is the state of a node in a radix tree without pages. Without room the least recently used goes first.
     changed: called when a copy has come to another tier. gone: called when it is about to be forgotten.
+    settled: called when something that was under way with it is over.
     Where limits.disk_bytes is 0 the disk is not used.
     """
 
@@ -94,14 +54,16 @@ class CopyStore:
         send: Send,
         changed: Callable[[Node[StateCopy]], None],
         gone: Callable[[Node[StateCopy]], None],
+        settled: Callable[[Node[StateCopy]], None],
     ) -> None:
         self.limits = limits
         self.tree: RadixTree[StateCopy] = RadixTree(PagePool(0, 1))
         self.host_bytes = self.disk_bytes = 0
         self.counters: Counter[str] = Counter()
         self._disk: Disk = disk if disk is not None and limits.disk_bytes else NoDisk()
-        self._send, self._changed, self._gone = send, changed, gone
-        self._in_host: OrderedDict[Node[StateCopy], None] = OrderedDict()
+        self._send, self._changed, self._gone, self._settled = send, changed, gone, settled
+        self._host_copies = self._bytes_in_writing = 0
+        self._queues = CopyQueues()
         self._coming: dict[int, Node[StateCopy]] = {}
         self._writing: dict[int, Node[StateCopy]] = {}
         self._keys = 0
@@ -121,7 +83,7 @@ class CopyStore:
         """Copies, and the bytes that they take or are about to."""
         copies = [copy_of(node) for node in self.tree.states]
         return {
-            "host": len(self._in_host),
+            "host": self._host_copies,
             "disk": sum(copy.in_file for copy in copies),
             "host_bytes": self.host_bytes,
             "disk_bytes": self.disk_bytes,
@@ -158,7 +120,7 @@ class CopyStore:
         node = self._coming.pop(key)
         copy_of(node).host = Presence.PRESENT
         self._changed(node)
-        self._forget_if_unused(node)
+        self._end_of(node)
 
     def unmade(self, key: int) -> None:
         """The copy under `key` could not be made after all: what is not in a file is lost."""
@@ -174,16 +136,16 @@ class CopyStore:
         """Have the copy in host memory, now or soon; False if there is no room for it."""
         copy = copy_of(node)
         if copy.host is Presence.ABSENT:
-            copy.loans += 1  # it must not go to make room for itself
+            self.lend(node)  # it must not go to make room for itself
             room = copy.in_file and self._make_host_room(copy.size)
             copy.loans -= 1
+            self._queues.sort(node)
             if not room:
                 return False
             self._come(node)
             self._disk.read(copy.key, root_of(node).salt, tokens_to(node))
             self.counters["disk_reads"] += 1
         self.tree.touch(node)
-        self._in_host.move_to_end(node)
         return True
 
     def loaded(self, key: int, error: str) -> Node[StateCopy]:
@@ -199,17 +161,23 @@ class CopyStore:
             self.disk_bytes -= copy.file_size
             copy.disk = Presence.ABSENT
             self._forget(node)
-        self._forget_if_unused(node)
+        self._end_of(node)
         return node
+
+    def claim(self, node: Node[StateCopy]) -> None:
+        """A session goes on from this copy."""
+        copy_of(node).wanted = True
+        self._queues.sort(node)
 
     def lend(self, node: Node[StateCopy]) -> None:
         copy_of(node).loans += 1
+        self._queues.sort(node)
 
     def end_loan(self, node: Node[StateCopy]) -> None:
         copy = node.state
         if copy is not None:
             copy.loans -= 1
-            self._forget_if_unused(node)
+            self._end_of(node)
 
     # Disk
 
@@ -222,21 +190,27 @@ class CopyStore:
             copy.disk = Presence.COMING
             self.disk_bytes += copy.file_size
             self._writing[copy.key] = node
+            self._bytes_in_writing += copy.size
+            self._queues.sort(node)
             self._disk.write(copy.key, root_of(node).salt, tokens_to(node))
             self.counters["disk_writes"] += 1
         return True
 
-    def written(self, key: int, error: str) -> Node[StateCopy]:
+    def writing(self, key: int) -> Node[StateCopy]:
+        """The copy that is being written under `key`."""
+        return self._writing[key]
+
+    def written(self, key: int, error: str) -> None:
         node = self._writing.pop(key)
         copy = copy_of(node)
         copy.disk = Presence.ABSENT if error else Presence.PRESENT
         copy.unwritable = bool(error)
+        self._bytes_in_writing -= copy.size
         if error:
             self.counters["failed_writes"] += 1
             self.disk_bytes -= copy.file_size
         self._changed(node)
-        self._forget_if_unused(node)
-        return node
+        self._end_of(node)
 
     def drop_host(self, node: Node[StateCopy]) -> None:
         """Keep the file only, if nothing is under way."""
@@ -248,21 +222,25 @@ class CopyStore:
     def write_ahead(self) -> None:
         """Where host memory is three quarters full, write what has no file yet, so that it may go at once.
 
-        One at a time; for that no other file has to go, and what could not be written is not tried again.
+        The oldest, one at a time; for that no other file has to go, and what could not be written is not tried again.
         """
         if self.has_disk and not self._writing and self.host_bytes > self.limits.host_bytes * 3 // 4:
-            for node in self._in_host:
-                copy = copy_of(node)
-                fits = self.disk_bytes + copy.file_size <= self.limits.disk_bytes
-                if copy.in_host and copy.disk is Presence.ABSENT and copy.wanted and not copy.unwritable and fits:
-                    self.write(node)
-                    return
+            node = self._queues.unwritten.oldest()
+            if node is not None and self.disk_bytes + copy_of(node).file_size <= self.limits.disk_bytes:
+                self.write(node)
 
     # Going
+
+    def _end_of(self, node: Node[StateCopy]) -> None:
+        """Something that was under way with this copy is over."""
+        self._queues.sort(node)
+        self._forget_if_unused(node)
+        self._settled(node)
 
     def release(self, node: Node[StateCopy]) -> None:
         """No session goes on from this copy any more."""
         copy_of(node).wanted = False
+        self._queues.sort(node)
         self._forget_if_unused(node)
 
     def release_unnamed(self) -> None:
@@ -286,6 +264,7 @@ class CopyStore:
         if copy.in_file:
             self._leave_disk(node)
         self.tree.take_state(node)
+        self._queues.sort(node)
         while node.parent is not None and not node.children and node.state is None:
             parent = node.parent
             self.tree.remove(node)
@@ -299,13 +278,15 @@ class CopyStore:
         copy = copy_of(node)
         copy.host = Presence.ABSENT
         self.host_bytes -= copy.size
-        del self._in_host[node]
+        self._host_copies -= 1
+        self._queues.sort(node)
 
     def _leave_disk(self, node: Node[StateCopy]) -> None:
         copy = copy_of(node)
         self._disk.delete(root_of(node).salt, tokens_to(node))
         copy.disk = Presence.ABSENT
         self.disk_bytes -= copy.file_size
+        self._queues.sort(node)
 
     # Room
 
@@ -315,45 +296,26 @@ class CopyStore:
         Those that are being written make room a little later.
         """
         cap = self.limits.host_bytes
-        if self.host_bytes + size <= cap:
-            return True
-        for node in self._idle(self._in_host) if size <= cap else ():
-            copy = copy_of(node)
-            if self.host_bytes + size > cap and copy.in_host and copy.in_file:
-                self._leave_host(node)
-                self._changed(node)
-        soon = sum(copy_of(node).size for node in self._writing.values())
-        for node in self._idle(self._in_host) if size <= cap else ():
-            copy = copy_of(node)
-            if self.host_bytes + size - soon <= cap:
-                break
-            if copy.in_host and self.has_disk and not copy.unwritable and self.write(node):
-                soon += copy.size
-            elif copy.in_host:
+        if size > cap:
+            return False
+        while self.host_bytes + size > cap and (node := self._queues.in_both.oldest()) is not None:
+            self._leave_host(node)
+            self._changed(node)
+        while self.host_bytes + size - self._bytes_in_writing > cap and (
+            (node := self._queues.in_host_only.oldest()) is not None
+        ):
+            if not self.has_disk or copy_of(node).unwritable or not self.write(node):
                 self._forget(node)
         return self.host_bytes + size <= cap
 
     def _make_disk_room(self, size: int) -> bool:
         cap = self.limits.disk_bytes
-        if self.disk_bytes + size <= cap:
-            return True
-        for node in self._idle(self.tree.states) if size <= cap else ():
-            copy = copy_of(node)
-            if self.disk_bytes + size <= cap:
-                break
-            if not copy.in_file:
-                continue
-            if copy.in_host:
+        while size <= cap < self.disk_bytes + size and (node := self._queues.in_file.oldest()) is not None:
+            if copy_of(node).in_host:
                 self._leave_disk(node)
             else:
                 self._forget(node)
         return self.disk_bytes + size <= cap
-
-    def _idle(self, nodes: Iterable[Node[StateCopy]]) -> Iterator[Node[StateCopy]]:
-        """Those with which nothing is under way, the least recently used first."""
-        for node in list(nodes):
-            if node.state is not None and not node.state.busy:
-                yield node
 
     def _found(self, salt: str, tokens: Tokens, size: int) -> None:
         """A file that was there at the start; there may be more than may stay."""
@@ -363,7 +325,7 @@ class CopyStore:
         copy = self._new(count(tokens))
         copy.disk, copy.file_size = Presence.PRESENT, size
         self.disk_bytes += size
-        self._add(salt, tokens, copy)
+        self._queues.sort(self._add(salt, tokens, copy))
 
     def _new(self, position: int) -> StateCopy:
         return StateCopy(0, self.limits.memory_bytes(position), self.limits.file_bytes(position))
@@ -381,9 +343,5 @@ class CopyStore:
         copy.key, copy.host = self._keys, Presence.COMING
         self.host_bytes += copy.size
         self._coming[copy.key] = node
-        self._in_host[node] = None
-
-
-def copy_of(node: Node[StateCopy]) -> StateCopy:
-    assert node.state is not None
-    return node.state
+        self._host_copies += 1
+        self._queues.sort(node)

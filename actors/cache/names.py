@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from actors.actor import Send
-from actors.cache.copies import Presence, StateCopy, copy_of
 from actors.cache.radix import Node
+from actors.cache.state_copy import Presence, StateCopy, copy_of
 from actors.lease import Lease
 from actors.messages import Kept
 
@@ -14,14 +14,18 @@ class Names:
 
     A part of the cache. in_pool: the session's node; stored: its copy, used where there is no node. With neither it
     goes on from its tokens. With a node in the pool an older copy stays as long as it has a file, for after a kill.
-    opened: the open sessions, and whether they have anything to go on from. release: called with copies without a name.
+    opened: the open sessions, and whether they have anything to go on from. claim, release: called with copies that get
+    a name, or are left without one.
     """
 
-    def __init__(self, send: Send, release: Callable[[Node[StateCopy]], None]) -> None:
+    def __init__(
+        self, send: Send, claim: Callable[[Node[StateCopy]], None], release: Callable[[Node[StateCopy]], None]
+    ) -> None:
         self.opened: dict[str, bool] = {}
         self.in_pool: dict[str, Node[Lease]] = {}
         self.stored: dict[str, Node[StateCopy]] = {}
         self._send = send
+        self._claim = claim
         self._release = release
 
     def has(self, session: str) -> bool:
@@ -39,7 +43,7 @@ class Names:
     def bind_to_store(self, session: str, node: Node[StateCopy]) -> None:
         self.unbind_from_pool(session)
         node.sessions.add(session)
-        copy_of(node).wanted = True
+        self._claim(node)
         if self.stored.get(session) is not node:
             self._unbind_from_store(session)
         self.stored[session] = node

@@ -21,7 +21,7 @@ class Node(Generic[S]):
     """Tokens [start, end) of a path. `pages` covers them; the first page may begin with entries of the path above.
 
     sessions: those that go on from its state. pins: open grants that go on from here. evicted: it had a state that had
-    to go. salt: set on roots only.
+    to go. used: when its state was used last, in uses of the tree. salt: set on roots only.
     """
 
     id: int
@@ -34,6 +34,7 @@ class Node(Generic[S]):
     sessions: set[str] = field(default_factory=set)
     pins: int = 0
     evicted: bool = False
+    used: int = 0
     salt: str = ""
 
     @property
@@ -71,6 +72,7 @@ class RadixTree(Generic[S]):
         self.tokens = 0
         self.epoch = 0
         self._next_id = 0
+        self._uses = 0
 
     def match(self, salt: str, tokens: Tokens, limit: int) -> Match[S]:
         """The deepest state at or before `limit` on the path of `tokens`, and the length of the path that is known."""
@@ -120,6 +122,7 @@ class RadixTree(Generic[S]):
     def set_state(self, node: Node[S], state: S) -> None:
         node.state, node.evicted = state, False
         self.states[node] = None
+        self._use(node)
 
     def take_state(self, node: Node[S]) -> S:
         state = node.state
@@ -135,6 +138,7 @@ class RadixTree(Generic[S]):
                 self.nodes.move_to_end(step)
         if node.state is not None:
             self.states.move_to_end(node)
+            self._use(node)
 
     def unpin(self, node: Node[S]) -> None:
         node.pins -= 1
@@ -167,6 +171,10 @@ class RadixTree(Generic[S]):
             self._next_id += 1
             self.roots[salt] = Node(self._next_id, b"", 0, None, [], salt=salt)
         return self.roots[salt]
+
+    def _use(self, node: Node[S]) -> None:
+        self._uses += 1
+        node.used = self._uses
 
     def _trim(self, node: Node[S]) -> None:
         """Forget a root that nothing hangs on."""

@@ -1,20 +1,21 @@
 """The way of a state out of the pool and back: names of sessions, copies in host memory, files."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Hashable
 
 from actors.actor import Send
-from actors.cache.copies import CopyStore, Presence, StateCopy, TierLimits, copy_of
+from actors.cache.commands import Awaited, Command, Commands
+from actors.cache.copies import CopyStore, TierLimits
 from actors.cache.names import Names
 from actors.cache.pages import PagePool
 from actors.cache.radix import Node, RadixTree, root_of, tokens_to
+from actors.cache.state_copy import Presence, StateCopy, copy_of
 from actors.lease import Lease, Ledger, Place
 from actors.messages import Export, Exported, Name, Suspend, Suspended, Unname
 from actors.requests import Tier
 from actors.storage.disk import Disk
 from actors.tokens import count
 
-Command = Name | Unname | Suspend
 UNASKED = -1
 
 
@@ -23,7 +24,7 @@ class Tiers:
 
     A part of the cache. A state leaves with Export, which takes its lease to forward, and its pages are held until
     Exported: so neither is used again ahead of the copy. exports: the pages so held, by the copy's key.
-    is_busy: whether a session has an open account.
+    commands: those that are not carried out.
     """
 
     def __init__(
@@ -34,30 +35,29 @@ class Tiers:
         tree: RadixTree[Lease],
         limits: TierLimits,
         disk: Disk | None,
-        is_busy: Callable[[str], bool],
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self._send, self._ledger, self._pages, self._tree, self._is_busy = send, ledger, pages, tree, is_busy
-        self.names = Names(send, lambda node: self.store.release(node))
-        self.store = CopyStore(limits, disk, send, self.names.changed_in_store, self.names.lost_in_store)
+        self._send, self._ledger, self._pages, self._tree = send, ledger, pages, tree
+        self._open_turns: Counter[str] = Counter()
+        self.commands = Commands(lambda command: self._carry_out(command))
+        self.names = Names(send, lambda node: self.store.claim(node), lambda node: self.store.release(node))
+        self.store = CopyStore(
+            limits, disk, send, self.names.changed_in_store, self.names.lost_in_store, self._settled_below
+        )
         self.exports: dict[int, list[int]] = {}
-        self._commands: list[Command] = []
 
     @property
     def idle(self) -> bool:
         """Nothing is under way, and nothing is waiting."""
-        return not self._commands and not self._under_way
+        return self.commands.idle and not self._under_way
 
     @property
     def _under_way(self) -> bool:
         return bool(self.exports) or self.store.busy
 
-    def command(self, command: Command) -> None:
-        self._commands.append(command)
-
     def act(self) -> None:
-        """Carry out the commands of sessions that have no turn to end; keep within the slots that sessions may have."""
-        self._commands = [command for command in self._commands if not self._carry_out(command)]
+        """Carry out the commands that nothing is in the way of; keep within the slots that sessions may have."""
+        self.commands.act()
         if (cap := self.store.limits.session_slots) is not None:
             named = [node for node in self._tree.states if node.sessions]
             for node in named[: max(len(named) - cap, 0)]:
@@ -75,7 +75,8 @@ class Tiers:
         """Before the end: what has a name goes to its file, and files that nobody names go."""
         if self.store.has_disk:
             self.store.release_unnamed()
-            self._commands += [Suspend(UNASKED, session) for session in self.names.opened]
+            for session in self.names.opened:
+                self.commands.add(Suspend(UNASKED, session))
 
     # Down
 
@@ -118,22 +119,41 @@ class Tiers:
 
     def written(self, key: int, error: str) -> None:
         """Where it failed, the copy in host memory is the lowest that there is."""
-        node = self.store.written(key, error)
-        if error:
-            failed = [c for c in self._commands if isinstance(c, Suspend) and self._goes_on_from(c.session, node)]
-            self._commands = [command for command in self._commands if command not in failed]
-            for suspend in failed:
-                self._answer(suspend, "host", node.end)
+        node = self.store.writing(key)
+        waited = self.commands.take(node) if error else []
+        self.store.written(key, error)
+        for command in waited:
+            if isinstance(command, Suspend) and self._goes_on_from(command.session, node):
+                self._answer(command, "host", node.end)
+            else:
+                self.commands.add(command)
 
     def _goes_on_from(self, session: str, node: Node[StateCopy]) -> bool:
         return session not in self.names.in_pool and self.names.stored.get(session) is node
 
     # Commands
 
-    def _carry_out(self, command: Command) -> bool:
-        """False if it has to wait."""
-        if self._is_busy(command.session):
-            return False
+    def begin_turn(self, session: str) -> None:
+        """An account of this session is open, which may move its name: commands wait for its end."""
+        self._open_turns[session] += 1
+
+    def end_turn(self, session: str) -> None:
+        self._open_turns[session] -= 1
+        if not self._open_turns[session]:
+            del self._open_turns[session]
+            self.commands.wake(session)
+
+    def is_busy(self, session: str) -> bool:
+        return session in self._open_turns
+
+    def _settled_below(self, node: Node[StateCopy]) -> None:
+        self.commands.wake(node)
+        self.commands.wake(Awaited.ROOM)
+
+    def _carry_out(self, command: Command) -> Hashable | None:
+        """What it waits for, if it has to."""
+        if self.is_busy(command.session):
+            return command.session
         match command:
             case Name():
                 self._name(command)
@@ -141,7 +161,7 @@ class Tiers:
                 self.names.close(session)
             case Suspend():
                 return self._suspend(command)
-        return True
+        return None
 
     def _name(self, name: Name) -> None:
         end = count(name.tokens)
@@ -155,32 +175,32 @@ class Tiers:
         else:
             self.names.lose(name.session)
 
-    def _suspend(self, suspend: Suspend) -> bool:
+    def _suspend(self, suspend: Suspend) -> Hashable | None:
         session = suspend.session
         pool = self.names.in_pool.get(session)
         if pool is not None:
             if self._ledger.loans(_state(pool)):
-                return False
+                return pool
             if not self.demote(pool, may_lose=False):
-                # There is no room, or not yet: what is on its way makes some.
-                return not self._under_way and self._answer(suspend, "slot", pool.end)
+                return Awaited.ROOM if self._under_way else self._answer(suspend, "slot", pool.end)
         stored = self.names.stored.get(session)
         if stored is None:
             return self._answer(suspend, "tokens", 0)
         copy = copy_of(stored)
         if copy.host is Presence.COMING or copy.loans:
-            return False
+            return stored
         if not self.store.has_disk or not self.store.write(stored):
             return self._answer(suspend, "host", stored.end)
         if copy.disk is Presence.COMING:
-            return False
+            return stored
         self.store.drop_host(stored)
         return self._answer(suspend, "disk", stored.end)
 
-    def _answer(self, suspend: Suspend, tier: Tier, position: int) -> bool:
+    def _answer(self, suspend: Suspend, tier: Tier, position: int) -> Hashable | None:
+        """It waits for nothing more."""
         if suspend.ticket != UNASKED:
             self._send("api", Suspended(suspend.ticket, tier, position))
-        return True
+        return None
 
 
 def _state(node: Node[Lease]) -> Lease:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from actors.cache.copies import CopyStore, Presence, StateCopy, copy_of
+from actors.cache.copies import CopyStore
 from actors.cache.radix import Node
+from actors.cache.state_copy import Presence, StateCopy, copy_of
 from actors.messages import Acquire
 from actors.requests import MissReason
 

@@ -1,12 +1,12 @@
 """What must hold of names and of the copies below the pool: at every delivery, when all is quiet, at the end."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from actors.cache.actor import Cache
-from actors.cache.copies import Presence, StateCopy, copy_of
 from actors.cache.radix import Node, RadixTree, root_of, tokens_to
+from actors.cache.state_copy import Presence, StateCopy, copy_of
 from actors.messages import Kept, SaveFromReq, Suspended
 from actors.requests import Tier
 from actors.tokens import Tokens, unpack
@@ -37,6 +37,7 @@ class SessionChecks:
             check_names(self._names.stored, self._store.tree)
             self._check_loans()
             self._check_bytes()
+            self._check_queues()
             for node in self._store.tree.states:
                 self._check_copy(node, copy_of(node))
 
@@ -60,9 +61,9 @@ class SessionChecks:
         """No message is under way. moving: the device or the disk have something to do, or a client will."""
         if not self._on:
             return
-        waiting = {command.session for command in self._cache.tiers._commands}
+        waiting = {command.session for command in self._cache.tiers.commands}
         for session in self._client.sessions.open.values():
-            if session.name not in waiting and not self._cache._is_busy(session.name):
+            if session.name not in waiting and not self._cache.tiers.is_busy(session.name):
                 self._check_kept(session)
         if not moving:
             assert not waiting, f"commands of {waiting} wait for nothing"
@@ -126,6 +127,21 @@ class SessionChecks:
         assert self._store.host_bytes == host <= self._limits.host_bytes, f"{host} bytes in host memory"
         assert self._store.disk_bytes == disk <= self._limits.disk_bytes, f"{disk} bytes on disk"
         assert self._disk.bytes <= self._limits.disk_bytes, f"{self._disk.bytes} bytes in files"
+
+    def _check_queues(self) -> None:
+        """The next to go or to be written is the one that a look at all copies finds, the least recently used first."""
+        queues = self._store._queues
+        is_next: dict[str, Callable[[StateCopy], bool]] = {
+            "in_both": lambda copy: copy.in_host and copy.in_file and not copy.busy,
+            "in_host_only": lambda copy: copy.in_host and copy.disk is Presence.ABSENT and not copy.busy,
+            "unwritten": lambda copy: (
+                copy.in_host and copy.disk is Presence.ABSENT and copy.wanted and not copy.unwritable
+            ),
+            "in_file": lambda copy: copy.in_file and not copy.busy,
+        }
+        for name, right in is_next.items():
+            first = next((node for node in self._store.tree.states if right(copy_of(node))), None)
+            assert getattr(queues, name).oldest() is first, f"the first that is {name} is not at {first}"
 
     def _check_copy(self, node: Node[StateCopy], copy: StateCopy) -> None:
         there = self._device.vault.get(copy.key) if copy.in_host else None

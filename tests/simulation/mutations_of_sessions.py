@@ -1,5 +1,6 @@
 """Known bugs in what keeps sessions: their names, the copies below the pool, files, and the way down and back."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -8,8 +9,10 @@ from msgspec.structs import replace as replaced
 from actors.cache.account import Account
 from actors.cache.actor import Cache
 from actors.cache.allocator import Allocator
-from actors.cache.copies import CopyStore, Presence, StateCopy, copy_of
+from actors.cache.commands import Commands
+from actors.cache.copies import CopyStore
 from actors.cache.radix import Node
+from actors.cache.state_copy import Presence, StateCopy, copy_of
 from actors.cache.tiers import Tiers
 from actors.forward.actor import Forward
 from actors.lease import Lease
@@ -194,12 +197,12 @@ def name_overtakes_the_save(patch: Patch) -> None:
     original = Tiers._carry_out
 
     def carry_out(self: Tiers, command: Any) -> bool:
-        is_busy = self._is_busy
+        turns = self._open_turns
         if isinstance(command, Name):
-            self._is_busy = lambda session: False
-        done = original(self, command)
-        self._is_busy = is_busy
-        return done
+            self._open_turns = Counter()
+        waits_for = original(self, command)
+        self._open_turns = turns
+        return waits_for
 
     patch(Tiers, "_carry_out", carry_out)
 
@@ -274,6 +277,45 @@ def word_of_short_pages_not_taken_back(patch: Patch) -> None:
         self.send = send
 
     patch(Cache, "_give_pages", feed)
+
+
+def turn_s_end_wakes_nobody(patch: Patch) -> None:
+    """What was asked of a session during its turn is not tried again at its end."""
+    original = Commands.wake
+
+    def wake(self: Commands, key: Any) -> None:
+        if not isinstance(key, str):
+            original(self, key)
+
+    patch(Commands, "wake", wake)
+
+
+def write_wakes_nobody(patch: Patch) -> None:
+    """A suspension that waits for its file is not tried again when that is written."""
+    patch(CopyStore, "_end_of", lambda self, node: (self._queues.sort(node), self._forget_if_unused(node)))
+
+
+def room_wakes_only_one(patch: Patch) -> None:
+    """Of suspensions that wait for room in host memory the first is tried when there may be some, and no other."""
+    original = Commands.act
+
+    def act(self: Commands) -> None:
+        wake = self.wake
+        self.wake = lambda key: None  # type: ignore[method-assign]
+        original(self)
+        self.wake = wake  # type: ignore[method-assign]
+
+    patch(Commands, "act", act)
+
+
+def returned_copy_never_goes(patch: Patch) -> None:
+    """A copy that a request was filled from is not in question any more when room is wanted."""
+
+    def end_of(self: CopyStore, node: Node[StateCopy]) -> None:
+        self._forget_if_unused(node)
+        self._settled(node)
+
+    patch(CopyStore, "_end_of", end_of)
 
 
 def granted_a_state_that_was_lost(patch: Patch) -> None:

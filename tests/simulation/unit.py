@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from actors.actor import Actor, Address
 from actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING, Cache
 from actors.cache.allocator import Allocator
-from actors.cache.copies import StateCopy
 from actors.cache.pages import PagePool
 from actors.cache.radix import Match, Node
+from actors.cache.state_copy import StateCopy
 from actors.cache.waiting import Parked, Wait
 from actors.forward.actor import Forward
 from actors.lease import Lease, Ledger, Place

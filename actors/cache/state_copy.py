@@ -1,0 +1,81 @@
+"""A copy of a state below the pool: where it is, and what it is in question for."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from actors.cache.by_age import ByAge
+from actors.cache.radix import Node
+from actors.requests import Tier
+
+
+class Presence(Enum):
+    ABSENT = auto()
+    COMING = auto()
+    PRESENT = auto()
+
+
+@dataclass(eq=False, slots=True)
+class StateCopy:
+    """A state that left the pool: in host memory under `key`, in a file, or both; the sizes in bytes are its own.
+
+    loans: requests that wait for it or are filled from it. wanted: False when no session can go on from it any more;
+    then it goes as soon as nothing is under way with it. unwritable: a write of it has failed.
+    """
+
+    key: int
+    size: int
+    file_size: int
+    host: Presence = Presence.ABSENT
+    disk: Presence = Presence.ABSENT
+    loans: int = 0
+    wanted: bool = True
+    unwritable: bool = False
+
+    @property
+    def in_host(self) -> bool:
+        return self.host is Presence.PRESENT
+
+    @property
+    def in_file(self) -> bool:
+        return self.disk is Presence.PRESENT
+
+    @property
+    def tier(self) -> Tier:
+        return "disk" if self.host is Presence.ABSENT else "host"
+
+    @property
+    def busy(self) -> bool:
+        return self.loans > 0 or Presence.COMING in (self.host, self.disk)
+
+
+def copy_of(node: Node[StateCopy]) -> StateCopy:
+    assert node.state is not None
+    return node.state
+
+
+class CopyQueues:
+    """What each copy is in question for, as it stands; of each the least recently used comes first.
+
+    in_both: to leave host memory at once. in_host_only: to make room there, being written or lost. unwritten: to be
+    written ahead. in_file: to make room on disk. With those that are busy nothing of this can be done, but one that is
+    lent can be written ahead.
+    """
+
+    def __init__(self) -> None:
+        self.in_both: ByAge[StateCopy] = ByAge()
+        self.in_host_only: ByAge[StateCopy] = ByAge()
+        self.unwritten: ByAge[StateCopy] = ByAge()
+        self.in_file: ByAge[StateCopy] = ByAge()
+
+    def sort(self, node: Node[StateCopy]) -> None:
+        """To be called after any change of the copy at this node, and when there is none any more."""
+        copy = node.state
+        if copy is None:
+            for queue in (self.in_both, self.in_host_only, self.unwritten, self.in_file):
+                queue.put(node, False)
+            return
+        unwritten = copy.in_host and copy.disk is Presence.ABSENT
+        self.in_both.put(node, copy.in_host and copy.in_file and not copy.busy)
+        self.in_host_only.put(node, unwritten and not copy.busy)
+        self.unwritten.put(node, unwritten and copy.wanted and not copy.unwritable)
+        self.in_file.put(node, copy.in_file and not copy.busy)

@@ -1,0 +1,166 @@
+"""What the cache does for each session does not grow with the number of sessions: counted in calls, not in time."""
+
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+import pytest
+
+from actors.cache.actor import Cache
+from actors.cache.copies import TierLimits
+from actors.cache.pages import PagePool
+from actors.lease import Ledger
+from actors.messages import (
+    Acquire,
+    Drain,
+    Drained,
+    Drop,
+    Export,
+    Exported,
+    Granted,
+    Kept,
+    Message,
+    Name,
+    SaveFromReq,
+    Written,
+)
+from actors.storage.disk import StateFile
+from actors.tokens import count, pack
+
+FEW, MANY = 100, 400
+FILE = 10_000  # more than a file of these sessions takes
+
+
+class Disk:
+    """Its answers come one at a time, when the bench has nothing else to do."""
+
+    def __init__(self) -> None:
+        self.answers: deque[Written] = deque()
+        self.deleted = 0
+
+    def files(self) -> Sequence[StateFile]:
+        return ()
+
+    def write(self, key: int, salt: str, tokens: bytes) -> None:
+        self.answers.append(Written(key))
+
+    def read(self, key: int, salt: str, tokens: bytes) -> None:
+        raise AssertionError("nobody goes on from a file here")
+
+    def delete(self, salt: str, tokens: bytes) -> None:
+        self.deleted += 1
+
+
+class Bench:
+    """A cache alone, with forward and the disk played, and so many sessions of one turn each."""
+
+    def __init__(self, sessions: int, slots: int, host: int, files: int) -> None:
+        """host: copies that host memory holds; files: those that the disk does."""
+        self.disk, self.told, self.drained = Disk(), Counter[str](), False
+        self._inbox: deque[Message] = deque()
+        self._granted: list[Granted] = []
+        limits = TierLimits(host_bytes=host, disk_bytes=files * FILE)
+        self.ledger = Ledger(slots)
+        self.cache = Cache(self._send, self.ledger, PagePool(0, 1), limits=limits, disk=self.disk)
+        for number in range(sessions):
+            self._turn(number)
+            self.carry()
+
+    def carry(self) -> None:
+        """Until nothing moves any more; the cache acts after every message."""
+        while self._inbox or self.disk.answers:
+            self.receive(self._inbox.popleft() if self._inbox else self.disk.answers.popleft())
+
+    def receive(self, message: Message) -> None:
+        self.cache.receive(message)
+        self.cache.act()
+
+    def drain(self) -> None:
+        self.receive(Drain())
+        self.carry()
+        assert self.drained
+        self.ledger.close()
+
+    def _turn(self, number: int) -> None:
+        session, tokens = f"s{number}", pack([number, 1, 2])
+        self.receive(Name(session, "", b""))
+        self.receive(Acquire(number, tokens, 2, "", None, session))
+        self.carry()
+        state = self._granted.pop().state
+        self.receive(SaveFromReq(number, session, state, count(tokens), tokens))
+
+    def _send(self, to: str, message: Message) -> None:
+        match message:
+            case Granted():
+                self._granted.append(message)
+            case Export(key, state):
+                self._inbox.append(Exported(key, state))
+            case Kept(_, tier):
+                self.told[tier] += 1
+            case Drained(leaks):
+                assert not leaks
+                self.drained = True
+            case Drop():
+                pass
+
+
+@contextmanager
+def counted_calls() -> Iterator[Counter[str]]:
+    """How often each function of the cache is entered, generators once an item."""
+    calls: Counter[str] = Counter()
+
+    def count_call(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "/cache/" in frame.f_code.co_filename:
+            calls[frame.f_code.co_qualname] += 1
+
+    sys.setprofile(count_call)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+def calls_of(work: Callable[[], None]) -> int:
+    with counted_calls() as calls:
+        work()
+    return calls.total()
+
+
+# Where the sessions are when the drain begins, and what is short then: (slots, host, files) of so many sessions.
+PLACES: dict[str, Callable[[int], tuple[int, int, int]]] = {
+    "in host memory": lambda sessions: (8, 2 * sessions, sessions),
+    "in their slots": lambda sessions: (sessions + 1, sessions, sessions),
+    "in their slots, and few fit into host memory": lambda sessions: (sessions + 1, 8, sessions),
+    "in host memory, and half of them fit on the disk": lambda sessions: (8, sessions, sessions // 2),
+    "on the disk": lambda sessions: (8, 8, sessions),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_drain_takes_as_much_for_each_of_many_sessions_as_for_each_of_few(place: str) -> None:
+    few, many = (Bench(sessions, *PLACES[place](sessions)) for sessions in (FEW, MANY))
+    assert calls_of(many.drain) < 1.25 * MANY / FEW * calls_of(few.drain)
+    assert many.told["disk"] >= MANY / 2 and many.disk.deleted <= MANY / 2
+
+
+@pytest.mark.parametrize("files", ["enough", "none left"])
+def test_an_act_takes_no_more_beside_many_copies_than_beside_few(files: str) -> None:
+    """Where host memory is full of copies that are written ahead, or cannot be."""
+    few, many = (Bench(sessions, 8, sessions, sessions if files == "enough" else 1) for sessions in (FEW, MANY))
+    acts = [calls_of(bench.cache.act) for bench in (few, many)]
+    assert acts[0] == acts[1]
+    for bench in (few, many):
+        assert bench.told["host"] >= FEW - 8
+        bench.ledger.close()
+
+
+def test_a_session_costs_as_much_among_many_as_among_few() -> None:
+    """With room for half of them and no disk: each turn makes some."""
+    costs = {}
+    for sessions in (FEW, MANY):
+        with counted_calls() as calls:
+            Bench(sessions, 8, sessions // 2, 0).ledger.close()
+        costs[sessions] = calls.total()
+    assert costs[MANY] < 1.25 * MANY / FEW * costs[FEW]
