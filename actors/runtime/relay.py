@@ -249,6 +249,8 @@ class Relay:
         """A new unit over the same device; what the old one still had for the api comes before word of it."""
         old = self.unit
         await old.close()
+        if self.disk is not None:
+            await anyio.to_thread.run_sync(self.disk.scan_again)
         if self._on_restart is not None:
             self._on_restart(broken)
         self._before += self._counted() + Counter(restarts=1)

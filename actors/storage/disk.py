@@ -40,6 +40,9 @@ class Disk(Protocol):
 class DiskThread(Disk, Protocol):
     """A disk whose calls are carried out while it is started; it outlives the unit of actors."""
 
+    def scan_again(self) -> None:
+        """Look at the files for the next unit, while it is not started. Blocks: not for the event loop."""
+
     def start(self, deliver: Callable[[Written | Loaded], None]) -> None:
         """deliver is called from a thread of its own."""
 

@@ -56,7 +56,7 @@ class StateFiles:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._deliver: Callable[[Written | Loaded], None] = lambda message: None
-        self._found: list[StateFile] | None = None
+        self._found: list[StateFile] = []
 
     def start(self, deliver: Callable[[Written | Loaded], None]) -> None:
         """deliver: is called from the thread."""
@@ -83,14 +83,16 @@ class StateFiles:
         paths = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
         self._found = list(self._sound(paths))
 
+    def scan_again(self) -> None:
+        """The same when the actors are made anew; what cannot be looked at is as if it were not there."""
+        try:
+            self.scan()
+        except OSError as error:
+            structlog.get_logger().error("state files cannot be looked at", error=str(error))
+
     def files(self) -> Sequence[StateFile]:
-        """Oldest first, as they are now, or as `scan` has found them a moment ago."""
-        if self._found is None:
-            try:
-                self.scan()
-            except OSError as error:
-                structlog.get_logger().error("state files cannot be looked at", error=str(error))
-        found, self._found = self._found or [], None
+        """Oldest first, as they were found a moment ago; at once, as it is called on the event loop."""
+        found, self._found = self._found, []
         return found
 
     def write(self, key: int, salt: str, tokens: Tokens) -> None:

@@ -217,6 +217,8 @@ async def running(
     )
     config = RelayConfig(slots, pages, chosen, tiers, codec_check, poison_freed, restarts)
     disk = StateFiles(folder, "this model", host) if folder is not None else None
+    if disk is not None:
+        disk.scan()
     ring.relay = Relay(config, make, Letters(), ring.bind, disk=disk, on_event=record)
     carrying = ring.carrying = asyncio.create_task(ring.relay.run())
     try:

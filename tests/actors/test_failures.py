@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +13,13 @@ from torch import Tensor
 
 from actors.actor import Address
 from actors.cache.actor import Cache
+from actors.cache.copies import TierLimits
 from actors.forward.torch_device import TorchDevice
 from actors.messages import Acquire, Message, Restarted
 from actors.runtime.relay import DeviceFailed, Relay, Unit
 from actors.scheduler.strategy import Strategy
+from actors.storage import files
+from actors.storage.files import StateFileHeader, read_tokens
 from models.batch import Batch, Pools, allocate
 from models.hash import HashModel
 from models.hash_definition import expected_output
@@ -137,6 +142,32 @@ def test_an_actor_that_raises_costs_a_restart_and_no_answer(address: Address, af
             await check_all(answers)
             assert [item.token for item in answers[-1].prompt_logprobs] == [5, 6, 7]
             assert ring.relay.counters()["restarts"] == 1
+
+    asyncio.run(scenario())
+
+
+def test_files_are_read_beside_the_event_loop_when_the_actors_are_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[threading.Thread] = []
+
+    def read(path: Path) -> tuple[StateFileHeader, bytes]:
+        readers.append(threading.current_thread())
+        return read_tokens(path)
+
+    async def scenario() -> None:
+        tiers = TierLimits(host_bytes=1 << 20, disk_bytes=1 << 20, state_bytes=64, token_bytes=64)
+        async with running(hash_model(), **TIGHT, restarts=1, tiers=tiers, folder=tmp_path) as ring:
+            await ring.turn("s", [5, 6, 7])
+            assert (await ring.suspend("s")).tier == "disk"
+            monkeypatch.setattr(files, "read_tokens", read)
+            break_actor(ring, "cache", 1)
+            await check_all([ring.submit([1, 2, 3], 20, logprobs=0)])
+            ring.kept.clear()
+            ring.name("s", [5, 6, 7])
+            await ring.until(lambda: "s" in ring.kept)
+            assert ring.kept["s"][0] == "tokens"
+            assert len(readers) == 1 and readers[0] is not threading.main_thread()
 
     asyncio.run(scenario())
 
