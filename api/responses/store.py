@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -13,9 +13,9 @@ from aiohttp import web
 from api import errors
 from api.errors import ApiError
 from api.responses.events import Transcript
+from api.sessions.by_owner import ByOwner, Key
 from api.sessions.log import Turn, backwards
 
-Key: TypeAlias = tuple[bytes, str]
 MAX_RESPONSES = 10_000
 
 
@@ -86,7 +86,7 @@ class ResponseStore:
         self._cap = cap
         self._clock = clock
         self._running: dict[Key, StoredResponse] = {}
-        self._ended: OrderedDict[Key, StoredResponse] = OrderedDict()
+        self._ended: ByOwner[StoredResponse] = ByOwner()
         self._turns: Counter[Turn] = Counter()
         self._bytes_of: Counter[bytes] = Counter()
 
@@ -109,7 +109,7 @@ class ResponseStore:
         if self._running.pop((owner, response.id), None) is None:
             return
         response.stored = self._clock()
-        self._ended[owner, response.id] = response
+        self._ended.put((owner, response.id), response)
         self._hold(owner, response)
         self._drop()
 
@@ -126,18 +126,19 @@ class ResponseStore:
 
     def delete(self, owner: bytes, id: str) -> None:
         self._running.pop((owner, id), None)
-        if (response := self._ended.pop((owner, id), None)) is not None:
+        if (response := self._ended.pop((owner, id))) is not None:
             self._release(owner, response)
 
     def _drop(self) -> None:
         expired = self._clock() - self._retention
         while self._ended:
-            key, oldest = next(iter(self._ended.items()))
+            owner, oldest = next(self._ended.items())
             if oldest.stored > expired:
                 if len(self._ended) <= MAX_RESPONSES and self.bytes <= self._cap:
                     return
-                key = max(self._ended, key=lambda key: self._bytes_of[key[0]])
-            self._release(key[0], self._ended.pop(key))
+                owner = max(self._ended.owners, key=self._bytes_of.__getitem__)
+                oldest = next(iter(self._ended.of(owner)))
+            self.delete(owner, oldest.id)
 
     def _hold(self, owner: bytes, response: StoredResponse | None) -> None:
         """Count it, and what it goes on from."""

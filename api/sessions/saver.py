@@ -1,6 +1,7 @@
 """Brings a session's log to its file in the background, and says when it is there."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -19,7 +20,8 @@ T = TypeVar("T")
 
 
 class SessionDisk:
-    """The files of all sessions, called in at most MAX_THREADS threads at once. used: bytes of all logs.
+    """The files of all sessions, called in at most MAX_THREADS threads at once. used: bytes of all logs; used_by: of
+    each owner's.
 
     on_full: called when `used` grows beyond `cap`, in bytes.
     """
@@ -27,6 +29,7 @@ class SessionDisk:
     def __init__(self, files: SessionFiles, cap: int, on_full: Callable[[], None]) -> None:
         self.files = files
         self.used = 0
+        self.used_by: Counter[bytes] = Counter()
         self.cap = cap
         self.closed = False
         self._on_full = on_full
@@ -63,8 +66,9 @@ class SessionDisk:
             for key in list(self._undeleted):
                 await self.delete(key)
 
-    def grow(self, by: int) -> None:
+    def grow(self, owner: bytes, by: int) -> None:
         self.used += by
+        self.used_by[owner] += by
         if by > 0 and self.used > self.cap:
             self._on_full()
 
@@ -76,10 +80,18 @@ class Saver:
     new records are appended. size: bytes of the file. error: why the file is behind, None if it is not.
     """
 
-    def __init__(self, disk: SessionDisk, key: str, snapshot: Callable[[], list[LogRecord]], size: int = 0) -> None:
+    def __init__(
+        self,
+        disk: SessionDisk,
+        key: str,
+        snapshot: Callable[[], list[LogRecord]],
+        size: int = 0,
+        owner: bytes = b"",
+    ) -> None:
         self.error: OSError | None = None
         self._disk = disk
         self._key = key
+        self._owner = owner
         self._snapshot = snapshot
         self.size = 0
         self._new: list[LogRecord] = []
@@ -146,7 +158,7 @@ class Saver:
     def _resize(self, size: int) -> None:
         size = 0 if self._deleted else size
         growth, self.size = size - self.size, size
-        self._disk.grow(growth)
+        self._disk.grow(self._owner, growth)
 
 
 def not_deleted(error: OSError) -> ApiError:

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Protocol
@@ -15,6 +15,7 @@ from actors.requests import Tier
 from actors.tokens import Tokens
 from api import errors
 from api.errors import ApiError
+from api.sessions.by_owner import ByOwner
 from api.sessions.files import SessionFiles
 from api.sessions.log import Turn, history
 from api.sessions.restore import read_sessions
@@ -56,7 +57,7 @@ class SessionStore:
         self._disk = SessionDisk(files, disk_cap, self._close_for_disk) if files is not None else None
         self._log_cap = log_cap
         self._clock = clock
-        self._sessions: OrderedDict[tuple[bytes, str], Session] = OrderedDict()
+        self._sessions: ByOwner[Session] = ByOwner()
         self._by_key: dict[str, Session] = {}
 
     def __len__(self) -> int:
@@ -75,7 +76,7 @@ class SessionStore:
         """At the end: write what is not written, and let go of the folder. May be called again."""
         if self._disk is None or self._disk.closed:
             return
-        for session in self._sessions.values():
+        for session in self._sessions:
             session.settle_if_over()
             self._try_again(session)
         await self._disk.delete_again()
@@ -96,9 +97,9 @@ class SessionStore:
         client calls the id. Raises 400 if the id is taken, 429 if all sessions are in turns. To be told of after
         `wait_created`.
         """
-        self._drop_idle()
         id = id if id is not None else f"session-{uuid.uuid4().hex}"
-        if (owner, id) in self._sessions:
+        earlier = self._sessions.get((owner, id))
+        if earlier is not None and not self._drop_if_idle(earlier):
             raise errors.bad_request(f"session {id!r} exists already", id_field, "duplicate_session_id")
         timeout = self._idle_timeout if idle_timeout is None else min(idle_timeout, self._idle_timeout)
         session = Session(id=id, owner=owner, salt=salt, clock=self._clock, idle_timeout=timeout, branching=branching)
@@ -124,7 +125,7 @@ class SessionStore:
         session = self._sessions.get((owner, id))
         if session is None or self._drop_if_idle(session):
             return None
-        self._sessions.move_to_end((owner, id))
+        self._sessions.touch((owner, id))
         session.used = self._clock()
         return session
 
@@ -137,8 +138,7 @@ class SessionStore:
 
     def list(self, owner: bytes) -> list[Session]:
         """The owner's, most recently used first."""
-        self._drop_idle()
-        return [session for session in reversed(self._sessions.values()) if session.owner == owner]
+        return [session for session in reversed(list(self._sessions.of(owner))) if not self._drop_if_idle(session)]
 
     def fork(self, session: Session, turn: Turn | None, id: str | None = None) -> Session:
         """A second session with the turns up to `turn`: the log is shared, and so are the tree's states."""
@@ -156,7 +156,7 @@ class SessionStore:
 
     def close(self, session: Session) -> None:
         session.closed = True
-        if self._sessions.pop((session.owner, session.id), None) is None:
+        if self._sessions.pop((session.owner, session.id)) is None:
             return
         del self._by_key[session.key]
         self._gateway.unname(session.key)
@@ -172,12 +172,13 @@ class SessionStore:
 
     async def sweep(self) -> None:
         """Suspend or forget who is idle; try again to write what could not be written."""
-        self._drop_idle()
         if self._disk is not None:
             await self._disk.delete_again()
-        for session in list(self._sessions.values()):
+        for session in list(self._sessions):
             self._try_again(session)
-            if self._disk is not None and not session.suspended and self._is_idle(session) and not session.closed:
+            if self._drop_if_idle(session) or self._disk is None or session.suspended or session.closed:
+                continue
+            if self._is_idle(session):
                 with suppress(ApiError):
                     await self.suspend(session)
 
@@ -190,7 +191,7 @@ class SessionStore:
 
     def names(self) -> Iterable[Name]:
         """Every session and the tokens that it goes on from, for a ring that knows none."""
-        for session in self._sessions.values():
+        for session in self._sessions:
             session.state_tier, session.state_position = "tokens", 0
             yield Name(session.key, session.salt, session.tokens)
 
@@ -198,16 +199,16 @@ class SessionStore:
 
     def tiers(self) -> Counter[Tier]:
         """How many sessions have their state where."""
-        return Counter(session.state_tier for session in self._sessions.values())
+        return Counter(session.state_tier for session in self._sessions)
 
     @property
     def suspended(self) -> int:
-        return sum(session.suspended for session in self._sessions.values())
+        return sum(session.suspended for session in self._sessions)
 
     @property
     def memory_bytes(self) -> int:
         """Of all logs; what forks share counts for each."""
-        return sum(session.log_bytes for session in self._sessions.values())
+        return sum(session.log_bytes for session in self._sessions)
 
     @property
     def log_bytes(self) -> int:
@@ -218,8 +219,8 @@ class SessionStore:
 
     def _take_in(self, session: Session, size: int = 0) -> None:
         if self._disk is not None:
-            session.saver = Saver(self._disk, session.key, session.records, size)
-        self._sessions[session.owner, session.id] = session
+            session.saver = Saver(self._disk, session.key, session.records, size, session.owner)
+        self._sessions.put((session.owner, session.id), session)
         self._by_key[session.key] = session
         session.log_cap = self._log_cap
 
@@ -230,10 +231,6 @@ class SessionStore:
     def _is_idle(self, session: Session) -> bool:
         return not session.is_busy() and self._clock() - session.used > session.idle_timeout
 
-    def _drop_idle(self) -> None:
-        for session in list(self._sessions.values()):
-            self._drop_if_idle(session)
-
     def _drop_if_idle(self, session: Session) -> bool:
         dropped = self._disk is None and self._is_idle(session)
         if dropped:
@@ -243,12 +240,12 @@ class SessionStore:
     def _make_room(self, owner: bytes) -> None:
         """The owner's own go first, so that one who opens many does not close those of others."""
         while len(self._sessions) >= self._cap:
-            idle = [session for session in self._sessions.values() if not session.is_busy()]
-            if not idle:
+            session = first_idle(self._sessions.of(owner)) or first_idle(self._sessions)
+            if session is None:
                 headers = {"Retry-After": str(errors.RETRY_QUEUE_S)}
                 message = f"all {self._cap} sessions are in turns (--session-cap)"
                 raise ApiError(429, message, "rate_limit_error", code="too_many_sessions", headers=headers)
-            self.close(next((session for session in idle if session.owner == owner), idle[0]))
+            self.close(session)
 
     def _close_for_disk(self) -> None:
         """Whoever has most on the disk pays first. The most recently used session stays, however long it is."""
@@ -259,11 +256,18 @@ class SessionStore:
 
     def _next_to_close(self) -> Session | None:
         """Of the owner with most on the disk the least recently used session that is not in a turn."""
-        sizes: Counter[bytes] = Counter()
-        for session in self._sessions.values():
-            sizes[session.owner] += session.saver.size if session.saver is not None else 0
-        idle = [session for session in list(self._sessions.values())[:-1] if not session.is_busy()]
-        return max(idle, key=lambda session: sizes[session.owner], default=None)
+        assert self._disk is not None
+        latest = next(reversed(self._sessions), None)
+        for owner in sorted(self._sessions.owners, key=self._disk.used_by.__getitem__, reverse=True):
+            session = first_idle(session for session in self._sessions.of(owner) if session is not latest)
+            if session is not None:
+                return session
+        return None
+
+
+def first_idle(sessions: Iterable[Session]) -> Session | None:
+    """The first that is not in a turn."""
+    return next((session for session in sessions if not session.is_busy()), None)
 
 
 SESSIONS = web.AppKey("sessions", SessionStore)

@@ -1,10 +1,8 @@
-"""What the cache does for each session does not grow with the number of sessions: counted in calls, not in time."""
+"""What the cache does for each session does not grow with the number of sessions."""
 
-import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
@@ -28,8 +26,10 @@ from actors.messages import (
 )
 from actors.storage.disk import StateFile
 from actors.tokens import count, pack
+from tests.counting import calls_of
 
 FEW, MANY = 100, 400
+CACHE = "actors/cache"
 FILE = 10_000  # more than a file of these sessions takes
 
 
@@ -106,28 +106,6 @@ class Bench:
                 pass
 
 
-@contextmanager
-def counted_calls() -> Iterator[Counter[str]]:
-    """How often each function of the cache is entered, generators once an item."""
-    calls: Counter[str] = Counter()
-
-    def count_call(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and "/cache/" in frame.f_code.co_filename:
-            calls[frame.f_code.co_qualname] += 1
-
-    sys.setprofile(count_call)
-    try:
-        yield calls
-    finally:
-        sys.setprofile(None)
-
-
-def calls_of(work: Callable[[], None]) -> int:
-    with counted_calls() as calls:
-        work()
-    return calls.total()
-
-
 # Where the sessions are when the drain begins, and what is short then: (slots, host, files) of so many sessions.
 PLACES: dict[str, Callable[[int], tuple[int, int, int]]] = {
     "in host memory": lambda sessions: (8, 2 * sessions, sessions),
@@ -141,7 +119,7 @@ PLACES: dict[str, Callable[[int], tuple[int, int, int]]] = {
 @pytest.mark.parametrize("place", PLACES)
 def test_a_drain_takes_as_much_for_each_of_many_sessions_as_for_each_of_few(place: str) -> None:
     few, many = (Bench(sessions, *PLACES[place](sessions)) for sessions in (FEW, MANY))
-    assert calls_of(many.drain) < 1.25 * MANY / FEW * calls_of(few.drain)
+    assert calls_of(many.drain, CACHE) < 1.25 * MANY / FEW * calls_of(few.drain, CACHE)
     assert many.told["disk"] >= MANY / 2 and many.disk.deleted <= MANY / 2
 
 
@@ -149,7 +127,7 @@ def test_a_drain_takes_as_much_for_each_of_many_sessions_as_for_each_of_few(plac
 def test_an_act_takes_no_more_beside_many_copies_than_beside_few(files: str) -> None:
     """Where host memory is full of copies that are written ahead, or cannot be."""
     few, many = (Bench(sessions, 8, sessions, sessions if files == "enough" else 1) for sessions in (FEW, MANY))
-    acts = [calls_of(bench.cache.act) for bench in (few, many)]
+    acts = [calls_of(bench.cache.act, CACHE) for bench in (few, many)]
     assert acts[0] == acts[1]
     for bench in (few, many):
         assert bench.told["host"] >= FEW - 8
@@ -158,9 +136,9 @@ def test_an_act_takes_no_more_beside_many_copies_than_beside_few(files: str) -> 
 
 def test_a_session_costs_as_much_among_many_as_among_few() -> None:
     """With room for half of them and no disk: each turn makes some."""
-    costs = {}
-    for sessions in (FEW, MANY):
-        with counted_calls() as calls:
-            Bench(sessions, 8, sessions // 2, 0).ledger.close()
-        costs[sessions] = calls.total()
-    assert costs[MANY] < 1.25 * MANY / FEW * costs[FEW]
+    few, many = (calls_of(partial(live, sessions), CACHE) for sessions in (FEW, MANY))
+    assert many < 1.25 * MANY / FEW * few
+
+
+def live(sessions: int) -> None:
+    Bench(sessions, 8, sessions // 2, 0).ledger.close()

@@ -1,0 +1,64 @@
+"""What owners have stored, the least recently used first: of all of them, and of each."""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+from typing import Generic, TypeAlias, TypeVar
+
+Key: TypeAlias = tuple[bytes, str]
+T = TypeVar("T")
+
+
+class ByOwner(Generic[T]):
+    """Items by owner and id. Each call takes the same time among few and many; so does the first of an iteration."""
+
+    def __init__(self) -> None:
+        self._all: OrderedDict[Key, T] = OrderedDict()
+        self._of: dict[bytes, OrderedDict[str, T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._all
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._all.values())
+
+    def __reversed__(self) -> Iterator[T]:
+        return reversed(self._all.values())
+
+    def items(self) -> Iterator[tuple[bytes, T]]:
+        """With their owners."""
+        return ((owner, item) for (owner, _), item in self._all.items())
+
+    @property
+    def owners(self) -> Collection[bytes]:
+        return self._of.keys()
+
+    def of(self, owner: bytes) -> Collection[T]:
+        own = self._of.get(owner)
+        return own.values() if own is not None else ()
+
+    def get(self, key: Key) -> T | None:
+        return self._all.get(key)
+
+    def put(self, key: Key, item: T) -> None:
+        """As the one used last."""
+        self._all[key] = item
+        self._of.setdefault(key[0], OrderedDict())[key[1]] = item
+        self.touch(key)
+
+    def touch(self, key: Key) -> None:
+        """It was used now."""
+        self._all.move_to_end(key)
+        self._of[key[0]].move_to_end(key[1])
+
+    def pop(self, key: Key) -> T | None:
+        """Take it out; None if it is not there."""
+        if key not in self._all:
+            return None
+        own = self._of[key[0]]
+        del own[key[1]]
+        if not own:
+            del self._of[key[0]]
+        return self._all.pop(key)

@@ -1,0 +1,76 @@
+"""A session costs its server as much among many as among few, and so does a stored response."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from api.responses import store as responses
+from api.responses.events import Transcript
+from api.responses.store import ResponseStore, StoredResponse
+from api.sessions.files import SessionFiles
+from api.sessions.store import SessionStore
+from tests.counting import calls_of
+
+FEW, MANY = 20, 200
+
+
+def full_store(sessions: int, files: SessionFiles | None = None) -> SessionStore:
+    """With as many sessions as it takes, half of them the owner's own."""
+    store = SessionStore(sessions, 3600.0, mock.Mock(), files, disk_cap=1 << 30)
+    for number in range(sessions):
+        store.create(b"own" if number % 2 else b"other", f"s{number}")
+    return store
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_new_session_where_there_is_no_room_for_more(on_disk: bool, tmp_path: Path) -> None:
+    async def scenario() -> list[int]:
+        costs = []
+        for sessions in (FEW, MANY):
+            files = SessionFiles(tmp_path / str(sessions)) if on_disk else None
+            store = full_store(sessions, files)
+            costs.append(calls_of(partial(store.create, b"own"), "api/sessions"))
+            assert len(store) == sessions and store.find(b"own", "s1") is None and store.find(b"other", "s0")
+            await store.close_files()
+        return costs
+
+    few, many = asyncio.run(scenario())
+    assert many == few
+
+
+def test_the_next_to_go_where_the_disk_is_full(tmp_path: Path) -> None:
+    async def scenario() -> list[int]:
+        costs = []
+        for sessions in (FEW, MANY):
+            store = full_store(sessions, SessionFiles(tmp_path / str(sessions)))
+            await asyncio.gather(*(store.wait_created(session) for session in store.list(b"own")))
+            costs.append(calls_of(store._next_to_close, "api/sessions"))
+            assert store._next_to_close() is store.list(b"other")[-1]
+            await store.close_files()
+        return costs
+
+    few, many = asyncio.run(scenario())
+    assert many == few
+
+
+def test_an_ended_response_where_there_is_no_room_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = []
+    for stored in (FEW, MANY):
+        monkeypatch.setattr(responses, "MAX_RESPONSES", stored)
+        store = ResponseStore(3600.0, 1 << 30)
+        for number in range(stored):
+            put(store, f"r{number}")
+        costs.append(calls_of(partial(put, store, "last"), "api/responses"))
+        assert len(store) == stored and store.find(b"", "r0") is None and store.find(b"", "r1")
+    assert costs[0] == costs[1]
+
+
+def put(store: ResponseStore, id: str) -> None:
+    transcript: Any = mock.Mock(Transcript)
+    response = StoredResponse(id=id, transcript=transcript, messages=[], size=10)
+    store.put(b"", response)
+    store.mark_ended(b"", response)
