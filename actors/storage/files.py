@@ -5,7 +5,9 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -23,6 +25,7 @@ from actors.tokens import Tokens, count
 
 FORMAT, VERSION = "baton-state", "1"
 COPY_TIMEOUT_S = 60.0
+WRITERS, MOST_TOGETHER = 8, 256
 SUFFIX, UNFINISHED = ".safetensors", ".tmp"
 
 
@@ -46,6 +49,7 @@ class StateFileHeader:
 class StateFiles:
     """The disk of the cache: its calls are carried out in order on a thread of their own, from `start` to `close`.
 
+    Writes behind one another are carried out together, as most of their time goes into waiting for the disk.
     folder: holds nothing else. model: what tells states of this model from those of others.
     Files are `<digest of salt and tokens>.safetensors`: `tokens` int32 [position], `state.i` and `kv.i` as in the
     pools, of one slot and of `position` tokens.
@@ -55,6 +59,8 @@ class StateFiles:
         self._folder, self._model, self._host = folder, model, host
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._together: dict[tuple[str, Tokens], int] | None = None
+        self._changing = threading.Lock()
         self._deliver: Callable[[Written | Loaded], None] = lambda message: None
         self._found: list[StateFile] = []
 
@@ -96,13 +102,24 @@ class StateFiles:
         return found
 
     def write(self, key: int, salt: str, tokens: Tokens) -> None:
-        self._calls.put(lambda: self._deliver(Written(key, self._attempt(lambda: self._write(key, salt, tokens)))))
+        with self._changing:
+            together = self._together
+            if together is None or (salt, tokens) in together or len(together) == MOST_TOGETHER:
+                self._together = together = {}
+                self._calls.put(partial(self._write_all, together))
+            together[salt, tokens] = key
 
     def read(self, key: int, salt: str, tokens: Tokens) -> None:
-        self._calls.put(lambda: self._deliver(Loaded(key, self._attempt(lambda: self._read(key, salt, tokens)))))
+        self._put(lambda: self._deliver(Loaded(key, self._attempt(lambda: self._read(key, salt, tokens)))))
 
     def delete(self, salt: str, tokens: Tokens) -> None:
-        self._calls.put(lambda: self._path(salt, tokens).unlink(missing_ok=True))
+        self._put(lambda: self._path(salt, tokens).unlink(missing_ok=True))
+
+    def _put(self, call: Callable[[], None]) -> None:
+        """Later writes are to be behind it."""
+        with self._changing:
+            self._together = None
+            self._calls.put(call)
 
     # On the thread
 
@@ -112,6 +129,18 @@ class StateFiles:
                 call()
             except OSError as error:
                 structlog.get_logger().warning("a state file could not be deleted", error=str(error))
+
+    def _write_all(self, together: dict[tuple[str, Tokens], int]) -> None:
+        """And then bring their names to the disk, once for all of them."""
+        with self._changing:
+            if self._together is together:
+                self._together = None
+        with ThreadPoolExecutor(min(WRITERS, len(together)), "state-file") as writers:
+            writes = [partial(self._write, key, *name) for name, key in together.items()]
+            errors = list(writers.map(self._attempt, writes))
+        unsynced = "" if all(errors) else self._attempt(lambda: sync(self._folder))
+        for key, error in zip(together.values(), errors, strict=True):
+            self._deliver(Written(key, error or unsynced))
 
     def _attempt(self, call: Callable[[], None]) -> str:
         try:
@@ -134,7 +163,6 @@ class StateFiles:
             unfinished.chmod(0o600)
             sync(unfinished)
             unfinished.rename(path)
-            sync(self._folder)
         finally:
             unfinished.unlink(missing_ok=True)
 

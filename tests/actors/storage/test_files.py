@@ -3,9 +3,11 @@
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from actors.messages import Loaded, Written
+from actors.storage import files as storage
 from actors.storage.files import StateFiles
 from actors.storage.host_memory import HostState, HostStates
 from actors.tokens import pack
@@ -38,3 +40,52 @@ def test_at_the_end_nobody_waits_for_a_copy_that_was_never_made(tmp_path: Path) 
     assert time.monotonic() - began < 10
     [written] = told
     assert isinstance(written, Written) and written.error
+
+
+def test_writes_behind_one_another_share_one_sync_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is told of when its own bytes and its name are on the disk; one that fails is told of alone."""
+    host, told, synced = HostStates(), list[Written | Loaded](), list[tuple[Path, int]]()
+    for key in range(50):
+        host.put(key, HostState(1, [torch.full((4,), float(key))], []))
+    sync = storage.sync
+
+    def noted_sync(path: Path) -> None:
+        synced.append((path, len(told)))
+        sync(path)
+
+    def failing(self: StateFiles, key: int, salt: str, tokens: bytes) -> None:
+        if key == 7:
+            raise OSError("no space left on the device")
+        write(self, key, salt, tokens)
+
+    write = StateFiles._write
+    monkeypatch.setattr(storage, "sync", noted_sync)
+    monkeypatch.setattr(StateFiles, "_write", failing)
+    files = StateFiles(tmp_path, "model", host)
+    for key in range(50):
+        files.write(key, "", pack([key]))
+    files.start(told.append)
+    files.close()
+    assert told == [Written(key, "no space left on the device" if key == 7 else "") for key in range(50)]
+    assert synced[-1] == (tmp_path, 0) and [path for path, _ in synced].count(tmp_path) == 1
+    assert len({path for path, _ in synced}) == 50 and len(list(tmp_path.iterdir())) == 49
+
+
+def test_calls_for_one_file_are_carried_out_in_order(tmp_path: Path) -> None:
+    host, told = HostStates(), list[Written | Loaded]()
+    for key in (1, 2):
+        host.put(key, HostState(1, [torch.full((4,), float(key))], []))
+    files = StateFiles(tmp_path, "model", host)
+    files.write(1, "", pack([5]))
+    files.write(2, "", pack([5]))
+    files.read(3, "", pack([5]))
+    files.delete("", pack([5]))
+    files.write(2, "", pack([5]))
+    files.delete("", pack([5]))
+    files.start(told.append)
+    files.close()
+    assert told == [Written(1), Written(2), Loaded(3), Written(2)]
+    assert host.get(3).state[0].tolist() == [2.0] * 4
+    assert not list(tmp_path.iterdir())
