@@ -307,7 +307,13 @@ class Delta(Struct, tag=True, array_like=True):
 
 
 class Flush(Struct, tag=True, array_like=True):
-    """api → cache: forget the tree."""
+    """api → cache: forget the tree, and the copies below it, files included; answered by Flushed."""
+
+    ticket: int
+
+
+class Cleared(Struct, tag=True, array_like=True):
+    """disk → cache: all that was asked of it before this ticket is carried out."""
 
     ticket: int
 
@@ -432,10 +438,11 @@ class Restarted(Struct, tag=True, array_like=True):
     """supervision → api: the four actors were made anew; every open request is to be submitted again."""
 
 
+DiskReport: TypeAlias = Written | Loaded | Cleared
 Message: TypeAlias = (
     Granted | Spare | Return | Admit | Step | Stepped | Retired | Donate | Free
-    | SaveFromReq | Export | Exported | Unmade | Drop | Written | Loaded | Name | Unname | Suspend | Suspended | Kept
-    | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed | Retire | Admitted | Copied
-    | Settled | Requeue | Over | Ended | Delta | Flush | Flushed | Pause | Paused | Continue | Drain
+    | SaveFromReq | Export | Exported | Unmade | Drop | Written | Loaded | Cleared | Name | Unname | Suspend
+    | Suspended | Kept | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed
+    | Retire | Admitted | Copied | Settled | Requeue | Over | Ended | Delta | Flush | Flushed | Pause | Paused | Continue | Drain
     | Drained | Ran | Restarted
 )  # fmt: skip

@@ -18,6 +18,7 @@ from actors.lease import Lease, Ledger, Place
 from actors.messages import (
     Acquire,
     Cancel,
+    Cleared,
     Closed,
     Copied,
     Donate,
@@ -118,6 +119,9 @@ class Cache:
                     self._close(self.accounts[closes])
             case Flush(ticket):
                 self._flush()
+                if not self.tiers.store.ask_for_clearance(ticket):
+                    self.send("api", Flushed(ticket))
+            case Cleared(ticket):
                 self.send("api", Flushed(ticket))
             case Drain():
                 self._draining = True
@@ -134,7 +138,7 @@ class Cache:
             self.send("scheduler", Closed(grant))
         self._closed.clear()
         self._bound_tree()
-        if self._draining and not self.accounts and self._slots_in_transit() == 0 and self.tiers.idle:
+        if self._draining and not self.accounts and not self.ledger.counts[Place.TRANSIT] and self.tiers.idle:
             self._draining = False
             self.send("api", Drained(self._leaks()))
 
@@ -412,7 +416,7 @@ class Cache:
             pass
 
     def _flush(self) -> None:
-        """Forget every path; a state that is lent goes when its loan ends, an older Donate when it arrives."""
+        """Forget every path, and every copy below; a state that is lent goes later, an older Donate when it arrives."""
         for node in self.tree.clear():
             assert node.state is not None
             self.tiers.names.lost_in_pool(node)
@@ -420,13 +424,10 @@ class Cache:
                 self._flushed[node] = node.state
             else:
                 self.ledger.free(node.state)
+        self.tiers.store.flush()
         self.counters["flushes"] += 1
 
     # Draining
-
-    def _slots_in_transit(self) -> int:
-        """Slots that are on their way."""
-        return self.ledger.counts[Place.TRANSIT]
 
     def _leaks(self) -> list[str]:
         """Slots and pages that should be home and are not."""

@@ -58,6 +58,7 @@ class CopyStore:
     ) -> None:
         self.limits = limits
         self.tree: RadixTree[StateCopy] = RadixTree(PagePool(0, 1))
+        self.leaving: set[Node[StateCopy]] = set()
         self.host_bytes = self.disk_bytes = 0
         self.counters: Counter[str] = Counter()
         self._disk: Disk = disk if disk is not None and limits.disk_bytes else NoDisk()
@@ -96,8 +97,9 @@ class CopyStore:
     # Finding
 
     def match(self, salt: str, tokens: Tokens, limit: int) -> Node[StateCopy] | None:
-        """The deepest copy at or before `limit`."""
-        return self.tree.deepest(salt, tokens, limit)
+        """The deepest copy at or before `limit`, if something can come of it."""
+        node = self.tree.deepest(salt, tokens, limit)
+        return node if node is not None and not copy_of(node).lost else None
 
     def find(self, salt: str, tokens: Tokens) -> Node[StateCopy] | None:
         """The copy at exactly the end of these tokens."""
@@ -108,8 +110,9 @@ class CopyStore:
 
     def reserve(self, salt: str, tokens: Tokens) -> tuple[Node[StateCopy], int] | None:
         """Where the copy of a state goes that has none yet, and its key; None if there is no room."""
-        copy = self._new(count(tokens))
-        if not self._make_host_room(copy.size):
+        copy, there = self._new(count(tokens)), self.tree.deepest(salt, tokens, count(tokens))
+        is_taken = there is not None and there.end == count(tokens)  # by one that is lost, but not gone yet
+        if is_taken or not self._make_host_room(copy.size):
             return None
         node = self._add(salt, tokens, copy)
         self._come(node)
@@ -124,13 +127,12 @@ class CopyStore:
 
     def unmade(self, key: int) -> None:
         """The copy under `key` could not be made after all: what is not in a file is lost."""
-        for node in self._in_host:
-            if copy_of(node).key == key and copy_of(node).in_host:
-                self.counters["lost_copies"] += 1
-                self._no_longer_in_host(node)
-                self._changed(node)
-                self._forget_if_unused(node)
-                return
+        node = next((node for node in self.tree.states if copy_of(node).key == key and copy_of(node).in_host), None)
+        if node is not None:
+            self.counters["lost_copies"] += 1
+            self._no_longer_in_host(node)
+            (self._changed if copy_of(node).in_file else self._gone)(node)
+            self._end_of(node)
 
     def load(self, node: Node[StateCopy]) -> bool:
         """Have the copy in host memory, now or soon; False if there is no room for it."""
@@ -158,8 +160,9 @@ class CopyStore:
         else:
             self.counters["damaged_files"] += 1
             self._no_longer_in_host(node)
-            self.disk_bytes -= copy.file_size
-            copy.disk = Presence.ABSENT
+            if copy.in_file:
+                self.disk_bytes -= copy.file_size
+                copy.disk = Presence.ABSENT
             self._forget(node)
         self._end_of(node)
         return node
@@ -203,11 +206,12 @@ class CopyStore:
     def written(self, key: int, error: str) -> None:
         node = self._writing.pop(key)
         copy = copy_of(node)
-        copy.disk = Presence.ABSENT if error else Presence.PRESENT
+        in_file = not error and not copy.flushed
+        copy.disk = Presence.PRESENT if in_file else Presence.ABSENT
         copy.unwritable = bool(error)
         self._bytes_in_writing -= copy.size
-        if error:
-            self.counters["failed_writes"] += 1
+        self.counters["failed_writes"] += bool(error)
+        if not in_file:
             self.disk_bytes -= copy.file_size
         self._changed(node)
         self._end_of(node)
@@ -243,6 +247,29 @@ class CopyStore:
         self._queues.sort(node)
         self._forget_if_unused(node)
 
+    def flush(self) -> None:
+        """Forget every copy. Its file is deleted now: what is written under that name from now on comes behind it.
+
+        Where something is under way with a copy, it is out of reach, and goes when that is over: `leaving`.
+        """
+        for node in self.tree.clear():
+            copy = copy_of(node)
+            self._gone(node)
+            copy.flushed, copy.wanted = True, False
+            if copy.disk is not Presence.ABSENT:
+                self._disk.delete(root_of(node).salt, tokens_to(node))
+            if copy.in_file:
+                self.disk_bytes -= copy.file_size
+                copy.disk = Presence.ABSENT
+            self.leaving.add(node)
+            self._end_of(node)
+
+    def ask_for_clearance(self, ticket: int) -> bool:
+        """Have Cleared come when the disk has done all that it was asked for; False if there is no disk."""
+        if self.has_disk:
+            self._disk.clear(ticket)
+        return self.has_disk
+
     def release_unnamed(self) -> None:
         """Files that were there at the start, and that no session has claimed."""
         for node in list(self.tree.states):
@@ -263,9 +290,13 @@ class CopyStore:
             self._leave_host(node)
         if copy.in_file:
             self._leave_disk(node)
-        self.tree.take_state(node)
+        if copy.flushed:
+            node.state = None
+            self.leaving.discard(node)
+        else:
+            self.tree.take_state(node)
         self._queues.sort(node)
-        while node.parent is not None and not node.children and node.state is None:
+        while not copy.flushed and node.parent is not None and not node.children and node.state is None:
             parent = node.parent
             self.tree.remove(node)
             node = parent

@@ -19,7 +19,8 @@ class StateCopy:
     """A state that left the pool: in host memory under `key`, in a file, or both; the sizes in bytes are its own.
 
     loans: requests that wait for it or are filled from it. wanted: False when no session can go on from it any more;
-    then it goes as soon as nothing is under way with it. unwritable: a write of it has failed.
+    then it goes as soon as nothing is under way with it. unwritable: a write of it has failed. flushed: it is not to be
+    found any more.
     """
 
     key: int
@@ -30,6 +31,7 @@ class StateCopy:
     loans: int = 0
     wanted: bool = True
     unwritable: bool = False
+    flushed: bool = False
 
     @property
     def in_host(self) -> bool:
@@ -38,6 +40,11 @@ class StateCopy:
     @property
     def in_file(self) -> bool:
         return self.disk is Presence.PRESENT
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing can come of it: it is nowhere, and not on its way to host memory."""
+        return self.host is Presence.ABSENT and self.disk is not Presence.PRESENT
 
     @property
     def tier(self) -> Tier:
@@ -70,7 +77,7 @@ class CopyQueues:
     def sort(self, node: Node[StateCopy]) -> None:
         """To be called after any change of the copy at this node, and when there is none any more."""
         copy = node.state
-        if copy is None:
+        if copy is None or copy.flushed:
             for queue in (self.in_both, self.in_host_only, self.unwritten, self.in_file):
                 queue.put(node, False)
             return

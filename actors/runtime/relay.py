@@ -18,7 +18,7 @@ from actors.cache.pages import PagePool
 from actors.forward.actor import Forward
 from actors.forward.device import Device, DeviceThread
 from actors.lease import Ledger, Move, Place, Violation
-from actors.messages import Loaded, Message, Ran, Restarted, Unmade, Written
+from actors.messages import DiskReport, Message, Ran, Restarted, Unmade
 from actors.results.actor import ResultProcessor, Vocabulary
 from actors.runtime.events import Event, UnitEvent, move_event
 from actors.runtime.explain import explain_slots, explain_tree
@@ -108,7 +108,7 @@ class Unit:
         """From the device's thread."""
         self._loop.call_soon_threadsafe(self._arrived, "device", "forward", message)
 
-    def _from_disk(self, message: Written | Loaded) -> None:
+    def _from_disk(self, message: DiskReport) -> None:
         self._loop.call_soon_threadsafe(self._arrived, "disk", "cache", message)
 
     def _arrived(self, sender: str, to: Address, message: Message) -> None:

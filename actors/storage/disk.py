@@ -5,7 +5,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from actors.messages import Loaded, Written
+from actors.messages import DiskReport
 from actors.tokens import Tokens
 
 
@@ -36,6 +36,9 @@ class Disk(Protocol):
     def delete(self, salt: str, tokens: Tokens) -> None:
         """Delete a file."""
 
+    def clear(self, ticket: int) -> None:
+        """Cleared(ticket) follows when every call before this one is carried out."""
+
 
 class DiskThread(Disk, Protocol):
     """A disk whose calls are carried out while it is started; it outlives the unit of actors."""
@@ -43,7 +46,7 @@ class DiskThread(Disk, Protocol):
     def scan_again(self) -> None:
         """Look at the files for the next unit, while it is not started. Blocks: not for the event loop."""
 
-    def start(self, deliver: Callable[[Written | Loaded], None]) -> None:
+    def start(self, deliver: Callable[[DiskReport], None]) -> None:
         """deliver is called from a thread of its own."""
 
     def close(self) -> None:
@@ -63,4 +66,7 @@ class NoDisk:
         raise AssertionError("there is no disk")
 
     def delete(self, salt: str, tokens: Tokens) -> None:
+        raise AssertionError("there is no disk")
+
+    def clear(self, ticket: int) -> None:
         raise AssertionError("there is no disk")

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from actors.messages import Loaded, Written
+from actors.messages import Cleared, DiskReport, Loaded, Written
 from actors.storage.disk import StateFile
 from actors.storage.host_memory import HostState, HostStates
 from actors.tokens import Tokens, count
@@ -61,10 +61,10 @@ class StateFiles:
         self._thread: threading.Thread | None = None
         self._together: dict[tuple[str, Tokens], int] | None = None
         self._changing = threading.Lock()
-        self._deliver: Callable[[Written | Loaded], None] = lambda message: None
+        self._deliver: Callable[[DiskReport], None] = lambda message: None
         self._found: list[StateFile] = []
 
-    def start(self, deliver: Callable[[Written | Loaded], None]) -> None:
+    def start(self, deliver: Callable[[DiskReport], None]) -> None:
         """deliver: is called from the thread."""
         self._deliver = deliver
         self._thread = threading.Thread(target=self._work, name="disk", daemon=True)
@@ -114,6 +114,9 @@ class StateFiles:
 
     def delete(self, salt: str, tokens: Tokens) -> None:
         self._put(lambda: self._path(salt, tokens).unlink(missing_ok=True))
+
+    def clear(self, ticket: int) -> None:
+        self._put(lambda: self._deliver(Cleared(ticket)))
 
     def _put(self, call: Callable[[], None]) -> None:
         """Later writes are to be behind it."""

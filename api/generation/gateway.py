@@ -189,7 +189,7 @@ class Gateway:
         return len(self._open)
 
     async def flush(self) -> None:
-        """Forget the tree; returns when the cache has done it."""
+        """Forget the tree and the copies below it; returns when that is done, on disk too."""
         ticket = next(self._tickets)
         self._flushes[ticket] = asyncio.get_running_loop().create_future()
         try:
@@ -302,9 +302,8 @@ class Gateway:
         """The unit was made anew, with an empty tree: whatever the old one owed is asked for again, or is done."""
         self._abandoned.clear()
         self._changed.set()
-        for flush in self._flushes.values():
-            if not flush.done():
-                flush.set_result(None)
+        for ticket in self._flushes:
+            self._post("cache", Flush(ticket))
         for ticket, asked in self._suspending.items():
             if not asked.done():
                 asked.set_result(Suspended(ticket, "tokens", 0))

@@ -87,6 +87,7 @@ class SessionChecks:
     def _check_nothing_is_forgotten(self) -> None:
         """Nothing is in host memory or on disk of which the cache does not know."""
         copies = [(node, copy_of(node)) for node in self._store.tree.states]
+        assert not self._store.leaving, "a flushed copy stays, and nothing moves"
         assert not self._store.busy and not any(copy.busy for _, copy in copies), "a copy is busy, and nothing moves"
         assert self._device.vault.keys() == {copy.key for _, copy in copies if copy.in_host}
         assert self._disk.stored.keys() == {name_of(node) for node, copy in copies if copy.in_file}
@@ -116,12 +117,12 @@ class SessionChecks:
         lent: Counter[Node[StateCopy]] = Counter()
         lent.update(account.fill for account in self._cache.accounts.values() if account.fill is not None)
         lent.update(parked.awaits for parked in self._cache.waiting.in_order() if parked.awaits is not None)
-        for node in self._store.tree.states:
+        for node in (*self._store.tree.states, *self._store.leaving):
             assert copy_of(node).loans == lent.pop(node, 0), f"the loans of {node.id} are not its requests'"
         assert not any(node.state is not None for node in lent), "a copy that is not in the tree is lent"
 
     def _check_bytes(self) -> None:
-        copies = [copy_of(node) for node in self._store.tree.states]
+        copies = [copy_of(node) for node in (*self._store.tree.states, *self._store.leaving)]
         host = sum(copy.size for copy in copies if copy.host is not Presence.ABSENT)
         disk = sum(copy.file_size for copy in copies if copy.disk is not Presence.ABSENT)
         assert self._store.host_bytes == host <= self._limits.host_bytes, f"{host} bytes in host memory"

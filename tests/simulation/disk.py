@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from actors.messages import Loaded, Written
+from actors.messages import Cleared, DiskReport, Loaded, Written
 from actors.storage.disk import StateFile
 from actors.tokens import Tokens, count, unpack
 from models.hash_definition import next_state
@@ -32,7 +32,7 @@ class SimulatedDisk:
         self,
         device: HashDevice,
         size: Callable[[int], int],
-        deliver: Callable[[Written | Loaded], None],
+        deliver: Callable[[DiskReport], None],
         duration: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.stored: dict[tuple[str, Tokens], Copy] = {}
@@ -47,6 +47,7 @@ class SimulatedDisk:
         self._deliver = deliver
         self._duration = duration
         self._damaged: set[tuple[str, Tokens]] = set()
+        self._failed: set[tuple[str, Tokens]] = set()
         self._writes = 0
         self._due = 0.0
 
@@ -63,6 +64,9 @@ class SimulatedDisk:
 
     def delete(self, salt: str, tokens: Tokens) -> None:
         self._enqueue(Call("delete", 0, salt, tokens))
+
+    def clear(self, ticket: int) -> None:
+        self._enqueue(Call("clear", ticket, "", b""))
 
     # Execution
 
@@ -82,6 +86,8 @@ class SimulatedDisk:
         match call.how:
             case "write":
                 self._deliver(Written(call.key, self._write(call)))
+            case "clear":
+                self._deliver(Cleared(call.key))
             case "read":
                 self._deliver(Loaded(call.key, self._read(call)))
             case _:
@@ -107,6 +113,7 @@ class SimulatedDisk:
 
     def _write(self, call: Call) -> str:
         self._writes += 1
+        self._failed.add((call.salt, call.tokens))
         if call.key in self._device.unmade:
             return "injected: the copy could not be made"
         if call.key not in self._device.vault:
@@ -117,6 +124,7 @@ class SimulatedDisk:
             self.counters["failed write"] += 1
             return "injected: no space left on the device"
         name = call.salt, call.tokens
+        self._failed.discard(name)
         self.bytes += self._size(copy.position) if name not in self.stored else 0
         self.stored[name] = copy
         self._damaged.discard(name)
@@ -145,6 +153,8 @@ class SimulatedDisk:
 
     def _delete(self, call: Call) -> None:
         name = call.salt, call.tokens
+        if name in self._failed:
+            return  # It was asked for behind the write, before that was known to have failed.
         if name not in self.stored:
             raise DeviceError(f"there is no file of {unpack(call.tokens)} to be deleted")
         del self.stored[name]

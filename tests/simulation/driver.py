@@ -15,12 +15,13 @@ from actors.lease import Lease, LeaseError, Move, Place, Violation
 from actors.messages import (
     Acquire,
     Admitted,
+    DiskReport,
     Donate,
     Flush,
+    Flushed,
     Free,
     Granted,
     Kept,
-    Loaded,
     Message,
     Paused,
     Ran,
@@ -32,7 +33,6 @@ from actors.messages import (
     Stepped,
     Suspended,
     Unmade,
-    Written,
 )
 from actors.runtime.transport import arrive, depart, leases_in
 from tests.simulation.checks import check_end, check_leases, check_paused, check_rows, check_shares
@@ -251,7 +251,7 @@ class Simulation:
         else:
             actor.act()
 
-    def _answered(self, answer: Written | Loaded) -> None:
+    def _answered(self, answer: DiskReport) -> None:
         self._send("disk", "cache", answer)
 
     def _ran(self, report: Ran | Unmade) -> None:
@@ -281,6 +281,9 @@ class Simulation:
                 unit.known[grant] = match - (origin == "slot")  # A state that was moved has left the tree.
             case Donate(grant, _, position):
                 unit.known[grant] = position
+            case Flushed():
+                assert not unit.cache.tree.states, "a flush leaves states in the tree"
+                assert not unit.cache.tiers.store.tree.states, "a flush leaves copies below the pool"
             case Kept() | Suspended():
                 unit.session_checks.told(message)
             case Paused(ticket):

@@ -327,3 +327,13 @@ def granted_a_state_that_was_lost(patch: Patch) -> None:
         return lease or self._ledger.take("cache"), moved
 
     patch(Allocator, "_state_slot", state_slot)
+
+
+def flush_leaves_the_copies(patch: Patch) -> None:
+    """A flush forgets the tree, and what is in host memory and on disk is gone on from."""
+    patch(CopyStore, "flush", lambda self: None)
+
+
+def copy_that_was_not_made_is_kept(patch: Patch) -> None:
+    """The cache does not hear that an export failed."""
+    patch(CopyStore, "unmade", lambda self, key: None)

@@ -250,7 +250,7 @@ def draw(
 def _with_bad_calls(rng: random.Random, scenario: Scenario) -> Scenario:
     if rng.random() >= WITH_BAD_CALLS:
         return scenario
-    bad = [BadCall(how, rng.randint(1, 12)) for how in rng.choices(get_args(Call)[:-1], k=rng.choice([1, 2, 6]))]
+    bad = [BadCall(how, rng.randint(1, 12)) for how in rng.choices(get_args(Call), k=rng.choice([1, 2, 6]))]
     return replace(scenario, faults=(*scenario.faults, *bad))
 
 

@@ -85,6 +85,8 @@ FOUND_BY = {
     "turns_not_taken": 295,
     "pages_evicted_before_the_slot_is_sure": 4,
     "blocked_head_blocks_all": 9,
+    "flush_leaves_the_copies": 20,
+    "copy_that_was_not_made_is_kept": 35,
     "row_run_though_it_could_not_be_set_up": 48,
     "paused_rows_step_on": 49,
     "retracting_pause_keeps_the_slots": 25,

@@ -3,7 +3,7 @@
 import pytest
 
 from actors.forward.device import Work, WorkCheckpoint, WorkChunk
-from actors.messages import Acquire, Loaded, Ran, Submit, Written
+from actors.messages import Acquire, DiskReport, Loaded, Ran, Submit, Written
 from actors.requests import Request, Sampling, Stops
 from actors.tokens import pack, unpack
 from models.hash_definition import expected_output
@@ -129,7 +129,7 @@ class Disk(SimulatedDisk):
 
     def __init__(self) -> None:
         self.device = exported()
-        self.told: list[Written | Loaded] = []
+        self.told: list[DiskReport] = []
         super().__init__(self.device, lambda position: position, self.told.append)
 
     def drain(self) -> None:

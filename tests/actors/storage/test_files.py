@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.messages import Loaded, Written
+from actors.messages import DiskReport, Loaded, Written
 from actors.storage import files as storage
 from actors.storage.files import StateFiles
 from actors.storage.host_memory import HostState, HostStates
@@ -14,7 +14,7 @@ from actors.tokens import pack
 
 
 def test_what_was_read_does_not_change_with_the_file(tmp_path: Path) -> None:
-    host, told = HostStates(), list[Written | Loaded]()
+    host, told = HostStates(), list[DiskReport]()
     state = torch.randn(64, 64)
     host.put(1, HostState(3, [state], []))
     files = StateFiles(tmp_path, "model", host)
@@ -31,7 +31,7 @@ def test_what_was_read_does_not_change_with_the_file(tmp_path: Path) -> None:
 
 
 def test_at_the_end_nobody_waits_for_a_copy_that_was_never_made(tmp_path: Path) -> None:
-    told = list[Written | Loaded]()
+    told = list[DiskReport]()
     files = StateFiles(tmp_path, "model", HostStates())
     files.start(told.append)
     files.write(1, "", pack([1]))
@@ -46,7 +46,7 @@ def test_writes_behind_one_another_share_one_sync_of_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is told of when its own bytes and its name are on the disk; one that fails is told of alone."""
-    host, told, synced = HostStates(), list[Written | Loaded](), list[tuple[Path, int]]()
+    host, told, synced = HostStates(), list[DiskReport](), list[tuple[Path, int]]()
     for key in range(50):
         host.put(key, HostState(1, [torch.full((4,), float(key))], []))
     sync = storage.sync
@@ -74,7 +74,7 @@ def test_writes_behind_one_another_share_one_sync_of_the_folder(
 
 
 def test_calls_for_one_file_are_carried_out_in_order(tmp_path: Path) -> None:
-    host, told = HostStates(), list[Written | Loaded]()
+    host, told = HostStates(), list[DiskReport]()
     for key in (1, 2):
         host.put(key, HostState(1, [torch.full((4,), float(key))], []))
     files = StateFiles(tmp_path, "model", host)
