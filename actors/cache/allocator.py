@@ -3,7 +3,7 @@
 from collections import Counter
 
 from actors.cache.pages import PagePool
-from actors.cache.radix import Node, RadixTree, path_to_root
+from actors.cache.radix import Node, RadixTree
 from actors.cache.tiers import Tiers
 from actors.lease import Lease, Ledger
 
@@ -75,13 +75,21 @@ class Allocator:
         pages = self._pages
         if not wanted or pages.free >= wanted + reserve:
             return True
-        return pages.free + pages.cached >= wanted + reserve and pages.free + self._evictable_pages() >= wanted
+        return pages.free + pages.cached >= wanted + reserve and self._can_evict(wanted - pages.free)
 
-    def _evictable_pages(self) -> int:
-        """Pages that only nodes name, none of them on the way to one that an open grant goes on from."""
-        pinned = {step for node in self._tree.nodes if node.pins for step in path_to_root(node)}
-        kept = {page for node in pinned for page in node.pages if not self._pages.grant_refs[page]}
-        return self._pages.cached - len(kept)
+    def _can_evict(self, wanted: int) -> bool:
+        """Whether eviction can free so many pages: goes through the tree as far as eviction would, leaves first."""
+        pages, gone, unnamed = self._pages, set[Node[Lease]](), Counter[int]()
+        for node in self._tree.nodes:
+            if wanted <= 0:
+                break
+            if not node.pins and gone.issuperset(node.children.values()):
+                gone.add(node)
+                unnamed.update(node.pages)
+                wanted -= sum(
+                    unnamed[page] == pages.node_refs[page] and not pages.grant_refs[page] for page in node.pages
+                )
+        return wanted <= 0
 
     def take_pages(self, wanted: int) -> list[int] | None:
         """None if there are too few; those of a state that is being copied come back in a moment."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from actors.actor import Send
+from actors.cache.by_age import ByAge
 from actors.cache.radix import Node
 from actors.cache.state_copy import Presence, StateCopy, copy_of
 from actors.lease import Lease
@@ -14,8 +15,8 @@ class Names:
 
     A part of the cache. in_pool: the session's node; stored: its copy, used where there is no node. With neither it
     goes on from its tokens. With a node in the pool an older copy stays as long as it has a file, for after a kill.
-    opened: the open sessions, and whether they have anything to go on from. claim, release: called with copies that get
-    a name, or are left without one.
+    named: the nodes of in_pool. opened: the open sessions, and whether they have anything to go on from.
+    claim, release: called with copies that get a name, or are left without one.
     """
 
     def __init__(
@@ -23,6 +24,7 @@ class Names:
     ) -> None:
         self.opened: dict[str, bool] = {}
         self.in_pool: dict[str, Node[Lease]] = {}
+        self.named: ByAge[Lease] = ByAge()
         self.stored: dict[str, Node[StateCopy]] = {}
         self._send = send
         self._claim = claim
@@ -35,6 +37,7 @@ class Names:
         self.unbind_from_pool(session)
         self.in_pool[session], self.opened[session] = node, True
         node.sessions.add(session)
+        self.named.put(node, True)
         older = self.stored.get(session)
         if older is not None and (older.end >= node.end or copy_of(older).disk is Presence.ABSENT):
             self._unbind_from_store(session)
@@ -53,6 +56,7 @@ class Names:
         node = self.in_pool.pop(session, None)
         if node is not None:
             node.sessions.discard(session)
+            self.named.put(node, bool(node.sessions))
 
     def lose(self, session: str) -> None:
         """Nothing is kept of it but its tokens."""

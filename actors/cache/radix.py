@@ -59,7 +59,8 @@ class Match(Generic[S]):
 class RadixTree(Generic[S]):
     """A radix tree of token sequences with states of type S at its nodes, and one root a salt.
 
-    nodes: all but the roots. states: the nodes that keep a state. Both in order of use, the least recent first.
+    nodes: all but the roots. states: the nodes that keep a state. Both in order of use, the least recent first; of
+    the nodes, each behind those that hang on it.
     tokens: the number of tokens on all edges. epoch: how often the tree was cleared; nodes of an older epoch are no
     longer part of it.
     """

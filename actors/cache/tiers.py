@@ -58,10 +58,10 @@ class Tiers:
     def act(self) -> None:
         """Carry out the commands that nothing is in the way of; keep within the slots that sessions may have."""
         self.commands.act()
-        if (cap := self.store.limits.session_slots) is not None:
-            named = [node for node in self._tree.states if node.sessions]
-            for node in named[: max(len(named) - cap, 0)]:
-                self.demote(node, may_lose=not self.store.can_hold(node.end))
+        cap, named = self.store.limits.session_slots, self.names.named
+        while cap is not None and len(named) > cap and (node := named.oldest()) is not None:
+            if not self.demote(node, may_lose=not self.store.can_hold(node.end)):
+                break
         self.store.write_ahead()
 
     def keep_a_slot_free(self) -> None:

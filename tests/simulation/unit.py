@@ -8,7 +8,7 @@ from actors.actor import Actor, Address
 from actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING, Cache
 from actors.cache.allocator import Allocator
 from actors.cache.pages import PagePool
-from actors.cache.radix import Match, Node
+from actors.cache.radix import Match, Node, path_to_root
 from actors.cache.state_copy import StateCopy
 from actors.cache.waiting import Parked, Wait
 from actors.forward.actor import Forward
@@ -40,6 +40,14 @@ class ScribblingPages(PagePool):
 
 class StingyAllocator(Allocator):
     refuses: Callable[[], bool]
+
+    def _can_evict(self, wanted: int) -> bool:
+        """As many as a look at the whole tree finds: all that only nodes name that no open grant goes on from."""
+        kept = {step for node in self._tree.nodes if node.pins for step in path_to_root(node)}
+        pages = {page for node in kept for page in node.pages if not self._pages.grant_refs[page]}
+        found = super()._can_evict(wanted)
+        assert found == (self._pages.cached - len(pages) >= wanted), f"eviction of {wanted} pages: {found}"
+        return found
 
     def take_pages(self, wanted: int) -> list[int] | None:
         return None if self.refuses() else super().take_pages(wanted)

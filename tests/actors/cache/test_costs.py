@@ -1,7 +1,7 @@
 """What the cache does for each session does not grow with the number of sessions."""
 
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import pytest
@@ -9,7 +9,8 @@ import pytest
 from actors.cache.actor import Cache
 from actors.cache.copies import TierLimits
 from actors.cache.pages import PagePool
-from actors.lease import Ledger
+from actors.cache.radix import Node
+from actors.lease import Lease, Ledger
 from actors.messages import (
     Acquire,
     Drain,
@@ -53,17 +54,30 @@ class Disk:
         self.deleted += 1
 
 
+class Watched(OrderedDict[Node[Lease], None]):
+    """The nodes of a tree, and how many have been looked at in all."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Iterator[Node[Lease]]:
+        for node in super().__iter__():
+            self.looked_at += 1
+            yield node
+
+
 class Bench:
     """A cache alone, with forward and the disk played, and so many sessions of one turn each."""
 
-    def __init__(self, sessions: int, slots: int, host: int, files: int) -> None:
-        """host: copies that host memory holds; files: those that the disk does."""
+    def __init__(
+        self, sessions: int, slots: int, host: int, files: int, cap: int | None = None, pages: int = 0
+    ) -> None:
+        """host: copies that host memory holds; files: those that the disk does. cap: slots that sessions may keep."""
         self.disk, self.told, self.drained = Disk(), Counter[str](), False
         self._inbox: deque[Message] = deque()
-        self._granted: list[Granted] = []
-        limits = TierLimits(host_bytes=host, disk_bytes=files * FILE)
+        self.granted: list[Granted] = []
+        limits = TierLimits(host_bytes=host, disk_bytes=files * FILE, session_slots=cap)
         self.ledger = Ledger(slots)
-        self.cache = Cache(self._send, self.ledger, PagePool(0, 1), limits=limits, disk=self.disk)
+        self.cache = Cache(self._send, self.ledger, PagePool(pages, 4), limits=limits, disk=self.disk)
         for number in range(sessions):
             self._turn(number)
             self.carry()
@@ -88,13 +102,13 @@ class Bench:
         self.receive(Name(session, "", b""))
         self.receive(Acquire(number, tokens, 2, "", None, session))
         self.carry()
-        state = self._granted.pop().state
+        state = self.granted.pop().state
         self.receive(SaveFromReq(number, session, state, count(tokens), tokens))
 
     def _send(self, to: str, message: Message) -> None:
         match message:
             case Granted():
-                self._granted.append(message)
+                self.granted.append(message)
             case Export(key, state):
                 self._inbox.append(Exported(key, state))
             case Kept(_, tier):
@@ -138,6 +152,25 @@ def test_a_session_costs_as_much_among_many_as_among_few() -> None:
     """With room for half of them and no disk: each turn makes some."""
     few, many = (calls_of(partial(live, sessions), CACHE) for sessions in (FEW, MANY))
     assert many < 1.25 * MANY / FEW * few
+
+
+def test_an_act_does_not_look_for_slots_of_sessions_that_keep_no_more_than_they_may() -> None:
+    bench = Bench(MANY, MANY + 1, MANY, 0, cap=MANY)
+    states = bench.cache.tree.states = Watched(bench.cache.tree.states)
+    bench.cache.act()
+    assert len(states) == MANY and states.looked_at <= 1
+    bench.ledger.close()
+
+
+def test_a_grant_looks_at_no_more_of_the_tree_than_has_to_go_for_it() -> None:
+    """Each session's state has a page of its own, and none is left."""
+    bench = Bench(MANY, MANY + 2, MANY, 0, pages=MANY)
+    nodes = bench.cache.tree.nodes = Watched(bench.cache.tree.nodes)
+    bench.receive(Acquire(MANY, pack([MANY, 1, 2]), 2, "", None))
+    bench.carry()
+    assert len(nodes) == MANY - 1 and nodes.looked_at < 10
+    assert [granted.grant for granted in bench.granted] == [MANY]
+    bench.ledger.close()
 
 
 def live(sessions: int) -> None:
