@@ -1,6 +1,6 @@
 """The scheduler: the queue, the running rows and their spare checkpoint slots. It carries out what `plan` decides."""
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -154,6 +154,9 @@ class Scheduler:
     def _enqueue(self, record: OpenRequest) -> None:
         insort(self.state.queue, record, key=lambda queued: queued.order)
 
+    def _dequeue(self, record: OpenRequest) -> None:
+        del self.state.queue[bisect_left(self.state.queue, record.order, key=lambda queued: queued.order)]
+
     def _abort(self, request: str, reason: EndReason) -> None:
         """Whatever the request is doing. One that is unknown was answered before the client gave up."""
         record = self._records.get(request)
@@ -170,7 +173,7 @@ class Scheduler:
             self._end(record, reason, "the request was aborted")
 
     def _leave_queue(self, record: OpenRequest) -> None:
-        self.state.queue.remove(record)
+        self._dequeue(record)
         if record.grant is not None:
             self._cancel(record.grant)
 
@@ -200,7 +203,7 @@ class Scheduler:
             self.send("cache", Return(granted.grant, granted.state))
             return
         request = record.request
-        self.state.queue.remove(record)
+        self._dequeue(record)
         record.admitted = True
         size = self.limits.page_size
         row = ScheduledRow(
@@ -241,7 +244,7 @@ class Scheduler:
         if record is None:
             self.state.cancelled.remove(refused.grant)
             return
-        self.state.queue.remove(record)
+        self._dequeue(record)
         self._end(record, "too_large", refused.message)
 
     def _spare(self, spare: Spare) -> None:

@@ -79,7 +79,6 @@ FOUND_BY = {
     "granted_a_state_that_was_lost": 74,
     "turn_s_end_wakes_nobody": 21,
     "write_wakes_nobody": 3,
-    "room_wakes_only_one": 1626,
     "returned_copy_never_goes": 3,
     "prompts_without_a_share": 295,
     "turns_not_taken": 295,
@@ -130,6 +129,8 @@ RARE = {
     ),
     # A session is closed while its turn is on its way through the ring.
     "closed_session_named": draw(11243, may_pause=False, bad_calls=False),
+    # Several sessions wait for room in host memory, and nothing else moves.
+    "room_wakes_only_one": draw(1626, may_pause=False, bad_calls=False),
 }
 
 

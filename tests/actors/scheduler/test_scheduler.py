@@ -3,6 +3,7 @@ import pytest
 import actors.scheduler.plan
 from actors.lease import Ledger
 from actors.messages import (
+    Abort,
     Acquire,
     Admit,
     Closed,
@@ -18,7 +19,7 @@ from actors.messages import (
 )
 from actors.requests import Request, Sampling, Stops
 from actors.scheduler.actor import Scheduler
-from actors.scheduler.plan import Limits, Plan, ScheduledRow
+from actors.scheduler.plan import Limits, OpenRequest, Plan, ScheduledRow
 from actors.tokens import pack
 
 
@@ -102,6 +103,19 @@ def test_a_step_looks_only_at_the_rows_that_need_something(monkeypatch: pytest.M
     decode(bench, 64)
     assert {row.position - before[grant] for grant, row in bench.scheduler.state.rows.items()} == {64}
     assert 128 <= len(looked_at) < 32 * 64 / 2
+    bench.ledger.close()
+
+
+def test_a_request_is_found_in_a_long_queue_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[object] = []
+    monkeypatch.setattr(OpenRequest, "__eq__", lambda one, other: compared.append(other) or one is other)
+    bench = Bench(max_running=1, max_queue=1000)
+    for index in range(1000):
+        bench.submit(f"{index}", [1])
+    for index in range(999, 500, -1):
+        bench.receive(Abort(f"{index}"))
+    left = [record.request.id for record in bench.scheduler.state.queue]
+    assert left == [f"{index}" for index in range(501)] and not compared
     bench.ledger.close()
 
 

@@ -179,11 +179,14 @@ async def test_after_a_restart_what_no_longer_fits_has_reached_its_length() -> N
             await generation.next()
 
 
-async def test_a_restart_ends_flushes_and_drains_again() -> None:
+async def test_a_restart_flushes_and_drains_again() -> None:
     post = Post()
     flushing = asyncio.ensure_future(post.gateway.flush())
     await asyncio.sleep(0)
     post.gateway.receive(Restarted())
+    (_, first), (_, again) = [sent for sent in post.sent if isinstance(sent[1], Flush)]
+    assert first == again
+    post.gateway.receive(Flushed(again.ticket))
     await flushing
     with post.gateway.submit([request("a")]):
         pass
