@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.web_protocol import RequestPayloadError
 from structlog.contextvars import bound_contextvars
 
@@ -57,8 +57,19 @@ def make_app(server: Server) -> web.Application:
     app.on_shutdown.append(end_tasks)
     app.on_response_prepare.append(add_headers)
     for handlers in HANDLERS:
-        app.add_routes(handlers.routes)
+        app.add_routes([expecting(route) for route in handlers.routes if isinstance(route, web.RouteDef)])
     return app
+
+
+def expecting(route: web.RouteDef) -> web.RouteDef:
+    return web.RouteDef(route.method, route.path, route.handler, {**route.kwargs, "expect_handler": meet_expectation})
+
+
+async def meet_expectation(request: web.Request) -> None:
+    """What a client expects beyond `100-continue` is ignored: aiohttp would answer before the middleware, as text."""
+    if request.headers["Expect"].lower() == "100-continue" and request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
 
 
 def open_sessions(server: Server) -> SessionStore:

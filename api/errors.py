@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 RETRY_QUEUE_S = 1
+MAX_SHOWN = 100
 RETRY_UNAVAILABLE_S = 5
 CLIENT_LEFT = 499
 DO_NOT_RETRY = {"x-should-retry": "false"}
@@ -36,7 +37,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = message.encode(errors="backslashreplace").decode()  # Headers may bring bytes that are no text.
         self.type = type
         self.param = param
         self.code = code
@@ -47,6 +48,13 @@ class ApiError(Exception):
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self.body())
+
+
+def shown(value: object) -> str:
+    """What a client sent, in a message. Lists and objects may be nested deeper than `repr` goes."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return repr(value[:MAX_SHOWN] if isinstance(value, str) else value)[:MAX_SHOWN]
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -45,7 +45,7 @@ def read_message(message: Mapping[str, Any], at: str) -> dict[str, Any]:
     if role in ("tool", "function"):
         raise errors.unsupported(f"{at}.role", "does not support tools yet")
     if not isinstance(role, str) or role not in ROLES:
-        expected = f"{at}.role: expected one of {', '.join(ROLES)}, got {role!r}"
+        expected = f"{at}.role: expected one of {', '.join(ROLES)}, got {errors.shown(role)}"
         raise errors.bad_request(expected, f"{at}.role", "invalid_value")
     silent = role == "assistant" and "content" in message  # null, as clients send what said nothing
     content = fields.pop("content", "" if silent else None)
@@ -78,7 +78,7 @@ def read_part(part: object, at: str) -> str:
         raise errors.bad_request(f"{at} must be an object", at, "invalid_value")
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
-        raise errors.unsupported(at, f"is of type {kind!r}: {TEXT_ONLY}")
+        raise errors.unsupported(at, f"is of type {errors.shown(kind)}: {TEXT_ONLY}")
     if not isinstance(part.get("text"), str):
         raise errors.bad_request(f"{at}.text must be a string", f"{at}.text", "invalid_value")
     return str(part["text"])

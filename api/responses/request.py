@@ -94,7 +94,7 @@ async def read_input(model: ServedModel, asked: ResponseRequest) -> list[dict[st
 def read_item(item: Mapping[str, Any], at: str) -> dict[str, Any]:
     """A message, or an earlier response's output sent back."""
     if item.get("type", "message") != "message":
-        raise errors.unsupported(f"{at}.type", f"is {item['type']!r}: only messages are supported")
+        raise errors.unsupported(f"{at}.type", f"is {errors.shown(item['type'])}: only messages are supported")
     return read_message({name: value for name, value in item.items() if name not in ("type", "phase")}, at)
 
 

@@ -139,7 +139,7 @@ class Connection:
                 case "response.cancel":
                     self._cancel(stream_id, event.get("response_id"))
                 case kind:
-                    raise errors.bad_request(f"unknown event type {kind!r}", "type", "unknown_event_type")
+                    raise errors.bad_request(f"unknown event type {errors.shown(kind)}", "type", "unknown_event_type")
         except ApiError as error:
             await self._send_error(stream_id, error)
 

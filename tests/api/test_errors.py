@@ -144,6 +144,36 @@ async def test_a_packed_body(encoding: str, body: bytes, status: int, code: str 
         assert answer.get("error", {}).get("code") == code, answer
 
 
+async def test_a_value_of_any_depth_is_refused() -> None:
+    """What the parser just takes may be deeper than other functions can go, which stand a few calls further down."""
+    async with serving() as served:
+        for depth in range(800, 1000):
+            deep = "[" * depth + "]" * depth
+            for message in (f'{{"role": {deep}}}', f'{{"role": "user", "content": [{{"type": {deep}}}]}}'):
+                async with served.client.post(CHAT, data=f'{{"messages": [{message}]}}') as response:
+                    assert response.status == 400, (depth, await response.text())
+
+
+@pytest.mark.parametrize(("name", "status"), [("Host", 403), ("Origin", 403), ("Expect", 200), ("Accept", 200)])
+async def test_a_header_that_is_no_text(name: str, status: int) -> None:
+    async with serving() as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.client.port)
+        host = b"" if name == "Host" else b"Host: localhost\r\n"
+        own = host + name.encode() + b": \xff\xfe\r\nConnection: close\r\n\r\n"
+        writer.write(b"GET /v1/models HTTP/1.1\r\n" + own)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+    assert int(head.split()[1]) == status, head
+    assert json.loads(body).get("error", {}).get("code") == ("forbidden" if status == 403 else None)
+
+
+async def test_what_a_client_expects_beyond_the_standard_is_ignored() -> None:
+    async with serving() as served:
+        for expected in ("100-continue", "a miracle"):
+            async with served.client.post(TEXT, json={"prompt": "a"}, headers={"Expect": expected}) as response:
+                assert response.status == 200, await response.text()
+
+
 async def test_an_overlong_prompt_is_named_in_the_words_that_clients_look_for() -> None:
     async with serving() as served:
         status, error = await served.error(TEXT, {"prompt": "x" * 256})
