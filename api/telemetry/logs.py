@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 import structlog
 from aiohttp.http_exceptions import BadHttpMessage
+from aiohttp.web_protocol import RequestPayloadError
 
 Format = Literal["auto", "json", "console"]
 
@@ -40,8 +41,8 @@ def configure(format: Format, level: str) -> None:
 
 
 def is_not_bad_http(record: logging.LogRecord) -> bool:
-    """Anybody could fill the log with requests that are none."""
-    return not (record.exc_info and isinstance(record.exc_info[1], BadHttpMessage))
+    """Anybody could fill the log with requests that are none, and bodies that are not packed as they say."""
+    return not (record.exc_info and isinstance(record.exc_info[1], BadHttpMessage | RequestPayloadError))
 
 
 def rendering(as_json: bool) -> list[structlog.typing.Processor]:

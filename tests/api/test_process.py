@@ -4,6 +4,8 @@ import signal
 import threading
 from http.client import HTTPException
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -48,6 +50,8 @@ def test_serve_answer_and_stop() -> None:
 def test_what_is_no_http_does_not_fill_the_log() -> None:
     with ServerProcess([FAKE, "plain"]) as server:
         assert server.status("/" + "x" * 9000) == 400
+        with pytest.raises(HTTPError, match="400"):
+            urlopen(Request(server.url + "/generate", b'{"text": "a"}', {"Content-Encoding": "gzip"}), timeout=10)
     assert not [line for line in server.log if line["level"] == "error"]
     assert "Traceback" not in "".join(server.output)
 
