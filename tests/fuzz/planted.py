@@ -1,0 +1,128 @@
+"""Known bugs, each of the kind that a request of an ordinary form cannot show, and how to plant one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Annotated, Any
+from unittest import mock
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from actors.requests import Sampling, Stops
+from api import parsing
+from api.generation import chat_prompt, request_builder
+from api.generation.fields import SamplingParams
+from api.generation.served_model import ServedModel
+from api.openai import chat, completions
+from api.responses import input_items
+from api.sessions.session import OpenTurn
+from tests.simulation.planting import Patch
+
+
+def a_bias_is_checked_by_its_first_digits(patch: Patch) -> None:
+    def biases(model: ServedModel, params: SamplingParams) -> dict[int, float]:
+        for key in params.logit_bias:
+            request_builder.check_ids(model, [int(key[:19]) if key.isdigit() else -1], "logit_bias")
+        return {int(key): bias for key, bias in params.logit_bias.items()}
+
+    patch(request_builder, "biases", biases)
+
+
+def stop_tokens_are_not_checked(patch: Patch) -> None:
+    def stops(model: ServedModel, params: SamplingParams, room: int) -> Stops:
+        plain = real(model, replace(params, stop_token_ids=[]), room)
+        return replace(plain, token_ids=(*params.stop_token_ids, *plain.token_ids))
+
+    real = request_builder.stops
+    patch(request_builder, "stops", stops)
+
+
+def token_ids_are_not_checked(patch: Patch) -> None:
+    patch(request_builder, "check_ids", lambda *_: None)
+
+
+def negative_token_ids_are_taken(patch: Patch) -> None:
+    def check_ids(model: ServedModel, ids: list[int], field: str) -> None:
+        real(model, [id for id in ids if id >= 0], field)
+
+    real = request_builder.check_ids
+    patch(request_builder, "check_ids", check_ids)
+
+
+def alternatives_have_no_bounds(patch: Patch) -> None:
+    class Unbounded(chat.ChatRequest):
+        top_logprobs: int = 0
+
+    patch(chat, "ChatRequest", Unbounded)
+
+
+def alternatives_have_no_upper_bound(patch: Patch) -> None:
+    class Unbounded(chat.ChatRequest):
+        top_logprobs: Annotated[int, Meta(ge=0)] = 0
+
+    patch(chat, "ChatRequest", Unbounded)
+
+
+def the_least_may_exceed_the_most(patch: Patch) -> None:
+    def stops(model: ServedModel, params: SamplingParams, room: int) -> Stops:
+        return real(model, replace(params, min_tokens=min(params.min_tokens, params.max_tokens or 2**31)), room)
+
+    real = request_builder.stops
+    patch(request_builder, "stops", stops)
+
+
+def a_seed_has_any_size(patch: Patch) -> None:
+    def sampling(model: ServedModel, params: SamplingParams) -> Sampling:
+        chosen = real(model, params)
+        return replace(chosen, seed=params.seed) if params.seed is not None else chosen
+
+    real = request_builder.sampling
+    patch(request_builder, "sampling", sampling)
+
+
+def a_role_may_be_anything(patch: Patch) -> None:
+    patch(chat_prompt, "isinstance", lambda value, kind: True if kind is str else isinstance(value, kind))
+
+
+def a_number_in_a_query_is_any_digits(patch: Patch) -> None:
+    def read_number(query: Any, name: str, what: str) -> int | None:
+        return int(query[name]) if query.get(name, "").isdigit() else None
+
+    patch(input_items, "read_number", read_number)
+
+
+def one_kind_of_error_in_json_is_forgotten(patch: Patch) -> None:
+    patch(parsing, "RecursionError", MemoryError)
+
+
+def an_empty_list_is_a_list_of_prompts(patch: Patch) -> None:
+    class Unbounded(completions.CompletionRequest):
+        prompt: str | list[Any]
+
+    patch(completions, "CompletionRequest", Unbounded)
+
+
+def a_turn_that_was_refused_runs_for_ever(patch: Patch) -> None:
+    def settle(turn: OpenTurn) -> None:
+        if turn._generation is not None:
+            real(turn)
+
+    real = OpenTurn.settle
+    patch(OpenTurn, "settle", settle)
+
+
+PLANTED: dict[str, Callable[[Patch], None]] = {
+    name: value for name, value in vars().items() if getattr(value, "__module__", "") == __name__
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """The bug of this name, while the block runs."""
+    with ExitStack() as patches:
+
+        def patch(owner: Any, attribute: str, value: Any) -> None:
+            patches.enter_context(mock.patch.object(owner, attribute, value, create=True))
+
+        PLANTED[name](patch)
+        yield

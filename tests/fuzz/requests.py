@@ -1,0 +1,183 @@
+"""Requests by seed: `draw(seed, number)` is always the same one."""
+
+import gzip
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from urllib.parse import quote
+
+from msgspec import Struct
+
+from api.admin import AbortRequest
+from api.openai.chat import ChatRequest
+from api.openai.completions import CompletionRequest
+from api.responses.request import ResponseRequest
+from api.responses.websocket import ResumeRequest
+from api.sessions.routes import CreateRequest, ForkRequest, RewindRequest
+from api.sessions.turns import TurnRequest
+from api.sglang.sessions import CloseSessionRequest, OpenSessionRequest
+from api.tokenization import DetokenizeRequest, TokenizeRequest
+from tests.fuzz.json_text import break_text, repeat_key, to_json
+from tests.fuzz.shapes import KNOWN_RESPONSE, LIKELY, ONE_OF, SESSIONS, SHAPES, VOCAB, Create, Generate
+from tests.fuzz.values import Values
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A route, and the Struct of its body. query: the parameters that it reads. event: its type, of a websocket."""
+
+    method: str
+    path: str
+    body: type[Struct] | None = None
+    weight: int = 1
+    query: tuple[str, ...] = ()
+    event: str = ""
+
+
+ENDPOINTS = (
+    Endpoint("POST", "/v1/chat/completions", ChatRequest, 8),
+    Endpoint("POST", "/v1/completions", CompletionRequest, 8),
+    Endpoint("POST", "/v1/responses", ResponseRequest, 6),
+    Endpoint("POST", "/generate", Generate, 10),
+    Endpoint("POST", "/v1/sessions/{session}/turns", TurnRequest, 6),
+    Endpoint("GET", "/v1/responses", Create, 3, event="response.create"),
+    Endpoint("GET", "/v1/responses", ResumeRequest, event="response.resume"),
+    Endpoint("GET", "/v1/responses", ResumeRequest, event="response.cancel"),
+    Endpoint("POST", "/v1/sessions", CreateRequest, 2),
+    Endpoint("POST", "/v1/sessions/{session}/fork", ForkRequest, 2),
+    Endpoint("POST", "/v1/sessions/{session}/rewind", RewindRequest, 2),
+    Endpoint("POST", "/v1/sessions/{session}/suspend"),
+    Endpoint("GET", "/v1/sessions/{session}"),
+    Endpoint("DELETE", "/v1/sessions/{closing}", query=("after",)),
+    Endpoint("GET", "/v1/sessions"),
+    Endpoint("POST", "/open_session", OpenSessionRequest, 2),
+    Endpoint("POST", "/close_session", CloseSessionRequest),
+    Endpoint("POST", "/tokenize", TokenizeRequest, 2),
+    Endpoint("POST", "/detokenize", DetokenizeRequest, 2),
+    Endpoint("POST", "/abort_request", AbortRequest),
+    Endpoint("POST", "/flush_cache"),
+    Endpoint("GET", "/v1/responses/{response}", query=("stream", "starting_after")),
+    Endpoint("GET", "/v1/responses/{response}/input_items", query=("limit", "order", "after")),
+    Endpoint("POST", "/v1/responses/{response}/cancel"),
+    Endpoint("DELETE", "/v1/responses/{response}"),
+    Endpoint("GET", "/debug/slots", query=("session",)),
+    Endpoint("GET", "/debug/tree"),
+    Endpoint("GET", "/v1/models/{model}"),
+    Endpoint("GET", "/v1/models"),
+    Endpoint("GET", "/model_info"),
+    Endpoint("GET", "/server_info"),
+    Endpoint("GET", "/health"),
+    Endpoint("GET", "/health_generate"),
+    Endpoint("GET", "/metrics"),
+)
+
+PATH_VALUES = {"session": SESSIONS, "closing": ("s3", "a", "d_1"), "response": (KNOWN_RESPONSE,), "model": ("default",)}
+ODD_IDS = ("", ".", "..", "a/b", "a" * 300, "é", "\x00", "٣", "%", "a b", '"', "nobody")
+ODD_QUERIES = (
+    "",
+    "0",
+    "1",
+    "-1",
+    "+1",
+    "²",
+    "٣",
+    "1.0",
+    "1e3",
+    "9" * 5000,
+    "true",
+    "desc",
+    "asc",
+    "%ff",
+    "%00",
+    "a b",
+    "null",
+)
+ODD_BYTES = (b"", b"\xff\xfe", b"\xc3\xa9", b"a" * 4000, b'"', b"'", b"*", b"null", b"\xed\xa0\x80")
+HEADERS = (
+    b"Host", b"Origin", b"Content-Type", b"Content-Encoding", b"traceparent", b"Authorization", b"Accept", b"Expect",
+    b"Cookie", b"Access-Control-Request-Method", b"Sec-Fetch-Site", b"Range", b"If-None-Match", b"X-Request-Id",
+    b"Sec-WebSocket-Protocol",
+)  # fmt: skip
+LIKELY_HEADERS = {
+    b"Host": (b"localhost", b"[::1]", b"127.0.0.1:99999", b"evil.example"),
+    b"Origin": (b"null", b"https://evil.example", b"http://localhost"),
+    b"Content-Type": (b"text/plain", b"application/json; charset=utf-16", b"multipart/form-data; boundary=x", b"a"),
+    b"Content-Encoding": (b"gzip", b"deflate", b"br", b"zstd", b"identity", b"gzip, br", b"GZIP"),
+    b"traceparent": (b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01", b"00-" + b"0" * 32 + b"-" + b"0" * 16 + b"-zz"),
+}
+METHODS = ("GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "TRACE", "FUZZ")
+
+
+@dataclass(frozen=True)
+class FuzzRequest:
+    """What is sent. event: the body is sent as a websocket's message. leaves: the client goes away after so many bytes
+    of the answer.
+    """
+
+    method: str
+    target: str
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    body: bytes = b""
+    event: bool = False
+    leaves: int | None = None
+
+    @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+
+def draw(seed: int, number: int, endpoints: Sequence[Endpoint] = ENDPOINTS) -> FuzzRequest:
+    random = Random(f"{seed} {number}")
+    [endpoint] = random.choices(endpoints, [each.weight for each in endpoints])
+    method = endpoint.method if random.random() < 0.98 else random.choice(METHODS)
+    target = draw_target(random, endpoint)
+    headers, body = draw_headers(random, draw_body(random, endpoint))
+    if method != endpoint.method or target.partition("?")[0] != endpoint.path:
+        headers = tuple(
+            each for each in headers if each[0] != b"Expect"
+        )  # Where there is no route, aiohttp itself answers it.
+    leaves = random.choice([0, 1, 200, 2000]) if random.random() < 0.04 and not endpoint.event else None
+    return FuzzRequest(method, target, headers, body, bool(endpoint.event), leaves)
+
+
+def draw_body(random: Random, endpoint: Endpoint) -> bytes:
+    """Mostly all well but for one field."""
+    if endpoint.body is None:
+        return b"" if random.random() < 0.7 else random.choice(ODD_BYTES)
+    values = Values(random, VOCAB, SHAPES, LIKELY, ONE_OF)
+    hostile = random.choices([0, 1, 2, 5], [4, 12, 3, 1])[0]
+    fields = values.body(endpoint.body, hostile)
+    if "abort_all" in fields and fields["abort_all"] is True:  # It would end also who is compared with.
+        fields["abort_all"] = False
+    if endpoint.event:
+        fields = {"type": endpoint.event} | fields
+    text = to_json(fields)
+    if random.random() < 0.04:
+        text = repeat_key(text, random.choice([*fields, "model"]), values.wrong(), random)
+    return break_text(text, random) if random.random() < 0.06 else text.encode("utf-8", "surrogatepass")
+
+
+def draw_target(random: Random, endpoint: Endpoint) -> str:
+    target = endpoint.path
+    for name, likely in PATH_VALUES.items():
+        value = random.choice(likely if random.random() < 0.85 else ODD_IDS)
+        target = target.replace(f"{{{name}}}", quote(value, safe=""))
+    if endpoint.query and random.random() < 0.7:
+        given = random.sample(endpoint.query, random.randint(1, len(endpoint.query)))
+        target += "?" + "&".join(f"{name}={quote(random.choice(ODD_QUERIES), safe='%')}" for name in given)
+    if random.random() < 0.01:
+        target += random.choice(["/", "//", "?", "?a=%ff&b", "#x", "%2f..%2f"])
+    return target
+
+
+def draw_headers(random: Random, body: bytes) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
+    """Headers, and the body as these say that it is packed, or otherwise."""
+    headers = [(b"Content-Type", b"application/json")]
+    if random.random() < 0.12:
+        name = random.choice(HEADERS)
+        value = random.choice((*LIKELY_HEADERS.get(name, (b"x",)), random.choice(ODD_BYTES)))
+        headers = [each for each in headers if each[0] != name] + [(name, value)]
+        if name == b"Content-Encoding" and random.random() < 0.7:
+            body = random.choice([gzip.compress(body), zlib.compress(body), gzip.compress(body)[:-9]])
+    return tuple(headers), body

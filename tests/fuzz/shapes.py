@@ -1,0 +1,103 @@
+"""What the api's Structs leave open (`list[dict[str, Any]]`, ids that name something), as types to draw values from."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, inspect
+
+from api.admin import AbortRequest
+from api.generation.fields import Bias
+from api.openai.chat import ChatRequest
+from api.openai.completions import CompletionRequest
+from api.responses.request import ResponseRequest
+from api.sessions.turns import TurnRequest
+from api.sglang.generate import GenerateParams, GenerateRequest
+from api.sglang.sessions import CloseSessionRequest, SessionParams
+from api.tokenization import DetokenizeRequest, TokenizeRequest
+from tests.fuzz.values import TOKEN_KEYS
+
+VOCAB = 259
+SESSIONS = ("s0", "s1", "s2", "s3")
+KNOWN_RESPONSE = "resp-known"  # stands for the last response that the server stored
+
+TokenId = Annotated[int, Meta(ge=0, lt=VOCAB)]
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+TokenKey = Annotated[str, Meta(extra={"kind": TOKEN_KEYS})]
+Offset = Annotated[int, Meta(ge=0, lt=64)]
+
+
+class Part(Struct):
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class Message(Struct):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part]
+    name: str | None = None
+    reasoning_content: str | None = None
+
+
+class Generate(GenerateRequest):
+    """Also in a session."""
+
+    session_params: SessionParams | None = None
+
+
+class Create(ResponseRequest):
+    """As the websocket takes it."""
+
+    stream_id: str | None = None
+
+
+Messages = Annotated[list[Message], Meta(min_length=1)]
+LogitBias = dict[TokenKey, Bias]
+
+# Of a tuple any one.
+TYPES: dict[tuple[type[Struct], str], Any] = {
+    (ChatRequest, "messages"): Messages,
+    (ChatRequest, "logprobs"): Literal[True],
+    (TokenizeRequest, "messages"): Messages,
+    (TurnRequest, "messages"): Messages,
+    (TurnRequest, "input_ids"): TokenIds,
+    (CompletionRequest, "prompt"): (str, TokenIds, list[str], list[TokenIds]),
+    (ResponseRequest, "input"): str | Messages,
+    (Create, "input"): str | Messages,
+    (Generate, "input_ids"): (TokenIds, list[TokenIds]),
+    (Generate, "return_logprob"): Literal[True],
+    (Generate, "sampling_params"): GenerateParams | list[GenerateParams],
+    (SessionParams, "offset"): Offset,
+    (DetokenizeRequest, "tokens"): TokenIds,
+    (CloseSessionRequest, "session_id"): Literal["s3", "a", "d_1"],
+    (AbortRequest, "abort_all"): Literal[False],
+}
+for struct in (ChatRequest, CompletionRequest, ResponseRequest, Create, TurnRequest, GenerateParams):
+    TYPES[struct, "logit_bias"] = LogitBias
+    TYPES[struct, "stop_token_ids"] = list[TokenId]
+
+
+def shape(kind: Any) -> inspect.Type:
+    """msgspec itself takes one kind of list in a union."""
+    if isinstance(kind, tuple):
+        return inspect.UnionType(tuple(inspect.multi_type_info(kind)))
+    return inspect.type_info(kind)
+
+
+SHAPES: dict[tuple[type[Struct], str], inspect.Type] = {place: shape(kind) for place, kind in TYPES.items()}
+
+LIKELY: dict[str, tuple[Any, ...]] = {
+    "model": ("default",),
+    "id": SESSIONS,
+    "session_id": SESSIONS,
+    "conversation": SESSIONS,
+    "rid": ("r1", "r2", "r3", "r4"),
+    "previous_response_id": (KNOWN_RESPONSE,),
+    "response_id": (KNOWN_RESPONSE,),
+    "stream_id": ("x", "y"),
+    "best_of": (1,),
+}
+# Of these a request has one.
+ONE_OF: dict[type[Struct], tuple[str, ...]] = {
+    Generate: ("text", "input_ids"),
+    TokenizeRequest: ("prompt", "messages"),
+    TurnRequest: ("messages", "text", "input_ids"),
+}
