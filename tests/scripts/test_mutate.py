@@ -1,0 +1,87 @@
+"""scripts/mutate: where faults may be, and that it tells those that are found from those that are not."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.mutation.sites import find_sites, make_mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def faults(text: str) -> set[str]:
+    """The changed lines of every fault that fits into a text."""
+    source = text.encode()
+    sites = find_sites(Path("some.py"), source)
+    mutants = [make_mutant(site, change, source) for site in sites for change in site.changes]
+    for mutant in mutants:
+        compile(mutant.source, "some.py", "exec")
+    return {mutant.after for mutant in mutants}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("found = a < b", {"found = a <= b", "found = a >= b"}),
+        ("found = a is not None", {"found = a is None"}),
+        ("found = ä and (b + c)", {"found = ä or (b + c)", "found = ä and (b - c)"}),
+        ("found = not (a or b)", {"found = (a or b)", "found = not (a and b)"}),
+        ("found = max(a, 8)", {"found = min(a, 8)", "found = max(a, 9)"}),
+        ("a.b |= c", {"pass", "a.b &= c"}),
+        ("a.b = c", {"pass"}),
+        ("a(b)", {"pass"}),
+        ("del a", {"pass"}),
+        ("found = [b for b in a if b.c]", {"found = [b for b in a if not b.c]"}),
+        ("found = True", {"found = False"}),
+        # What changes nothing that the program does.
+        ('a: dict[str, int] | None = f"{b + 1}"', set()),
+        ("assert a < b", set()),
+        ("log.warning(a + b)", set()),
+        ("found = zip(a, b, strict=True)", set()),
+        ("raise ValueError(a + b)", set()),
+    ],
+)
+def test_faults_of_a_line(line: str, expected: set[str]) -> None:
+    assert faults(f"def some(a, b, c):\n    {line}\n") == expected
+
+
+def test_what_is_declared_is_left_alone() -> None:
+    text = '''
+        @dataclass(frozen=True)
+        class Some(Struct, frozen=True):
+            """Of 1 or 2."""
+            size: "int | None" = 3
+            def __repr__(self) -> str:
+                return self.size + 1
+            def __init__(self):
+                self.size = size
+        if TYPE_CHECKING:
+            size = 5
+        Some: TypeAlias = A | B
+    '''
+    assert faults(re.sub("^        ", "", text, flags=re.MULTILINE)) == {'size: "int | None" = 4'}
+
+
+def mutate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "scripts/mutate", "--jobs", "1", "--seeds", "2", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_it_tells_which_faults_are_found() -> None:
+    """All of a file that its tests pin down; of one that they do not look at, none."""
+    common = ["--count", "4", "--seed", "1"]
+    found = mutate(*common, "--files", "actors/tokens.py", "--tests", "tests/actors/cache/test_tree.py")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "\n4 of 4 are found, 100.0%" in found.stdout
+    missed = mutate(*common, "--files", "actors/runtime/sizing.py", "--tests", "tests/actors/test_lease.py")
+    assert missed.returncode == 1, missed.stdout + missed.stderr
+    survivors = missed.stdout.partition("4 of 4 survive:\n")[2].splitlines()[:4]
+    assert all(re.match(r"actors/runtime/sizing\.py:\d+  .+  →  .+", line) for line in survivors)
