@@ -59,13 +59,15 @@ def check_rows(state: SchedulerState) -> None:
 
 
 def check_shares(state: SchedulerState, step: Step) -> None:
-    """A step keeps to its tokens, the first prompt moves in it, and rows that can decode take turns."""
+    """A step keeps to its tokens, suspect rows are alone, the first prompt moves, and decoding rows take turns."""
     assert state.paused is None, f"step {step.step} is planned in a pause"
     limits, resting = state.limits, set(step.sit_out)
     decodes = [row for row in state.rows.values() if not row.prefilling and row.grant not in resting]
     moved = {row.grant for row in decodes} | {chunk.grant for chunk in step.chunks}
     tokens = len(decodes) + sum(chunk.tokens for chunk in step.chunks)
     assert tokens <= limits.step_tokens, f"step {step.step} has {tokens} tokens of {limits.step_tokens}"
+    suspects = {grant for grant, row in state.rows.items() if row.position < row.record.suspect_until}
+    assert not moved & suspects or len(moved) == 1, f"step {step.step} has a suspect row in company"
     together = [row for row in state.rows.values() if not row.suspect]
     if not moved & {row.grant for row in together}:
         return

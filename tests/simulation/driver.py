@@ -13,6 +13,7 @@ from actors.actor import Address, Send
 from actors.cache.radix import path_to_root
 from actors.lease import Lease, LeaseError, Move, Place, Violation
 from actors.messages import (
+    Abort,
     Acquire,
     Admitted,
     DiskReport,
@@ -242,6 +243,11 @@ class Simulation:
             epoch = self.unit.cache.accounts[message.grant].epoch
             actor.receive(message)
             self.unit.session_checks.saved(message, epoch)
+        elif isinstance(message, Abort):
+            again = message.request in self.unit.scheduler._same_id_waiting
+            actor.receive(message)
+            rows = {row.record.request.id for row in self.unit.scheduler.state.rows.values()}
+            assert again or message.request not in rows, f"{message.request} was given up and runs on"
         else:
             actor.receive(message)
         if self._crashes and to != "api":
@@ -280,6 +286,7 @@ class Simulation:
             case Admitted(grant, _, match, origin=origin):
                 unit.known[grant] = match - (origin == "slot")  # A state that was moved has left the tree.
             case Donate(grant, _, position):
+                assert position > unit.known[grant], f"grant {grant} donates a state at {position} that the tree has"
                 unit.known[grant] = position
             case Flushed():
                 assert not unit.cache.tree.states, "a flush leaves states in the tree"

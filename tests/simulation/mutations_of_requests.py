@@ -9,11 +9,11 @@ from actors.cache.radix import Match, RadixTree
 from actors.forward.actor import Forward
 from actors.grants import Failure
 from actors.messages import Extended, Ran, Requeue, Retire, Retired, Submit
-from actors.requests import Request
+from actors.requests import Request, RetireReason
 from actors.results.actor import RequestHistory, ResultProcessor
 from actors.scheduler import plan
 from actors.scheduler.actor import Scheduler
-from actors.scheduler.plan import Limits, ScheduledRow, StepPlan
+from actors.scheduler.plan import Limits, ScheduledRow, SchedulerState, StepPlan
 from actors.tokens import pack
 from models.text.stop_strings import StopStrings
 from tests.simulation import client
@@ -143,6 +143,23 @@ def innocent_rows_fail(patch: Patch) -> None:
     patch(ResultProcessor, "_retired", retired)
 
 
+def suspect_row_in_company(patch: Patch) -> None:
+    """A row that failed is replayed in a step with the others."""
+    original = plan.plan_step
+
+    def plan_step(state: SchedulerState, retiring: set[int]) -> StepPlan | None:
+        records = [row.record for row in state.rows.values()]
+        suspicions = [record.suspect_until for record in records]
+        for record in records:
+            record.suspect_until = 0
+        step = original(state, retiring)
+        for record, until in zip(records, suspicions, strict=True):
+            record.suspect_until = until
+        return step
+
+    patch(plan, "plan_step", plan_step)
+
+
 def failure_without_its_rows(patch: Patch) -> None:
     """A step that raised is reported, but not the first of its rows."""
     original = Forward._ran
@@ -219,6 +236,17 @@ def retired_twice(patch: Patch) -> None:
     patch(Scheduler, "_abort", abort)
 
 
+def abort_of_a_running_row_forgotten(patch: Patch) -> None:
+    """A row whose request is given up runs to its end."""
+    original = Scheduler._retire
+
+    def retire(self: Scheduler, grant: int, reason: RetireReason) -> None:
+        if reason not in ("aborted", "timeout"):
+            original(self, grant, reason)
+
+    patch(Scheduler, "_retire", retire)
+
+
 def pages_of_an_aborted_row_sent(patch: Patch) -> None:
     """New pages of a row that has retired go out with the next step."""
     original = Scheduler._retire
@@ -247,6 +275,20 @@ def copy_under_way_counts_as_full(patch: Patch) -> None:
         self.send = send
 
     patch(Cache, "_give_pages", feed)
+
+
+def donated_again(patch: Patch) -> None:
+    """A state that stands where the last checkpoint was kept is donated too."""
+    original = ResultProcessor._give_back_state
+
+    def give_back_state(self: ResultProcessor, record: RequestHistory, retired: Retired) -> None:
+        kept = record.start < retired.position == record.donated
+        if kept and not retired.poisoned and not record.request.session:
+            self._donate(record, retired.state, retired.position, closes=True)
+        else:
+            original(self, record, retired)
+
+    patch(ResultProcessor, "_give_back_state", give_back_state)
 
 
 def stop_string_shown(patch: Patch) -> None:

@@ -157,6 +157,11 @@ def damaged_file_used(patch: Patch) -> None:
     patch(SimulatedDisk, "is_damaged", lambda self, name: False)
 
 
+def disk_cap_not_kept(patch: Patch) -> None:
+    """A copy is written though the files take as much as they may."""
+    patch(CopyStore, "_make_disk_room", lambda self, size: True)
+
+
 def failed_write_believed(patch: Patch) -> None:
     """A file that could not be written counts as written."""
     original = CopyStore.written
