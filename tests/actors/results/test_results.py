@@ -1,0 +1,255 @@
+"""The result-processor alone: when a request is finished, what its state is worth, and what the client is told."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from actors.lease import Lease, Ledger
+from actors.messages import (
+    Admitted,
+    Checkpoint,
+    Delta,
+    Donate,
+    Ended,
+    Failure,
+    Free,
+    Message,
+    Over,
+    Requeue,
+    Retired,
+    SaveFromReq,
+    Settled,
+    Stepped,
+)
+from actors.requests import Output, Request, RetireReason, RowLogprobs, Sampling, Stops, TokenLogprob
+from actors.results.actor import ResultProcessor
+from actors.tokens import pack, unpack
+from tests.actors.ring import Letters
+
+PROMPT = [1, 2, 3, 4]
+
+
+class Bench:
+    """A result-processor, and what it has sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Message]] = []
+        self.ledger = Ledger(8)
+        self.results = ResultProcessor(lambda to, message: self.sent.append((to, message)), Letters())
+        self._steps = 0
+
+    def admit(self, stops: Stops, grant: int = 1, match: int = 0, origin: str = "tokens", **more: object) -> Request:
+        request = Request("r", pack(PROMPT), len(PROMPT), Sampling(), stops, **more)  # type: ignore[arg-type]
+        self.results.receive(Admitted(grant, request, match, match + 1, "never_kept", origin))  # type: ignore[arg-type]
+        return request
+
+    def step(self, *tokens: int, grant: int = 1, **more: object) -> None:
+        """A token a step."""
+        for token in tokens:
+            self._steps += 1
+            fields = {"checkpoints": [], "logprobs": [], "prompt_logprobs": []} | more
+            self.results.receive(Stepped(self._steps, [grant], pack([token]), **fields))  # type: ignore[arg-type]
+            self.results.act()
+
+    def fail(self, *failed: Failure, **more: object) -> None:
+        self._steps += 1
+        fields = {"checkpoints": [], "logprobs": [], "prompt_logprobs": [], "error": "broken"} | more
+        self.results.receive(Stepped(self._steps, [], b"", failed=list(failed), **fields))  # type: ignore[arg-type]
+
+    def retire(self, reason: RetireReason, position: int, grant: int = 1, poisoned: bool = False) -> None:
+        self.results.receive(Retired(grant, reason, self.lease(), position, poisoned))
+        self.results.act()
+
+    def lease(self) -> Lease:
+        lease = self.ledger.take("results")
+        assert lease is not None
+        return lease
+
+    def of(self, kind: type) -> list:
+        return [message for _, message in self.sent if isinstance(message, kind)]
+
+    @property
+    def outputs(self) -> list[Output]:
+        return [output for delta in self.of(Delta) for output in delta.outputs]
+
+    @property
+    def finishes(self) -> list[list[int]]:
+        return [settled.finished for settled in self.of(Settled)]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.ledger.close()
+
+
+def test_a_stop_token_counts_behind_min_tokens_and_shows_nothing(bench: Bench) -> None:
+    bench.admit(Stops(9, min_tokens=2, token_ids=(7,)))
+    bench.step(7, 7, 7)
+    assert bench.finishes == [[], [], [1]]
+    assert [output.text for output in bench.outputs] == ["", "7", "7", ""]
+    assert (bench.outputs[-1].finish_reason, bench.outputs[-1].stop_reason) == ("stop", 7)
+
+
+def test_the_last_of_max_tokens_is_shown(bench: Bench) -> None:
+    bench.admit(Stops(2))
+    bench.step(5, 6)
+    assert bench.finishes == [[], [1]]
+    assert bench.outputs[-1].finish_reason == "length" and "".join(o.text for o in bench.outputs) == "56"
+
+
+def test_a_stop_string_ends_and_what_may_begin_one_is_held_back(bench: Bench) -> None:
+    bench.admit(Stops(9, strings=("56",)))
+    bench.step(4, 5)
+    assert [output.text for output in bench.outputs] == ["", "4", ""]
+    bench.step(6)
+    assert bench.finishes[-1] == [1]
+    assert (bench.outputs[-1].text, bench.outputs[-1].stop_reason) == ("", "56")
+
+
+def test_what_is_held_back_is_shown_when_no_more_comes(bench: Bench) -> None:
+    bench.admit(Stops(2, strings=("56",)))
+    bench.step(4, 5)
+    assert "".join(output.text for output in bench.outputs) == "45"
+
+
+def test_a_sample_behind_the_end_is_nobodys(bench: Bench) -> None:
+    bench.admit(Stops(1))
+    bench.step(5, 6)
+    assert bench.outputs[-1].tokens == pack([5]) and bench.finishes == [[1], []]
+    assert bench.results.counters["generation_tokens"] == 1
+
+
+def test_what_the_client_is_told_of_the_prompt(bench: Bench) -> None:
+    """Of a request that comes back with output, no more is counted as cached than its prompt has."""
+    bench.admit(Stops(3), match=2, origin="host")
+    told = bench.outputs or (bench.results.act(), bench.outputs)[1]
+    first = told[0]
+    assert (first.prompt_tokens, first.cached_tokens, first.matched_tokens) == (4, 2, 3)
+    assert (first.miss_reason, first.origin, first.completion_tokens) == ("never_kept", "host", 0)
+    again = Bench()
+    request = Request("r", pack([*PROMPT, 5, 6]), len(PROMPT), Sampling(), Stops(9), delivered_chars=1)
+    again.results.receive(Admitted(1, request, 5, 6, ""))
+    again.results.act()
+    [output] = again.outputs
+    assert (output.cached_tokens, output.matched_tokens, output.completion_tokens, output.text) == (4, 4, 2, "6")
+
+
+# What a state is worth
+
+
+def test_a_state_that_the_tree_has_already_is_freed(bench: Bench) -> None:
+    bench.admit(Stops(9))
+    bench.step(5, checkpoints=[Checkpoint(1, 4, bench.lease())])
+    bench.retire("aborted", 4)
+    assert [(d.position, d.tokens, d.closes) for d in bench.of(Donate)] == [(4, pack(PROMPT), False)]
+    assert [(len(free.leases), free.closes_grant) for free in bench.of(Free)] == [(1, 1)]
+
+
+def test_a_state_that_is_further_is_donated_with_what_is_new(bench: Bench) -> None:
+    bench.admit(Stops(9), match=1)
+    bench.step(5, checkpoints=[Checkpoint(1, 4, bench.lease())])
+    bench.retire("aborted", 5)
+    kept = [(d.position, unpack(d.tokens), d.closes) for d in bench.of(Donate)]
+    assert kept == [(4, [2, 3, 4], False), (5, [5], True)] and not bench.of(Free)
+
+
+@pytest.mark.parametrize(("origin", "kept"), [("tree", False), ("slot", True)])
+def test_a_session_s_state_that_went_nowhere(bench: Bench, origin: str, kept: bool) -> None:
+    """It is where it came from, unless it was moved away from there."""
+    bench.admit(Stops(9), match=3, origin=origin, session="s")
+    bench.retire("aborted", 3)
+    assert [(save.session, save.position, save.tokens) for save in bench.of(SaveFromReq)] == [("s", 3, b"")] * kept
+    assert len(bench.of(Free)) == 1 - kept
+
+
+def test_a_session_s_state_is_saved_with_the_tokens_since_the_last_donation(bench: Bench) -> None:
+    bench.admit(Stops(9), match=1, session="s")
+    bench.step(5, 6)
+    bench.retire("aborted", 5)
+    assert [(save.position, unpack(save.tokens)) for save in bench.of(SaveFromReq)] == [(5, [2, 3, 4, 5])]
+
+
+def test_a_poisoned_state_and_checkpoint_are_freed(bench: Bench) -> None:
+    bench.admit(Stops(9), session="s")
+    bench.fail(Failure(1, 4), checkpoints=[Checkpoint(1, 4, bench.lease())])
+    bench.retire("failed", 4, poisoned=True)
+    assert [free.closes_grant for free in bench.of(Free)] == [None, 1]
+    assert not bench.of(Donate) and not bench.of(SaveFromReq)
+
+
+# Failures
+
+
+def test_a_request_that_fails_where_it_failed_before_ends_with_the_cause(bench: Bench) -> None:
+    request = bench.admit(Stops(9))
+    bench.fail(Failure(1, 4))
+    assert bench.of(Settled)[-1].failed == [1]
+    bench.fail(Failure(1, 5), error="")
+    bench.retire("failed", 5, poisoned=True)
+    assert [(again.request, again.suspect_until) for again in bench.of(Requeue)] == [(request, 4)]
+    for grant, position, ended in ((2, 6, False), (3, 6, True)):
+        bench.results.receive(Admitted(grant, request, 0, 0, ""))
+        bench.fail(Failure(grant, position), error=f"broken at {position}")
+        bench.retire("failed", position, grant=grant, poisoned=True)
+        assert bool(bench.of(Over)) is ended
+    assert bench.of(Requeue)[-1].suspect_until == 6
+    assert (bench.outputs[-1].finish_reason, bench.outputs[-1].stop_reason) == ("error", "broken at 6")
+
+
+def test_an_abort_beats_a_failure_and_an_end_beats_an_abort(bench: Bench) -> None:
+    bench.admit(Stops(9))
+    bench.fail(Failure(1, 4))
+    bench.retire("timeout", 4, poisoned=True)
+    assert not bench.of(Requeue)
+    assert (bench.outputs[-1].finish_reason, bench.outputs[-1].stop_reason) == ("abort", "timeout")
+    bench.admit(Stops(1), grant=2)
+    bench.step(5, grant=2)
+    bench.retire("aborted", 4, grant=2)
+    assert [output.finish_reason for output in bench.outputs][-2:] == [None, "length"]
+    assert len(bench.of(Over)) == 2 and not bench.results.records
+
+
+def test_a_retracted_request_comes_back_with_its_output_and_as_it_was(bench: Bench) -> None:
+    bench.admit(Stops(3))
+    bench.step(5)
+    bench.retire("retracted", 4)
+    [again] = bench.of(Requeue)
+    assert (unpack(again.request.tokens), again.request.prompt_len, again.suspect_until) == ([*PROMPT, 5], 4, 0)
+    bench.results.receive(Ended("r", "aborted", "the request was aborted"))
+    bench.results.act()
+    assert (bench.outputs[-1].finish_reason, bench.outputs[-1].stop_reason) == ("abort", "aborted")
+    assert bench.of(Over) == [Over("r")]
+
+
+def test_a_request_that_no_longer_fits_is_at_its_length(bench: Bench) -> None:
+    bench.admit(Stops(3))
+    bench.step(5)
+    bench.retire("retracted", 4)
+    bench.results.receive(Ended("r", "too_large", ""))
+    bench.results.act()
+    assert bench.outputs[-1].finish_reason == "length"
+
+
+# Log probabilities
+
+
+def logprob(token: int) -> TokenLogprob:
+    return TokenLogprob(token, -1.0, [])
+
+
+def test_a_replay_brings_no_log_probability_twice(bench: Bench) -> None:
+    bench.admit(Stops(9), prompt_logprobs_from=1)
+    bench.fail(Failure(1, 4), prompt_logprobs=[RowLogprobs(1, 1, [logprob(2), logprob(3)])])
+    bench.step(5, prompt_logprobs=[RowLogprobs(1, 2, [logprob(3), logprob(4)])])
+    told = [item.token for output in bench.outputs for item in output.prompt_logprobs]
+    assert told == [2, 3, 4]
+
+
+def test_the_log_probability_of_an_overrun_is_nobodys(bench: Bench) -> None:
+    bench.admit(Stops(1))
+    for token in (5, 6):
+        bench.step(token, logprobs=[RowLogprobs(1, 4, [logprob(token)])])
+    bench.retire("finished", 5)
+    assert [item.token for output in bench.outputs for item in output.logprobs] == [5]

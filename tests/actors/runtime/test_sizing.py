@@ -1,0 +1,82 @@
+"""Memory divided between slots and pages: the numbers, and the reasons that are given for them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, PoolSizes, SizingError, size_pools
+from actors.scheduler.strategy import Strategy
+
+MIB = 1 << 20
+
+
+@dataclass
+class Shape:
+    nbytes: int
+
+
+class Sized:
+    """A model whose state takes 2 MiB, and KV of so many KiB a token."""
+
+    def __init__(self, token_kib: int) -> None:
+        self._token = token_kib
+
+    def state_specs(self) -> list[Shape]:
+        return [Shape(MIB // 2), Shape(3 * MIB // 2)]
+
+    def kv_specs(self) -> list[Shape]:
+        return [Shape(512)] * (2 * self._token)
+
+
+def size(token_kib: int, memory_mib: int, **more: Any) -> PoolSizes:
+    given = {"max_running": 4, "max_model_len": 100, "page_size": 16} | more
+    model: Any = Sized(token_kib)
+    return size_pools(model, memory_mib * MIB, **given)
+
+
+def test_without_attention_all_of_a_small_memory_is_slots() -> None:
+    sizes = size(0, 21)
+    assert (sizes.slots, sizes.slot_bytes, sizes.pages, sizes.page_bytes) == (10, 2 * MIB, 0, 0)
+    assert sizes.max_running == 4
+    assert sizes.why == [
+        "10 slots: 21.0 MiB hold 10, wanted are 16",
+        "10 requests fit: 10 slots less 0 for the tree, 1 a request (just_in_time)",
+    ]
+
+
+def test_with_attention_half_is_slots_and_what_they_leave_is_pages() -> None:
+    sizes = size(64, 40)
+    assert (sizes.slots, sizes.pages, sizes.page_bytes, sizes.page_size) == (10, 20, MIB, 16)
+    assert sizes.why[:2] == ["10 slots: 20.0 MiB hold 10, wanted are 16", "20 pages: 20.0 MiB hold 20, wanted are 56"]
+
+
+def test_no_more_is_taken_than_can_be_used() -> None:
+    """Slots for every request and three states beside it; pages for two contexts of each and the token behind them."""
+    sizes = size(64, 4000)
+    assert (sizes.slots, sizes.pages) == (16, 4 * 7 * 2)
+    assert size(64, 4000, max_model_len=111).pages == 4 * 7 * 2
+    assert size(64, 4000, max_model_len=112).pages == 4 * 8 * 2
+    assert size(0, 4000, strategy=Strategy.EXTRA_BUFFER).slots == 4 * (3 + 3)
+    assert size(0, 4000, strategy=Strategy.EXTRA_BUFFER, overlap=False).slots == 4 * (2 + 3)
+
+
+def test_what_is_given_is_kept() -> None:
+    sizes = size(64, 0, slots=5, pages=7, tree_slots=2)
+    assert (sizes.slots, sizes.pages, sizes.max_running) == (5, 7, 3)
+    assert sizes.why == ["3 requests fit: 5 slots less 2 for the tree, 1 a request (just_in_time)"]
+    assert size(0, 0, slots=5, pages=7).pages == 0
+
+
+def test_one_request_has_to_fit() -> None:
+    assert size(0, 2).max_running == 1
+    with pytest.raises(SizingError, match=r"it needs 3 slots of 2\.0 MiB \(extra_buffer\), and there are 3, 1 of them"):
+        size(0, 0, slots=3, tree_slots=1, strategy=Strategy.EXTRA_BUFFER)
+    assert size(64, 0, slots=1, pages=2, page_size=1).pages == 2
+    with pytest.raises(SizingError, match=r"there are no pages of 0\.1 MiB"):
+        size(64, 0, slots=1, pages=1, page_size=1)
+    assert size(64, 0, slots=1, pages=1, page_size=2).pages == 1
+
+
+def test_memory_is_left_for_everything_else() -> None:
+    assert 0.25 <= DEFAULT_MEMORY_FRACTION <= 0.75
