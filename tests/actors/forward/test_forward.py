@@ -1,0 +1,204 @@
+"""Forward alone: what it asks of the device, in which order, and what it reports when."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from actors.forward.actor import Forward
+from actors.forward.device import Work, WorkCheckpoint, WorkChunk
+from actors.lease import Lease, Ledger, Loan
+from actors.messages import (
+    Admit,
+    Admitted,
+    Checkpoint,
+    Chunk,
+    Copied,
+    Drain,
+    Drop,
+    Export,
+    Exported,
+    Failure,
+    Fill,
+    GrantPages,
+    Message,
+    PageCopy,
+    Ran,
+    Retire,
+    Retired,
+    Step,
+    Stepped,
+)
+from actors.requests import Request, RowLogprobs, Sampling, Stops
+from actors.tokens import pack, unpack
+
+
+class NotedDevice:
+    """Notes each call, by name, with what it was given."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: self.calls.append((name, *given))
+
+
+class Bench:
+    """Two rows."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Message]] = []
+        self.device, self.ledger = NotedDevice(), Ledger(8)
+        self.forward = Forward(lambda to, message: self.sent.append((to, message)), self.device, 2)  # type: ignore[arg-type]
+
+    def lease(self) -> Lease:
+        lease = self.ledger.take("forward")
+        assert lease is not None
+        return lease
+
+    def admit(self, grant: int, length: int = 4, match: int = 0, pages: tuple[int, ...] = (), **more: Any) -> Request:
+        request = Request(f"r{grant}", pack(range(length)), length, Sampling(), Stops(9))
+        fields = {"moved": False, "loan": None, "pages": list(pages), "page_copy": None} | more
+        self.receive(Admit(grant, request, self.lease(), match, match, "", **fields))
+        return request
+
+    def step(self, number: int, *chunks: Chunk, **more: Any) -> Work:
+        fields = {"sit_out": [], "checkpoints": [], "pages": []} | more
+        self.receive(Step(number, list(chunks), **fields))
+        name, work = self.device.calls[-1]
+        assert name == "run"
+        return work
+
+    def ran(self, number: int, *tokens: int, error: str = "", **more: Any) -> None:
+        fields = {"logprobs": [], "prompt_logprobs": []} | more
+        self.receive(Ran(number, pack(tokens), error=error, **fields))
+
+    def receive(self, message: Message) -> None:
+        self.forward.receive(message)
+        self.forward.act()
+
+    def of(self, kind: type) -> list:
+        return [message for _, message in self.sent if isinstance(message, kind)]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, *_ in self.device.calls]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.ledger.close()
+
+
+def test_a_fresh_slot_is_cleared_and_nothing_was_copied(bench: Bench) -> None:
+    request = bench.admit(1, pages=(3, 4))
+    assert bench.device.calls == [("clear", 0), ("open_row", 0, 1, 0, request, [3, 4])]
+    assert bench.sent == [("results", Admitted(1, request, 0, 0, ""))]
+
+
+def test_a_slot_is_filled_from_a_loan_from_a_copy_or_not_at_all(bench: Bench) -> None:
+    bench.admit(1, loan=Loan(5, 1), page_copy=PageCopy(7, 8))
+    assert bench.device.calls[:2] == [("copy", 5, 0), ("copy_page", 7, 8)]
+    bench.device.calls.clear()
+    bench.admit(2, pages=(3, 4, 5), fill=Fill(9, 1))
+    assert bench.device.calls[0] == ("fill", 9, 1, [4, 5], 1)
+    assert [message.grant for message in bench.of(Copied)] == [1, 2]
+    moved = Bench()
+    moved.admit(1, moved=True)
+    assert moved.names == ["open_row"] and not moved.of(Copied)
+    moved.admit(2, page_copy=PageCopy(7, 8))
+    assert [message.grant for message in moved.of(Copied)] == [2]
+    moved.ledger.close()
+
+
+def test_rows_are_used_again_from_the_lowest_on(bench: Bench) -> None:
+    for grant in (1, 2):
+        bench.admit(grant)
+    bench.receive(Retire(1, "aborted"))
+    bench.admit(3)
+    assert [call[1:3] for call in bench.device.calls if call[0] == "open_row"] == [(0, 1), (1, 2), (0, 3)]
+
+
+def test_a_step_feeds_chunks_and_lets_those_past_their_prompt_decode(bench: Bench) -> None:
+    bench.admit(1, match=2)
+    bench.admit(2, length=3)
+    assert bench.step(1, Chunk(1, 1), Chunk(2, 3)) == Work(
+        1, [WorkChunk(0, 2, 3, False), WorkChunk(1, 0, 3, True)], [], [], []
+    )
+    checkpoint = Checkpoint(2, 4, bench.lease())
+    work = bench.step(2, Chunk(1, 1), checkpoints=[checkpoint], pages=[GrantPages(2, [6])])
+    assert bench.device.calls[-2] == ("extend_row", 1, [6])
+    assert work == Work(2, [WorkChunk(0, 3, 4, True)], [1], [3], [WorkCheckpoint(1, 4, checkpoint.lease.slot)])
+    assert bench.step(3, sit_out=[2]) == Work(3, [], [0], [4], [])
+    assert bench.step(4) == Work(4, [], [0, 1], [5, 4], [])
+
+
+def test_reports_leave_in_stream_order(bench: Bench) -> None:
+    request = bench.admit(1, length=2)
+    bench.step(1, Chunk(1, 2))
+    bench.step(2)
+    bench.receive(Retire(1, "finished"))
+    bench.admit(2)
+    bench.receive(Drain())
+    assert bench.sent == [("results", Admitted(1, request, 0, 0, ""))]
+    assert [lease.slot for lease in bench.forward.leases()] == [1, 0]
+    bench.ran(1, 7)
+    assert len(bench.sent) == 2
+    bench.ran(2, 8)
+    kinds = [type(message) for _, message in bench.sent]
+    assert kinds == [Admitted, Stepped, Stepped, Retired, Admitted, Drain]
+    assert [(step.step, step.grants, unpack(step.tokens)) for step in bench.of(Stepped)] == [
+        (1, [1], [7]),
+        (2, [1], [8]),
+    ]
+    [retired] = bench.of(Retired)
+    assert (retired.grant, retired.reason, retired.position, retired.poisoned) == (1, "finished", 3, False)
+
+
+def test_tokens_go_to_those_that_sample_in_their_order(bench: Bench) -> None:
+    bench.admit(1, length=2)
+    bench.step(1, Chunk(1, 2))
+    bench.admit(2)
+    bench.step(2, Chunk(2, 4))
+    bench.step(3)
+    for number, tokens in ((1, [7]), (2, [8, 9]), (3, [5, 6])):
+        bench.ran(number, *tokens)
+    assert [(step.grants, unpack(step.tokens)) for step in bench.of(Stepped)] == [
+        ([1], [7]),
+        ([2, 1], [8, 9]),
+        ([1, 2], [5, 6]),
+    ]
+
+
+def test_a_step_that_raised_poisons_its_rows_in_the_next_one_too(bench: Bench) -> None:
+    bench.admit(1, length=2)
+    bench.admit(2, length=2)
+    bench.step(1, Chunk(1, 2))
+    bench.step(2, Chunk(2, 1))
+    held = Checkpoint(1, 4, bench.lease())
+    bench.step(3, Chunk(2, 1), checkpoints=[held])
+    bench.ran(1, error="a kernel failed")
+    logprobs = [RowLogprobs(1, 3, []), RowLogprobs(2, 1, [])]
+    bench.ran(2, 7, logprobs=logprobs, prompt_logprobs=logprobs)
+    bench.ran(3, 8, 9)
+    first, second, third = bench.of(Stepped)
+    assert (first.grants, first.failed, first.error) == ([], [Failure(1, 2)], "a kernel failed")
+    assert (second.grants, second.failed, second.error) == ([], [Failure(1, 3)], "")
+    assert second.logprobs == second.prompt_logprobs == logprobs[1:]
+    assert (third.grants, unpack(third.tokens), third.failed) == ([2], [8], [Failure(1, 4)])
+    assert [checkpoint.position for checkpoint in third.checkpoints] == [4]
+    for grant in (1, 2):
+        bench.receive(Retire(grant, "failed"))
+    assert [retired.poisoned for retired in bench.of(Retired)] == [True, False]
+    assert not vars(bench.forward)["_poisoned"]
+
+
+def test_copies_to_and_from_host_memory(bench: Bench) -> None:
+    state = bench.lease()
+    bench.receive(Export(7, state, [1, 2], 9))
+    bench.receive(Drop([3, 4]))
+    assert bench.device.calls == [("export", 7, 0, [1, 2], 9), ("drop", 3), ("drop", 4)]
+    assert [(to, message.key, message.state) for to, message in bench.sent] == [("cache", 7, state)]  # type: ignore[attr-defined]
+    assert isinstance(bench.sent[0][1], Exported)

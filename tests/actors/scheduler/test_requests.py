@@ -1,0 +1,394 @@
+"""What the scheduler does with a request at each point of its life: which message goes where."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from actors.lease import Lease, Ledger
+from actors.messages import (
+    Abort,
+    Acquire,
+    Admit,
+    Cancel,
+    Chunk,
+    Closed,
+    Drain,
+    Ended,
+    Extend,
+    Extended,
+    Free,
+    Granted,
+    GrantPages,
+    Message,
+    Over,
+    Refused,
+    Requeue,
+    Retire,
+    Return,
+    Settled,
+    Spare,
+    Step,
+    Submit,
+    Want,
+)
+from actors.requests import Request, Sampling, Stops
+from actors.scheduler.actor import Scheduler
+from actors.scheduler.plan import Limits
+from actors.scheduler.strategy import Strategy
+from actors.tokens import pack
+
+
+class Desk:
+    """A scheduler alone, and what it has sent."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.sent: list[tuple[str, Message]] = []
+        self.ledger = Ledger(20)
+        given: dict[str, Any] = {"strategy": Strategy.NO_BUFFER, "max_running": 2, "step_tokens": 8} | limits
+        self.scheduler = Scheduler(lambda to, message: self.sent.append((to, message)), Limits(**given))
+
+    def submit(
+        self, name: str, length: int = 4, max_tokens: int = 9, resubmitted: bool = False, **more: Any
+    ) -> Request:
+        tokens = more.pop("tokens", range(length))
+        request = Request(name, pack(tokens), len(tokens), Sampling(), Stops(max_tokens), **more)
+        self.receive(Submit(request, resubmitted))
+        return request
+
+    def grant(self, grant: int, match: int = 0, pages: tuple[int, ...] = (), branch: int | None = None) -> None:
+        self.receive(Granted(grant, self.lease(), match, match, "", False, None, list(pages), None, branch))
+
+    def lease(self) -> Lease:
+        lease = self.ledger.take("scheduler")
+        assert lease is not None
+        return lease
+
+    def settle(self, *finished: int, failed: tuple[int, ...] = ()) -> None:
+        self.receive(Settled(0, list(finished), list(failed)))
+
+    def receive(self, message: Message) -> None:
+        self.scheduler.receive(message)
+        self.scheduler.act()
+
+    def of(self, kind: type) -> list:
+        return [message for _, message in self.sent if isinstance(message, kind)]
+
+    def take(self) -> list[tuple[str, Message]]:
+        """What was sent since the last time."""
+        sent, self.sent[:] = list(self.sent), []
+        return sent
+
+    @property
+    def counted(self) -> dict[str, int]:
+        return +self.scheduler.counters
+
+    @property
+    def ended(self) -> list[tuple[str, str, str]]:
+        return [(to, m.request, m.reason) for to, m in self.sent if isinstance(m, Ended)]
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    yield desk
+    desk.ledger.close()
+
+
+# In the queue
+
+
+def test_a_full_queue_refuses_all_but_what_was_accepted_before() -> None:
+    desk = Desk(max_queue=2, max_running=1)
+    for name in ("a", "b", "c"):
+        desk.submit(name)
+    assert desk.ended == [("api", "c", "queue_full")]
+    desk.submit("d", resubmitted=True)
+    assert len(desk.scheduler.state.queue) == 3
+
+
+def test_one_that_is_asked_for_again_waits_for_the_first_to_be_over(desk: Desk) -> None:
+    desk.submit("a")
+    desk.grant(1)
+    desk.settle(1)
+    again = desk.submit("a", length=3)
+    assert not desk.scheduler.state.queue
+    desk.receive(Over("a"))
+    assert [record.request for record in desk.scheduler.state.queue] == [again]
+
+
+def test_one_that_waits_for_its_id_can_be_given_up(desk: Desk) -> None:
+    desk.submit("a")
+    desk.grant(1)
+    desk.settle(1)
+    desk.submit("a", length=3)
+    desk.receive(Abort("a", "timeout"))
+    assert desk.ended == [("api", "a", "timeout")]
+    desk.receive(Over("a"))
+    assert not desk.scheduler.state.queue
+
+
+@pytest.mark.parametrize("reason", ["aborted", "timeout"])
+def test_giving_up_in_the_queue(desk: Desk, reason: Any) -> None:
+    desk.submit("a")
+    desk.receive(Abort("a", reason))
+    assert desk.ended == [("api", "a", reason)] and desk.of(Cancel) == [Cancel(1)]
+    assert not desk.scheduler.state.queue and desk.scheduler.state.cancelled == {1}
+    desk.receive(Abort("a", reason))
+    assert len(desk.ended) == 1, "it is answered"
+    desk.grant(1)
+    assert [(to, message.grant) for to, message in desk.sent if isinstance(message, Return)] == [("cache", 1)]
+    assert not desk.of(Admit)
+    desk.receive(Closed(1))
+    assert not desk.scheduler.state.cancelled
+
+
+def test_giving_up_behind_all_that_have_a_grant(desk: Desk) -> None:
+    for name in ("a", "b", "c"):
+        desk.submit(name)
+    desk.receive(Abort("c"))
+    assert desk.ended == [("api", "c", "aborted")] and not desk.of(Cancel)
+
+
+def test_what_can_never_fit_is_answered(desk: Desk) -> None:
+    desk.submit("a")
+    desk.receive(Refused(1, "too_large", "it does not fit"))
+    assert [m.message for m in desk.of(Ended)] == ["it does not fit"] and desk.ended == [("api", "a", "too_large")]
+    desk.submit("b")
+    desk.receive(Abort("b"))
+    desk.receive(Refused(2, "cancelled", ""))
+    assert not desk.scheduler.state.cancelled and len(desk.ended) == 2
+
+
+def test_an_urgent_one_takes_the_turn_of_one_that_has_no_grant_yet() -> None:
+    desk = Desk(max_running=1)
+    desk.submit("a")
+    desk.submit("urgent", priority=-1)
+    assert desk.of(Cancel) == [Cancel(1)] and [m.grant for m in desk.of(Acquire)] == [1, 2]
+    desk.receive(Refused(1, "cancelled", ""))
+    desk.grant(2)
+    desk.settle(2)
+    assert [(m.grant, m.priority) for m in desk.of(Acquire)] == [(1, 0), (2, -1), (3, 0)]
+
+
+# Asking the cache
+
+
+def test_a_match_leaves_a_token_to_compute(desk: Desk) -> None:
+    desk.submit("a", length=6, salt="key", session="s", priority=3)
+    [acquire] = desk.of(Acquire)
+    assert (acquire.limit, acquire.salt, acquire.session, acquire.priority) == (5, "key", "s", 3)
+
+
+@pytest.mark.parametrize(("begin", "limit"), [(0, 0), (1, 0), (4, 3), (9, 5)])
+def test_a_match_leaves_what_log_probabilities_are_wanted_of(desk: Desk, begin: int, limit: int) -> None:
+    """The log probability of a token comes from the state before it."""
+    desk.submit("a", length=6, prompt_logprobs_from=begin)
+    assert desk.of(Acquire)[-1].limit == limit
+    request = Request("b", pack(range(6)), 4, Sampling(), Stops(9), prompt_logprobs_from=begin)
+    desk.receive(Submit(request))
+    assert desk.of(Acquire)[-1].limit == 5, "those of its prompt came with its first output"
+
+
+def test_a_next_turn_goes_on_from_the_latest_that_is_closing() -> None:
+    desk = Desk(max_running=9)
+    for grant, (name, tokens) in enumerate((("a", [1]), ("b", [1, 2]), ("c", [1, 2]), ("d", [7])), 1):
+        desk.submit(name, tokens=tokens, salt="x" if name == "c" else "")
+        desk.grant(grant)
+    for grant in (1, 2, 3, 4):
+        desk.settle(grant)
+    desk.submit("next", tokens=[1, 2, 3])
+    assert desk.of(Acquire)[-1].predecessor == 2
+    desk.submit("other", tokens=[1, 2, 3], salt="x")
+    assert desk.of(Acquire)[-1].predecessor == 3
+
+
+def test_a_request_that_comes_back_names_its_own_grant(desk: Desk) -> None:
+    request = desk.submit("a")
+    desk.grant(1)
+    desk.settle(failed=(1,))
+    assert desk.of(Retire) == [Retire(1, "failed")]
+    desk.receive(Requeue(request, 3))
+    desk.receive(Closed(1))
+    assert desk.of(Acquire)[-1].predecessor == 1 and desk.of(Acquire)[-1].grant == 2
+    [record] = desk.scheduler.state.queue
+    assert record.suspect_until == 3
+    desk.receive(Abort("a"))
+    assert desk.ended == [("results", "a", "aborted")], "results has its output"
+    assert desk.of(Cancel) == [Cancel(2)]
+
+
+# Running
+
+
+@pytest.mark.parametrize("reason", ["aborted", "timeout"])
+def test_a_running_request_that_is_given_up_is_retired(desk: Desk, reason: Any) -> None:
+    request = desk.submit("a")
+    desk.grant(1)
+    desk.receive(Abort("a", reason))
+    desk.receive(Abort("a", reason))
+    assert desk.of(Retire) == [Retire(1, reason)] and not desk.ended and not desk.scheduler.state.rows
+    assert set(desk.scheduler.state.closing) == {1}
+    desk.receive(Requeue(request))
+    assert desk.ended == [("results", "a", reason)], "it was retracted at the same time"
+    desk.receive(Over("a"))
+    desk.receive(Abort("a", reason))
+    assert len(desk.of(Retire)) == 1
+
+
+def test_a_row_ends_with_its_budget_of_which_a_part_may_be_used_up(desk: Desk) -> None:
+    request = Request("a", pack(range(6)), 4, Sampling(), Stops(4))
+    desk.receive(Submit(request))
+    desk.grant(1)
+    assert len(desk.of(Step)) == 2 and desk.of(Retire) == [Retire(1, "limit")], "two of four tokens are there already"
+
+
+def test_a_row_waits_for_a_page_that_it_asks_for_in_time() -> None:
+    desk = Desk(page_size=4)
+    desk.submit("a", length=6)
+    desk.grant(1, pages=(0, 1))
+    # Behind two steps it stands at 7, and two further ones are on their way soon.
+    assert desk.of(Extend) == [Extend([1])]
+    desk.settle()
+    assert len(desk.of(Step)) == 3, "its pages cover eight positions"
+    desk.settle()
+    assert len(desk.of(Step)) == 3 and desk.of(Extend) == [Extend([1])]
+    desk.take()
+    desk.receive(Extended([GrantPages(1, [5])], []))
+    [step] = desk.of(Step)
+    assert step.pages == [GrantPages(1, [5])]
+    desk.settle()
+    assert desk.of(Step)[-1].pages == [] and len(desk.of(Step)) == 2
+
+
+def test_a_row_asks_for_no_page_that_it_will_not_fill() -> None:
+    desk = Desk(page_size=4)
+    desk.submit("a", length=6, max_tokens=3)
+    desk.grant(1, pages=(0, 1))
+    assert not desk.of(Extend)
+    assert desk.of(Step) and desk.scheduler.state.rows[1].last == 8
+
+
+def test_pages_and_word_of_a_row_that_is_gone_are_dropped() -> None:
+    desk = Desk(page_size=4, max_running=2)
+    for grant, name in ((1, "a"), (2, "b")):
+        desk.submit(name, length=6)
+        desk.grant(grant, pages=(2 * grant, 2 * grant + 1))
+    desk.receive(Abort("a"))
+    desk.take()
+    desk.receive(Extended([GrantPages(1, [8])], [1, 2]))
+    assert desk.scheduler.state.starved == {2}
+    desk.receive(Closed(1))
+    desk.settle()
+    desk.settle()
+    assert all(step.pages == [] for step in desk.of(Step))
+
+
+def test_the_last_row_is_retracted_for_want_of_a_page_and_counted() -> None:
+    desk = Desk(page_size=4, max_running=2, step_tokens=64)
+    for grant, name in ((1, "a"), (2, "b")):
+        desk.submit(name, length=7)
+        desk.grant(grant, pages=(2 * grant, 2 * grant + 1))
+    for _ in range(4):
+        desk.settle()
+    desk.receive(Extended([], [1, 2]))
+    assert desk.of(Retire) == [Retire(2, "retracted")]
+    assert desk.counted == {"rows_retracted": 1}
+
+
+# Checkpoints
+
+
+def test_checkpoint_slots_are_asked_for_ahead_and_used_where_they_are_wanted() -> None:
+    desk = Desk(strategy=Strategy.JUST_IN_TIME, chunk_size=4, step_tokens=4)
+    desk.submit("a", length=10)
+    desk.grant(1, branch=6)
+    assert desk.of(Want) == [Want(1, 2)] and len(desk.of(Step)) == 1, "the second step would pass a wanted position"
+    spares = [desk.lease(), desk.lease()]
+    desk.receive(Spare(1, 2, list(spares)))
+    desk.settle()
+    desk.settle()
+    marked = [(c.position, c.grant) for step in desk.of(Step) for c in step.checkpoints]
+    assert marked == [(6, 1), (8, 1)]
+    assert not desk.scheduler.state.rows[1].spares and not desk.counted
+
+
+def test_where_fewer_slots_come_the_branch_comes_first() -> None:
+    desk = Desk(strategy=Strategy.JUST_IN_TIME, chunk_size=4, step_tokens=4)
+    desk.submit("a", length=10)
+    desk.grant(1, branch=6)
+    desk.receive(Spare(1, 2, [desk.lease()]))
+    for _ in range(3):
+        desk.settle()
+    assert [c.position for step in desk.of(Step) for c in step.checkpoints] == [6]
+    assert desk.counted == {"checkpoints_skipped": 1} and desk.of(Want) == [Want(1, 2)]
+
+
+def test_slots_of_a_row_that_is_gone_go_back() -> None:
+    desk = Desk(strategy=Strategy.JUST_IN_TIME, chunk_size=4, step_tokens=4)
+    desk.submit("a", length=10)
+    desk.grant(1, branch=6)
+    desk.receive(Abort("a"))
+    late = desk.lease()
+    desk.receive(Spare(1, 2, [late]))
+    desk.receive(Spare(1, 2, []))
+    assert [free.leases for free in desk.of(Free)] == [[late]]
+    other = Desk(strategy=Strategy.EXTRA_BUFFER)
+    other.submit("a")
+    other.grant(1)
+    assert other.of(Want) == [Want(1, 2)]
+    other.receive(Spare(1, 2, [other.lease(), other.lease()]))
+    assert len(list(other.scheduler.leases())) == 2
+    other.receive(Abort("a"))
+    assert [len(free.leases) for free in other.of(Free)] == [2]
+    assert not list(other.scheduler.leases())
+
+
+def test_answers_are_checkpointed_at_multiples_of_the_interval() -> None:
+    desk = Desk(strategy=Strategy.JUST_IN_TIME, chunk_size=64, track_interval=4)
+    desk.submit("a", length=3, max_tokens=11)
+    desk.grant(1)
+    for _ in range(12):
+        for want in desk.of(Want):
+            desk.sent.remove(("cache", want))
+            desk.receive(Spare(1, want.count, [desk.lease() for _ in range(want.count)]))
+        desk.settle()
+    assert [c.position for step in desk.of(Step) for c in step.checkpoints] == [8, 12]
+    assert desk.counted == {"checkpoints_skipped": 1}, "the first came up sooner than a slot could come"
+
+
+def test_no_strategy_no_checkpoint(desk: Desk) -> None:
+    desk.submit("a", length=10)
+    desk.grant(1, branch=6)
+    assert not desk.of(Want) and not desk.scheduler.state.rows[1].wanted
+
+
+# The end
+
+
+def test_the_lap_at_the_end_begins_when_everything_is_home() -> None:
+    desk = Desk(strategy=Strategy.JUST_IN_TIME, chunk_size=4, step_tokens=4)
+    desk.submit("a", length=10)
+    desk.grant(1, branch=6)
+    desk.receive(Drain())
+    desk.submit("late")
+    assert desk.ended == [("api", "late", "draining")]
+    desk.receive(Abort("a"))
+    for message in (Settled(1, []), Spare(1, 2, []), Over("a"), Closed(1)):
+        assert not desk.of(Drain), f"before {message}"
+        desk.receive(message)
+    assert [to for to, message in desk.sent if isinstance(message, Drain)] == ["forward"]
+    desk.receive(Closed(1))
+    assert len(desk.of(Drain)) == 1
+    desk.submit("later")
+    assert desk.ended[-1] == ("api", "later", "draining")
+
+
+def test_a_chunk_is_not_cut_short_by_who_decodes_beside_it(desk: Desk) -> None:
+    desk.submit("a", length=4)
+    desk.grant(1)
+    desk.settle()
+    desk.submit("b", length=20)
+    desk.grant(2)
+    desk.settle()
+    assert desk.of(Step)[-1].chunks == [Chunk(2, 7)] and desk.of(Step)[-1].sit_out == []
