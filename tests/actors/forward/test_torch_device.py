@@ -1,0 +1,327 @@
+"""The torch device over a model that is a table: which batch a step is, what is drawn, what is reported of it."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from actors.forward.device import Work, WorkCheckpoint, WorkChunk
+from actors.forward.torch_device import LOGITS_ROWS, TorchDevice
+from actors.messages import Ran
+from actors.requests import Request, Sampling, Stops
+from actors.tokens import pack, unpack
+from kernels.sampling import SamplingTensors, sample
+from models.batch import Batch, Pools, TensorSpec, allocate
+
+VOCABULARY, PAGE = 8, 4
+TABLE = 3 * torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0))
+
+
+class Table:
+    """Behind token i the logits are TABLE[i]. A slot's state is the sum of its tokens, and the KV of each is itself."""
+
+    vocab_size, chunk_size, max_position = VOCABULARY, 4, 1024
+
+    def __init__(self, attention: bool = True) -> None:
+        self.batches: list[Batch] = []
+        self.broken: Exception | None = None
+        self._kv = [TensorSpec((1,), torch.float32)] * attention
+
+    def state_specs(self) -> list[TensorSpec]:
+        return [TensorSpec((1,), torch.float32)]
+
+    def kv_specs(self) -> list[TensorSpec]:
+        return self._kv
+
+    def forward(self, batch: Batch, pools: Pools) -> Tensor:
+        if self.broken is not None:
+            raise self.broken
+        self.batches.append(batch)
+        at = 0
+        if batch.prefill is not None:
+            for slot, begin, end in zip(
+                batch.prefill.slots, batch.prefill.offsets[:-1], batch.prefill.offsets[1:], strict=True
+            ):
+                pools.state[0][slot] += batch.tokens[begin:end].sum()
+                at = end
+        if batch.decode is not None:
+            pools.state[0][batch.decode.slots, 0] += batch.tokens[at:].float()
+        return batch.tokens[:, None].float()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return TABLE[hidden[:, 0].long()].clone()
+
+
+class Bench:
+    def __init__(self, attention: bool = True, rows: int = 4) -> None:
+        self.model = Table(attention)
+        self.ran: list[Ran] = []
+        self.pools = allocate(self.model, 8, 8 if attention else 0, PAGE, torch.device("cpu"))
+        self.device = TorchDevice(self.model, self.pools, rows, 15, self.ran.append)
+        self._steps = 0
+
+    def open(
+        self, row: int, tokens: list[int], sampling: Sampling | None = None, slot: int | None = None, **more: Any
+    ) -> None:
+        given = {"prompt_len": len(tokens), "stops": Stops(9)} | more
+        pages = given.pop("pages", [])
+        request = Request(f"r{row}", pack(tokens), sampling=sampling or Sampling(temperature=0.0), **given)
+        self.device.open_row(row, 10 + row, row + 4 if slot is None else slot, request, pages)
+
+    def run(self, chunks: list[WorkChunk], decodes: dict[int, int] | None = None, *checkpoints: WorkCheckpoint) -> Ran:
+        """decodes: positions by row."""
+        self._steps += 1
+        decodes = decodes or {}
+        self.device.run(Work(self._steps, chunks, list(decodes), list(decodes.values()), list(checkpoints)))
+        return self.ran[-1]
+
+
+def prompt(row: int, length: int) -> WorkChunk:
+    return WorkChunk(row, 0, length, True)
+
+
+def best(token: int) -> int:
+    return int(TABLE[token].argmax())
+
+
+# The batch
+
+
+def test_chunks_come_first_and_each_row_brings_its_slot_and_pages() -> None:
+    bench = Bench()
+    bench.open(0, [1, 2, 3, 4, 5], pages=[7, 6])
+    bench.open(2, [6, 5, 4], pages=[3])
+    bench.open(1, [7], pages=[2])
+    assert unpack(bench.run([prompt(1, 1)]).tokens) == [best(7)]
+    ran = bench.run([WorkChunk(2, 1, 3, True), WorkChunk(0, 0, 4, False)], {1: 1}, WorkCheckpoint(0, 3, 1))
+    batch = bench.model.batches[-1]
+    assert batch.tokens.tolist() == [5, 4, 1, 2, 3, 4, best(7)] and batch.positions.tolist() == [1, 2, 0, 1, 2, 3, 1]
+    assert batch.prefill is not None and batch.decode is not None
+    assert (batch.prefill.offsets, batch.prefill.starts, batch.prefill.slots) == ([0, 2, 6], [1, 0], [6, 4])
+    assert [(c.segment, c.position, c.slot) for c in batch.prefill.checkpoints] == [(1, 3, 1)]
+    assert batch.prefill.page_table.tolist() == [[3], [7]]
+    assert batch.decode.slots.tolist() == [5] and batch.decode.page_table.tolist() == [[2]]
+    assert unpack(ran.tokens) == [best(4), best(best(7))], "a chunk that does not end its prompt draws nothing"
+    assert ran.step == 2 and not ran.error
+
+
+def test_the_page_tables_are_as_wide_as_the_longest_row_needs() -> None:
+    bench = Bench()
+    bench.open(0, [1, 2, 3, 4, 5], pages=[7])
+    bench.device.extend_row(0, [6])
+    bench.device.extend_row(0, [])
+    bench.device.extend_row(0, [5, 4])
+    bench.run([prompt(0, 5)])
+    for position, width in ((7, 2), (8, 3), (15, 4)):
+        bench.run([], {0: position})
+        batch = bench.model.batches[-1]
+        assert batch.prefill is None and batch.decode is not None
+        assert batch.decode.page_table.tolist() == [[7, 6, 5, 4][:width]]
+    bench.open(0, [1], pages=[2])
+    bench.run([prompt(0, 1)])
+    prefill = bench.model.batches[-1].prefill
+    assert prefill is not None and prefill.page_table.tolist() == [[2]]
+    bare = Bench(attention=False)
+    bare.open(0, [1, 2, 3, 4, 5])
+    bare.run([prompt(0, 5)])
+    prefill = bare.model.batches[-1].prefill
+    assert prefill is not None and prefill.page_table.shape == (1, 0)
+
+
+def test_a_decoding_row_s_checkpoint_is_its_state_behind_the_step() -> None:
+    bench = Bench()
+    for row, token in ((0, 1), (1, 2)):
+        bench.open(row, [token])
+    bench.run([prompt(0, 1), prompt(1, 1)])
+    bench.run([], {0: 1, 1: 1}, WorkCheckpoint(1, 2, 0))
+    assert float(bench.pools.state[0][0]) == 2 + best(2) == float(bench.pools.state[0][5])
+    bench.device.copy(0, 1)
+    bench.device.clear(0)
+    assert bench.pools.state[0][:2, 0].tolist() == [0, 2 + best(2)]
+    bench.device.poison(0)
+    assert math.isnan(float(bench.pools.state[0][0]))
+    bench.pools.pages[0][3] = 7
+    bench.device.copy_page(3, 5)
+    assert bench.pools.pages[0][5].flatten().tolist() == [7] * PAGE
+
+
+# Sampling
+
+
+def test_each_row_is_drawn_by_its_own_parameters() -> None:
+    rows = [
+        Sampling(temperature=2.0, seed=5),
+        Sampling(temperature=1.5, top_k=2, seed=6),
+        Sampling(temperature=3.0, top_p=0.5, seed=7),
+        Sampling(temperature=4.0, min_p=0.6, seed=8),
+        Sampling(temperature=0.0, seed=9),
+        Sampling(temperature=2.0, seed=2**40),
+    ]
+    bench = Bench(rows=len(rows))
+    for row, sampling in enumerate(rows):
+        bench.open(row, [row + 1], sampling, slot=row)
+    before = [row + 1 for row in range(len(rows))]
+    for position in range(1, 13):
+        chunks = [prompt(row, 1) for row in range(len(rows))] if position == 1 else []
+        ran = bench.run(chunks, {} if chunks else dict.fromkeys(range(len(rows)), position - 1))
+        params = SamplingTensors(
+            temperature=torch.tensor([s.temperature for s in rows]),
+            top_k=torch.tensor([s.top_k for s in rows]),
+            top_p=torch.tensor([s.top_p for s in rows]),
+            min_p=torch.tensor([s.min_p for s in rows]),
+            seed=torch.tensor([s.seed for s in rows]),
+            position=torch.full([len(rows)], position),
+        )
+        expected = sample(TABLE[before].clone(), params).tokens.tolist()
+        assert unpack(ran.tokens) == expected
+        before = expected
+
+
+@pytest.mark.parametrize("only", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 1.0}])
+def test_a_row_alone_that_may_only_draw_the_best(only: Any) -> None:
+    """No other row in the step asks for it."""
+    bench = Bench()
+    for token in range(VOCABULARY):
+        bench.open(0, [token], Sampling(seed=3, **only))
+        assert unpack(bench.run([prompt(0, 1)]).tokens) == [best(token)]
+
+
+def test_a_bias_a_ban_and_who_they_are_for() -> None:
+    bench = Bench()
+    favoured = Sampling(temperature=0.0, logit_bias={(best(1) + 1) % VOCABULARY: 100.0, 2: -5.0})
+    bench.open(0, [1])
+    bench.open(1, [1], favoured)
+    bench.open(2, [3, 1], stops=Stops(9, min_tokens=2, token_ids=(best(1),)))
+    ran = bench.run([prompt(0, 1), prompt(1, 1), prompt(2, 2)])
+    others = TABLE[1].clone()
+    others[best(1)] = -math.inf
+    assert unpack(ran.tokens) == [best(1), (best(1) + 1) % VOCABULARY, int(others.argmax())]
+    bench.open(3, [3, 0, 0, 1], prompt_len=2, stops=Stops(9, min_tokens=2, token_ids=(best(1),)))
+    assert unpack(bench.run([prompt(3, 4)]).tokens) == [best(1)], "two are out"
+
+
+def test_penalties_know_the_prompt_and_what_was_drawn() -> None:
+    presence = Sampling(temperature=0.0, presence_penalty=100.0)
+    bench = Bench()
+    bench.open(0, [best(1), 1], presence)
+    [first] = unpack(bench.run([prompt(0, 2)]).tokens)
+    assert first == best(1), "of the prompt only a repetition is penalised"
+    drawn = [first]
+    for position in range(2, 8):
+        drawn += unpack(bench.run([], {0: position}).tokens)
+    assert len(set(drawn)) == 7
+    bench.open(0, [5, best(1), 1], presence, prompt_len=1)
+    assert unpack(bench.run([prompt(0, 3)]).tokens) != [best(1)], "what was drawn before a retraction counts"
+    bench.open(1, [best(1), 1], Sampling(temperature=0.0, repetition_penalty=1e6))
+    [other] = unpack(bench.run([prompt(1, 2)]).tokens)
+    assert other not in (best(1), 1) or float(TABLE[1][other]) < 0
+    bench.open(1, [1])
+    assert unpack(bench.run([prompt(1, 1)]).tokens) == [best(1)], "the row is another's now"
+
+
+def test_frequency_counts_how_often() -> None:
+    """The second best comes as soon as the best has been drawn often enough."""
+    top, second = TABLE[1].topk(2).values.tolist()
+    bench = Bench()
+    penalty = (top - second) / 1.5
+    bench.open(0, [1, *[best(1)] * 1, 1], Sampling(temperature=0.0, frequency_penalty=penalty), prompt_len=1)
+    assert unpack(bench.run([prompt(0, 3)]).tokens) == [best(1)]
+    bench.open(0, [1, *[best(1)] * 2, 1], Sampling(temperature=0.0, frequency_penalty=penalty), prompt_len=1)
+    assert unpack(bench.run([prompt(0, 4)]).tokens) == [int(TABLE[1].topk(2).indices[1])]
+
+
+# Log probabilities
+
+
+def check_item(item: Any, before: int, token: int, top: int) -> None:
+    right = torch.log_softmax(TABLE[before], -1)
+    assert item.token == token and item.logprob == pytest.approx(float(right[token]), abs=1e-4)
+    values, ids = right.topk(VOCABULARY)
+    assert [id for id, _ in item.top] == ids.tolist()[:top]
+    assert [value for _, value in item.top] == pytest.approx(values.tolist()[:top], abs=1e-4)
+
+
+def test_those_who_ask_get_as_many_alternatives_as_they_want() -> None:
+    """Of the logits as the model gives them, before any bias."""
+    bench = Bench()
+    bench.open(0, [1], logprobs=2)
+    bench.open(1, [2])
+    bench.open(2, [3], Sampling(temperature=0.0, logit_bias={4: 100.0}), logprobs=0)
+    ran = bench.run([prompt(row, 1) for row in range(3)])
+    assert [(line.grant, line.start, len(line.items)) for line in ran.logprobs] == [(10, 1, 1), (12, 1, 1)]
+    check_item(ran.logprobs[0].items[0], 1, best(1), 2)
+    check_item(ran.logprobs[1].items[0], 3, 4, 0)
+    later = bench.run([], {2: 1, 1: 1})
+    assert [(line.grant, line.start) for line in later.logprobs] == [(12, 2)]
+    assert not bench.run([], {1: 2}).logprobs
+
+
+@pytest.mark.parametrize("begin", [0, 1, 2, 5])
+def test_log_probabilities_of_a_prompt_come_chunk_by_chunk(begin: int) -> None:
+    tokens = [1, 2, 3, 4, 5, 6, 7]
+    bench = Bench()
+    bench.open(0, [7, 7])
+    bench.open(1, tokens, logprobs=1, prompt_logprobs_from=begin)
+    lines = [*bench.run([prompt(0, 2), WorkChunk(1, 0, 3, False)]).prompt_logprobs]
+    lines += bench.run([WorkChunk(1, 3, 7, True)]).prompt_logprobs
+    found: dict[int, Any] = {}
+    for line in lines:
+        assert line.grant == 11
+        found |= dict(enumerate(line.items, line.start))
+    assert list(found) == list(range(begin, 7))
+    for index, item in found.items():
+        if index == 0:
+            assert (item.token, item.logprob, item.top) == (1, None, [])
+        else:
+            check_item(item, tokens[index - 1], tokens[index], 1)
+
+
+def test_a_long_prompt_s_logits_are_computed_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = [index * index % VOCABULARY for index in range(2 * LOGITS_ROWS + 30)]
+    bench, rows = Bench(), []
+    logits = bench.model.logits
+    monkeypatch.setattr(bench.model, "logits", lambda hidden: rows.append(len(hidden)) or logits(hidden))
+    bench.open(0, tokens, prompt_logprobs_from=0)
+    lines = bench.run([prompt(0, len(tokens))]).prompt_logprobs
+    assert rows[:-1] == [LOGITS_ROWS, LOGITS_ROWS, 29]
+    items = [item for line in lines for item in line.items]
+    assert [item.token for item in items] == tokens and all(item.top == [] for item in items)
+    for index in (LOGITS_ROWS, LOGITS_ROWS + 1, len(tokens) - 1):
+        check_item(items[index], tokens[index - 1], tokens[index], 0)
+
+
+# Failures
+
+
+def test_a_step_that_raises_is_reported_and_a_lost_device_is_not() -> None:
+    bench = Bench()
+    bench.open(0, [1])
+    bench.model.broken = ValueError("a kernel failed")
+    ran = bench.run([prompt(0, 1)])
+    assert (ran.step, ran.tokens, ran.error) == (1, b"", "ValueError: a kernel failed")
+    bench.model.broken = torch.AcceleratorError("the device is lost")
+    with pytest.raises(torch.AcceleratorError):
+        bench.run([prompt(0, 1)])
+    assert len(bench.ran) == 1
+
+
+def test_a_state_goes_to_host_memory_and_comes_back() -> None:
+    bench = Bench()
+    bench.pools.state[0][3] = 42
+    bench.pools.pages[0][:] = torch.arange(8 * PAGE, dtype=torch.float32).view(8, PAGE, 1)
+    bench.device.export(1, 3, [5, 2], 6)
+    bench.device.clear(3)
+    bench.device.fill(1, 0, [7], 1)
+    assert float(bench.pools.state[0][0]) == 42
+    assert bench.pools.pages[0][7].flatten().tolist() == [2 * PAGE, 2 * PAGE + 1, 30, 31]
+    bench.device.fill(1, 0, [6, 7], 0)
+    assert bench.pools.pages[0][6].flatten().tolist() == [20, 21, 22, 23]
+    bench.device.drop(1)
+    with pytest.raises(KeyError):
+        bench.device.fill(1, 0, [], 0)
+    bench.device.export(2, 3, [], 0)
+    bench.device.drop_all()
+    with pytest.raises(KeyError):
+        bench.device.fill(2, 0, [], 0)
