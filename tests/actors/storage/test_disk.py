@@ -1,0 +1,275 @@
+"""What is in a state file, who may read it, what is refused of it, and what remains where something goes wrong."""
+
+import json
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from structlog.testing import capture_logs
+
+from actors.messages import Loaded, Written
+from actors.storage.files import StateFileHeader, StateFiles, checksum, to_tensors
+from actors.storage.host_memory import HostState, HostStates
+from actors.tokens import pack
+
+STATE = HostState(3, [torch.arange(6.0).view(2, 3)], [torch.arange(12.0).view(3, 4)])
+TOKENS = pack([1, 2, 3])
+
+
+class Bench:
+    """The state files of a folder, each call carried out before the next."""
+
+    def __init__(self, folder: Path, model: str = "model") -> None:
+        self.host, self.told, self.folder = HostStates(), list[Written | Loaded](), folder
+        self.files = StateFiles(folder, model, self.host)
+        self.host.put(1, STATE)
+
+    def do(self, *calls: Callable[[StateFiles], None]) -> list[Any]:
+        """The log's entries. What is still waited for at the end never comes."""
+        with capture_logs() as log:
+            self.files.start(self.told.append)
+            for call in calls:
+                call(self.files)
+            self.files.close()
+        self.host.clear()
+        self.host.put(1, STATE)
+        return log
+
+    def write(self, salt: str = "", tokens: bytes = TOKENS) -> Path:
+        before = set(self.folder.glob("*"))
+        self.do(lambda files: files.write(1, salt, tokens))
+        assert self.told.pop() == Written(1)
+        [path] = set(self.folder.glob("*")) - before
+        return path
+
+    def read(self, salt: str = "", tokens: bytes = TOKENS) -> str:
+        """Why it failed."""
+        self.do(lambda files: files.read(2, salt, tokens))
+        loaded = self.told.pop()
+        assert isinstance(loaded, Loaded) and loaded.key == 2
+        return loaded.error
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    yield Bench(tmp_path / "states")
+    structlog.reset_defaults()
+
+
+def test_a_file_says_what_it_holds_and_is_its_owners(bench: Bench) -> None:
+    path = bench.write("sält")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert (header["format"], header["version"], header["model"]) == ("baton-state", "1", "model")
+    assert json.loads(header["salt"]) == "sält" and header["checksum"] == checksum(tensors)
+    assert tensors["tokens"].tolist() == [1, 2, 3] and set(tensors) == {"tokens", "state.0", "kv.0"}
+    assert torch.equal(tensors["state.0"], STATE.state[0]) and torch.equal(tensors["kv.0"], STATE.kv[0])
+
+
+def test_salts_tokens_and_models_have_files_of_their_own(bench: Bench) -> None:
+    paths = {bench.write(), bench.write("other"), bench.write(tokens=pack([1, 2]))}
+    other = Bench(bench.folder, "other model")
+    paths.add(other.write())
+    assert len(paths) == 4
+
+
+def test_a_file_is_on_the_disk_before_and_behind_its_name(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def fsync(handle: int) -> None:
+        done.append("sync folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "sync file")
+        sync(handle)
+
+    def noted(self: Path, target: Path) -> Path:
+        done.append("rename")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", noted)
+    handles = len(os.listdir("/proc/self/fd"))
+    bench.write()
+    assert done == ["sync file", "rename", "sync folder"]
+    assert len(os.listdir("/proc/self/fd")) == handles
+
+
+def test_nothing_is_left_of_a_write_that_fails(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", full)
+    log = bench.do(lambda files: files.write(1, "", TOKENS), lambda files: files.write(1, "", TOKENS))
+    assert bench.told == [Written(1, "[Errno 28] No space left on device")] * 2
+    assert not list(bench.folder.iterdir())
+    assert [entry["log_level"] for entry in log] == ["warning"] * 2
+
+
+def test_a_copy_that_never_comes_fails_its_write(bench: Bench) -> None:
+    bench.do(lambda files: files.write(9, "", TOKENS))
+    assert bench.told == [Written(9, "copy 9 was not made within 60 s")]
+
+
+def test_a_copy_may_come_later_than_the_wish_to_write_it(bench: Bench) -> None:
+    waiting = threading.Timer(0.05, lambda: bench.host.put(5, STATE))
+    bench.files.start(bench.told.append)
+    bench.files.write(5, "", TOKENS)
+    waiting.start()
+    waiting.join()
+    bench.files.close()
+    assert bench.told == [Written(5)]
+
+
+def test_an_error_without_words_has_its_name(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(key: int, seconds: float) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(bench.host, "wait_for", broken)
+    bench.do(lambda files: files.write(1, "", TOKENS))
+    assert bench.told == [Written(1, "MemoryError")]
+
+
+def test_what_is_read_is_what_was_written(bench: Bench) -> None:
+    bench.write()
+    assert bench.read() == ""
+    bench.files.start(bench.told.append)
+    bench.files.read(2, "", TOKENS)
+    bench.files.close()
+    found = bench.host.get(2)
+    assert found.position == 3 and found.ready is None
+    assert [tensor.tolist() for tensor in (*found.state, *found.kv)] == [
+        tensor.tolist() for tensor in (*STATE.state, *STATE.kv)
+    ]
+
+
+def forge(path: Path, tensors: dict[str, torch.Tensor], **changed: str) -> None:
+    header = StateFileHeader("", "model", checksum(tensors)).to_metadata() | changed
+    save_file(tensors, path, {name: value for name, value in header.items() if value != "left out"})
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"format": "other"}, "it is not of the format baton-state 1"),
+        ({"version": "2"}, "it is not of the format baton-state 1"),
+        ({"model": "other"}, "it is of another model"),
+        ({"salt": '"other"'}, "it is of another model"),
+        ({"salt": "no json"}, "its header is incomplete: "),
+        ({"checksum": "left out"}, "its header is incomplete: 'checksum'"),
+        ({"checksum": "00"}, "its checksum is wrong"),
+    ],
+)
+def test_a_file_that_is_not_what_it_should_be_is_refused_and_deleted(
+    bench: Bench, changed: dict[str, str], error: str
+) -> None:
+    path = bench.write()
+    forge(path, to_tensors(TOKENS, STATE), **changed)
+    assert bench.read().startswith(f"{path.name}: {error}") and not path.exists()
+
+
+def test_a_file_of_other_tokens_is_refused(bench: Bench) -> None:
+    path = bench.write()
+    forge(path, to_tensors(pack([3, 2, 1]), STATE))
+    assert bench.read() == f"{path.name}: its tokens are not those of its name"
+
+
+def test_the_checksum_knows_names_shapes_and_types() -> None:
+    tensor = torch.zeros(2, 3)
+    sums = [
+        checksum({"a": tensor}),
+        checksum({"b": tensor}),
+        checksum({"a": tensor.view(3, 2)}),
+        checksum({"a": tensor.int()}),
+        checksum({"a": tensor + 1}),
+        checksum({"a": tensor, "b": torch.empty(0)}),
+    ]
+    assert len(set(sums)) == len(sums) and {len(found) for found in sums} == {40}
+    assert checksum({"b": tensor, "a": tensor}) == checksum({"a": tensor, "b": tensor})
+    assert checksum({"a": tensor.view(3, 2).T}) == checksum({"a": tensor})
+
+
+# At the start
+
+
+def test_files_are_found_in_the_order_of_their_age_once_or_as_they_are_now(bench: Bench) -> None:
+    for age, tokens in ((30, [1]), (10, [1, 2]), (20, [1, 2, 3])):
+        os.utime(bench.write(tokens=pack(tokens)), (1000 - age, 1000 - age))
+    found = StateFiles(bench.folder, "model", HostStates())
+    found.scan()
+    assert [len(file.tokens) // 4 for file in found.files()] == [1, 3, 2]
+    sizes = [path.stat().st_size for path in bench.folder.iterdir()]
+    assert sorted(file.size for file in found.files()) == sorted(sizes)
+    path = bench.write(tokens=pack([9]))
+    assert len(found.files()) == 4
+    path.unlink()
+    assert len(found.files()) == 3, "they are looked for anew"
+
+
+@pytest.mark.parametrize("changed", [{"model": "other"}, {"salt": '"other"'}, {"version": "2"}])
+def test_what_is_of_another_or_under_a_wrong_name_goes(bench: Bench, changed: dict[str, str]) -> None:
+    good, bad = bench.write(), bench.write(tokens=pack([1, 2]))
+    forge(bad, to_tensors(pack([1, 2]), HostState(2, STATE.state, [])), **changed)
+    without = bench.folder / "without.safetensors"
+    forge(without, {"state.0": STATE.state[0]})
+    (bench.folder / "half.tmp").write_bytes(b"half")
+    with capture_logs() as log:
+        assert [file.tokens for file in bench.files.files()] == [TOKENS]
+    assert [entry["file"] for entry in log] and {entry["file"] for entry in log} == {bad.name, without.name}
+    assert list(bench.folder.iterdir()) == [good]
+
+
+def test_a_folder_that_cannot_be_looked_at_is_an_empty_one_and_the_log_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    files = StateFiles(tmp_path / "file" / "states", "model", HostStates())
+    with capture_logs() as log:
+        assert list(files.files()) == []
+    assert [entry["log_level"] for entry in log] == ["error"]
+    with pytest.raises(OSError, match="Not a directory"):
+        files.scan()
+
+
+# Going
+
+
+def test_a_file_that_is_gone_already_needs_no_word(bench: Bench) -> None:
+    path = bench.write()
+    assert bench.do(lambda files: files.delete("", TOKENS), lambda files: files.delete("", TOKENS)) == []
+    assert not path.exists() and bench.told == []
+
+
+def test_what_cannot_be_deleted_is_logged_and_the_next_call_is_carried_out(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError("no")
+
+    bench.write()
+    monkeypatch.setattr(Path, "unlink", denied)
+    log = bench.do(lambda files: files.delete("", TOKENS), lambda files: files.read(2, "", TOKENS))
+    assert [entry["error"] for entry in log] == ["no"] and bench.told == [Loaded(2)]
+
+
+def test_a_disk_can_be_closed_twice_and_started_again(bench: Bench) -> None:
+    bench.files.close()
+    bench.write()
+    bench.files.close()
+    assert bench.read() == ""
+
+
+def test_of_a_restart_a_copy_can_be_waited_for_again(bench: Bench) -> None:
+    bench.do()
+    assert bench.host.wait_for(9, 0.01) is None
+    bench.host.complete()
+    assert bench.host.wait_for(1, 60) is STATE and bench.host.wait_for(9, 60) is None
+    bench.host.drop(1)
+    bench.host.drop(1)
+    assert bench.host.wait_for(1, 60) is None
