@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from actors.lease import LeaseError, Ledger, Place
+from actors.lease import LeaseError, Ledger, Move, Place, Violation
 from actors.messages import Donate, Free
 from actors.runtime.transport import Codec, arrive, depart
 
@@ -119,3 +119,109 @@ def test_generations_tell_a_reused_slot_apart(ledger: Ledger) -> None:
     second = ledger.take("cache")
     assert second and second.slot == slot and second.generation == generation + 1
     ledger.free(second)
+
+
+def test_the_ledger_tells_each_move_and_when_it_was() -> None:
+    now, told = 1.0, list[Move]()
+    ledger = Ledger(2, on_move=told.append, clock=lambda: now)
+    lease = ledger.take("cache")
+    assert lease
+    slot = lease.slot
+    now = 2.0
+    ledger.cache(lease, 7)
+    ledger.uncache(lease, "cache")
+    moving = ledger.depart(lease, "cache", "forward", "Export")
+    now = 3.0
+    ledger.arrive(moving, "forward")
+    assert (ledger.entries[slot].since, ledger.entries[slot].holder) == (3.0, "forward")
+    ledger.free(moving)
+    assert [(m.slot, m.generation, m.place, m.holder, m.how) for m in told] == [
+        (slot, 1, Place.OWNED, "cache", "take"),
+        (slot, 1, Place.CACHED, "node 7", "cache"),
+        (slot, 1, Place.OWNED, "cache", "uncache"),
+        (slot, 1, Place.TRANSIT, "cache → forward", "Export"),
+        (slot, 1, Place.OWNED, "forward", "arrive"),
+        (slot, 1, Place.FREE, "pool", "free"),
+    ]
+    assert ledger.moves == dict.fromkeys(("take", "cache", "uncache", "Export", "arrive", "free"), 1)
+    assert ledger.counts.total() == 2 and ledger.counts[Place.FREE] == 2
+
+
+def test_slots_are_taken_from_the_first_on_until_there_is_none(ledger: Ledger) -> None:
+    taken = [ledger.take("cache") for _ in range(5)]
+    assert [lease.slot if lease else None for lease in taken] == [0, 1, 2, 3, None]
+    ledger.close()
+
+
+def test_a_quarantined_slot_is_out_of_use_and_each_claim_is_told() -> None:
+    found: list[Violation] = []
+    ledger = Ledger(2, on_violation=found.append)
+    ledger.quarantine(1, "somebody wrote to it")
+    ledger.quarantine(1, "and again")
+    assert ledger.violations == 2 and [violation.claimed for violation in found] == [
+        "somebody wrote to it",
+        "and again",
+    ]
+    assert found[0].known == "free by pool (generation 0)"
+    assert (ledger.counts[Place.QUARANTINED], ledger.counts[Place.FREE]) == (1, 1) and ledger.audit({}) == []
+    lease = ledger.take("cache")
+    assert lease and lease.slot == 0 and ledger.take("cache") is None
+    ledger.free(lease)
+
+
+def test_a_handle_that_is_dropped_behind_its_time_is_nobody_s_loss() -> None:
+    ledger = Ledger(1)
+    lease = ledger.take("cache")
+    assert lease
+    ledger.dropped(lease.slot, lease.generation - 1)
+    assert ledger.violations == 0
+    ledger.close()
+    del lease
+    gc.collect()
+    assert ledger.violations == 0, "the pool is gone"
+
+
+def test_a_lease_is_good_for_what_its_place_allows_only(ledger: Ledger) -> None:
+    lease = ledger.take("cache")
+    assert lease
+    for use in (ledger.lend, lambda held: ledger.uncache(held, "cache"), lambda held: ledger.arrive(held, "cache")):
+        with pytest.raises(LeaseError, match="is owned by cache"):
+            use(lease)
+    ledger.cache(lease, 7)
+    for use in (lambda held: ledger.cache(held, 8), lambda held: ledger.depart(held, "cache", "forward", "Free")):
+        with pytest.raises(LeaseError, match="is cached by node 7"):
+            use(lease)
+    assert lease.live
+    first, second = ledger.lend(lease), ledger.lend(lease)
+    assert ledger.loans(lease) == 2
+    ledger.end_loan(first)
+    assert ledger.loans(lease) == 1
+    ledger.end_loan(second)
+    ledger.free(lease)
+    with pytest.raises(LeaseError, match="ended before"):
+        ledger.end_loan(first)
+
+
+def test_the_audit_names_each_way_in_which_claims_differ(ledger: Ledger) -> None:
+    cached, owned, moving = ledger.take("cache"), ledger.take("forward"), ledger.take("results")
+    assert cached and owned and moving
+    ledger.cache(cached, 7)
+    moving = ledger.depart(moving, "results", "cache", "Free")
+    assert ledger.audit({"cache": [cached], "forward": [owned]}) == []
+    [astray] = ledger.audit({"cache": [], "forward": [owned, cached]})
+    assert astray.slot == cached.slot and astray.claimed.startswith("held by forward as Lease(0#1)")
+    [early] = ledger.audit({"cache": [cached, moving], "forward": [owned]})
+    assert early.slot == moving.slot and early.known == "transit by results → cache (generation 1)"
+    twice = ledger.audit({"cache": [cached], "forward": [owned, owned]})
+    assert [violation.claimed for violation in twice] == ["held by forward as Lease(1#1), also by forward"]
+    lost = ledger.audit({"cache": [cached]})
+    assert [(violation.slot, violation.known, violation.claimed) for violation in lost] == [
+        (owned.slot, "owned by forward", "held by nobody")
+    ]
+    ledger.entries[owned.slot].generation += 1
+    assert len(ledger.audit({"cache": [cached], "forward": [owned]})) == 1
+    ledger.entries[owned.slot].generation -= 1
+    ledger.counts[Place.FREE] += 1
+    [sum_] = ledger.audit({"cache": [cached], "forward": [owned]})
+    assert sum_.slot == -1 and sum_.claimed == "4 slots, 1 free"
+    ledger.close()

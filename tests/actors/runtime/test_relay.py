@@ -1,0 +1,135 @@
+"""The relay: how often it may begin anew, what it counts over all its units, and what it shows of the present one."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from actors.actor import Address
+from actors.lease import Ledger, Move, Place
+from actors.messages import Abort, Message
+from actors.runtime.mailboxes import MESSAGES_PER_ACT, Runtime
+from actors.runtime.relay import Relay, RelayConfig
+from actors.scheduler.plan import Limits
+from models.hash import HashModel
+from models.hash_definition import expected_output
+from tests.actors.ring import Letters, running
+
+MODEL: Any = HashModel(vocab_size=61, chunk_size=8, max_position=1024)
+
+
+def relay(**more: Any) -> Relay:
+    """One that is made and does not run."""
+    api: Any = type("Api", (), {"act": lambda self: None, "receive": lambda self, message: None})()
+    device: Any = type("Device", (), {"drop_all": lambda self: None})()
+    config = RelayConfig(4, 0, Limits(), **more)
+    return Relay(config, lambda deliver: device, Letters(), lambda send: api)
+
+
+@pytest.mark.parametrize(("third", "allowed"), [(1060.0, False), (1060.5, True)])
+def test_restarts_are_counted_within_a_window(third: float, allowed: bool) -> None:
+    async def scenario() -> None:
+        made = relay(restarts=2, restart_window=60.0)
+        times = iter((1000.0, 1010.0, third))
+        asyncio.get_running_loop().time = lambda: next(times)  # type: ignore[method-assign]
+        assert [made._may_restart() for _ in range(3)] == [True, True, allowed]
+        del asyncio.get_running_loop().time  # type: ignore[method-assign]
+        await made.unit.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_is_counted_goes_on_over_a_restart() -> None:
+    async def scenario() -> None:
+        async with running(MODEL, restarts=1) as ring:
+            await ring.ask([1, 2, 3], 4)
+            before, moves, unit = ring.relay.counters(), ring.relay.lease_moves(), ring.relay.unit
+            assert before["generation_tokens"] == 4 and before["prefix_cache_queries"] == 3
+            assert before["messages"] == unit.runtime.delivered and moves == unit.ledger.moves
+            unit.cache.receive = fail  # type: ignore[method-assign]
+            assert (await ring.ask([4, 5, 6], 4)).tokens == expected_output([4, 5, 6], 4, 61)
+            after = ring.relay.counters()
+            assert after["restarts"] == 1 and after["generation_tokens"] == 8 and after["prefix_cache_queries"] == 6
+            assert after["messages"] > before["messages"] + ring.relay.unit.runtime.delivered - 1
+            assert ring.relay.unit is not unit and ring.relay.ledger is ring.relay.unit.ledger
+            assert ring.relay.lease_moves()["take"] > moves["take"]
+
+    def fail(message: Message) -> None:
+        raise RuntimeError("broken")
+
+    asyncio.run(scenario())
+
+
+def test_what_there_is_now() -> None:
+    async def scenario() -> None:
+        async with running(MODEL, slots=6, max_running=1) as ring:
+            answers = [ring.submit([token, 2, 3], 200) for token in (1, 2, 3)]
+            await ring.until(lambda: bool(answers[0].tokens))
+            gauges = ring.relay.gauges()
+            assert (gauges["running"], gauges["waiting"]) == (1, 2)
+            assert sum(gauges["slots"].values()) == 6  # type: ignore[union-attr]
+            assert gauges["pages"] == {"free": 63, "used": 1, "cached": 0}
+            assert set(gauges["mailbox_depth"]) == {"api", "cache", "scheduler", "forward", "results"}  # type: ignore[arg-type]
+            assert [line["request"] for line in ring.relay.debug_slots() if line["request"]] == ["r0"]
+            assert ring.relay.debug_tree() and ring.relay.trace == "" and ring.relay.audit() == []
+            for name in ("r0", "r1", "r2"):
+                ring.abort(name)
+            await asyncio.gather(*(answer.done.wait() for answer in answers))
+            await ring.until(lambda: ring.relay.gauges()["running"] == 0 and not ring.relay.unit.cache.accounts)
+            slots = ring.relay.gauges()["slots"]
+            assert isinstance(slots, dict) and slots[str(Place.CACHED)] >= 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("poison", [False, True])
+def test_every_move_is_told_whether_freed_slots_are_poisoned_or_not(poison: bool) -> None:
+    async def scenario() -> None:
+        told: list[Move] = []
+        async with running(MODEL, poison_freed=poison) as ring:
+            unit = ring.relay.unit
+            ring.relay.on_move = unit._on_move = told.append
+            if not poison:
+                unit.ledger._on_move = told.append
+            before = unit.ledger.moves.copy()
+            await ring.ask([1, 2, 3], 4)
+            await ring.until(lambda: not unit.cache.accounts)
+            assert Counter(move.how for move in told) == unit.ledger.moves - before
+
+    asyncio.run(scenario())
+
+
+class Echo:
+    """Notes after how many messages it acts."""
+
+    def __init__(self) -> None:
+        self.received, self.acted = 0, list[int]()
+
+    def receive(self, message: Message) -> None:
+        self.received += 1
+
+    def act(self) -> None:
+        self.acted.append(self.received)
+
+    def leases(self) -> list[Any]:
+        return []
+
+
+def test_an_actor_acts_when_its_mailbox_is_empty_or_after_many_messages() -> None:
+    async def scenario() -> None:
+        runtime, echo, other = Runtime(Ledger(1)), Echo(), Echo()
+        for address, actor in (("cache", echo), ("scheduler", other)):
+            runtime.add(address, actor)  # type: ignore[arg-type]
+        for _ in range(MESSAGES_PER_ACT + 3):
+            runtime.send("api", "cache", Abort("r"))
+        running = asyncio.create_task(runtime.run())
+        await asyncio.sleep(0.05)
+        assert echo.acted == [MESSAGES_PER_ACT, MESSAGES_PER_ACT + 3] and other.acted == []
+        assert runtime.delivered == MESSAGES_PER_ACT + 3
+        addresses: tuple[Address, ...] = ("cache", "scheduler")
+        assert tuple(runtime.actors) == addresses
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())
