@@ -1,0 +1,187 @@
+"""What rows need ahead of time: pages, checkpoint slots; who is retracted, and how suspects run."""
+
+from typing import Any
+
+import pytest
+
+from actors.lease import Lease, Ledger
+from actors.requests import Request, Sampling, Stops
+from actors.scheduler.plan import (
+    Limits,
+    OpenRequest,
+    Plan,
+    ScheduledRow,
+    SchedulerState,
+    StepPlan,
+    checkpoint_positions,
+    chunk_length,
+    horizon,
+    plan,
+    plan_checkpoints,
+    plan_row,
+    prompt_share,
+)
+from actors.scheduler.strategy import Strategy, max_checkpoint_slots, resident_slots, slots_per_request
+from actors.tokens import pack
+
+LEDGER = Ledger(8)
+SPARES = [lease for lease in (LEDGER.take("scheduler") for _ in range(8)) if lease is not None]
+LEDGER.close()
+
+
+def row(grant: int, position: int, length: int = 8, budget: int = 100, **more: Any) -> ScheduledRow:
+    request = Request(f"r{grant}", pack(range(length)), length, Sampling(), Stops(budget))
+    record = OpenRequest(request, grant, suspect_until=more.pop("suspect_until", 0))
+    return ScheduledRow(
+        record, grant, position, length, budget, more.pop("capacity", None), more.pop("wanted", {}), **more
+    )
+
+
+def spares(count: int) -> list[Lease]:
+    return SPARES[:count]
+
+
+def state(*rows: ScheduledRow, **limits: Any) -> SchedulerState:
+    return SchedulerState(Limits(**limits), rows={row.grant: row for row in rows})
+
+
+def needs(row: ScheduledRow, position: int | None = None, **limits: Any) -> Plan:
+    commands = Plan()
+    plan_row(Limits(**limits), row, row.position if position is None else position, commands)
+    return commands
+
+
+@pytest.mark.parametrize(
+    ("position", "capacity", "budget", "asks"),
+    [(9, 12, 100, False), (10, 12, 100, True), (10, 12, 5, False), (10, 12, 6, True), (10, None, 100, False)],
+)
+def test_a_page_is_asked_for_two_steps_ahead_if_it_will_be_filled(
+    position: int, capacity: int | None, budget: int, asks: bool
+) -> None:
+    assert needs(row(1, position, capacity=capacity, budget=budget)).extend == [1] * asks
+    assert needs(row(1, position, capacity=capacity, budget=budget, extending=True)).extend == []
+
+
+def test_how_far_slots_are_asked_for_ahead() -> None:
+    limits = Limits(step_tokens=16)
+    assert horizon(limits, row(1, 0), 7) == 7 + 32 and horizon(limits, row(1, 0), 8) == 8 + 8
+    wanted = dict.fromkeys((3, 8, 16, 17), 0)
+    assert needs(row(1, 3, wanted=dict(wanted)), step_tokens=4).want == [(1, 1)]
+    assert needs(row(1, 8, wanted=dict(wanted)), step_tokens=4).want == [(1, 1)]
+    assert needs(row(1, 9, wanted=dict(wanted)), step_tokens=4).want == [(1, 2)]
+    assert needs(row(1, 9, wanted=dict(wanted), spares=spares(1))).want == [(1, 1)]
+    assert needs(row(1, 9, wanted=dict(wanted), spares=spares(2))).want == []
+    assert needs(row(1, 9, wanted=dict(wanted), asked=1)).want == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "depth", "resident", "most"),
+    [
+        (Strategy.NO_BUFFER, 2, 0, 0),
+        (Strategy.EXTRA_BUFFER, 2, 2, 2),
+        (Strategy.EXTRA_BUFFER, 1, 1, 1),
+        (Strategy.EXTRA_BUFFER_LAZY, 2, 1, 2),
+        (Strategy.JUST_IN_TIME, 2, 0, 3),
+    ],
+)
+def test_each_strategy_keeps_and_asks_for_its_number(strategy: Strategy, depth: int, resident: int, most: int) -> None:
+    overlap = depth > 1
+    assert Limits(depth=depth).overlap is overlap
+    assert resident_slots(strategy, overlap) == resident and slots_per_request(strategy, overlap) == 1 + resident
+    assert max_checkpoint_slots(strategy, overlap, 3) == most
+    chosen = {"strategy": strategy, "depth": depth, "step_tokens": 4}
+    assert needs(row(1, 9), **chosen).want == [(1, resident)] * (resident > 0)
+    assert needs(row(1, 9, refill=False), **chosen).want == []
+    soon = {"wanted": dict.fromkeys((11, 12, 13), 0), "refill": False}
+    assert needs(row(1, 9, **soon), **chosen).want == [(1, most)] * (most > 0)
+
+
+def test_a_chunk_stops_for_a_checkpoint_only_while_its_slot_may_come() -> None:
+    given = {"wanted": {6: 0}, "refill": False}
+    assert chunk_length(row(1, 2, **given), 3) == 3, "it ends before the checkpoint"
+    assert chunk_length(row(1, 2, **given, asked=1), 4) == 0
+    assert chunk_length(row(1, 2, **given, asked=1, spares=spares(1)), 4) == 4
+    assert chunk_length(row(1, 2, **given), 4) == 4, "no slot will come"
+    assert chunk_length(row(1, 2, wanted={6: 0}), 4) == 0, "one is about to be asked for"
+    assert chunk_length(row(1, 6, wanted={6: 0}), 9) == 2, "it is passed, and the prompt ends"
+
+
+def test_prompts_have_a_quarter_of_a_step() -> None:
+    assert [prompt_share(Limits(step_tokens=tokens)) for tokens in (2, 7, 8, 100)] == [1, 1, 2, 25]
+
+
+def test_spare_slots_go_to_the_positions_that_rank_first() -> None:
+    step = StepPlan([], [1], [], [], [], False)
+    step.chunks = []
+    given = state(row(1, 8, wanted={9: 0}, spares=spares(1)))
+    plan_checkpoints(given, step)
+    assert (step.checkpoints, step.missed) == ([(1, 9)], [])
+    prompt = state(
+        row(1, 0, 20, wanted={4: 2, 8: 0, 12: 1, 20: 3, 0: 9}, spares=spares(2), refill=False), step_tokens=12
+    )
+    chosen = plan(prompt).step
+    assert chosen is not None
+    assert (chosen.checkpoints, chosen.missed) == ([(1, 8), (1, 12)], [(1, 4)])
+
+
+def test_a_suspect_row_runs_alone_in_turn_with_the_others() -> None:
+    rows = [row(1, 8), row(2, 8, suspect_until=9), row(3, 8, suspect_until=9), row(4, 9, suspect_until=9)]
+    given = state(*rows)
+    first = plan(given).step
+    assert first is not None and (first.decodes, first.isolated, first.sit_out) == ([2], True, [1, 3, 4])
+    given.last_step_isolated = True
+    second = plan(given).step
+    assert second is not None and (second.decodes, second.isolated, second.sit_out) == ([1, 4], False, [2, 3])
+    del given.rows[1], given.rows[4]
+    third = plan(given).step
+    assert third is not None and (third.decodes, third.isolated) == ([2], True), "there is nobody else"
+
+
+def test_who_is_retracted_for_want_of_a_page() -> None:
+    first, last = row(1, 8, capacity=8), row(2, 8, capacity=8)
+    given = state(first, last, page_size=4)
+    assert plan(given).retire == []
+    given.starved = {1}
+    assert plan(given).retire == [(2, "retracted")]
+    given.cancelled = {9}
+    assert plan(given).retire == [], "what was cancelled may hold pages"
+    given.cancelled, given.closing = set(), {9: first.record}
+    assert plan(given).retire == []
+    given.closing = {}
+    first.capacity = 9
+    assert plan(given).retire == [], "nobody waits who could not run on"
+    given.starved = {2}
+    assert plan(given).retire == [(2, "retracted")], "it lacks a page itself"
+    del given.rows[2]
+    first.capacity, given.starved = 8, {1}
+    given.acquiring = {9: last.record}
+    assert plan(given).retire == [], "an Acquire may be granted still"
+    given.acquiring = {}
+    assert plan(given).retire == [(1, "capacity")] and plan(given).step is None
+
+
+def test_nobody_is_asked_for_while_a_row_lacks_a_page() -> None:
+    given = state(row(1, 8, capacity=20), max_running=3)
+    given.queue = [row(grant, 0).record for grant in (2, 3, 4)]
+    assert [record.arrival for record in plan(given).acquire] == [2, 3]
+    given.queue[0].grant, given.acquiring = 7, {7: given.queue[0]}
+    assert [record.arrival for record in plan(given).acquire] == [3] and plan(given).cancel == []
+    given.starved = {1}
+    commands = plan(given)
+    assert (commands.acquire, commands.cancel) == ([], [7])
+
+
+def test_the_order_of_rows_is_that_of_priority_then_arrival() -> None:
+    rows = [row(grant, 0, 8) for grant in (3, 1, 2)]
+    rows[0].record.request = Request("r", pack(range(8)), 8, Sampling(), Stops(9), priority=-1)
+    step = plan(state(*rows, step_tokens=20)).step
+    assert step is not None and [(chunk.grant, chunk.tokens) for chunk in step.chunks] == [(3, 8), (1, 8), (2, 4)]
+
+
+def test_checkpoints_of_a_prompt_lie_strictly_inside() -> None:
+    request = Request("r", pack(range(12)), 12, Sampling(), Stops(9), message_ends=(3, 4, 11, 12))
+    assert checkpoint_positions(request, 0, None, 4) == {8: 0, 11: 1, 4: 2, 3: 3}
+    assert checkpoint_positions(request, 4, 8, 4) == {8: 0, 11: 1}
+    assert checkpoint_positions(request, 3, 3, 4) == {8: 0, 11: 1, 4: 2}
+    assert checkpoint_positions(request, 0, 5, 12) == {5: 0, 11: 1, 4: 2, 3: 3}
+    assert checkpoint_positions(request, 0, 5, 11) == {5: 0, 11: 1, 4: 2, 3: 3}
