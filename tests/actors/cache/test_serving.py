@@ -1,6 +1,6 @@
 """In which order the cache answers: the most urgent first, who fits past who does not, and nobody for ever."""
 
-from actors.cache.actor import MAX_OVERTAKING, Cache
+from actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING, Cache
 from actors.cache.pages import PagePool
 from actors.lease import Ledger
 from actors.messages import Acquire, Granted, Message, Return
@@ -51,6 +51,19 @@ def test_the_most_urgent_is_first_when_there_is_room_again() -> None:
     assert bench.granted == [first, urgent]
     bench.give_back(urgent)
     assert bench.granted == [first, urgent, later]
+
+
+def test_only_a_few_that_wait_are_passed() -> None:
+    """docs/design.md says how many may pass; trying all of a long queue at each turn would cost too much."""
+    assert (MAX_OVERTAKING, MAX_BLOCKED) == (8, 4)
+    bench = Bench(20)
+    first, *heads = (bench.ask(12) for _ in range(MAX_BLOCKED))
+    assert bench.ask(1) in bench.granted, "three wait"
+    heads.append(bench.ask(12))
+    late = bench.ask(1)
+    assert late not in bench.granted
+    bench.give_back(first)
+    assert bench.granted[-2:] == [heads[0], late], "three are left"
 
 
 def test_nobody_is_overtaken_for_ever() -> None:

@@ -9,7 +9,7 @@ import pytest
 from actors.actor import Address
 from actors.lease import Ledger, Move, Place
 from actors.messages import Abort, Message
-from actors.runtime.mailboxes import MESSAGES_PER_ACT, Runtime
+from actors.runtime.mailboxes import Runtime
 from actors.runtime.relay import Relay, RelayConfig
 from actors.scheduler.plan import Limits
 from models.hash import HashModel
@@ -100,6 +100,26 @@ def test_every_move_is_told_whether_freed_slots_are_poisoned_or_not(poison: bool
     asyncio.run(scenario())
 
 
+def test_a_restart_is_told_and_the_old_device_s_thread_has_ended() -> None:
+    async def scenario() -> None:
+        told: list[Exception] = []
+        async with running(MODEL, restarts=1) as ring:
+            vars(ring.relay)["_on_restart"] = told.append
+            old = ring.relay.unit
+            old.cache.receive = fail  # type: ignore[method-assign]
+            assert (await ring.ask([4, 5, 6], 4)).end == "length"
+            [broken] = told
+            assert isinstance(broken, ExceptionGroup) and broken.subgroup(RuntimeError) is not None
+            assert not vars(old.device)["_thread"].is_alive() and vars(old.ledger)["_closed"]
+            assert vars(ring.relay.unit.device)["_thread"].is_alive()
+        assert vars(ring.relay.unit.ledger)["_closed"]
+
+    def fail(message: Message) -> None:
+        raise RuntimeError("broken")
+
+    asyncio.run(scenario())
+
+
 class Echo:
     """Notes after how many messages it acts."""
 
@@ -121,12 +141,12 @@ def test_an_actor_acts_when_its_mailbox_is_empty_or_after_many_messages() -> Non
         runtime, echo, other = Runtime(Ledger(1)), Echo(), Echo()
         for address, actor in (("cache", echo), ("scheduler", other)):
             runtime.add(address, actor)  # type: ignore[arg-type]
-        for _ in range(MESSAGES_PER_ACT + 3):
+        for _ in range(256 + 3):
             runtime.send("api", "cache", Abort("r"))
         running = asyncio.create_task(runtime.run())
         await asyncio.sleep(0.05)
-        assert echo.acted == [MESSAGES_PER_ACT, MESSAGES_PER_ACT + 3] and other.acted == []
-        assert runtime.delivered == MESSAGES_PER_ACT + 3
+        assert echo.acted == [256, 256 + 3] and other.acted == []
+        assert runtime.delivered == 256 + 3
         addresses: tuple[Address, ...] = ("cache", "scheduler")
         assert tuple(runtime.actors) == addresses
         running.cancel()

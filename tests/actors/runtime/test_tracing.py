@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from itertools import pairwise
 from typing import Any, get_args
 
 import msgspec
@@ -195,6 +196,12 @@ def test_a_histogram_counts_by_upper_bound() -> None:
     for value in (0.0, BOUNDS[0], BOUNDS[0] * 1.01, BOUNDS[-1] * 2):
         histogram.observe(value)
     assert (histogram.counts[0], histogram.counts[1], histogram.counts[-1], sum(histogram.counts)) == (2, 1, 1, 4)
+    assert len(histogram.counts) == len(BOUNDS) + 1 and histogram.total == pytest.approx(BOUNDS[0] * 2.01 + 2.0)
+
+
+def test_the_bounds_of_a_histogram_are_close_to_each_other_from_ten_microseconds_to_a_second() -> None:
+    assert (BOUNDS[0], BOUNDS[-1]) == (1e-5, 1.0)
+    assert all(1.9 < upper / lower < 2.6 for lower, upper in pairwise(BOUNDS))
 
 
 class Sleeper:
