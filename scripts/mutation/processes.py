@@ -51,7 +51,7 @@ def run_each(works: Iterable[W], trees: list[Path], do: Callable[[Path, W, Tell]
 def _fork(tree: Path, work: W, do: Callable[[Path, W, Tell], Any]) -> tuple[Connection, BaseProcess]:
     context = get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(theirs, tree, work, do))
+    process = context.Process(target=_child, args=(theirs, tree, work, do), daemon=True)
     process.start()
     theirs.close()
     return ours, process

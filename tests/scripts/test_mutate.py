@@ -78,7 +78,7 @@ def mutate(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_it_tells_which_faults_are_found() -> None:
     """All of a file that its tests pin down; of one that they do not look at, none."""
     common = ["--count", "4", "--seed", "1"]
-    found = mutate(*common, "--files", "actors/tokens.py", "--tests", "tests/actors/cache/test_tree.py")
+    found = mutate(*common, "--files", "actors/tokens.py", "--tests", "tests/actors/test_requests.py")
     assert found.returncode == 0, found.stdout + found.stderr
     assert "\n4 of 4 are found, 100.0%" in found.stdout
     missed = mutate(*common, "--files", "actors/runtime/sizing.py", "--tests", "tests/actors/test_lease.py")

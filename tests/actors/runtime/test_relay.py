@@ -9,6 +9,7 @@ import pytest
 from actors.actor import Address
 from actors.lease import Ledger, Move, Place
 from actors.messages import Abort, Message
+from actors.runtime.events import Event, MoveEvent, UnitEvent
 from actors.runtime.mailboxes import Runtime
 from actors.runtime.relay import Relay, RelayConfig
 from actors.scheduler.plan import Limits
@@ -19,12 +20,12 @@ from tests.actors.ring import Letters, running
 MODEL: Any = HashModel(vocab_size=61, chunk_size=8, max_position=1024)
 
 
-def relay(**more: Any) -> Relay:
+def relay(restarts: int = 3, restart_window: float = 60.0, **more: Any) -> Relay:
     """One that is made and does not run."""
     api: Any = type("Api", (), {"act": lambda self: None, "receive": lambda self, message: None})()
     device: Any = type("Device", (), {"drop_all": lambda self: None})()
-    config = RelayConfig(4, 0, Limits(), **more)
-    return Relay(config, lambda deliver: device, Letters(), lambda send: api)
+    config = RelayConfig(4, 0, Limits(), restarts=restarts, restart_window=restart_window)
+    return Relay(config, lambda deliver: device, Letters(), lambda send: api, **more)
 
 
 @pytest.mark.parametrize(("third", "allowed"), [(1060.0, False), (1060.5, True)])
@@ -79,6 +80,23 @@ def test_what_there_is_now() -> None:
             await ring.until(lambda: ring.relay.gauges()["running"] == 0 and not ring.relay.unit.cache.accounts)
             slots = ring.relay.gauges()["slots"]
             assert isinstance(slots, dict) and slots[str(Place.CACHED)] >= 1
+
+    asyncio.run(scenario())
+
+
+def test_moves_are_told_as_events_and_to_whoever_asks() -> None:
+    async def scenario() -> None:
+        events, told = list[Event](), list[Move]()
+        made = relay(on_event=events.append, on_move=told.append, clock=lambda: 5.0)
+        lease = made.ledger.take("cache")
+        assert lease is not None
+        assert told == [Move(0, 1, Place.OWNED, "cache", "take")]
+        assert events == [UnitEvent(5.0, 4), MoveEvent(5.0, 0, 1, "owned", "cache", "take")]
+        await made.unit.close()
+        alone = relay(on_event=events.append)
+        assert alone.ledger.take("cache") is not None and len(told) == 1
+        assert isinstance(events[-1], MoveEvent)
+        await alone.unit.close()
 
     asyncio.run(scenario())
 
