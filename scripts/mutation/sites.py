@@ -180,7 +180,9 @@ class _Finder(ast.NodeVisitor):
         if isinstance(node.value, bool):
             self._add(*self._span(node), str(not node.value))
         elif isinstance(node.value, int | float):
-            self._add(*self._span(node), str(node.value + 1))
+            start, end = self._span(node)
+            octal = isinstance(node.value, int) and self._source[start:end].startswith(b"0o")
+            self._add(start, end, oct(node.value + 1) if octal else str(node.value + 1))
 
     def visit_Call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Name) and node.func.id in TWINS:

@@ -36,6 +36,7 @@ def faults(text: str) -> set[str]:
         ("del a", {"pass"}),
         ("found = [b for b in a if b.c]", {"found = [b for b in a if not b.c]"}),
         ("found = True", {"found = False"}),
+        ("a(0o600, 1.5)", {"pass", "a(0o601, 1.5)", "a(0o600, 2.5)"}),
         # What changes nothing that the program does.
         ('a: dict[str, int] | None = f"{b + 1}"', set()),
         ("assert a < b", set()),
@@ -76,12 +77,19 @@ def mutate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_tells_which_faults_are_found() -> None:
-    """All of a file that its tests pin down; of one that they do not look at, none."""
-    common = ["--count", "4", "--seed", "1"]
-    found = mutate(*common, "--files", "actors/tokens.py", "--tests", "tests/actors/test_requests.py")
+    """The same four, with a test that pins down the file that they are in, and with one that does not look at it."""
+    common = ["--count", "4", "--seed", "1", "--files", "actors/runtime/sizing.py", "--tests"]
+    found = mutate(*common, "tests/actors/runtime/test_sizing.py")
     assert found.returncode == 0, found.stdout + found.stderr
-    assert "\n4 of 4 are found, 100.0%" in found.stdout
-    missed = mutate(*common, "--files", "actors/runtime/sizing.py", "--tests", "tests/actors/test_lease.py")
+    assert "\n4 of 4 are found, 100.0%: 4 by tests" in found.stdout
+    missed = mutate(*common, "tests/actors/test_lease.py")
     assert missed.returncode == 1, missed.stdout + missed.stderr
     survivors = missed.stdout.partition("4 of 4 survive:\n")[2].splitlines()[:4]
     assert all(re.match(r"actors/runtime/sizing\.py:\d+  .+  →  .+", line) for line in survivors)
+
+
+def test_nothing_is_tried_where_a_check_fails_without_a_fault(tmp_path: Path) -> None:
+    failing = tmp_path / "test_failing.py"
+    failing.write_text("def test_it():\n    assert 1 == 2\n")
+    done = mutate("--count", "1", "--tests", str(failing))
+    assert done.returncode == 2 and "assert 1 == 2" in done.stderr and not done.stdout

@@ -290,6 +290,29 @@ def test_rows_that_wait_for_a_page_are_told_of_and_come_before_new_ones() -> Non
     assert bench.of(Closed) == [Closed(rows[1])]
 
 
+def test_word_of_rows_that_wait_is_taken_back_while_a_state_leaves_and_given_again() -> None:
+    """Pages come with it, and then nobody may have to be retracted."""
+    bench = Bench(pages=5)
+    rows = [bench.ask([token, token, token]) for token in (1, 2)]
+    held = bench.cache.pages.take(1)
+    for row in rows:
+        bench.receive(Extend([row]))
+    bench.receive(Extend(rows))
+    assert bench.of(Extended)[-1] == Extended([], rows)
+    bench.cache.tiers.exports[9] = []
+    bench.cache.pages.drop_grant_refs(held)
+    bench.cache.act()
+    assert bench.of(Extended)[-1] == Extended([GrantPages(rows[0], held)], [])
+    told = len(bench.of(Extended))
+    bench.cache.act()
+    del bench.cache.tiers.exports[9]
+    bench.cache.act()
+    assert bench.of(Extended)[-1] == Extended([], rows[1:])
+    bench.cache.act()
+    assert len(bench.of(Extended)) == told + 2
+    bench.ledger.close()
+
+
 # Giving back
 
 
@@ -382,6 +405,19 @@ def test_a_named_state_leaves_for_host_memory_and_comes_back() -> None:
     bench.receive(Copied(granted.grant))
     bench.receive(SaveFromReq(granted.grant, "s1", granted.state, 6, pack([9])))
     assert bench.of(Drop) == [Drop([export.key])], "the name has moved on"
+    bench.ledger.close()
+
+
+def test_where_the_match_s_own_pages_are_in_the_way_it_is_begun_above_them_from_the_copy() -> None:
+    bench = Bench(slots=4, pages=3, limits=HOST)
+    bench.open("s")
+    bench.run([1, 2, 3, 4, 5])
+    bench.run([1, 2, 3, 4, 5, 6, 7], session="s")
+    bench.receive(Suspend(1, "s"))
+    exported(bench)
+    assert bench.states == [5] and bench.cache.pages.free == 1
+    granted = bench.granted(bench.ask([1, 2, 3, 4, 5, 6, 7, 8, 9], session="s"))
+    assert (granted.match, granted.origin, len(granted.pages)) == (7, "host", 3) and bench.states == []
     bench.ledger.close()
 
 

@@ -128,6 +128,17 @@ def test_one_that_waits_for_its_id_can_be_given_up(desk: Desk) -> None:
     assert not desk.scheduler.state.queue
 
 
+def test_of_two_with_one_id_the_later_is_given_up() -> None:
+    """The first has been answered, and word of it is on its way."""
+    desk = Desk()
+    desk.submit("a")
+    desk.grant(1)
+    desk.submit("a", length=3)
+    desk.receive(Abort("a"))
+    assert desk.ended == [("api", "a", "aborted")] and not desk.of(Retire)
+    desk.ledger.close()
+
+
 @pytest.mark.parametrize("reason", ["aborted", "timeout"])
 def test_giving_up_in_the_queue(desk: Desk, reason: Any) -> None:
     desk.submit("a")

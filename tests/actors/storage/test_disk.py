@@ -207,6 +207,12 @@ def test_the_checksum_knows_names_shapes_and_types() -> None:
 # At the start
 
 
+def test_the_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "states"
+    StateFiles(folder, "model", HostStates()).scan()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
 def test_files_are_found_in_the_order_of_their_age_once_or_as_they_are_now(bench: Bench) -> None:
     for age, tokens in ((30, [1]), (10, [1, 2]), (20, [1, 2, 3])):
         os.utime(bench.write(tokens=pack(tokens)), (1000 - age, 1000 - age))
