@@ -179,9 +179,8 @@ class TorchDevice:
         )
 
     def _table(self, rows: Tensor, length: int) -> Tensor:
-        """The page table of these rows, as wide as `length` positions need."""
-        width = -(-length // self.pools.page_size) if self.pools.pages else 0
-        return self._pages[rows, :width]
+        """The page table of these rows, as wide as `length` positions need; of no width without pages."""
+        return self._pages[rows, : -(-length // self.pools.page_size)]
 
     def _keep_decode_checkpoints(self, work: Work) -> None:
         """A decoding row's state stands at the wanted position when its step is done."""

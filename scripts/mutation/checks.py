@@ -18,7 +18,7 @@ from scripts.mutation.processes import Tell
 PRELOADED = ("anyio", "hypothesis.stateful", "msgspec", "pytest", "safetensors.torch", "structlog", "torch")
 # They draw other seeds each time; or look for known bugs, and miss them by chance where messages run another way.
 DESELECTED = ("tests/simulation/test_seeds.py::test_fresh_seeds", "tests/simulation/test_mutations.py")
-LEAST_SECONDS, TIMES_AS_LONG = 30.0, 20.0
+LEAST_SECONDS, TIMES_AS_LONG = 20.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -340,6 +340,22 @@ def test_what_nobody_wants_goes_as_soon_as_nobody_uses_it() -> None:
     assert bench.tiers() == {} and bench.disk.deleted == [[3]]
 
 
+def test_what_nobody_wants_any_more_goes_when_it_has_come_or_been_written() -> None:
+    bench = Bench(1, files=9, found=(1,))
+    node = bench.node(1)
+    assert bench.store.load(node)
+    bench.store.release(node)
+    assert bench.tiers() == {1: "Hd"}
+    bench.store.loaded(copy_of(node).key, "")
+    assert bench.tiers() == {} and bench.figures() == (0, 0, 0, 0)
+    written = bench.add(2)
+    assert bench.store.write(written)
+    bench.store.release(written)
+    assert bench.tiers() == {2: "hD"}
+    bench.store.written(copy_of(written).key, "")
+    assert bench.tiers() == {} and bench.figures() == (0, 0, 0, 0)
+
+
 def test_files_without_a_name_go_at_the_end() -> None:
     bench = Bench(1, files=9, found=(1, 2))
     bench.node(2).sessions.add("s")

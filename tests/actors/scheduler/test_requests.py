@@ -355,6 +355,19 @@ def test_slots_of_a_row_that_is_gone_go_back() -> None:
     assert not list(other.scheduler.leases())
 
 
+def test_a_slot_that_is_kept_at_hand_is_asked_for_again_when_it_was_used() -> None:
+    desk = Desk(strategy=Strategy.EXTRA_BUFFER, chunk_size=4, step_tokens=4)
+    desk.submit("a", length=10)
+    desk.grant(1)
+    desk.receive(Spare(1, 2, [desk.lease(), desk.lease()]))
+    assert desk.of(Want) == [Want(1, 2)]
+    desk.settle()
+    assert [c.position for step in desk.of(Step) for c in step.checkpoints] == [8]
+    assert desk.of(Want)[1:] == [Want(1, 1)]
+    desk.receive(Spare(1, 1, [desk.lease()]))
+    assert len(list(desk.scheduler.leases())) == 2 and len(desk.of(Want)) == 2
+
+
 def test_answers_are_checkpointed_at_multiples_of_the_interval() -> None:
     desk = Desk(strategy=Strategy.JUST_IN_TIME, chunk_size=64, track_interval=4)
     desk.submit("a", length=3, max_tokens=11)
