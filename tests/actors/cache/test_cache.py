@@ -1,23 +1,17 @@
 """The cache alone: what it grants of what it keeps, what goes for it, what it counts, and what it says at the end."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from actors.cache.actor import Cache
-from actors.cache.copies import NO_TIERS, TierLimits
-from actors.cache.pages import PagePool
-from actors.lease import Lease, Ledger, Place
+from actors.lease import Place
 from actors.messages import (
-    Acquire,
     Cancel,
     Closed,
     Copied,
     Donate,
     Drain,
     Drained,
-    Drop,
     Export,
     Exported,
     Extend,
@@ -27,75 +21,14 @@ from actors.messages import (
     Free,
     Granted,
     GrantPages,
-    Kept,
-    Message,
-    Name,
     Refused,
     Return,
-    SaveFromReq,
     Spare,
-    Suspend,
-    Suspended,
     Unname,
     Want,
 )
 from actors.tokens import pack
-
-PAGE = 4
-HOST = TierLimits(1000, 0, 100)
-
-
-class Bench:
-    """A cache, and what it has sent."""
-
-    def __init__(self, slots: int = 8, pages: int = 0, limits: TierLimits = NO_TIERS, **more: Any) -> None:
-        self.sent: list[tuple[str, Message]] = []
-        self.ledger = Ledger(slots)
-        pool = PagePool(pages, PAGE)
-        self.cache = Cache(lambda to, m: self.sent.append((to, m)), self.ledger, pool, limits=limits, **more)
-        self._grants = 0
-
-    def receive(self, message: Message) -> None:
-        self.cache.receive(message)
-        self.cache.act()
-
-    def ask(self, tokens: list[int], limit: int | None = None, **more: Any) -> int:
-        self._grants += 1
-        given = {"salt": "", "predecessor": None} | more
-        at_most = len(tokens) - 1 if limit is None else limit
-        self.receive(Acquire(self._grants, pack(tokens), at_most, **given))
-        return self._grants
-
-    def granted(self, grant: int) -> Granted:
-        [granted] = [m for m in self.of(Granted) if m.grant == grant]
-        return granted
-
-    def run(self, tokens: list[int], session: str = "", **more: Any) -> Granted:
-        """A request that ends at the end of these tokens, and leaves its state there."""
-        grant = self.ask(tokens, session=session, **more)
-        granted = self.granted(grant)
-        self.receive(Copied(grant))
-        rest = pack(tokens[granted.match :])
-        if session:
-            self.receive(SaveFromReq(grant, session, granted.state, len(tokens), rest))
-        else:
-            self.receive(Donate(grant, granted.state, len(tokens), rest, closes=True))
-        return granted
-
-    def open(self, session: str) -> None:
-        self.receive(Name(session, "", b""))
-
-    def of(self, kind: type) -> list:
-        return [message for _, message in self.sent if isinstance(message, kind)]
-
-    @property
-    def counted(self) -> dict[str, int]:
-        return +(self.cache.counters + self.cache.tiers.counters)
-
-    @property
-    def states(self) -> list[int]:
-        """The ends of the nodes that keep a state, the least recently used first."""
-        return [node.end for node in self.cache.tree.states]
+from tests.actors.cache.bench import HOST, Bench, take
 
 
 @pytest.fixture
@@ -248,6 +181,46 @@ def test_checkpoint_slots_are_for_those_that_run_while_no_request_waits_for_one(
     bench.ledger.close()
 
 
+def test_a_page_is_kept_back_for_each_that_runs_also_where_pages_are_evicted() -> None:
+    bench = Bench(pages=4)
+    bench.run([1, 2, 3, 4, 5, 6, 7])
+    running = bench.ask([8])
+    assert bench.cache.pages.free == 1 and bench.cache.pages.cached == 2
+    waiting = bench.ask([9] * 11)
+    assert bench.states == [7], "three pages can be had, and one of them is the other's"
+    bench.receive(Free([bench.granted(running).state], closes_grant=running))
+    assert len(bench.granted(waiting).pages) == 3 and bench.states == [], "exactly as many as there are, but one"
+    bench.ledger.close()
+
+
+def test_a_session_s_state_does_not_go_for_a_checkpoint() -> None:
+    bench = Bench(slots=2)
+    bench.open("s")
+    bench.run([1, 2], session="s")
+    grant = bench.ask([3])
+    bench.receive(Want(grant, 1))
+    assert bench.of(Spare)[-1].leases == [] and bench.states == [2]
+    bench.receive(Unname("s"))
+    bench.receive(Want(grant, 1))
+    assert len(bench.of(Spare)[-1].leases) == 1 and bench.states == []
+    bench.ledger.close()
+
+
+def test_nobody_has_the_slot_of_a_grant_that_waits_for_pages_to_leave() -> None:
+    bench = Bench(slots=4, pages=5, limits=HOST)
+    bench.open("s")
+    bench.run([1] * 8, session="s")
+    running = bench.ask([2])
+    waiting = bench.ask([3] * 9)
+    [export] = bench.of(Export)
+    bench.receive(Want(running, 1))
+    assert bench.of(Spare)[-1].leases == [] and bench.ledger.counts[Place.FREE] == 2
+    bench.receive(Exported(export.key, export.state))
+    bench.receive(Free([bench.granted(running).state], closes_grant=running))
+    assert bench.granted(waiting)
+    bench.ledger.close()
+
+
 def test_the_tree_keeps_within_its_tokens() -> None:
     bench = Bench(max_tree_tokens=6)
     bench.run([1, 2, 3])
@@ -328,7 +301,7 @@ def test_a_second_state_for_one_path_is_freed(bench: Bench) -> None:
     for granted in grants:
         bench.receive(Donate(granted.grant, granted.state, 2, pack([1, 2]), closes=False))
     assert bench.states == [2] and bench.ledger.counts[Place.FREE] == 7
-    bench.receive(Donate(1, _lease(bench), 0, b"", closes=False))
+    bench.receive(Donate(1, take(bench), 0, b"", closes=False))
     assert bench.ledger.violations == 1
     assert not bench.of(Closed)
     bench.ledger.close()
@@ -349,162 +322,6 @@ def test_after_a_flush_nothing_is_known_and_what_was_under_way_is_freed(bench: B
     assert bench.granted(bench.ask([1, 2, 3])).matched_tokens == 0
 
 
-# Sessions
-
-
-def test_a_turn_takes_the_session_s_name_along(bench: Bench) -> None:
-    bench.open("s")
-    assert bench.of(Kept) == [Kept("s", "tokens", 0)]
-    bench.run([1, 2], session="s")
-    assert bench.of(Kept)[-1] == Kept("s", "slot", 2)
-    bench.run([1, 2, 3, 4], session="s")
-    assert bench.of(Kept)[-1] == Kept("s", "slot", 4) and bench.states == [2, 4]
-    assert [sorted(node.sessions) for node in bench.cache.tree.states] == [[], ["s"]]
-    assert bench.counted["resumed_from_tree"] == 1
-    bench.run([7], session="nobody opened it")
-    assert bench.of(Kept)[-1].session == "s" and bench.counted["resumed_from_tree"] == 1
-    bench.receive(Unname("s"))
-    assert [sorted(node.sessions) for node in bench.cache.tree.states] == [[], [], []]
-
-
-def test_commands_of_a_session_wait_for_its_turns_to_end(bench: Bench) -> None:
-    bench.open("s")
-    grants = [bench.granted(bench.ask([1, 2], session="s")) for _ in range(2)]
-    bench.receive(Suspend(3, "s"))
-    bench.receive(Suspend(4, "other"))
-    assert bench.of(Suspended) == [Suspended(4, "tokens", 0)]
-    for granted in grants:
-        assert len(bench.of(Suspended)) == 1
-        bench.receive(SaveFromReq(granted.grant, "s", granted.state, 2, pack([1, 2])))
-    assert bench.of(Suspended)[-1] == Suspended(3, "slot", 2), "there is nothing below"
-
-
-def exported(bench: Bench) -> list[Export]:
-    """Carry out the exports that are under way; what they were."""
-    found = bench.of(Export)
-    bench.sent[:] = [(to, m) for to, m in bench.sent if not isinstance(m, Export)]
-    for export in found:
-        bench.receive(Exported(export.key, export.state))
-    return found
-
-
-def test_a_named_state_leaves_for_host_memory_and_comes_back() -> None:
-    bench = Bench(slots=2, pages=8, limits=HOST)
-    for token in (1, 2):
-        bench.open(f"s{token}")
-        bench.run([token] * 5, session=f"s{token}")
-    [export] = bench.of(Export)
-    assert export.position == 5 and len(export.pages) == 2
-    assert bench.cache.pages.used == 2, "its pages are held for the copy"
-    assert exported(bench) == [export] and bench.cache.pages.used == 0
-    assert bench.of(Kept)[-1] == Kept("s1", "host", 5) and bench.counted["demotions_host"] == 1
-    granted = bench.granted(bench.ask([1, 1, 1, 1, 1, 9], session="s1"))
-    assert (granted.match, granted.origin, granted.loan, granted.moved) == (5, "host", None, False)
-    assert granted.fill is not None and (granted.fill.key, granted.fill.first_page) == (export.key, 0)
-    assert granted.page_copy is None and bench.counted["resumed_from_host"] == 1
-    bench.receive(Copied(granted.grant))
-    bench.receive(SaveFromReq(granted.grant, "s1", granted.state, 6, pack([9])))
-    assert bench.of(Drop) == [Drop([export.key])], "the name has moved on"
-    bench.ledger.close()
-
-
-def test_where_the_match_s_own_pages_are_in_the_way_it_is_begun_above_them_from_the_copy() -> None:
-    bench = Bench(slots=4, pages=3, limits=HOST)
-    bench.open("s")
-    bench.run([1, 2, 3, 4, 5])
-    bench.run([1, 2, 3, 4, 5, 6, 7], session="s")
-    bench.receive(Suspend(1, "s"))
-    exported(bench)
-    assert bench.states == [5] and bench.cache.pages.free == 1
-    granted = bench.granted(bench.ask([1, 2, 3, 4, 5, 6, 7, 8, 9], session="s"))
-    assert (granted.match, granted.origin, len(granted.pages)) == (7, "host", 3) and bench.states == []
-    bench.ledger.close()
-
-
-def test_a_suspended_state_leaves_its_slot_and_the_answer_waits_for_the_copy() -> None:
-    bench = Bench(slots=4, limits=HOST)
-    bench.open("s")
-    bench.run([1, 2], session="s")
-    bench.receive(Suspend(3, "s"))
-    assert bench.states == [] and not bench.of(Suspended) and not bench.cache.tiers.idle
-    exported(bench)
-    assert bench.of(Suspended) == [Suspended(3, "host", 2)] and bench.cache.tiers.idle
-    node = bench.cache.tiers.store.match("", pack([1, 2]), 2)
-    assert node is not None and node.sessions == {"s"}
-
-
-def test_a_state_that_is_lent_is_suspended_when_the_loan_ends() -> None:
-    bench = Bench(slots=4, limits=HOST)
-    bench.open("s")
-    bench.run([1, 2], session="s")
-    other = bench.ask([1, 2, 3])
-    [node] = bench.cache.tree.states
-    assert not bench.cache.tiers.demote(node)
-    bench.receive(Suspend(3, "s"))
-    assert not bench.of(Suspended) and not bench.of(Export) and not bench.cache.tiers.idle
-    bench.receive(Copied(other))
-    exported(bench)
-    assert bench.of(Suspended) == [Suspended(3, "host", 2)]
-    bench.ledger.close()
-
-
-def test_a_state_that_would_be_lost_stays_if_it_may_not() -> None:
-    bench = Bench(slots=4)
-    bench.open("s")
-    bench.run([1, 2], session="s")
-    [node] = bench.cache.tree.states
-    assert not bench.cache.tiers.demote(node, may_lose=False) and bench.states == [2]
-    assert bench.cache.tiers.demote(node) and bench.states == [] and node.evicted
-    assert bench.of(Kept)[-1] == Kept("s", "tokens", 0)
-
-
-def test_a_slot_is_kept_free_where_the_next_to_go_is_a_session_s() -> None:
-    bench = Bench(slots=2, limits=HOST)
-    for token in (1, 2):
-        bench.open(f"s{token}")
-        bench.run([token], session=f"s{token}")
-    assert [export.position for export in exported(bench)] == [1]
-    assert bench.ledger.counts[Place.FREE] == 1
-    bench.run([3])
-    bench.run([3, 4])
-    assert not bench.of(Export) or bench.states
-    none = Bench(slots=2, limits=TierLimits(99, 0, 100))
-    for token in (1, 2):
-        none.open(f"s{token}")
-        none.run([token], session=f"s{token}")
-    assert not none.of(Export) and none.states == [1, 1], "no copy would fit"
-    none.run([3])
-    assert none.of(Kept)[-1] == Kept("s1", "tokens", 0) and none.counted["demotions_tokens"] == 1
-    unnamed = Bench(slots=2, limits=HOST)
-    unnamed.run([1])
-    unnamed.run([2])
-    assert not unnamed.of(Export) and unnamed.states == [1, 1], "that one can go at once"
-
-
-def test_sessions_keep_only_so_many_slots_the_latest() -> None:
-    bench = Bench(slots=8, limits=TierLimits(1000, 0, 100, session_slots=2))
-    for token in (1, 2, 3):
-        bench.open(f"s{token}")
-        bench.run([token], session=f"s{token}")
-    bench.run([4])
-    assert [export.position for export in exported(bench)] == [1] and bench.of(Kept)[-1] == Kept("s1", "host", 1)
-    assert len(bench.states) == 3
-
-
-def test_a_fork_names_the_deepest_state_there_is() -> None:
-    bench = Bench(slots=4, limits=HOST)
-    bench.open("s")
-    bench.run([1, 2], session="s")
-    bench.run([1, 2, 3, 4], session="s")
-    bench.receive(Suspend(1, "s"))
-    exported(bench)
-    for tokens, kept in (([1, 2, 3, 4, 5], ("host", 4)), ([1, 2, 3], ("slot", 2)), ([7], ("tokens", 0))):
-        bench.receive(Name("fork", "", pack(tokens)))
-        assert bench.of(Kept)[-1] == Kept("fork", *kept)
-    bench.receive(Name("fork", "other key", pack([1, 2, 3, 4])))
-    assert bench.of(Kept)[-1] == Kept("fork", "tokens", 0)
-
-
 # The end
 
 
@@ -520,15 +337,9 @@ def test_the_lap_ends_when_everything_is_home_and_what_is_not_is_named() -> None
     bench.receive(Flush(1))
     assert len(bench.of(Drained)) == 1
     leaky = Bench(slots=2, pages=4)
-    lease = _lease(leaky)
+    lease = take(leaky)
     leaky.cache.pages.take(1)
     leaky.receive(Drain())
     [drained] = leaky.of(Drained)
     assert drained.leaks == [f"slot {lease.slot}: owned by cache", "page 0: held by a grant"]
     leaky.ledger.close()
-
-
-def _lease(bench: Bench) -> Lease:
-    lease = bench.ledger.take("cache")
-    assert lease is not None
-    return lease

@@ -1,0 +1,91 @@
+"""The cache alone, on a bench: what it is sent by hand, and what it sends."""
+
+from typing import Any
+
+from actors.cache.actor import Cache
+from actors.cache.copies import NO_TIERS, TierLimits
+from actors.cache.pages import PagePool
+from actors.lease import Lease, Ledger
+from actors.messages import (
+    Acquire,
+    Copied,
+    Donate,
+    Export,
+    Exported,
+    Granted,
+    Message,
+    Name,
+    SaveFromReq,
+)
+from actors.tokens import pack
+
+PAGE = 4
+HOST = TierLimits(1000, 0, 100)
+
+
+class Bench:
+    """A cache, and what it has sent."""
+
+    def __init__(self, slots: int = 8, pages: int = 0, limits: TierLimits = NO_TIERS, **more: Any) -> None:
+        self.sent: list[tuple[str, Message]] = []
+        self.ledger = Ledger(slots)
+        pool = PagePool(pages, PAGE)
+        self.cache = Cache(lambda to, m: self.sent.append((to, m)), self.ledger, pool, limits=limits, **more)
+        self._grants = 0
+
+    def receive(self, message: Message) -> None:
+        self.cache.receive(message)
+        self.cache.act()
+
+    def ask(self, tokens: list[int], limit: int | None = None, **more: Any) -> int:
+        self._grants += 1
+        given = {"salt": "", "predecessor": None} | more
+        at_most = len(tokens) - 1 if limit is None else limit
+        self.receive(Acquire(self._grants, pack(tokens), at_most, **given))
+        return self._grants
+
+    def granted(self, grant: int) -> Granted:
+        [granted] = [m for m in self.of(Granted) if m.grant == grant]
+        return granted
+
+    def run(self, tokens: list[int], session: str = "", **more: Any) -> Granted:
+        """A request that ends at the end of these tokens, and leaves its state there."""
+        grant = self.ask(tokens, session=session, **more)
+        granted = self.granted(grant)
+        self.receive(Copied(grant))
+        rest = pack(tokens[granted.match :])
+        if session:
+            self.receive(SaveFromReq(grant, session, granted.state, len(tokens), rest))
+        else:
+            self.receive(Donate(grant, granted.state, len(tokens), rest, closes=True))
+        return granted
+
+    def open(self, session: str) -> None:
+        self.receive(Name(session, "", b""))
+
+    def of(self, kind: type) -> list:
+        return [message for _, message in self.sent if isinstance(message, kind)]
+
+    @property
+    def counted(self) -> dict[str, int]:
+        return +(self.cache.counters + self.cache.tiers.counters)
+
+    @property
+    def states(self) -> list[int]:
+        """The ends of the nodes that keep a state, the least recently used first."""
+        return [node.end for node in self.cache.tree.states]
+
+
+def exported(bench: Bench) -> list[Export]:
+    """Carry out the exports that are under way; what they were."""
+    found = bench.of(Export)
+    bench.sent[:] = [(to, m) for to, m in bench.sent if not isinstance(m, Export)]
+    for export in found:
+        bench.receive(Exported(export.key, export.state))
+    return found
+
+
+def take(bench: Bench) -> Lease:
+    lease = bench.ledger.take("cache")
+    assert lease is not None
+    return lease

@@ -1,0 +1,191 @@
+"""Sessions in the cache alone: where their names are, what leaves the pool for them, and what commands wait for."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from actors.cache.copies import TierLimits
+from actors.lease import Place
+from actors.messages import (
+    Copied,
+    Drop,
+    Export,
+    Kept,
+    Name,
+    SaveFromReq,
+    Suspend,
+    Suspended,
+    Unname,
+)
+from actors.tokens import pack
+from tests.actors.cache.bench import HOST, Bench, exported
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.ledger.close()
+
+
+def test_a_turn_takes_the_session_s_name_along(bench: Bench) -> None:
+    bench.open("s")
+    assert bench.of(Kept) == [Kept("s", "tokens", 0)]
+    bench.run([1, 2], session="s")
+    assert bench.of(Kept)[-1] == Kept("s", "slot", 2)
+    bench.run([1, 2, 3, 4], session="s")
+    assert bench.of(Kept)[-1] == Kept("s", "slot", 4) and bench.states == [2, 4]
+    assert [sorted(node.sessions) for node in bench.cache.tree.states] == [[], ["s"]]
+    assert bench.counted["resumed_from_tree"] == 1
+    assert "resumed_from_tokens" not in bench.counted, "there was nothing to go on from"
+    bench.receive(Name("one", "", pack([8])))
+    bench.run([8, 9], session="one")
+    assert bench.counted["resumed_from_tokens"] == 1
+    bench.receive(Unname("one"))
+    bench.run([7], session="nobody opened it")
+    assert bench.of(Kept)[-1].session == "one" and bench.counted["resumed_from_tree"] == 1
+    bench.receive(Unname("s"))
+    assert [sorted(node.sessions) for node in bench.cache.tree.states] == [[]] * 4
+
+
+def test_commands_of_a_session_wait_for_its_turns_to_end(bench: Bench) -> None:
+    bench.open("s")
+    grants = [bench.granted(bench.ask([1, 2], session="s")) for _ in range(2)]
+    bench.receive(Suspend(3, "s"))
+    bench.receive(Suspend(4, "other"))
+    assert bench.of(Suspended) == [Suspended(4, "tokens", 0)]
+    for granted in grants:
+        assert len(bench.of(Suspended)) == 1
+        bench.receive(SaveFromReq(granted.grant, "s", granted.state, 2, pack([1, 2])))
+    assert bench.of(Suspended)[-1] == Suspended(3, "slot", 2), "there is nothing below"
+
+
+def test_a_named_state_leaves_for_host_memory_and_comes_back() -> None:
+    bench = Bench(slots=2, pages=8, limits=HOST)
+    for token in (1, 2):
+        bench.open(f"s{token}")
+        bench.run([token] * 5, session=f"s{token}")
+    [export] = bench.of(Export)
+    assert export.position == 5 and len(export.pages) == 2
+    assert bench.cache.pages.used == 2, "its pages are held for the copy"
+    assert exported(bench) == [export] and bench.cache.pages.used == 0
+    assert bench.of(Kept)[-1] == Kept("s1", "host", 5) and bench.counted["demotions_host"] == 1
+    granted = bench.granted(bench.ask([1, 1, 1, 1, 1, 9], session="s1"))
+    assert (granted.match, granted.origin, granted.loan, granted.moved) == (5, "host", None, False)
+    assert granted.fill is not None and (granted.fill.key, granted.fill.first_page) == (export.key, 0)
+    assert granted.page_copy is None and bench.counted["resumed_from_host"] == 1
+    bench.receive(Copied(granted.grant))
+    bench.receive(SaveFromReq(granted.grant, "s1", granted.state, 6, pack([9])))
+    assert bench.of(Drop) == [Drop([export.key])], "the name has moved on"
+    bench.ledger.close()
+
+
+def test_where_the_match_s_own_pages_are_in_the_way_it_is_begun_above_them_from_the_copy() -> None:
+    bench = Bench(slots=4, pages=3, limits=HOST)
+    bench.open("s")
+    bench.run([1, 2, 3, 4, 5])
+    bench.run([1, 2, 3, 4, 5, 6, 7], session="s")
+    bench.receive(Suspend(1, "s"))
+    exported(bench)
+    assert bench.states == [5] and bench.cache.pages.free == 1
+    granted = bench.granted(bench.ask([1, 2, 3, 4, 5, 6, 7, 8, 9], session="s"))
+    assert (granted.match, granted.origin, len(granted.pages)) == (7, "host", 3) and bench.states == []
+    bench.ledger.close()
+
+
+def test_a_suspended_state_leaves_its_slot_and_the_answer_waits_for_the_copy() -> None:
+    bench = Bench(slots=4, limits=HOST)
+    bench.open("s")
+    bench.run([1, 2], session="s")
+    bench.receive(Suspend(3, "s"))
+    assert bench.states == [] and not bench.of(Suspended) and not bench.cache.tiers.idle
+    exported(bench)
+    assert bench.of(Suspended) == [Suspended(3, "host", 2)] and bench.cache.tiers.idle
+    node = bench.cache.tiers.store.match("", pack([1, 2]), 2)
+    assert node is not None and node.sessions == {"s"}
+
+
+def test_a_state_that_is_lent_is_suspended_when_the_loan_ends() -> None:
+    bench = Bench(slots=4, limits=HOST)
+    bench.open("s")
+    bench.run([1, 2], session="s")
+    other = bench.ask([1, 2, 3])
+    [node] = bench.cache.tree.states
+    assert not bench.cache.tiers.demote(node)
+    bench.receive(Suspend(3, "s"))
+    assert not bench.of(Suspended) and not bench.of(Export) and not bench.cache.tiers.idle
+    bench.receive(Copied(other))
+    exported(bench)
+    assert bench.of(Suspended) == [Suspended(3, "host", 2)]
+    bench.ledger.close()
+
+
+def test_a_state_that_would_be_lost_stays_if_it_may_not() -> None:
+    bench = Bench(slots=4)
+    bench.open("s")
+    bench.run([1, 2], session="s")
+    [node] = bench.cache.tree.states
+    assert not bench.cache.tiers.demote(node, may_lose=False) and bench.states == [2]
+    assert bench.cache.tiers.demote(node) and bench.states == [] and node.evicted
+    assert bench.of(Kept)[-1] == Kept("s", "tokens", 0)
+
+
+def test_a_slot_is_kept_free_where_the_next_to_go_is_a_session_s() -> None:
+    bench = Bench(slots=2, limits=HOST)
+    for token in (1, 2):
+        bench.open(f"s{token}")
+        bench.run([token], session=f"s{token}")
+    assert [export.position for export in exported(bench)] == [1]
+    assert bench.ledger.counts[Place.FREE] == 1
+    bench.run([3])
+    bench.run([3, 4])
+    assert not bench.of(Export) or bench.states
+    none = Bench(slots=2, limits=TierLimits(99, 0, 100))
+    for token in (1, 2):
+        none.open(f"s{token}")
+        none.run([token], session=f"s{token}")
+    assert not none.of(Export) and none.states == [1, 1], "no copy would fit"
+    none.run([3])
+    assert none.of(Kept)[-1] == Kept("s1", "tokens", 0) and none.counted["demotions_tokens"] == 1
+    full = Bench(slots=2, limits=TierLimits(100, 0, 100))
+    full.open("s0")
+    full.run([9], session="s0")
+    full.receive(Suspend(1, "s0"))
+    exported(full)
+    [copy] = full.cache.tiers.store.tree.states
+    full.cache.tiers.store.lend(copy)
+    for token in (1, 2):
+        full.open(f"s{token}")
+        full.run([token], session=f"s{token}")
+    assert full.states == [1, 1] and not full.of(Export), "nothing is lost for a slot that nobody waits for"
+    unnamed = Bench(slots=2, limits=HOST)
+    unnamed.run([1])
+    unnamed.run([2])
+    assert not unnamed.of(Export) and unnamed.states == [1, 1], "that one can go at once"
+
+
+def test_sessions_keep_only_so_many_slots_the_latest() -> None:
+    bench = Bench(slots=8, limits=TierLimits(1000, 0, 100, session_slots=2))
+    for token in (1, 2, 3):
+        bench.open(f"s{token}")
+        bench.run([token], session=f"s{token}")
+    bench.run([4])
+    assert [export.position for export in exported(bench)] == [1] and bench.of(Kept)[-1] == Kept("s1", "host", 1)
+    assert len(bench.states) == 3
+
+
+def test_a_fork_names_the_deepest_state_there_is() -> None:
+    bench = Bench(slots=4, limits=HOST)
+    bench.open("s")
+    bench.run([1, 2], session="s")
+    bench.run([1, 2, 3, 4], session="s")
+    bench.receive(Suspend(1, "s"))
+    exported(bench)
+    for tokens, kept in (([1, 2, 3, 4, 5], ("host", 4)), ([1, 2, 3], ("slot", 2)), ([7], ("tokens", 0))):
+        bench.receive(Name("fork", "", pack(tokens)))
+        assert bench.of(Kept)[-1] == Kept("fork", *kept)
+    bench.run([1, 2, 3, 4])
+    bench.receive(Name("fork", "", pack([1, 2, 3, 4])))
+    assert bench.of(Kept)[-1] == Kept("fork", "slot", 4), "of two the nearer"
+    bench.receive(Name("fork", "other key", pack([1, 2, 3, 4])))
+    assert bench.of(Kept)[-1] == Kept("fork", "tokens", 0)
