@@ -12,6 +12,7 @@ from actors.messages import (
     Export,
     Kept,
     Name,
+    Return,
     SaveFromReq,
     Suspend,
     Suspended,
@@ -46,6 +47,22 @@ def test_a_turn_takes_the_session_s_name_along(bench: Bench) -> None:
     assert bench.of(Kept)[-1].session == "one" and bench.counted["resumed_from_tree"] == 1
     bench.receive(Unname("s"))
     assert [sorted(node.sessions) for node in bench.cache.tree.states] == [[]] * 4
+
+
+def test_a_state_that_was_moved_and_comes_back_has_its_name_again() -> None:
+    bench = Bench(slots=1)
+    bench.open("s")
+    bench.run([1, 2], session="s")
+    granted = bench.granted(bench.ask([1, 2, 3], session="s"))
+    assert granted.moved and bench.states == []
+    bench.receive(Return(granted.grant, granted.state))
+    assert [node.sessions for node in bench.cache.tree.states] == [{"s"}]
+    assert bench.of(Kept)[-1] == Kept("s", "slot", 2)
+    bench.receive(Unname("s"))
+    moved = bench.granted(bench.ask([1, 2, 3], session="s"))
+    bench.open("s")
+    bench.receive(Return(moved.grant, moved.state))
+    assert [node.sessions for node in bench.cache.tree.states] == [set()], "the name was not on it"
 
 
 def test_commands_of_a_session_wait_for_its_turns_to_end(bench: Bench) -> None:
