@@ -405,7 +405,7 @@ class Cache:
         if account.session:
             self.tiers.end_turn(account.session)
         if account.session in names.opened and account.session not in names.in_pool:
-            if not names.has(account.session):
+            if account.session not in names.stored:
                 self._name(account)
             names.tell(account.session)
 

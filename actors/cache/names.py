@@ -30,9 +30,6 @@ class Names:
         self._claim = claim
         self._release = release
 
-    def has(self, session: str) -> bool:
-        return session in self.in_pool or session in self.stored
-
     def bind_to_pool(self, session: str, node: Node[Lease]) -> None:
         self.unbind_from_pool(session)
         self.in_pool[session], self.opened[session] = node, True

@@ -8,8 +8,10 @@ from actors.cache.copies import TierLimits
 from actors.lease import Place
 from actors.messages import (
     Copied,
+    Donate,
     Drop,
     Export,
+    Free,
     Kept,
     Name,
     Return,
@@ -19,7 +21,7 @@ from actors.messages import (
     Unname,
 )
 from actors.tokens import pack
-from tests.actors.cache.bench import HOST, Bench, exported
+from tests.actors.cache.bench import HOST, Bench, exported, take
 
 
 @pytest.fixture
@@ -47,6 +49,23 @@ def test_a_turn_takes_the_session_s_name_along(bench: Bench) -> None:
     assert bench.of(Kept)[-1].session == "one" and bench.counted["resumed_from_tree"] == 1
     bench.receive(Unname("s"))
     assert [sorted(node.sessions) for node in bench.cache.tree.states] == [[]] * 4
+
+
+def test_a_turn_that_leaves_no_state_leaves_its_name_at_the_last_checkpoint_or_where_it_was() -> None:
+    bench = Bench(limits=HOST)
+    bench.open("s")
+    granted = bench.granted(bench.ask([1, 2, 3], session="s"))
+    bench.receive(Donate(granted.grant, take(bench), 2, pack([1, 2]), closes=False))
+    bench.receive(Free([granted.state], closes_grant=granted.grant))
+    assert bench.of(Kept)[-1] == Kept("s", "slot", 2)
+    bench.receive(Suspend(1, "s"))
+    exported(bench)
+    later = bench.granted(bench.ask([1, 2, 3, 4], session="s"))
+    bench.receive(Copied(later.grant))
+    bench.receive(Donate(later.grant, take(bench), 3, pack([3]), closes=False))
+    bench.receive(Free([later.state], closes_grant=later.grant))
+    assert bench.of(Kept)[-1] == Kept("s", "host", 2), "the copy is its state still"
+    bench.ledger.close()
 
 
 def test_a_state_that_was_moved_and_comes_back_has_its_name_again() -> None:

@@ -127,3 +127,98 @@ def test_salts_are_told_apart_but_not_shown() -> None:
     none, secret, other = (node["salt"] for node in explain_tree(tree))
     assert none == ""
     assert secret != other and "secret" not in str(secret)
+
+
+# Of what is not kept, why; and in which order it goes
+
+
+def build(*states: list[int]) -> tuple[RadixTree[str], list[Node[str]]]:
+    """A tree without pages, with a state at the end of each of these."""
+    tree: RadixTree[str] = RadixTree(PagePool(0, 1))
+    nodes = [tree.insert(tree.match("", b"", 0).node, pack(tokens), []) for tokens in states]
+    for node in nodes:
+        tree.set_state(node, "state")
+    return tree, nodes
+
+
+def test_why_a_match_is_not_as_deep_as_it_might_be() -> None:
+    tree, (short, long) = build([1, 2], [1, 2, 3, 4])
+    asked = pack([1, 2, 3, 4, 5])
+
+    def why(limit: int) -> tuple[int, str]:
+        match = tree.match("", asked, limit)
+        return match.node.end, match.miss_reason
+
+    assert (why(4), why(2), why(9)) == ((4, ""), (2, ""), (4, ""))
+    assert (why(3), why(1)) == ((2, "misaligned"), (0, "misaligned"))
+    tree.take_state(long)
+    assert why(4) == (2, "never_kept")
+    long.evicted = True
+    assert (why(4), why(3)) == ((2, "evicted"), (2, "never_kept")), "it would not have been of use"
+    tree.take_state(short)
+    assert why(4) == (0, "evicted"), "of two reasons the one that says more"
+    tree.set_state(long, "state")
+    assert why(4) == (4, "") and not long.evicted
+
+
+def test_the_least_recently_used_comes_first_and_what_is_below_before_what_is_above() -> None:
+    tree, (first, deeper, other) = build([1, 2], [1, 2, 3], [7])
+    assert list(tree.states) == [first, deeper, other]
+    tree.touch(deeper)
+    assert list(tree.nodes) == [other, deeper, first] and list(tree.states) == [first, other, deeper]
+    tree.touch(other)
+    assert list(tree.nodes) == [deeper, first, other] and list(tree.states) == [first, deeper, other]
+
+
+def test_who_goes_on_from_a_leaf_that_is_removed_goes_on_from_above_it() -> None:
+    tree, (above, leaf) = build([1], [1, 2])
+    leaf.pins = 2
+    tree.take_state(leaf)
+    tree.remove(leaf)
+    assert above.pins == 2 and tree.tokens == 1 and not above.children
+    root = above.parent
+    assert root is not None
+    root.pins = 1
+    tree.take_state(above)
+    tree.remove(above)
+    assert tree.roots == {"": root}, "somebody begins there"
+    root.pins = 1
+    tree.unpin(root)
+    assert tree.roots == {}
+
+
+def test_a_tree_that_is_cleared_begins_anew() -> None:
+    pages = PagePool(4, 2)
+    tree: RadixTree[str] = RadixTree(pages)
+    table = pages.take(2)
+    old_root = tree.match("", b"", 0).node
+    node = tree.insert(old_root, pack([1, 2, 3]), table)
+    pages.drop_grant_refs(table)
+    tree.set_state(node, "state")
+    bare = tree.insert(node, pack([4]), [])
+    assert tree.clear() == [node] and bare not in tree.nodes
+    assert (tree.epoch, tree.tokens, pages.free, len(tree.states), len(tree.nodes)) == (1, 0, 4, 0, 0)
+    new_root = tree.match("", b"", 0).node
+    old_root.children.clear()
+    tree._trim(old_root)
+    assert tree.roots == {"": new_root} and new_root is not old_root and new_root.id != old_root.id
+
+
+def test_looking_for_a_state_of_an_unknown_key_leaves_nothing_behind() -> None:
+    tree, _ = build([1])
+    assert tree.deepest("other", pack([1]), 1) is None and set(tree.roots) == {""}
+    assert tree.deepest("", pack([2]), 1) is None and tree.deepest("", pack([1]), 0) is None
+
+
+@pytest.mark.parametrize("cut_at", range(1, 8))
+def test_a_path_that_parts_inside_a_page_names_it_on_both_sides(cut_at: int) -> None:
+    pages = PagePool(8, 3)
+    tree: RadixTree[str] = RadixTree(pages)
+    table = pages.take(3)
+    leaf = tree.insert(tree.match("", b"", 0).node, pack(range(8)), table)
+    other = tree.insert(tree.match("", b"", 0).node, pack([*range(cut_at), 9]), [*table[: cut_at // 3], *pages.take(1)])
+    upper = leaf.parent
+    assert upper is not None and other.parent is upper and (upper.start, upper.end, leaf.start) == (0, cut_at, cut_at)
+    assert leaf.pages == table[cut_at // 3 :] and tree.page_table(leaf) == table
+    assert len(other.pages) == 1 and tree.page_table(other) == [*table[: cut_at // 3], *other.pages]
+    assert tree.tokens == 9 and unpack(leaf.tokens) == list(range(cut_at, 8))
