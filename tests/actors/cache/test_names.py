@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.cache.copies import TierLimits
+from actors.cache.copies import Presence, TierLimits, copy_of
 from actors.lease import Place
 from actors.messages import (
     Copied,
@@ -82,6 +82,24 @@ def test_a_state_that_was_moved_and_comes_back_has_its_name_again() -> None:
     bench.open("s")
     bench.receive(Return(moved.grant, moved.state))
     assert [node.sessions for node in bench.cache.tree.states] == [set()], "the name was not on it"
+
+
+def test_a_name_comes_back_to_the_state_and_not_to_an_older_file() -> None:
+    bench = Bench(slots=1, limits=TierLimits(110, 0, 100, 10))
+    names, store = bench.cache.tiers.names, bench.cache.tiers.store
+    bench.open("s")
+    bench.run([1, 2], session="s")
+    reserved = store.reserve("", pack([1]))
+    assert reserved is not None
+    older, key = reserved
+    store.exported(key)
+    copy_of(older).disk = Presence.PRESENT
+    older.sessions.add("s")
+    names.stored["s"] = older
+    granted = bench.granted(bench.ask([1, 2, 3], session="s"))
+    assert granted.moved
+    bench.receive(Return(granted.grant, granted.state))
+    assert bench.of(Kept)[-1] == Kept("s", "slot", 2) and names.in_pool["s"].end == 2
 
 
 def test_commands_of_a_session_wait_for_its_turns_to_end(bench: Bench) -> None:
