@@ -210,7 +210,8 @@ class CopyStore:
         copy.disk = Presence.PRESENT if in_file else Presence.ABSENT
         copy.unwritable = bool(error)
         self._bytes_in_writing -= copy.size
-        self.counters["failed_writes"] += bool(error)
+        if error:
+            self.counters["failed_writes"] += 1
         if not in_file:
             self.disk_bytes -= copy.file_size
         self._changed(node)

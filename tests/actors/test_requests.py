@@ -13,7 +13,7 @@ def test_nothing_said_is_a_plain_draw() -> None:
     assert (PLAIN.temperature, PLAIN.top_k, PLAIN.top_p, PLAIN.min_p) == (1.0, 0, 1.0, 0.0)
     assert (PLAIN.repetition_penalty, PLAIN.presence_penalty, PLAIN.frequency_penalty) == (1.0, 0.0, 0.0)
     assert (PLAIN.logit_bias, PLAIN.seed) == ({}, 0)
-    assert Stops(5) == Stops(5, min_tokens=0, strings=(), token_ids=(), keep_stop_string=False)
+    assert Stops(5) == Stops(5, min_tokens=0, strings=(), token_ids=(), keep_stop=False)
     request = Request("r", b"", 0, PLAIN, Stops(5))
     assert (request.priority, request.salt, request.session, request.trace) == (0, "", "", "")
     assert request.skip_special_tokens and request.delivered_chars == 0

@@ -19,7 +19,6 @@ from actors.messages import (
     DiskReport,
     Donate,
     Flush,
-    Flushed,
     Free,
     Granted,
     Kept,
@@ -288,9 +287,6 @@ class Simulation:
             case Donate(grant, _, position):
                 assert position > unit.known[grant], f"grant {grant} donates a state at {position} that the tree has"
                 unit.known[grant] = position
-            case Flushed():
-                assert not unit.cache.tree.states, "a flush leaves states in the tree"
-                assert not unit.cache.tiers.store.tree.states, "a flush leaves copies below the pool"
             case Kept() | Suspended():
                 unit.session_checks.told(message)
             case Paused(ticket):

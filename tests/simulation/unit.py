@@ -87,6 +87,11 @@ class StingyCache(Cache):
         assert granted or not evicted or self.tiers.exports, f"{evicted} pages were evicted for nothing"
         return granted
 
+    def _flush(self) -> None:
+        super()._flush()
+        assert not self.tree.states, "a flush leaves states in the tree"
+        assert not self.tiers.store.tree.states, "a flush leaves copies below the pool"
+
     def _spares(self, grant: int, wanted: int) -> list[Lease]:
         if not self.no_checkpoints:
             return super()._spares(grant, wanted)

@@ -1,7 +1,8 @@
 """The copies below the pool alone: their caps, what goes first, what is written ahead, what stays while it is used."""
 
-from actors.cache.copies import CopyStore, Presence, StateCopy, TierLimits, copy_of
+from actors.cache.copies import CopyStore, TierLimits
 from actors.cache.radix import Node, tokens_to
+from actors.cache.state_copy import Presence, StateCopy, copy_of
 from actors.messages import Drop, Message
 from actors.storage.disk import StateFile
 from actors.tokens import Tokens, count, pack, unpack
@@ -31,6 +32,9 @@ class NotedDisk:
     def delete(self, salt: str, tokens: Tokens) -> None:
         self.deleted.append(unpack(tokens))
 
+    def clear(self, ticket: int) -> None:
+        raise AssertionError("nothing is flushed")
+
 
 class Bench:
     """A store with room for so many copies of one token in host memory, and for so many files."""
@@ -47,6 +51,7 @@ class Bench:
             lambda to, message: self.sent.append(message),
             lambda node: self.changed.append(unpack(tokens_to(node))),
             lambda node: self.gone.append(unpack(tokens_to(node))),
+            lambda node: None,
         )
 
     def begin(self, token: int) -> Node[StateCopy]:
@@ -100,7 +105,7 @@ def test_what_a_copy_takes() -> None:
 
 
 def test_a_copy_fits_that_takes_all_of_host_memory() -> None:
-    store = CopyStore(TierLimits(1070, 0, 1000, 10), None, *[lambda *given: None] * 3)
+    store = CopyStore(TierLimits(1070, 0, 1000, 10), None, *[lambda *given: None] * 4)
     assert store.can_hold(7) and not store.can_hold(8)
     assert store.reserve("", pack(range(8))) is None
     assert store.reserve("", pack(range(7))) is not None
@@ -264,14 +269,14 @@ def test_of_the_files_found_at_the_start_the_newest_stay() -> None:
     bench = Bench(1, files=2, found=(1, 2, 3))
     assert bench.tiers() == {2: "d", 3: "d"} and bench.disk.deleted == [[1]]
     assert bench.figures() == (0, 2, 0, 2)
-    none = CopyStore(TierLimits(STATE, 0, STATE), NotedDisk([StateFile("", pack([1]), FILE)]), *[lambda *_: None] * 3)
+    none = CopyStore(TierLimits(STATE, 0, STATE), NotedDisk([StateFile("", pack([1]), FILE)]), *[lambda *_: None] * 4)
     assert not none.has_disk and not none.tree.states, "a disk without room is not looked at"
 
 
 def test_a_file_that_is_too_large_is_deleted_and_no_other_for_it() -> None:
     bench = Bench(1, files=2, found=())
     bench.disk.found = [StateFile("", pack([1]), FILE), StateFile("", pack([2]), 3 * FILE)]
-    store = CopyStore(bench.store.limits, bench.disk, *[lambda *_: None] * 3)
+    store = CopyStore(bench.store.limits, bench.disk, *[lambda *_: None] * 4)
     assert [unpack(tokens_to(node)) for node in store.tree.states] == [[1]] and bench.disk.deleted == [[2]]
 
 

@@ -112,9 +112,7 @@ def test_prompts_have_a_quarter_of_a_step() -> None:
 
 def test_spare_slots_go_to_the_positions_that_rank_first() -> None:
     step = StepPlan([], [1], [], [], [], False)
-    step.chunks = []
-    given = state(row(1, 8, wanted={9: 0}, spares=spares(1)))
-    plan_checkpoints(given, step)
+    plan_checkpoints(step, [(row(1, 8, wanted={9: 0}, spares=spares(1)), 8, 9)])
     assert (step.checkpoints, step.missed) == ([(1, 9)], [])
     prompt = state(
         row(1, 0, 20, wanted={4: 2, 8: 0, 12: 1, 20: 3, 0: 9}, spares=spares(2), refill=False), step_tokens=12
