@@ -80,7 +80,7 @@ FOUND_BY = {
     "loan_of_a_copy_not_ended": 7,
     "filled_from_the_wrong_page_on": 20,
     "word_of_short_pages_not_taken_back": 202,
-    "granted_a_state_that_was_lost": 74,
+    "granted_a_state_that_was_lost": 205,
     "turn_s_end_wakes_nobody": 21,
     "write_wakes_nobody": 3,
     "returned_copy_never_goes": 3,
