@@ -37,7 +37,7 @@ class Names:
         self.named.put(node, True)
         older = self.stored.get(session)
         if older is not None and (older.end >= node.end or copy_of(older).disk is Presence.ABSENT):
-            self._unbind_from_store(session)
+            self.unbind_from_store(session)
         self.tell(session)
 
     def bind_to_store(self, session: str, node: Node[StateCopy]) -> None:
@@ -45,7 +45,7 @@ class Names:
         node.sessions.add(session)
         self._claim(node)
         if self.stored.get(session) is not node:
-            self._unbind_from_store(session)
+            self.unbind_from_store(session)
         self.stored[session] = node
         self.tell(session)
 
@@ -58,14 +58,14 @@ class Names:
     def lose(self, session: str) -> None:
         """Nothing is kept of it but its tokens."""
         self.unbind_from_pool(session)
-        self._unbind_from_store(session)
+        self.unbind_from_store(session)
         self.tell(session)
 
     def close(self, session: str) -> None:
         if session in self.opened:
             del self.opened[session]
             self.unbind_from_pool(session)
-            self._unbind_from_store(session)
+            self.unbind_from_store(session)
 
     def lost_in_pool(self, node: Node[Lease]) -> None:
         """The state of this node is gone."""
@@ -94,7 +94,7 @@ class Names:
         elif copy_of(stored).host is not Presence.COMING:
             self._send("api", Kept(session, copy_of(stored).tier, stored.end))
 
-    def _unbind_from_store(self, session: str) -> None:
+    def unbind_from_store(self, session: str) -> None:
         node = self.stored.pop(session, None)
         if node is not None:
             node.sessions.discard(session)

@@ -169,6 +169,8 @@ class Tiers:
         stored = self.store.match(name.salt, name.tokens, end)
         self.names.opened[name.session] = end > 0
         if pool is not None and (stored is None or pool.end >= stored.end):
+            if self.names.stored.get(name.session) is not stored:
+                self.names.unbind_from_store(name.session)  # It is of a path that the session has left.
             self.names.bind_to_pool(name.session, pool)
         elif stored is not None:
             self.names.bind_to_store(name.session, stored)

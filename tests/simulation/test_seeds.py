@@ -29,6 +29,7 @@ FAILED_ONCE = [
 
 # Found since steps may be narrow, and before generation could be paused.
 FAILED_SINCE = [
+    9071,  # a fork that was rewound kept the name of a copy on the path that it had left
     9205427,  # a session's state had to go for its own next turn, and the slot that was free by that was not given
 ]
 
