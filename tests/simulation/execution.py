@@ -50,7 +50,7 @@ class Execution:
     def fill(self, key: int, slot: int, pages: list[int], first_page: int) -> None:
         self._strike("fill")
         if key in self._device.unmade:
-            raise InjectedFault(f"copy {key} could not be made")
+            raise InjectedFault(f"injected: copy {key} could not be made")
         self._device._fill(key, slot, pages, first_page)
 
     def drop(self, key: int) -> None:
