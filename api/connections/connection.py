@@ -187,6 +187,8 @@ class ClientConnection(asyncio.Protocol):
         self.given_up = True
 
     def _enter(self, phase: Phase) -> None:
+        if self.given_up:
+            return
         self.phase, self.since = phase, self._loop.time()
         self._connections.moved(self)
 

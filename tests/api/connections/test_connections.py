@@ -255,6 +255,9 @@ async def test_a_client_that_pipelined_and_left_is_noticed(behind: bytes) -> Non
         await pipelining.leave()
         await served.ring.until(served.ring.aborted)
         assert connections(served).ended["left"] == 1
+        await until(lambda: served.server.gateway.open_requests == 0)
+        known = connections(served)
+        assert not (known._served or known._silent or known._refused or known.held)
 
 
 async def test_an_unmasked_frame_closes_the_websocket_with_1002() -> None:
