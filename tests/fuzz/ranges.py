@@ -27,6 +27,7 @@ def wrong_numbers(request: Request, vocab: int, max_model_len: int) -> list[str]
         "penalties": max(abs(sampling.presence_penalty), abs(sampling.frequency_penalty)) <= 2,
         "limits": 0 <= stops.min_tokens <= stops.max_tokens and 1 <= stops.max_tokens <= most,
         "logprobs": request.logprobs is None or 0 <= request.logprobs <= MAX_TOP,
+        "logprob_ids": all(0 <= id < vocab for id in request.logprob_ids),
         "prompt_logprobs_from": start is None or 0 <= start < request.prompt_len,
         "message_ends": all(0 < end <= request.prompt_len for end in request.message_ends),
         "priority": -(2**31) <= request.priority < 2**31,

@@ -67,6 +67,7 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/models"),
     Endpoint("GET", "/model_info"),
     Endpoint("GET", "/server_info"),
+    Endpoint("GET", "/tokenizer_info"),
     Endpoint("GET", "/health"),
     Endpoint("GET", "/health_generate"),
     Endpoint("GET", "/metrics"),

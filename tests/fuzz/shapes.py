@@ -63,6 +63,7 @@ TYPES: dict[tuple[type[Struct], str], Any] = {
     (ResponseRequest, "input"): str | Messages,
     (Create, "input"): str | Messages,
     (Generate, "input_ids"): (TokenIds, list[TokenIds]),
+    (Generate, "token_ids_logprob"): (TokenIds, list[TokenIds]),
     (Generate, "return_logprob"): Literal[True],
     (Generate, "sampling_params"): GenerateParams | list[GenerateParams],
     (SessionParams, "offset"): Offset,
