@@ -151,6 +151,7 @@ def left(connections: Sequence[ClientConnection]) -> list[ClientConnection]:
     if not hasattr(select, "poll"):
         return []
     deaf = {connection.descriptor(): connection for connection in connections if connection.is_deaf()}
+    deaf.pop(-1, None)
     poll = select.poll()
     for descriptor in deaf:
         poll.register(descriptor, GONE)
