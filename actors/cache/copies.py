@@ -214,7 +214,6 @@ class CopyStore:
             self.counters["failed_writes"] += 1
         if not in_file:
             self.disk_bytes -= copy.file_size
-        self._changed(node)
         self._end_of(node)
 
     def drop_host(self, node: Node[StateCopy]) -> None:

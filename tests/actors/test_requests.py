@@ -2,7 +2,7 @@
 
 from actors.cache.copies import NO_TIERS
 from actors.messages import Acquire, Requeue, Retired, Submit
-from actors.requests import Request, Sampling, Stops, resubmission
+from actors.requests import Output, Request, Sampling, Stops, resubmission
 from actors.tokens import pack, unpack
 
 PLAIN = Sampling()
@@ -19,6 +19,9 @@ def test_nothing_said_is_a_plain_draw() -> None:
     assert request.skip_special_tokens and request.delivered_chars == 0
     assert Acquire(1, b"", 0, "", None).priority == 0 and Requeue(request).suspect_until == 0
     assert not Submit(request).resubmitted and not Retired(1, "finished", None, 0).poisoned  # type: ignore[arg-type]
+    output = Output("r", "", b"", 1, 0, 0)
+    assert (output.matched_tokens, output.miss_reason, output.origin) == (0, "", "tokens")
+    assert (output.finish_reason, output.stop_reason, output.logprobs, output.prompt_logprobs) == (None, None, [], [])
 
 
 def test_without_tiers_nothing_fits_below_the_pool() -> None:

@@ -12,6 +12,7 @@ from actors.messages import (
     Drop,
     Export,
     Free,
+    Granted,
     Kept,
     Name,
     Return,
@@ -100,6 +101,22 @@ def test_a_name_comes_back_to_the_state_and_not_to_an_older_file() -> None:
     assert granted.moved
     bench.receive(Return(granted.grant, granted.state))
     assert bench.of(Kept)[-1] == Kept("s", "slot", 2) and names.in_pool["s"].end == 2
+
+
+def test_a_state_with_another_name_too_does_not_move_and_goes_only_when_none_is_leaving() -> None:
+    bench = Bench(slots=1)
+    bench.open("s")
+    bench.run([1, 2], session="s")
+    bench.receive(Name("fork", "", pack([1, 2])))
+    bench.cache.tiers.exports[9] = []
+    waiting = bench.ask([1, 2, 3], session="s")
+    assert bench.states == [2] and len(bench.of(Granted)) == 1, "a slot is on its way"
+    del bench.cache.tiers.exports[9]
+    bench.cache.act()
+    granted = bench.granted(waiting)
+    assert (granted.moved, granted.match, granted.miss_reason) == (False, 0, "evicted")
+    assert bench.of(Kept)[-2:] == [Kept("fork", "tokens", 0), Kept("s", "tokens", 0)]
+    bench.ledger.close()
 
 
 def test_commands_of_a_session_wait_for_its_turns_to_end(bench: Bench) -> None:

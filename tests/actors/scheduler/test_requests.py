@@ -254,6 +254,42 @@ def test_a_row_ends_with_its_budget_of_which_a_part_may_be_used_up(desk: Desk) -
     assert len(desk.of(Step)) == 2 and desk.of(Retire) == [Retire(1, "limit")], "two of four tokens are there already"
 
 
+def test_rows_that_do_not_fit_into_a_step_move_in_turn() -> None:
+    desk = Desk(max_running=3, step_tokens=2)
+    for grant, name in enumerate(("a", "b", "c"), 1):
+        desk.submit(name, length=1, max_tokens=30)
+        desk.grant(grant)
+    for _ in range(12):
+        desk.settle()
+    resting = [step.sit_out for step in desk.of(Step) if not step.chunks][-9:]
+    assert sorted(map(tuple, resting)) == [(1,)] * 3 + [(2,)] * 3 + [(3,)] * 3
+
+
+def test_a_suspect_row_and_the_others_run_in_turn(desk: Desk) -> None:
+    request = desk.submit("a", length=1)
+    desk.grant(1)
+    desk.settle(failed=(1,))
+    desk.receive(Requeue(request, 50))
+    desk.submit("b", length=1)
+    desk.grant(2)
+    desk.grant(3)
+    for _ in range(6):
+        desk.settle()
+    resting = [step.sit_out for step in desk.of(Step) if not step.chunks][-4:]
+    assert resting in ([[2], [3]] * 2, [[3], [2]] * 2)
+
+
+def test_one_that_comes_back_is_before_those_that_came_later(desk: Desk) -> None:
+    first = desk.submit("a")
+    desk.grant(1)
+    desk.submit("b")
+    desk.grant(2)
+    desk.submit("c")
+    desk.settle(failed=(1,))
+    desk.receive(Requeue(first, 3))
+    assert [record.request.id for record in desk.scheduler.state.queue] == ["a", "c"]
+
+
 def test_a_row_waits_for_a_page_that_it_asks_for_in_time() -> None:
     desk = Desk(page_size=4)
     desk.submit("a", length=6)
