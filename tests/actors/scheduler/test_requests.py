@@ -261,6 +261,7 @@ def test_rows_that_do_not_fit_into_a_step_move_in_turn() -> None:
         desk.grant(grant)
     for _ in range(12):
         desk.settle()
+    assert [step.step for step in desk.of(Step)] == list(range(1, len(desk.of(Step)) + 1))
     resting = [step.sit_out for step in desk.of(Step) if not step.chunks][-9:]
     assert sorted(map(tuple, resting)) == [(1,)] * 3 + [(2,)] * 3 + [(3,)] * 3
 
