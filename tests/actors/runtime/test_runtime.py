@@ -76,3 +76,12 @@ def test_an_actor_that_raises_ends_the_run() -> None:
             await runtime.run()
 
     asyncio.run(scenario())
+
+
+def test_a_message_travels_as_it_is_unless_the_codec_is_to_be_checked() -> None:
+    message = Abort("r")
+    for runtime, same in ((Runtime(Ledger(1)), True), (Runtime(Ledger(1), codec_check=True), False)):
+        runtime.add("cache", Recorder())
+        runtime.send("api", "cache", message)
+        [envelope] = runtime.mailboxes["cache"].envelopes
+        assert envelope.message == message and (envelope.message is message) is same
