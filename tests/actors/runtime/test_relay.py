@@ -20,18 +20,18 @@ from tests.actors.ring import Letters, running
 MODEL: Any = HashModel(vocab_size=61, chunk_size=8, max_position=1024)
 
 
-def relay(restarts: int = 3, restart_window: float = 60.0, **more: Any) -> Relay:
+def relay(restarts: int = 3, **more: Any) -> Relay:
     """One that is made and does not run."""
     api: Any = type("Api", (), {"act": lambda self: None, "receive": lambda self, message: None})()
     device: Any = type("Device", (), {"drop_all": lambda self: None})()
-    config = RelayConfig(4, 0, Limits(), restarts=restarts, restart_window=restart_window)
+    config = RelayConfig(4, 0, Limits(), restarts=restarts)
     return Relay(config, lambda deliver: device, Letters(), lambda send: api, **more)
 
 
 @pytest.mark.parametrize(("third", "allowed"), [(1060.0, False), (1060.5, True)])
-def test_restarts_are_counted_within_a_window(third: float, allowed: bool) -> None:
+def test_restarts_are_counted_within_a_minute(third: float, allowed: bool) -> None:
     async def scenario() -> None:
-        made = relay(restarts=2, restart_window=60.0)
+        made = relay(restarts=2)
         times = iter((1000.0, 1010.0, third))
         asyncio.get_running_loop().time = lambda: next(times)  # type: ignore[method-assign]
         assert [made._may_restart() for _ in range(3)] == [True, True, allowed]
