@@ -139,6 +139,17 @@ def test_the_least_recently_used_state_goes_and_none_that_is_lent() -> None:
     bench.ledger.close()
 
 
+def test_a_state_counts_as_used_when_somebody_goes_on_from_it(bench: Bench) -> None:
+    first, second = pack([1]), pack([2])
+    bench.run([1])
+    bench.run([2])
+    granted = bench.granted(bench.ask([1, 9]))
+    assert [node.tokens for node in bench.cache.tree.states] == [second, first]
+    bench.receive(Copied(granted.grant))
+    bench.receive(Free([granted.state], closes_grant=granted.grant))
+    assert [node.tokens for node in bench.cache.tree.nodes] == [second, first]
+
+
 def test_the_state_itself_moves_where_there_is_no_other_slot() -> None:
     bench = Bench(slots=1)
     bench.run([1, 2])
