@@ -35,6 +35,7 @@ def test_restarts_are_counted_within_a_minute(third: float, allowed: bool) -> No
         times = iter((1000.0, 1010.0, third))
         asyncio.get_running_loop().time = lambda: next(times)  # type: ignore[method-assign]
         assert [made._may_restart() for _ in range(3)] == [True, True, allowed]
+        assert vars(made.unit.runtime)["_codec"] is None, "it is checked only on demand"
         del asyncio.get_running_loop().time  # type: ignore[method-assign]
         await made.unit.close()
 
