@@ -50,7 +50,8 @@ class StateFiles:
     """The disk of the cache: its calls are carried out in order on a thread of their own, from `start` to `close`.
 
     Writes behind one another are carried out together, as most of their time goes into waiting for the disk.
-    folder: holds nothing else. model: what tells states of this model from those of others.
+    folder: holds nothing else; it is made anew where it is gone, but not what it stands in. model: what tells states
+    of this model from those of others.
     Files are `<digest of salt and tokens>.safetensors`: `tokens` int32 [position], `state.i` and `kv.i` as in the
     pools, of one slot and of `position` tokens.
     """
@@ -83,7 +84,7 @@ class StateFiles:
 
         Raises OSError.
         """
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         for path in self._folder.glob(f"*{UNFINISHED}*"):
             path.unlink()
         paths = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
@@ -159,7 +160,7 @@ class StateFiles:
             raise StateFileError(f"copy {key} was not made, or not within {COPY_TIMEOUT_S:.0f} s")
         tensors = to_tensors(tokens, copy)
         path = self._path(salt, tokens)
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         unfinished = path.with_suffix(UNFINISHED)
         try:
             save_file(tensors, unfinished, StateFileHeader(salt, self._model, checksum(tensors)).to_metadata())

@@ -1,6 +1,7 @@
-"""The folder of --session-dir: a file for each session's log, and a lock. None of these calls is for the event loop.
+"""A file for each session's log, in the folder of --session-dir. None of these calls is for the event loop.
 
-What is appended is on the disk when the call returns. A whole file is written beside its place and then moved there.
+What is appended is on the disk, and under its name, when the call returns. A whole file is written beside its place and
+then moved there.
 """
 
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from api.config import ConfigError
+from api.sessions.folder import HeldFolder, gone, is_at, opened, sync
 from api.sessions.records import DamagedLogError, LogRecord, decode, encode
 
 
@@ -29,70 +31,77 @@ class StoredLog:
 class SessionFiles:
     """Held by one server at a time. Calls for one key must not overlap; those for different ones may."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, path: Path) -> None:
         """Raises ConfigError if the folder cannot be used, or another server has it."""
-        import fcntl  # Windows has none, and serves without a folder.
-
-        self._logs = folder / "sessions"
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._logs.mkdir(mode=0o700, exist_ok=True)
-            self._logs.chmod(0o700)
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._folder = HeldFolder(path)
+        except BlockingIOError as error:
+            raise ConfigError(f"--session-dir: {error.strerror}") from None
         except OSError as error:
             raise ConfigError(f"--session-dir: {error}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise ConfigError(f"--session-dir: {folder} is in use by another server") from None
 
     def close(self) -> None:
         """Let another server have the folder."""
-        os.close(self._lock)
+        self._folder.close()
 
     def read_all(self) -> Iterator[StoredLog]:
         """Every session. A file that cannot be read is set aside, and the rest of a torn record cut off."""
-        for path in self._logs.glob("*.tmp"):
-            path.unlink()
-        for path in sorted(self._logs.glob("*.log")):
+        for path in self._folder.logs.glob("*.tmp"):
+            path.unlink(missing_ok=True)
+        for path in sorted(self._folder.logs.glob("*.log")):
             try:
                 yield self._read(path)
             except (DamagedLogError, OSError) as error:
                 self.set_aside(path.stem, str(error))
 
-    def append(self, key: str, records: Iterable[LogRecord]) -> int:
-        """Returns how many bytes were added. Raises OSError: the file is to be written anew."""
-        data = encode(records)
-        descriptor = os.open(self._path(key), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        try:
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each log that is there, by key. Raises OSError."""
+        self._folder.hold()
+        found = {}
+        with os.scandir(self._folder.logs) as entries:
+            for entry in entries:
+                key, suffix = os.path.splitext(entry.name)
+                with suppress(FileNotFoundError):
+                    if suffix == ".log":
+                        found[key] = entry.stat().st_size
+        return found
+
+    def append(self, key: str, records: Iterable[LogRecord], size: int) -> int:
+        """size: bytes that it was left with. Returns how many were added.
+
+        Raises OSError: the file is to be written anew; FileNotFoundError if it was deleted or replaced meanwhile.
+        """
+        data, path = encode(records), self._path(key)
+        self._folder.hold()
+        with opened(path, os.O_WRONLY | os.O_APPEND) as descriptor:
+            if os.fstat(descriptor).st_size != size:
+                raise gone(path)
             write(descriptor, data)
-        finally:
-            os.close(descriptor)
+            self._check_there(descriptor, path)
         return len(data)
 
     def replace(self, key: str, records: Iterable[LogRecord]) -> int:
         """Write the whole file. Returns its size. Raises OSError: the file is as it was, or is not there."""
         data, path = encode(records), self._path(key)
         beside = path.with_suffix(".tmp")
+        self._folder.hold()
         try:
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
+            with opened(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
                 write(descriptor, data)
-            finally:
-                os.close(descriptor)
-            beside.replace(path)
+                beside.replace(path)
+                sync(self._folder.logs)
+                self._check_there(descriptor, path)
         except OSError:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
             raise
-        self._sync_folder()
         return len(data)
 
     def delete(self, key: str) -> None:
         """Raises OSError."""
+        self._folder.hold()
         self._path(key).unlink(missing_ok=True)
-        self._sync_folder()
+        sync(self._folder.logs)
 
     def set_aside(self, key: str, why: str) -> None:
         path = self._path(key)
@@ -110,14 +119,12 @@ class SessionFiles:
         return StoredLog(path.stem, records, age, end)
 
     def _path(self, key: str) -> Path:
-        return self._logs / f"{key}.log"
+        return self._folder.logs / f"{key}.log"
 
-    def _sync_folder(self) -> None:
-        descriptor = os.open(self._logs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    def _check_there(self, descriptor: int, path: Path) -> None:
+        """What was written counts only under its name, in a folder that is held."""
+        if not (is_at(descriptor, path) and self._folder.is_held()):
+            raise gone(path)
 
 
 def write(descriptor: int, data: bytes) -> None:

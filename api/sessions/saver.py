@@ -77,7 +77,7 @@ class Saver:
     """Writes one session's log to its file, in the background and in order; what comes meanwhile goes with the next.
 
     snapshot: gives all records of the session. They replace the file after `mark_stale`, `rewrite` or an error; else
-    new records are appended. size: bytes of the file. error: why the file is behind, None if it is not.
+    new records are appended. size: bytes that the file was left with. error: why the file is behind, None if it is not.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Saver:
     ) -> None:
         self.error: OSError | None = None
         self._disk = disk
-        self._key = key
+        self.key = key
         self._owner = owner
         self._snapshot = snapshot
         self.size = 0
@@ -111,6 +111,13 @@ class Saver:
     def rewrite(self) -> None:
         self.mark_stale()
         self._start()
+
+    def is_at_rest(self) -> bool:
+        """Nothing is being written."""
+        return self._task is None and not self._deleted
+
+    def set_behind(self, error: OSError) -> None:
+        self._stale, self.error = True, error
 
     def delete(self) -> None:
         self._deleted = True
@@ -136,24 +143,29 @@ class Saver:
             while (self._new or self._stale) and not self._deleted:
                 await self._write()
             if self._deleted:
-                await self._disk.delete(self._key)
+                await self._disk.delete(self.key)
             self.error = None
         except OSError as error:
-            self._stale, self.error = True, error
+            self.set_behind(error)
             what = "a session's file is not deleted" if self._deleted else "a session is not saved"
-            structlog.get_logger().error(what, key=self._key, error=str(error))
+            structlog.get_logger().error(what, key=self.key, error=str(error))
         finally:
             self._task = None
 
     async def _write(self) -> None:
-        """One call to the disk. Raises OSError."""
+        """One call to the disk. A file that is not as it was left is stale. Raises OSError."""
         new, self._new = self._new, []
         if self._stale:
             self._stale = False
             snapshot = self._snapshot()
-            self._resize(await self._disk.run(lambda: self._disk.files.replace(self._key, snapshot)))
+            self._resize(await self._disk.run(lambda: self._disk.files.replace(self.key, snapshot)))
         else:
-            self._resize(self.size + await self._disk.run(lambda: self._disk.files.append(self._key, new)))
+            size = self.size
+            try:
+                self._resize(size + await self._disk.run(lambda: self._disk.files.append(self.key, new, size)))
+            except FileNotFoundError as error:
+                structlog.get_logger().warning("a session's file is written anew", key=self.key, error=error.strerror)
+                self._stale = True
 
     def _resize(self, size: int) -> None:
         size = 0 if self._deleted else size

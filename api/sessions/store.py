@@ -78,7 +78,7 @@ class SessionStore:
             return
         for session in self._sessions:
             session.settle_if_over()
-            self._try_again(session)
+        await self._write_again(self._disk)
         await self._disk.delete_again()
         await self._disk.close()
 
@@ -171,11 +171,11 @@ class SessionStore:
         session.suspended = not session.is_busy()
 
     async def sweep(self) -> None:
-        """Suspend or forget who is idle; try again to write what could not be written."""
+        """Suspend or forget who is idle; write what could not be written, or is gone."""
         if self._disk is not None:
             await self._disk.delete_again()
+            await self._write_again(self._disk)
         for session in list(self._sessions):
-            self._try_again(session)
             if self._drop_if_idle(session) or self._disk is None or session.suspended or session.closed:
                 continue
             if self._is_idle(session):
@@ -224,9 +224,21 @@ class SessionStore:
         self._by_key[session.key] = session
         session.log_cap = self._log_cap
 
-    def _try_again(self, session: Session) -> None:
-        if session.saver is not None and session.saver.error is not None:
-            session.saver.rewrite()
+    async def _write_again(self, disk: SessionDisk) -> None:
+        """Begin to write the logs that could not be written, and those whose files are not as they were left."""
+        savers = [session.saver for session in self._sessions if session.saver is not None]
+        left = {saver: saver.size for saver in savers if saver.is_at_rest()}
+        try:
+            found = await disk.run(disk.files.sizes)
+        except OSError as error:
+            structlog.get_logger().error("no session can be saved", error=str(error))
+            for saver in left:
+                saver.set_behind(error)
+            return
+        gone = {saver for saver, size in left.items() if size == saver.size != found.get(saver.key)}
+        for saver in savers:
+            if saver.is_at_rest() and (saver.error is not None or saver in gone):
+                saver.rewrite()
 
     def _is_idle(self, session: Session) -> bool:
         return not session.is_busy() and self._clock() - session.used > session.idle_timeout

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -121,6 +122,18 @@ def test_nothing_is_left_of_a_write_that_fails(bench: Bench, monkeypatch: pytest
     assert [entry["log_level"] for entry in log] == ["warning"] * 2
 
 
+def test_a_folder_that_was_deleted_is_made_anew_but_not_the_one_that_it_stands_in(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "of all" / "states")
+    (tmp_path / "of all").mkdir()
+    for gone in (bench.folder, bench.folder.parent):
+        assert bench.write().parent == bench.folder
+        shutil.rmtree(gone)
+        assert "No such file" in bench.read()
+    bench.do(lambda files: files.write(1, "", TOKENS), lambda files: files.delete("", TOKENS))
+    assert [message.error[:9] for message in bench.told if isinstance(message, Written)] == ["[Errno 2]"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_copy_that_never_comes_fails_its_write(bench: Bench) -> None:
     bench.do(lambda files: files.write(9, "", TOKENS))
     assert bench.told == [Written(9, "copy 9 was not made, or not within 60 s")]
@@ -208,7 +221,7 @@ def test_the_checksum_knows_names_shapes_and_types() -> None:
 
 
 def test_the_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "deep" / "states"
+    folder = tmp_path / "states"
     StateFiles(folder, "model", HostStates()).scan()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 

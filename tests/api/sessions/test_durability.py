@@ -80,6 +80,8 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 async def test_what_a_client_reads_is_on_the_disk(tmp_path: Path, synced: set[str]) -> None:
     async with serving(**folder(tmp_path)) as served:
+        assert synced == {str(tmp_path)}
+        synced.clear()
         session = await create(served)
         [log] = logs(tmp_path)
         assert synced == {str(log.with_suffix(".tmp")), str(log.parent)}

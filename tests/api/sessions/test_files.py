@@ -41,7 +41,7 @@ def test_records_in_order(files: SessionFiles) -> None:
     records = some_records()
     size = files.replace("k", records[:2])
     for record in records[2:]:
-        size += files.append("k", [record])
+        size += files.append("k", [record], size)
     assert log_of(files) == records
     assert path_of(files).stat().st_size == size
     files.replace("k", records[:1])
@@ -87,7 +87,7 @@ def test_a_torn_record_is_cut_off_and_the_file_goes_on(files: SessionFiles) -> N
     with structlog.testing.capture_logs() as log:
         assert log_of(files) == some_records()[:-1]
     assert [(line["event"], line["log_level"]) for line in log] == [("a torn record is cut off", "warning")]
-    files.append("k", some_records()[-1:])
+    files.append("k", some_records()[-1:], path_of(files).stat().st_size)
     assert log_of(files) == some_records()
 
 
