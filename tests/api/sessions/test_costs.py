@@ -47,7 +47,8 @@ def test_the_next_to_go_where_the_disk_is_full(tmp_path: Path) -> None:
         costs = []
         for sessions in (FEW, MANY):
             store = full_store(sessions, SessionFiles(tmp_path / str(sessions)))
-            await asyncio.gather(*(store.wait_created(session) for session in store.list(b"own")))
+            all_of_them = [*store.list(b"own"), *store.list(b"other")]
+            await asyncio.gather(*(store.wait_created(session) for session in all_of_them))
             costs.append(calls_of(store._next_to_close, "api/sessions"))
             assert store._next_to_close() is store.list(b"other")[-1]
             await store.close_files()
