@@ -203,6 +203,25 @@ async def test_what_another_server_has_taken_is_not_written_to(tmp_path: Path) -
 
 
 @pytest_anyio
+async def test_nor_are_files_that_another_server_has_taken_with_the_lock_alone(tmp_path: Path) -> None:
+    path = tmp_path / "dir"
+    async with serving(**folder(path)) as served:
+        session, idle = await create(served), await create(served, id="idle")
+        delete(path / "lock")
+        other, before = SessionFiles(path), contents(path)
+        await not_saved(served, f"{session}/turns", {"text": "a", "max_tokens": 2})
+        await served.sessions.sweep()
+        assert (await get(served, idle))["saved"] is False
+        assert contents(path) == before
+        other.close()
+        await served.sessions.sweep()
+        await asyncio.gather(*(session.wait_saved() for session in served.sessions.list(b"")))
+        for one in (session, idle):
+            assert await after_a_kill(tmp_path, one) == lasting(await get(served, one))
+            assert (await get(served, one))["saved"] is True
+
+
+@pytest_anyio
 async def test_a_turn_during_which_another_server_takes_the_folder_is_a_507(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,10 @@ def test_one_server_holds_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is in use by another server"):
         SessionFiles(tmp_path)
     first.close()
-    SessionFiles(tmp_path).close()
+    second = SessionFiles(tmp_path)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        first.replace("k", [HEADER])
+    second.close()
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
