@@ -74,7 +74,7 @@ FOUND_BY = {
     "damaged_file_used": 363,
     "disk_cap_not_kept": 27,
     "failed_write_believed": 9,
-    "suspended_before_the_write": 138,
+    "suspended_before_the_write": 202,
     "fork_takes_the_state": 21,
     "name_overtakes_the_save": 21,
     "copy_matched_past_the_limit": 27,
