@@ -1,0 +1,32 @@
+"""The number of connections is one that the process has descriptors for."""
+
+import pytest
+
+from api.config import Config
+from api.connections import limits
+from api.connections.limits import OTHER_DESCRIPTORS, REFUSALS, connection_limits, descriptor_limit
+
+
+@pytest.mark.parametrize("descriptors", [512, 1024, 4096])
+def test_there_are_descriptors_left_for_refusals_and_files(monkeypatch: pytest.MonkeyPatch, descriptors: int) -> None:
+    monkeypatch.setattr(limits, "descriptor_limit", lambda: descriptors)
+    given = connection_limits(Config())
+    assert given.connections + given.refusals + OTHER_DESCRIPTORS == descriptors
+
+
+def test_with_enough_of_them_the_option_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "descriptor_limit", lambda: 2**20)
+    assert connection_limits(Config(max_connections=77)).connections == 77
+
+
+def test_with_hardly_any_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "descriptor_limit", lambda: 64)
+    assert connection_limits(Config()).connections == 1
+
+
+def test_bytes_in_flight_hold_one_body_at_least() -> None:
+    assert connection_limits(Config(bytes_in_flight=1, body_limit=2**20)).held == 2**20
+
+
+def test_this_process_has_a_limit() -> None:
+    assert descriptor_limit() > REFUSALS
