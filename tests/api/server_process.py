@@ -21,16 +21,23 @@ class ServerProcess:
     """`with ServerProcess(...) as server:` waits for /ready, and at the end expects a clean exit after SIGTERM.
 
     arguments: a module and its arguments, which must make it listen on a port of its own choice and log as JSON.
+    key: what it is asked with.
     """
 
     def __init__(
-        self, arguments: Sequence[str] = SERVE, wait_ready: bool = True, exit_code: int = 0, patience_s: float = 120.0
+        self,
+        arguments: Sequence[str] = SERVE,
+        wait_ready: bool = True,
+        exit_code: int = 0,
+        patience_s: float = 120.0,
+        key: str = "",
     ) -> None:
         self.log: list[dict[str, Any]] = []
         self.output: list[str] = []
         self._exit_code = exit_code
         self._wait_ready = wait_ready
         self._patience = patience_s
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
@@ -104,11 +111,12 @@ class ServerProcess:
             return 0
 
     def get(self, path: str) -> Any:
-        with urlopen(self.url + path, timeout=60) as response:
+        with urlopen(Request(self.url + path, headers=self._headers), timeout=60) as response:
             return json.load(response)
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:
-        request = Request(self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        headers = self._headers | {"Content-Type": "application/json"}
+        request = Request(self.url + path, json.dumps(body).encode(), headers)
         try:
             with urlopen(request, timeout=600) as response:
                 return response.status, json.load(response)
@@ -120,6 +128,10 @@ class ServerProcess:
         """Memory that the process holds now."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def descriptors(self) -> int:
+        """How many it has open."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def _read(self) -> None:
         assert self.process.stderr is not None

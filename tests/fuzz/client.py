@@ -38,16 +38,19 @@ class Bytes:
 
 
 class Client:
-    """known: the id of the last response that the server has stored."""
+    """known: the id of the last response that the server has stored. key: sent with what brings no key of its own."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, key: str = "") -> None:
         self._host, self._port = host, port
+        self._authorization = {"Authorization": f"Bearer {key}"} if key else {}
         self.known = KNOWN_RESPONSE
 
     async def send(self, request: FuzzRequest) -> Answer | None:
         """The answer; None if the client went away."""
         try:
             answer = await (self._converse(request) if request.event else self._exchange(request))
+        except aiohttp.WSServerHandshakeError as error:
+            return Answer(error.status)
         except (OSError, aiohttp.ClientError):
             return Answer()
         if answer is not None and request.path == "/v1/responses" and answer.status == 200:
@@ -75,6 +78,8 @@ class Client:
         headers = [*request.headers, (b"Connection", b"close"), (b"Content-Length", str(len(body)).encode())]
         if b"host" not in own:
             headers.insert(0, (b"Host", b"127.0.0.1"))
+        if b"authorization" not in own:
+            headers += [(name.encode(), value.encode()) for name, value in self._authorization.items()]
         target = self._filled(request.target.encode())
         head = b"%s %s HTTP/1.1\r\n" % (request.method.encode(), target)
         return head + b"".join(b"%s: %s\r\n" % header for header in headers) + b"\r\n" + body
@@ -87,7 +92,7 @@ class Client:
         answer = Answer(101)
         last = {"type": "response.resume", "response_id": LAST} | lane_of(request.body)
         async with (
-            aiohttp.ClientSession(f"http://{self._host}:{self._port}") as session,
+            aiohttp.ClientSession(f"http://{self._host}:{self._port}", headers=self._authorization) as session,
             session.ws_connect("/v1/responses", max_msg_size=0) as socket,
         ):
             await socket.send_bytes(self._filled(request.body))

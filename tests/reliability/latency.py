@@ -1,0 +1,73 @@
+"""What the well-behaved client has seen, by the windows of a run."""
+
+import asyncio
+import contextlib
+import os
+import statistics
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+
+from tests.api.server_process import ROOT
+from tests.reliability.figures import Figures, quantile
+from tests.reliability.lives import Lives
+from tests.reliability.well_behaved import Asked
+
+
+class Latency:
+    """seen: by the name of the window that was open when it was asked for."""
+
+    def __init__(self, lives: Lives, figures: Figures) -> None:
+        self._lives, self._figures = lives, figures
+        self._began: list[tuple[float, str]] = []
+        self._asked: list[Asked] = []
+
+    @contextlib.asynccontextmanager
+    async def measured(self, model: Path, key: str) -> AsyncIterator[None]:
+        """Meanwhile the client asks."""
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.reliability.well_behaved", str(self._lives.url_file), str(model), key,
+            cwd=ROOT, env=environment, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        reading = asyncio.create_task(self._read(client))
+        try:
+            yield
+        finally:
+            client.terminate()
+            await reading
+            await client.wait()
+
+    async def _read(self, client: asyncio.subprocess.Process) -> None:
+        assert client.stdout is not None
+        while (line := await client.stdout.readline()).endswith(b"\n"):
+            self._asked.append(msgspec.json.decode(line, type=Asked))
+
+    def open(self, window: str, now: float) -> None:
+        self._began.append((now, window))
+
+    def judge(self) -> dict[str, list[float]]:
+        """Seconds of the answers by window. What was wrong with others, if no kill explains it, goes to the figures."""
+        by_window: dict[str, list[float]] = {name: [] for _, name in self._began}
+        for asked in self._asked:
+            window = next((name for began, name in reversed(self._began) if began <= asked.began), None)
+            killed = any(low - 1 < asked.began + asked.took and asked.began < high for low, high in self._lives.down)
+            self._figures.answered("well-behaved", None if killed and not asked.status else asked.status)
+            if asked.status == 0 and not killed:
+                self._figures.complain(f"the well-behaved client was not answered: {asked}")
+            elif asked.status == 200 and not asked.right:
+                self._figures.complain(f"the well-behaved client was answered wrongly: {asked}")
+            elif asked.status == 200 and window is not None:
+                by_window[window].append(asked.took)
+        return by_window
+
+
+def shown(windows: dict[str, list[float]]) -> str:
+    return "; ".join(
+        f"{name}: {len(took)} answers, p50 {1000 * statistics.median(took):.1f} ms, "
+        f"p99 {1000 * quantile(took, 0.99):.1f} ms, longest {1000 * max(took):.0f} ms"
+        for name, took in windows.items()
+        if took
+    )

@@ -1,0 +1,105 @@
+"""All at once: fuzzed requests, bad connections, kills, two keys with sessions, and one client that notices nothing."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.api.hash_traffic import wait_home
+from tests.fuzz.server import make_hash_model
+from tests.reliability.figures import Figures, quantile
+from tests.reliability.hostile import hostility
+from tests.reliability.latency import Latency, shown
+from tests.reliability.lives import TENANTS, Lives
+from tests.reliability.ordinary import chat
+from tests.reliability.tenants import Tenant
+
+pytestmark = pytest.mark.anyio
+
+CHATS, FUZZERS, SLOW = 8, 2, 40
+GROWTH_MIB = 24
+WARM_S = 3.0
+NOISE_S = 0.25
+OWN_DESCRIPTORS = 4  # A file, a connection: not as many as there were clients.
+LIMITS = {"headers", "idle", "unread", "left", "websocket", "bytes"}
+SOAK_MINUTES = float(os.environ.get("BATON_RELIABILITY_MINUTES") or 60)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Seconds: alone, in the calm, and of each life under hostility; the last one is the longest."""
+
+    alone: float
+    calm: float
+    lives: tuple[float, ...]
+
+
+SHORT = Plan(2, 6, (8, 12))
+
+
+def long_plan(minutes: float) -> Plan:
+    """Kills every three minutes at most, in the first two thirds."""
+    seconds = minutes * 60
+    count = max(2, round(seconds * 0.6 / 180))
+    return Plan(seconds * 0.02, seconds * 0.08, (*[seconds * 0.6 / count] * count, seconds * 0.3))
+
+
+@pytest.mark.parametrize(
+    ("plan", "seed"),
+    [(SHORT, 1), pytest.param(long_plan(SOAK_MINUTES), None, marks=pytest.mark.soak)],
+    ids=["short", "long"],
+)
+async def test_all_at_once(tmp_path: Path, plan: Plan, seed: int | None) -> None:
+    """BATON_FIRST_SEED repeats a long run."""
+    seed = seed or int(os.environ.get("BATON_FIRST_SEED") or int.from_bytes(os.urandom(4)))
+    figures = Figures()
+    lives = Lives(make_hash_model(tmp_path), tmp_path, figures)
+    await lives.start()
+    at_start = lives.server.descriptors()
+    latency = Latency(lives, figures)
+    try:
+        async with latency.measured(tmp_path, TENANTS[0]):
+            await run(plan, seed, lives, latency)
+        await asyncio.to_thread(wait_home, lives.server)
+        assert await lives.descriptors_at_rest() <= at_start + OWN_DESCRIPTORS
+        await lives.end()
+    finally:
+        lives.server.kill()
+        seen = latency.judge()
+        print(f"seed {seed}\n{figures}\n{shown(seen)}")
+    assert figures.wrong == [], "\n\n".join(figures.wrong)
+    assert figures.done["kills"] == len(plan.lives) - 1 and figures.done["turns found again"] > 0
+    assert set(figures.ended) >= LIMITS, "not every limit was reached"
+    first, last = figures.grown(lives.number, WARM_S)
+    assert last.resident_mib - first.resident_mib < GROWTH_MIB
+    assert quantile(seen["hostile"], 0.99) < 2 * quantile(seen["calm"], 0.99) + NOISE_S
+
+
+async def run(plan: Plan, seed: int, lives: Lives, latency: Latency) -> None:
+    latency.open("alone", time.monotonic() + 1)
+    await asyncio.sleep(plan.alone + 1)
+    ordinary = [lives.watch(), *(Tenant(lives, name, seed).live() for name in TENANTS)]
+    async with meanwhile([*ordinary, *(chat(lives, seed + number) for number in range(CHATS))]):
+        latency.open("calm", time.monotonic())
+        await asyncio.sleep(plan.calm)
+        async with meanwhile(hostility(lives, seed, FUZZERS, SLOW)):
+            for number, seconds in enumerate(plan.lives):
+                if number:
+                    await lives.kill()
+                latency.open("hostile", time.monotonic())
+                await asyncio.sleep(seconds)
+
+
+@contextlib.asynccontextmanager
+async def meanwhile(clients: list[Awaitable[None]]) -> AsyncIterator[None]:
+    """They run, each until the block ends; what one raises ends it."""
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(client) for client in clients]
+        yield
+        for task in running:
+            task.cancel()
