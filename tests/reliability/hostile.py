@@ -19,7 +19,7 @@ FULL_DISK = 507
 SMALL_BUFFER = 4096
 BIG_BODY = 900_000
 CHAT = json.dumps({"messages": [{"role": "user", "content": "a"}], "max_tokens": 24}).encode()
-LARGE_ANSWER = json.dumps({"tokens": [97] * 150_000}).encode()
+LARGE_ANSWER = json.dumps({"tokens": [97] * 60_000}).encode()
 PAUSE_S = 0.1
 
 

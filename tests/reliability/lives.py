@@ -120,7 +120,7 @@ class Lives:
         return self._server
 
     async def watch(self) -> None:
-        """Until cancelled: notes sizes, and what the server knows to be wrong with itself."""
+        """Until cancelled: notes sizes, and what the server knows to be wrong with itself. What is wrong ends the run."""
         async with Caller(self, OPERATOR, "operator") as operator:
             while True:
                 life = await self.current()
@@ -129,6 +129,7 @@ class Lives:
                 if told is not None and told[0] == 200:
                     self._check(told[1], life)
                 self._read_log()
+                assert self.figures.wrong == [], "\n\n".join(self.figures.wrong)
                 await asyncio.sleep(WATCH_S)
 
     async def descriptors_at_rest(self) -> int:
