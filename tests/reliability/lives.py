@@ -120,7 +120,7 @@ class Lives:
         return self._server
 
     async def watch(self) -> None:
-        """Until cancelled: notes sizes, and what the server knows to be wrong with itself. What is wrong ends the run."""
+        """Until cancelled: notes sizes, and what the server knows to be wrong with itself. What was wrong ends it."""
         async with Caller(self, OPERATOR, "operator") as operator:
             while True:
                 life = await self.current()
