@@ -188,7 +188,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _enter(self, phase: Phase) -> None:
         if self.given_up:
-            return
+            return  # Its handler ends later than it does.
         self.phase, self.since = phase, self._loop.time()
         self._connections.moved(self)
 

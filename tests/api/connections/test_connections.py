@@ -236,6 +236,25 @@ async def test_one_connection_more_than_can_be_served_is_a_503() -> None:
             assert health.status == 200
 
 
+async def test_a_connection_that_has_ended_is_not_a_silent_one() -> None:
+    """It would be kept for ever, and displaced in the place of one that is there."""
+    async with serving(max_connections=1) as served, peer(served) as gone:
+        served.ring.held = True
+        gone.send(chat())
+        await served.ring.until(served.ring.submitted)
+        await gone.leave()
+        await served.ring.until(served.ring.aborted)
+        await until(lambda: len(connections(served)) == 0)
+        await asyncio.sleep(0.05)
+        async with peer(served) as busy:
+            busy.send(chat())
+            await until(lambda: len(served.ring.submitted()) == 2)
+            async with peer(served) as other:
+                other.send(chat())
+                status, body = await other.answer()
+                assert (status, body["error"]["code"]) == (503, "too_many_connections")
+
+
 async def test_refusals_end_though_the_refused_say_nothing() -> None:
     async with serving(max_connections=1) as served, peer(served) as first:
         served.ring.held = True
