@@ -15,6 +15,7 @@ from api.connections.limits import ConnectionLimits
 BACKLOG = 1024
 SWEEP_S = 1.0
 TO_READ_REFUSAL_S = 2.0
+BEGINNING_S = 1.0
 GONE = getattr(select, "POLLRDHUP", 0)
 
 
@@ -89,8 +90,11 @@ class Connections:
             self._end(max(self._served.values(), key=lambda connection: connection.held), "bytes")
 
     def _end_silent(self) -> bool:
+        """Not one whose headers have just come: they may be whole, and its handler about to begin."""
+        now = asyncio.get_running_loop().time()
         for connection in self._silent:
-            if connection.count_unsent() == 0:
+            is_beginning = connection.phase == "headers" and now - connection.since < BEGINNING_S
+            if not is_beginning and connection.count_unsent() == 0:
                 self._end(connection, "displaced")
                 return True
         return False

@@ -219,6 +219,17 @@ async def test_a_new_connection_takes_the_place_of_the_one_that_is_silent_longes
         assert connections(served).ended["displaced"] == 1
 
 
+async def test_a_request_that_has_just_come_is_not_displaced() -> None:
+    async with serving(max_connections=1) as served, peer(served) as first:
+        first.send(b"GET /health HTTP/1.1\r\n")
+        await until(lambda: [each.phase for each in connections(served)._served.values()] == ["headers"])
+        async with peer(served) as second:
+            second.send(chat())
+            assert (await second.answer())[0] == 503
+        first.send(b"Host: localhost\r\n\r\n")
+        assert (await first.answer())[0] == 200
+
+
 async def test_one_connection_more_than_can_be_served_is_a_503() -> None:
     async with serving(max_connections=2) as served, peer(served) as first, peer(served) as second:
         served.ring.held = True
