@@ -143,6 +143,7 @@ class SimulatedDisk:
         if self.is_damaged(name):
             self.counters["damaged file"] += 1
             self._delete(call)
+            self._failed.add(name)
             return "injected: the checksum differs"
         self._device.vault[call.key] = self.stored[name]
         self.counters["read file"] += 1
@@ -154,7 +155,7 @@ class SimulatedDisk:
     def _delete(self, call: Call) -> None:
         name = call.salt, call.tokens
         if name in self._failed:
-            return  # It was asked for behind the write, before that was known to have failed.
+            return  # It was asked for before it was known that the write has failed, or that the file was damaged.
         if name not in self.stored:
             raise DeviceError(f"there is no file of {unpack(call.tokens)} to be deleted")
         del self.stored[name]
