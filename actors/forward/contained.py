@@ -46,8 +46,8 @@ class ContainedDevice:
 
     def run(self, work: Work) -> None:
         rows = [*(chunk.row for chunk in work.chunks), *work.decodes]
-        error = next((self._broken[row] for row in rows if row in self._broken), "")
-        if error := error or self._error_of(lambda: self._device.run(work)):
+        broken = next((self._broken[row] for row in rows if row in self._broken), "")
+        if error := broken or self._error_of(lambda: self._device.run(work)):
             self._deliver(Ran(work.step, b"", [], [], error=error))
 
     def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
