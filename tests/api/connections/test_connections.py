@@ -5,6 +5,7 @@ import json
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -273,6 +274,18 @@ async def test_refusals_end_though_the_refused_say_nothing() -> None:
         await served.ring.until(served.ring.submitted)
         async with peer(served) as silent:
             assert await silent.hung_up() == b""
+
+
+async def test_more_than_can_be_told_so_are_cut_off_at_once() -> None:
+    async with serving(max_connections=1) as served, peer(served) as first:
+        connections(served).limits = replace(connections(served).limits, refusals=1)
+        served.ring.held = True
+        first.send(chat())
+        await served.ring.until(served.ring.submitted)
+        async with peer(served) as refused, peer(served) as cut_off:
+            assert await cut_off.hung_up() == b""
+            refused.send(chat())
+            assert (await refused.answer())[0] == 503
 
 
 @pytest.mark.parametrize("behind", [b" " * 600_000, chat() * 40], ids=["a large body", "many requests"])
