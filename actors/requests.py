@@ -53,6 +53,7 @@ class Request(Struct, frozen=True, array_like=True):
     reported, report those of these tokens too.
     message_ends: positions in the prompt at which a checkpoint is worth having.
     session: the session whose turn this is; its name goes to the state at the turn's end.
+    flow: whose it is: flows take turns, so that one that asks for much does not keep the others waiting.
     trace: the W3C trace id of the client's request; every message about this one carries it in its envelope.
     """
 
@@ -70,6 +71,7 @@ class Request(Struct, frozen=True, array_like=True):
     skip_special_tokens: bool = True
     delivered_chars: int = 0
     session: str = ""
+    flow: str = ""
     trace: str = ""
 
 

@@ -13,7 +13,7 @@ from api.errors import ApiError
 from api.generation.outputs import Generation
 from api.generation.request_context import RequestContext, TraceContext
 from api.parsing import read_object
-from api.security import host_name, owner_of
+from api.security import flow_of, host_name, owner_of
 from api.server import SERVER
 
 GENERATION: web.RequestKey[Generation] = web.RequestKey("generation", Generation)
@@ -74,6 +74,7 @@ def request_context(request: web.Request) -> RequestContext:
         host_name(request.headers.get("Host", "")),
         request.app[SERVER].config.port,
         request.match_info.get("session", ""),
+        flow_of(request),
     )
 
 

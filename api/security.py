@@ -24,6 +24,7 @@ CORS_HEADERS = {
 }
 CORS_ORIGIN: web.RequestKey[str] = web.RequestKey("cors_origin", str)
 OWNER: web.RequestKey[bytes] = web.RequestKey("owner", bytes)
+FLOW: web.RequestKey[str] = web.RequestKey("flow", str)
 
 
 class Guard:
@@ -68,6 +69,8 @@ class Guard:
         if key is None or not matches(digest(key), self._keys):
             raise errors.unauthorized()
         request[OWNER] = digest(key)
+        if len(self._keys) > 1:
+            request[FLOW] = digest(key).hex()
 
 
 def given_key(request: web.Request) -> str | None:
@@ -96,6 +99,12 @@ def owner_of(request: web.Request) -> bytes:
     """Whose sessions and responses this request may use: those of its API key, or of everyone where there are none."""
     owner: bytes = request.get(OWNER, b"")
     return owner
+
+
+def flow_of(request: web.Request) -> str:
+    """Whose requests take turns with those of others: an API key's, where there are several."""
+    flow: str = request.get(FLOW, "")
+    return flow
 
 
 def follows_link(request: web.Request) -> bool:

@@ -1,6 +1,5 @@
 """The scheduler: the queue, the running rows and their spare checkpoint slots. It carries out what `plan` decides."""
 
-from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -39,7 +38,6 @@ from actors.messages import (
 from actors.requests import EndReason, Request, RetireReason
 from actors.scheduler.plan import (
     Limits,
-    OpenRequest,
     Plan,
     ScheduledRow,
     SchedulerState,
@@ -49,6 +47,7 @@ from actors.scheduler.plan import (
     plan,
     steady_until,
 )
+from actors.scheduler.queue import OpenRequest
 from actors.scheduler.strategy import max_checkpoint_slots
 from actors.tokens import count
 
@@ -140,22 +139,16 @@ class Scheduler:
     def _accept(self, request: Request) -> None:
         self._arrivals += 1
         self._records[request.id] = OpenRequest(request, self._arrivals)
-        self._enqueue(self._records[request.id])
+        self.state.queue.add(self._records[request.id])
 
     def _requeue(self, request: Request, suspect_until: int) -> None:
         record = self._records[request.id]
         record.request, record.admitted = request, False
         record.suspect_until = max(record.suspect_until, suspect_until)
         if record.ended_by is None:
-            self._enqueue(record)
+            self.state.queue.add(record)
         else:
             self._end(record, "timeout" if record.ended_by == "timeout" else "aborted", "the request was aborted")
-
-    def _enqueue(self, record: OpenRequest) -> None:
-        insort(self.state.queue, record, key=lambda queued: queued.order)
-
-    def _dequeue(self, record: OpenRequest) -> None:
-        del self.state.queue[bisect_left(self.state.queue, record.order, key=lambda queued: queued.order)]
 
     def _abort(self, request: str, reason: EndReason) -> None:
         """Whatever the request is doing. One that is unknown was answered before the client gave up."""
@@ -173,7 +166,7 @@ class Scheduler:
             self._end(record, reason, "the request was aborted")
 
     def _leave_queue(self, record: OpenRequest) -> None:
-        self._dequeue(record)
+        self.state.queue.remove(record)
         if record.grant is not None:
             self._cancel(record.grant)
 
@@ -203,7 +196,7 @@ class Scheduler:
             self.send("cache", Return(granted.grant, granted.state))
             return
         request = record.request
-        self._dequeue(record)
+        self.state.queue.remove(record)
         record.admitted = True
         size = self.limits.page_size
         row = ScheduledRow(
@@ -244,7 +237,7 @@ class Scheduler:
         if record is None:
             self.state.cancelled.remove(refused.grant)
             return
-        self._dequeue(record)
+        self.state.queue.remove(record)
         self._end(record, "too_large", refused.message)
 
     def _spare(self, spare: Spare) -> None:
@@ -331,7 +324,7 @@ class Scheduler:
 
     def _retire(self, grant: int, reason: RetireReason) -> None:
         """The first reason counts; a row that is gone already stays gone."""
-        row = self.state.rows.pop(grant, None)
+        row = self.state.remove(grant)
         if row is None:
             return
         self.state.closing[grant] = row.record

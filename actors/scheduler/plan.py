@@ -1,11 +1,13 @@
 """What runs next: a pure function of the scheduler's state."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from actors.grants import Chunk
 from actors.lease import Lease
 from actors.requests import PauseMode, Request, RetireReason
+from actors.scheduler.queue import OpenRequest, Queue
 from actors.scheduler.strategy import Strategy, max_checkpoint_slots, resident_slots
 from actors.tokens import count
 
@@ -41,27 +43,6 @@ class Limits:
     @property
     def overlap(self) -> bool:
         return self.depth > 1
-
-
-@dataclass(eq=False, slots=True)
-class OpenRequest:
-    """An open request. `grant` is its Acquire or its admission under way; `predecessor` the last one that was open.
-
-    suspect_until: a step of this request failed at that position; up to there it runs in steps of its own.
-    """
-
-    request: Request
-    arrival: int
-    grant: int | None = None
-    predecessor: int | None = None
-    admitted: bool = False
-    suspect_until: int = 0
-    ended_by: RetireReason | None = None
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Lower runs first: priority, then arrival."""
-        return self.request.priority, self.arrival
 
 
 @dataclass(eq=False, slots=True)
@@ -110,7 +91,7 @@ class ScheduledRow:
 class SchedulerState:
     """What the scheduler knows, and `plan` decides from. Rows and requests are by grant.
 
-    queue: requests without a row, the next one first. acquiring: those of them whose Acquire is not answered.
+    queue: requests without a row. acquiring: those of them whose Acquire is not answered.
     rows: in the order of their requests. closing: retired, with an account that is still open.
     cancelled: grants given up that the cache may still hold for. starved: rows that the cache has no page for.
     in_flight: unsettled steps. last_step_isolated: whether the last step was a suspect row's own.
@@ -118,7 +99,7 @@ class SchedulerState:
     """
 
     limits: Limits
-    queue: list[OpenRequest] = field(default_factory=list)
+    queue: Queue = field(default_factory=Queue)
     rows: dict[int, ScheduledRow] = field(default_factory=dict)
     acquiring: dict[int, OpenRequest] = field(default_factory=dict)
     closing: dict[int, OpenRequest] = field(default_factory=dict)
@@ -131,8 +112,15 @@ class SchedulerState:
     def add(self, row: ScheduledRow) -> None:
         last = next(reversed(self.rows.values()), row)
         self.rows[row.grant] = row
+        self.queue.count_row(row.record.flow, 1)
         if row.record.order < last.record.order:
             self.rows = {row.grant: row for row in sorted(self.rows.values(), key=lambda row: row.record.order)}
+
+    def remove(self, grant: int) -> ScheduledRow | None:
+        row = self.rows.pop(grant, None)
+        if row is not None:
+            self.queue.count_row(row.record.flow, -1)
+        return row
 
 
 @dataclass(slots=True)
@@ -187,11 +175,27 @@ def plan_queue(state: SchedulerState, commands: Plan) -> None:
 
     None while a running row lacks a page, or all is paused: then what was asked for is not wanted any more.
     """
-    room = 0 if state.starved or state.paused else state.limits.max_running - len(state.rows)
-    first = state.queue[: max(room, 0)]
+    stopped = bool(state.starved or state.paused)
+    room = 0 if stopped else max(state.limits.max_running - len(state.rows), 0)
+    first = state.queue.first(room + 1)
+    first, beyond = first[:room], first[room:]
     commands.acquire = [record for record in first if record.grant is None]
     wanted = {id(record) for record in first}
     commands.cancel = [grant for grant, record in state.acquiring.items() if id(record) not in wanted]
+    if beyond and not stopped:
+        plan_turns(state, first, beyond[0], commands)
+
+
+def plan_turns(state: SchedulerState, first: list[OpenRequest], next_one: OpenRequest, commands: Plan) -> None:
+    """The last row of a flow gives way to a flow that has at least two fewer, when no row is on its way out."""
+    if state.closing or state.cancelled:
+        return
+    flows = state.queue.rows
+    turn = flows[next_one.flow] + sum(record.flow == next_one.flow for record in first)
+    for row in reversed(state.rows.values()):
+        if flows[row.record.flow] - 1 > turn and row.record.request.priority >= next_one.request.priority:
+            commands.retire.append((row.grant, "retracted"))
+            return
 
 
 def plan_retraction(state: SchedulerState, commands: Plan) -> None:
@@ -226,12 +230,12 @@ def plan_step(state: SchedulerState, retiring: set[int]) -> StepPlan | None:
 
 
 def fill_step(limits: Limits, rows: list[ScheduledRow], isolated: bool) -> StepPlan:
-    """Rows that can decode, and prompt chunks in order of the requests, within the token budget.
+    """Rows that can decode, and prompt chunks, each flow's first before any second, within the token budget.
 
     A share of the budget is for prompts, if any waits; where more rows can decode than fit, they take turns.
     """
     decodable = [row for row in rows if row.position < row.steady_until or (not row.prefilling and row.fits(1))]
-    prompts = [row for row in rows if row.position < row.length and chunk_length(row, 1)]
+    prompts = in_turns([row for row in rows if row.position < row.length and chunk_length(row, 1)])
     room = max(limits.step_tokens - prompt_share(limits) * bool(prompts), 1)
     if len(decodable) > room:
         decodable.sort(key=lambda row: row.served)
@@ -243,6 +247,19 @@ def fill_step(limits: Limits, rows: list[ScheduledRow], isolated: bool) -> StepP
             step.chunks.append(Chunk(row.grant, tokens))
             left -= tokens
     return step
+
+
+def in_turns(prompts: list[ScheduledRow]) -> list[ScheduledRow]:
+    """By priority, by the number of the flow's prompts before it, and by arrival."""
+    if len(prompts) < 2:
+        return prompts
+    turns: Counter[str] = Counter()
+    ordered = []
+    for row in prompts:
+        priority, arrival = row.record.order
+        ordered.append((priority, turns[row.record.flow], arrival, row))
+        turns[row.record.flow] += 1
+    return [row for *_, row in sorted(ordered, key=lambda entry: entry[:3])]
 
 
 def prompt_share(limits: Limits) -> int:

@@ -151,9 +151,10 @@ class Gateway:
         """Send these into the ring, as part of the call's trace. Raises 400 for an id in use, 503 while draining."""
         if self.draining:
             raise errors.draining()
-        if call is not None:
-            requests = [replace(request, trace=call.trace.trace_id) for request in requests]
         ids = [request.id for request in requests]
+        if call is not None:
+            flow = call.flow or ids[0]
+            requests = [replace(request, flow=flow, trace=call.trace.trace_id) for request in requests]
         if len(set(ids)) < len(ids) or any(i in self._open or i in self._abandoned for i in ids):
             raise errors.bad_request("the request id is in use, or given twice", "rid", "duplicate_request_id")
         generation = Generation(self, self._timeout, call)

@@ -24,7 +24,8 @@ class TraceContext(Struct, frozen=True):
 class RequestContext(Struct, frozen=True):
     """Who asked for a generation: the trace and the route of the HTTP request, and the address that it went to.
 
-    conversation: the session that the route names.
+    conversation: the session that the route names. flow: with whose requests it takes turns for rows and prompts; a
+    call is a flow of its own unless it says.
     """
 
     trace: TraceContext
@@ -32,6 +33,7 @@ class RequestContext(Struct, frozen=True):
     address: str
     port: int
     conversation: str = ""
+    flow: str = ""
 
 
 def read_trace_context(headers: Sequence[str]) -> TraceContext:

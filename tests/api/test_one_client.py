@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.api.server_process import ServerProcess
+from tests.api.server_process import SERVE, ServerProcess
 
 pytestmark = pytest.mark.anyio
 USER = {"role": "user", "content": "a"}
@@ -46,6 +46,26 @@ async def test_no_other_client_waits() -> None:
                     assert response.status == status, name
                 asking.cancel()
                 assert await asking < LONGEST_WAIT_S, name
+
+
+@pytest.mark.parametrize("keys", [[], ["one", "two"]], ids=["no keys", "two keys"])
+async def test_a_batch_keeps_nobody_from_a_row(keys: list[str]) -> None:
+    """48 sequences want the 4 rows for long; one token for another client comes in between."""
+    options = ("--max-running", "4", *(text for key in keys for text in ("--api-key", key)))
+    batch = {"prompt": ["a"] * 48, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    one = {"prompt": "b", "max_tokens": 1}
+    with ServerProcess((*SERVE, *options)) as server:
+        first, second = ([{"Authorization": f"Bearer {key}"} for key in keys] or [{}]) * (1 if keys else 2)
+        async with aiohttp.ClientSession(server.url, headers=first) as greedy:
+            async with greedy.post("/v1/completions", json=batch) as answer:
+                await answer.content.readline()
+                async with aiohttp.ClientSession(server.url, headers=second) as other:
+                    async with other.post("/v1/completions", json=one) as short:
+                        assert short.status == 200
+                        await short.read()
+                    async with other.get("/server_info") as answered:
+                        waiting = (await answered.json())["gauges"]["waiting"]
+                assert waiting > 40, "the other was answered behind the batch"
 
 
 async def longest_wait(client: aiohttp.ClientSession, url: str) -> float:

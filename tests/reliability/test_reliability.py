@@ -21,7 +21,7 @@ from tests.reliability.tenants import Tenant
 
 pytestmark = pytest.mark.anyio
 
-CHATS, FUZZERS, SLOW = 8, 2, 40
+CHATS, FUZZERS, SLOW = 4, 2, 40
 COLD_S = 3.0
 OWN_DESCRIPTORS = 4  # A file, a connection: not as many as there were clients.
 LIMITS = {"headers", "idle", "unread", "left", "websocket", "bytes"}
@@ -101,9 +101,9 @@ async def run(plan: Plan, seed: int, lives: Lives, latency: Latency) -> None:
         await asyncio.sleep(plan.calm)
         async with meanwhile(hostility(lives, seed, FUZZERS, SLOW)):
             for number, seconds in enumerate(plan.lives):
+                latency.open("after a kill", time.monotonic())
                 if number:
                     await lives.kill()
-                latency.open("after a kill", time.monotonic())
                 latency.open("hostile", time.monotonic() + (COLD_S if number else 0))
                 await asyncio.sleep(seconds)
 

@@ -1,5 +1,6 @@
 """What must hold after every delivery, checked where it can have changed, and what must hold at the end."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,28 @@ def check_rows(state: SchedulerState) -> None:
             assert row.steady_until == right, f"grant {row.grant} is steady until {row.steady_until}, right is {right}"
 
 
+def check_turns(state: SchedulerState) -> None:
+    """Those come next who have fewest of their flow before them, and a flow gives way to one with two rows fewer."""
+    if state.starved or state.paused is not None or state.closing or state.cancelled:
+        return
+    room = max(state.limits.max_running - len(state.rows), 0)
+    rows = Counter(row.record.request.flow for row in state.rows.values())
+    before, waiting = Counter(rows), []
+    for record in sorted(state.queue, key=lambda record: record.order):
+        flow = record.request.flow
+        waiting.append((record.request.priority, before[flow], record.arrival, record))
+        before[flow] += 1
+    waiting.sort(key=lambda entry: entry[:3])
+    due = {entry[-1].request.id for entry in waiting[:room]}
+    asked = {record.request.id for record in state.acquiring.values()}
+    assert asked == due, f"the cache is asked for {asked}, and {due} come next"
+    if len(waiting) > room:
+        priority, turn, *_ = waiting[room]
+        for row in state.rows.values():
+            late = rows[row.record.request.flow] - 1 > turn and row.record.request.priority >= priority
+            assert not late, f"{row.record.request.id} does not give way to {waiting[room][-1].request.id}"
+
+
 def check_shares(state: SchedulerState, step: Step) -> None:
     """A step keeps to its tokens, suspect rows are alone, the first prompt moves, and decoding rows take turns."""
     assert state.paused is None, f"step {step.step} is planned in a pause"
@@ -72,8 +95,13 @@ def check_shares(state: SchedulerState, step: Step) -> None:
     if not moved & {row.grant for row in together}:
         return
     left = max(limits.step_tokens - len(decodes), 1)
-    waiting = [row for row in together if row.prefilling and chunk_length(row, 1) and chunk_length(row, left)]
-    assert not waiting or waiting[0].grant in moved, f"step {step.step} gives the first prompt no share"
+    turns, waiting = Counter[str](), []
+    for row in together:
+        if row.prefilling and chunk_length(row, 1):
+            if chunk_length(row, left):
+                waiting.append((row.record.request.priority, turns[row.record.flow], row.record.arrival, row.grant))
+            turns[row.record.flow] += 1
+    assert not waiting or min(waiting)[-1] in moved, f"step {step.step} gives the first prompt no share"
     passed = [row.served for row in together if row.grant in resting and row.fits(1)]
     latest = max((row.served for row in decodes), default=0)
     assert min(passed, default=latest) >= latest, f"step {step.step} passes over a row that waits longer"

@@ -226,6 +226,7 @@ class Client:
             logprobs=0 if ask.logprobs else None,
             prompt_logprobs_from=begin,
             session=session,
+            flow=self._scenario.flow_of(name),
         )
         return request, right
 

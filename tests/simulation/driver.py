@@ -35,7 +35,7 @@ from actors.messages import (
     Unmade,
 )
 from actors.runtime.transport import arrive, depart, leases_in
-from tests.simulation.checks import check_end, check_leases, check_paused, check_rows, check_shares
+from tests.simulation.checks import check_end, check_leases, check_paused, check_rows, check_shares, check_turns
 from tests.simulation.client import Client
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.hash_device import HashDevice, Row
@@ -213,6 +213,8 @@ class Simulation:
             ready[choice] = ready[-1]
             ready.pop()
             actor.act()
+            if to == "scheduler":
+                check_turns(self.unit.scheduler.state)
         else:
             queue = self._queues[pair]
             message = queue.popleft()

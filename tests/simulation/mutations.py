@@ -4,14 +4,26 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from tests.simulation import mutations_of_pauses, mutations_of_requests, mutations_of_sessions, mutations_of_state
+from tests.simulation import (
+    mutations_of_pauses,
+    mutations_of_requests,
+    mutations_of_sessions,
+    mutations_of_state,
+    mutations_of_turns,
+)
 from tests.simulation.planting import Patch
 from tests.simulation.scenario import Scenario, draw
 from tests.simulation.shrink import failure
 
 MUTATIONS: dict[str, Callable[[Patch], None]] = {
     name: value
-    for module in (mutations_of_state, mutations_of_requests, mutations_of_sessions, mutations_of_pauses)
+    for module in (
+        mutations_of_state,
+        mutations_of_requests,
+        mutations_of_sessions,
+        mutations_of_pauses,
+        mutations_of_turns,
+    )
     for name, value in vars(module).items()
     if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
 }
@@ -28,8 +40,13 @@ def planted(name: str) -> Iterator[None]:
 
 
 def scenario_for(name: str, seed: int) -> Scenario:
-    """The seed's scenario, in which generation is paused only where the bug is one of pauses: others are older."""
-    return draw(seed, may_pause=MUTATIONS[name].__module__ == mutations_of_pauses.__name__)
+    """The seed's scenario, with pauses and several flows only where the bug is one of theirs: others are older."""
+    module = MUTATIONS[name].__module__
+    return draw(
+        seed,
+        may_pause=module == mutations_of_pauses.__name__,
+        has_flows=module == mutations_of_turns.__name__,
+    )
 
 
 def first_seed(name: str, seeds: Iterable[int]) -> int | None:

@@ -4,6 +4,7 @@ from actors.messages import Continue, Message, Pause
 from actors.scheduler import actor as scheduler
 from actors.scheduler.actor import Scheduler
 from actors.scheduler.plan import Plan, SchedulerState
+from actors.scheduler.queue import Queue
 from tests.simulation.planting import Patch
 
 
@@ -15,7 +16,7 @@ def paused_rows_step_on(patch: Patch) -> None:
         if state.paused != "in_place":
             return original(state)
         state.paused, before = None, state.queue
-        state.queue = []
+        state.queue = Queue()
         commands = original(state)
         state.paused, state.queue = "in_place", before
         return commands

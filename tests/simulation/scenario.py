@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
+from zlib import crc32
 
 from actors.actor import Address
 from actors.cache.copies import NO_TIERS, TierLimits
@@ -154,7 +155,8 @@ class Scenario:
     """step_time: the mean duration of a device step in turns of an actor. lazy: an actor that is seldom served.
 
     max_tree_tokens bounds the tree. schedule: the seed of everything that is drawn while it runs. disk_time: the mean
-    duration of a call on the disk. hand_over: every session is suspended before the shutdown.
+    duration of a call on the disk. hand_over: every session is suspended before the shutdown. flows: of how many
+    the requests are; 0: each is one of its own.
     """
 
     slots: int
@@ -171,6 +173,10 @@ class Scenario:
     tiers: TierLimits = NO_TIERS
     disk_time: float = 0.0
     hand_over: bool = False
+    flows: int = 1
+
+    def flow_of(self, name: str) -> str:
+        return str(crc32(name.encode()) % self.flows) if self.flows else name
 
     @property
     def room(self) -> int | None:
@@ -193,11 +199,13 @@ def draw(
     may_be_narrow: bool = True,
     may_pause: bool = True,
     bad_calls: bool = True,
+    has_flows: bool = True,
 ) -> Scenario:
     """A seed's scenario; the strategy and the overlap are drawn too unless they are given.
 
     may_be_narrow: steps may have fewer tokens than there are rows. may_pause: generation may be paused. bad_calls:
-    calls on the device may raise. Seeds that are older than these were found without.
+    calls on the device may raise. has_flows: the requests may be of more than one flow. Seeds that are older than these
+    were found without.
     """
     rng = random.Random(seed)
     page_size = rng.choice([1, 2, 3, 4, 7])
@@ -244,7 +252,8 @@ def draw(
     rng = random.Random(f"sessions of {seed}")
     scenario = _with_sessions(rng, scenario, hasty) if rng.random() < WITH_SESSIONS else scenario
     scenario = _with_pauses(random.Random(f"pauses of {seed}"), scenario, at) if may_pause else scenario
-    return _with_bad_calls(random.Random(f"bad calls of {seed}"), scenario) if bad_calls else scenario
+    scenario = _with_bad_calls(random.Random(f"bad calls of {seed}"), scenario) if bad_calls else scenario
+    return replace(scenario, flows=random.Random(f"flows of {seed}").choice([0, 1, 2, 3])) if has_flows else scenario
 
 
 def _with_bad_calls(rng: random.Random, scenario: Scenario) -> Scenario:

@@ -98,6 +98,9 @@ FOUND_BY = {
     "pause_answered_before_all_is_home": 23,
     "parked_acquires_stay_in_a_pause": 23,
     "continuation_forgotten": 0,
+    "first_come_first_served": 9,
+    "rows_are_no_turns": 9,
+    "nobody_gives_way": 37,
 }
 # Bugs that about one seed in 3,000 finds. The first: two requests; the second resumes inside a page and fills the pool.
 START = (8, 36, 54, 51, 48, 4, 16, 7, 31, 48, 28)
@@ -115,7 +118,7 @@ RARE = {
         schedule=0,
     ),
     # A step fails behind a turn that took its session's state along, where a file of an older one is left.
-    "failed_turn_keeps_its_place": draw(7969, may_be_narrow=False, may_pause=False, bad_calls=False),
+    "failed_turn_keeps_its_place": draw(7969, may_be_narrow=False, may_pause=False, bad_calls=False, has_flows=False),
     # A request that took a cached state along is aborted while the step of another keeps its first one waiting.
     "moved_state_freed_without_progress": Scenario(
         slots=2,
@@ -134,9 +137,9 @@ RARE = {
         schedule=0,
     ),
     # A session is closed while its turn is on its way through the ring.
-    "closed_session_named": replace(draw(11243, may_pause=False, bad_calls=False), schedule=1),
+    "closed_session_named": replace(draw(11243, may_pause=False, bad_calls=False, has_flows=False), schedule=1),
     # Several sessions wait for room in host memory, and nothing else moves.
-    "room_wakes_only_one": draw(1626, may_pause=False, bad_calls=False),
+    "room_wakes_only_one": draw(1626, may_pause=False, bad_calls=False, has_flows=False),
 }
 
 

@@ -160,9 +160,11 @@ def test_who_is_retracted_for_want_of_a_page() -> None:
 
 def test_nobody_is_asked_for_while_a_row_lacks_a_page() -> None:
     given = state(row(1, 8, capacity=20), max_running=3)
-    given.queue = [row(grant, 0).record for grant in (2, 3, 4)]
+    records = [row(grant, 0).record for grant in (2, 3, 4)]
+    for record in records:
+        given.queue.add(record)
     assert [record.arrival for record in plan(given).acquire] == [2, 3]
-    given.queue[0].grant, given.acquiring = 7, {7: given.queue[0]}
+    records[0].grant, given.acquiring = 7, {7: records[0]}
     assert [record.arrival for record in plan(given).acquire] == [3] and plan(given).cancel == []
     given.starved = {1}
     commands = plan(given)

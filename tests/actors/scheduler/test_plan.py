@@ -9,13 +9,13 @@ from actors.lease import Ledger
 from actors.requests import Request, Sampling, Stops
 from actors.scheduler.plan import (
     Limits,
-    OpenRequest,
     ScheduledRow,
     SchedulerState,
     checkpoint_positions,
     plan,
     steady_until,
 )
+from actors.scheduler.queue import OpenRequest
 from actors.scheduler.strategy import Strategy
 from actors.tokens import pack
 
@@ -101,7 +101,8 @@ def test_the_queue_gives_way_to_an_urgent_request() -> None:
     waiting, urgent = record(2), record(3, priority=-1)
     waiting.grant = 7
     given.acquiring = {7: waiting}
-    given.queue = [urgent, waiting]
+    given.queue.add(waiting)
+    given.queue.add(urgent)
     commands = plan(given)
     assert commands.acquire == [urgent] and commands.cancel == [7]
 

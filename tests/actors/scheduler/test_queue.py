@@ -1,0 +1,105 @@
+"""Who gets the next row: flows take turns, whoever came first and however much one of them asks for."""
+
+import random
+from collections import Counter
+
+from actors.requests import Request, Sampling, Stops
+from actors.scheduler.plan import Limits, ScheduledRow, SchedulerState, plan
+from actors.scheduler.queue import OpenRequest, Queue
+from actors.tokens import pack
+
+
+def record(arrival: int, flow: str, priority: int = 0) -> OpenRequest:
+    id = f"{flow}{arrival}"
+    return OpenRequest(Request(id, pack([1]), 1, Sampling(), Stops(9), priority, flow=flow), arrival)
+
+
+def row(record: OpenRequest, position: int = 1, length: int = 1) -> ScheduledRow:
+    return ScheduledRow(record, record.arrival, position, length, 100, None, {})
+
+
+def state(rows: list[ScheduledRow], waiting: list[OpenRequest], **limits: int) -> SchedulerState:
+    given = SchedulerState(Limits(**limits))
+    for running in rows:
+        given.add(running)
+    for queued in waiting:
+        given.queue.add(queued)
+    return given
+
+
+def test_nobody_s_first_waits_for_another_s_second() -> None:
+    queue = Queue()
+    for arrival in range(6):
+        queue.add(record(arrival, "aaaabb"[arrival]))
+    assert [each.request.id for each in queue] == ["a0", "b4", "a1", "b5", "a2", "a3"]
+    queue.count_row("b", 1)
+    assert [each.request.id for each in queue.first(3)] == ["a0", "a1", "b4"]
+
+
+def test_priority_goes_before_turns() -> None:
+    queue = Queue()
+    for each in (record(0, "a"), record(1, "a", priority=-1), record(2, "b")):
+        queue.add(each)
+    assert [each.request.id for each in queue] == ["a1", "b2", "a0"]
+
+
+def test_its_order_is_that_of_counting_anew_each_time() -> None:
+    rng = random.Random(3)
+    queue, waiting, rows = Queue(), list[OpenRequest](), Counter[str]()
+    for arrival in range(2000):
+        flow = rng.choice("abcdefgh")
+        match rng.choice(["add", "add", "remove", "start", "end"]):
+            case "add":
+                waiting.append(record(arrival, flow, rng.choice([0, 0, 1])))
+                queue.add(waiting[-1])
+            case "remove" if waiting:
+                queue.remove(waiting.pop(rng.randrange(len(waiting))))
+            case "start":
+                rows[flow] += 1
+                queue.count_row(flow, 1)
+            case "end" if rows[flow]:
+                rows[flow] -= 1
+                queue.count_row(flow, -1)
+        before, keys = Counter(rows), {}
+        for each in sorted(waiting, key=lambda each: each.order):
+            keys[each.arrival] = each.request.priority, before[each.flow], each.arrival
+            before[each.flow] += 1
+        right = sorted(waiting, key=lambda each: keys[each.arrival])
+        count = rng.randrange(12)
+        assert queue.first(count) == right[:count] and len(queue) == len(waiting)
+
+
+def test_a_flow_gives_way_to_one_that_has_two_rows_fewer() -> None:
+    running = [row(record(arrival, "a")) for arrival in range(4)]
+    given = state(running, [record(8, "b"), record(9, "b")], max_running=4)
+    assert plan(given).retire == [(3, "retracted")]
+    given.closing[3] = running[3].record
+    assert plan(given).retire == [], "one that is on its way out makes room"
+    given.closing.clear()
+    given.remove(3)
+    assert [each.request.id for each in plan(given).acquire] == ["b8"]
+    assert plan(given).retire == [(2, "retracted")], "then there are two of each"
+    given.remove(2)
+    given.remove(1)
+    given.queue.remove(next(iter(given.queue)))
+    for arrival in (8, 10):
+        given.add(row(record(arrival, "b")))
+    given.add(row(record(1, "a")))
+    assert plan(given).retire == [], "two of each, and it would only be the other way round"
+
+
+def test_none_gives_way_to_what_is_less_urgent() -> None:
+    running = [row(record(arrival, "a", priority=-1)) for arrival in range(4)]
+    assert plan(state(running, [record(8, "b")], max_running=4)).retire == []
+
+
+def test_rows_of_one_flow_keep_theirs() -> None:
+    running = [row(record(arrival, "a")) for arrival in range(4)]
+    assert plan(state(running, [record(8, "a", priority=-1)], max_running=4)).retire == []
+
+
+def test_a_prompt_does_not_wait_for_all_prompts_of_another_flow() -> None:
+    running = [row(record(arrival, "a"), 0, 8) for arrival in range(4)]
+    step = plan(state([*running, row(record(9, "b"), 0, 8)], [], step_tokens=20)).step
+    assert step is not None
+    assert [(chunk.grant, chunk.tokens) for chunk in step.chunks] == [(0, 8), (9, 8), (1, 4)]

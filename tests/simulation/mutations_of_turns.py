@@ -1,0 +1,38 @@
+"""Planted bugs of the turns that flows of requests take."""
+
+from actors.scheduler import plan
+from actors.scheduler.queue import Entry, Queue
+from tests.simulation.planting import Patch
+
+
+def first_come_first_served(patch: Patch) -> None:
+    """Of one priority, who came first gets the next row, however many of its flow there are."""
+
+    def entry(self: Queue, flow: str, place: int) -> Entry:
+        priority, arrival = self._waiting[flow][place].order
+        return priority, 0, arrival, flow, place
+
+    patch(Queue, "_entry", entry)
+    patch(Queue, "_take_head", _take_head)
+
+
+def rows_are_no_turns(patch: Patch) -> None:
+    """A flow's turns are counted among those that wait: its rows do not count."""
+
+    def entry(self: Queue, flow: str, place: int) -> Entry:
+        priority, arrival = self._waiting[flow][place].order
+        return priority, place, arrival, flow, place
+
+    patch(Queue, "_entry", entry)
+    patch(Queue, "_take_head", _take_head)
+
+
+def nobody_gives_way(patch: Patch) -> None:
+    """A flow that has all rows keeps them until they end."""
+    patch(plan, "plan_turns", lambda *_: None)
+
+
+def _take_head(self: Queue, flow: str) -> list[object]:
+    """As it is, wherever its entry is."""
+    self._heads = [entry for entry in self._heads if entry[3] != flow]
+    return list(self._waiting.pop(flow, []))
