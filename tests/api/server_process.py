@@ -129,6 +129,11 @@ class ServerProcess:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
+    def cpu_s(self) -> float:
+        """Seconds of processors' time that the process has used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def descriptors(self) -> int:
         """How many it has open."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))

@@ -10,12 +10,13 @@ MOST_WRONG = 20
 
 @dataclass(frozen=True)
 class Size:
-    """Of the server's process, at an age (seconds) in one of its lives."""
+    """Of the server's process, at an age (seconds) in one of its lives; cpu_s: the processors' time used until then."""
 
     life: int
     age: float
     resident_mib: float
     descriptors: int
+    cpu_s: float
 
 
 @dataclass
@@ -56,7 +57,8 @@ class Figures:
             first, last = self.grown(life, 0.0)
             lines.append(
                 f"  life {life}: {first.resident_mib:.1f} MiB, {first.descriptors} descriptors at {first.age:.0f} s; "
-                f"{last.resident_mib:.1f} MiB, {last.descriptors} at {last.age:.0f} s"
+                f"{last.resident_mib:.1f} MiB, {last.descriptors} at {last.age:.0f} s; "
+                f"{(last.cpu_s - first.cpu_s) / max(last.age - first.age, 1):.2f} processors busy"
             )
         return "\n".join(lines)
 
@@ -67,6 +69,7 @@ def median(sizes: Sequence[Size]) -> Size:
         statistics.median(size.age for size in sizes),
         statistics.median(size.resident_mib for size in sizes),
         int(statistics.median(size.descriptors for size in sizes)),
+        statistics.median(size.cpu_s for size in sizes),
     )
 
 

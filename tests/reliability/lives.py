@@ -22,12 +22,12 @@ KEYS = (*TENANTS, HOSTILE, OPERATOR)
 SLOTS, PAGES = 64, 1024
 SESSION_CAP = 24
 HEADERS_S, BODY_S, IDLE_S, UNREAD_S, WEBSOCKET_S = 1.5, 2.0, 2.5, 2.0, 3.0
-MAX_CONNECTIONS = 72
+MAX_CONNECTIONS = 80
 OPTIONS = {
     "state-slots": SLOTS,
     "kv-pages": PAGES,
     "page-size": 8,
-    "max-running": 48,
+    "max-running": 16,
     "max-queue": 256,
     "step-tokens": 256,
     "track-interval": 16,
@@ -148,7 +148,9 @@ class Lives:
 
     def _note_size(self) -> None:
         server = self.server
-        self.figures.sizes.append(Size(self.number, self.age(), server.resident_mib(), server.descriptors()))
+        self.figures.sizes.append(
+            Size(self.number, self.age(), server.resident_mib(), server.descriptors(), server.cpu_s())
+        )
 
     def _check(self, info: dict[str, Any], life: int) -> None:
         slots, pages = info["gauges"]["slots"], info["gauges"]["pages"]

@@ -5,7 +5,7 @@ from random import Random
 
 from tests.reliability.lives import TENANTS, Caller, Lives
 
-PAUSE_S = 0.5
+PAUSE_S = 0.1
 
 
 async def chat(lives: Lives, seed: int) -> None:

@@ -50,7 +50,7 @@ class Talk:
                 await self._caller.ask("POST", f"{self._path}/suspend", {})
             else:
                 await self._turn(random)
-            await asyncio.sleep(random.uniform(0, 0.6))
+            await asyncio.sleep(random.uniform(0, 0.2))
 
     async def _check(self) -> bool:
         """All that was acknowledged is there, and at most what was under way beyond it. False without an answer."""

@@ -21,7 +21,7 @@ from tests.reliability.tenants import Tenant
 
 pytestmark = pytest.mark.anyio
 
-CHATS, FUZZERS, SLOW = 4, 2, 40
+CHATS, FUZZERS, SLOW = 16, 2, 40
 COLD_S = 3.0
 OWN_DESCRIPTORS = 4  # A file, a connection: not as many as there were clients.
 LIMITS = {"headers", "idle", "unread", "left", "websocket", "bytes"}
