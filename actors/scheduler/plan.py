@@ -240,13 +240,23 @@ def fill_step(limits: Limits, rows: list[ScheduledRow], isolated: bool) -> StepP
     if len(decodable) > room:
         decodable.sort(key=lambda row: row.served)
     step = StepPlan([], [row.grant for row in decodable[:room]], [], [], [], isolated)
-    left = limits.step_tokens - len(step.decodes)
-    for row in prompts:
-        tokens = chunk_length(row, left)
-        if tokens > 0:
-            step.chunks.append(Chunk(row.grant, tokens))
-            left -= tokens
+    step.chunks = share_out(prompts, limits.step_tokens - len(step.decodes))
     return step
+
+
+def share_out(prompts: list[ScheduledRow], tokens: int) -> list[Chunk]:
+    """As much to each in order as there is, but for a quarter, which is for the first prompts of the other flows."""
+    firsts = {row.record.flow: row for row in reversed(prompts)}
+    share = tokens // 4 // max(len(firsts) - 1, 1)
+    kept = {flow: min(row.length - row.position, share) for flow, row in firsts.items()}
+    chunks = []
+    for row in prompts:
+        kept.pop(row.record.flow, None)
+        length = chunk_length(row, tokens - sum(kept.values()))
+        if length > 0:
+            chunks.append(Chunk(row.grant, length))
+            tokens -= length
+    return chunks
 
 
 def in_turns(prompts: list[ScheduledRow]) -> list[ScheduledRow]:

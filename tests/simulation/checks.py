@@ -9,7 +9,7 @@ from actors.cache.radix import Node
 from actors.lease import Lease, Place
 from actors.messages import Step
 from actors.requests import PauseMode
-from actors.scheduler.plan import SchedulerState, chunk_length, steady_until
+from actors.scheduler.plan import ScheduledRow, SchedulerState, chunk_length, steady_until
 from actors.tokens import WIDTH, unpack
 from models.hash_definition import next_state
 from tests.simulation.client import Asked, Letters
@@ -102,9 +102,24 @@ def check_shares(state: SchedulerState, step: Step) -> None:
                 waiting.append((row.record.request.priority, turns[row.record.flow], row.record.arrival, row.grant))
             turns[row.record.flow] += 1
     assert not waiting or min(waiting)[-1] in moved, f"step {step.step} gives the first prompt no share"
+    if waiting:
+        check_other_flows(together, step, left)
     passed = [row.served for row in together if row.grant in resting and row.fits(1)]
     latest = max((row.served for row in decodes), default=0)
     assert min(passed, default=latest) >= latest, f"step {step.step} passes over a row that waits longer"
+
+
+def check_other_flows(together: list[ScheduledRow], step: Step, left: int) -> None:
+    """A quarter of the prompts' tokens is for the first prompts of the flows that do not come first."""
+    firsts: dict[str, ScheduledRow] = {}
+    for row in together:
+        if row.prefilling and chunk_length(row, 1):
+            firsts.setdefault(row.record.flow, row)
+    given = {chunk.grant: chunk.tokens for chunk in step.chunks}
+    for row in firsts.values():
+        due = min(row.length - row.position, left // 4 // max(len(firsts) - 1, 1))
+        missing = chunk_length(row, due) and due > given.get(row.grant, 0)
+        assert not missing, f"step {step.step} gives grant {row.grant} less than {due} tokens"
 
 
 def check_paused(unit: "Unit", mode: PauseMode | None) -> None:

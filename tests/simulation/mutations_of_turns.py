@@ -1,6 +1,8 @@
 """Planted bugs of the turns that flows of requests take."""
 
+from actors.grants import Chunk
 from actors.scheduler import plan
+from actors.scheduler.plan import ScheduledRow, chunk_length
 from actors.scheduler.queue import Entry, Queue
 from tests.simulation.planting import Patch
 
@@ -25,6 +27,21 @@ def rows_are_no_turns(patch: Patch) -> None:
 
     patch(Queue, "_entry", entry)
     patch(Queue, "_take_head", _take_head)
+
+
+def first_prompt_takes_all(patch: Patch) -> None:
+    """What the first prompt can use of a step no other gets."""
+
+    def share_out(prompts: list[ScheduledRow], tokens: int) -> list[Chunk]:
+        chunks = []
+        for row in prompts:
+            length = chunk_length(row, tokens)
+            if length > 0:
+                chunks.append(Chunk(row.grant, length))
+                tokens -= length
+        return chunks
+
+    patch(plan, "share_out", share_out)
 
 
 def nobody_gives_way(patch: Patch) -> None:

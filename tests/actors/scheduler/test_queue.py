@@ -103,3 +103,10 @@ def test_a_prompt_does_not_wait_for_all_prompts_of_another_flow() -> None:
     step = plan(state([*running, row(record(9, "b"), 0, 8)], [], step_tokens=20)).step
     assert step is not None
     assert [(chunk.grant, chunk.tokens) for chunk in step.chunks] == [(0, 8), (9, 8), (1, 4)]
+
+
+def test_a_long_prompt_leaves_a_quarter_to_those_of_other_flows() -> None:
+    running = [row(record(0, "a"), 0, 1000), row(record(1, "b"), 0, 3), row(record(2, "c"), 0, 90)]
+    step = plan(state(running, [], step_tokens=40)).step
+    assert step is not None
+    assert [(chunk.grant, chunk.tokens) for chunk in step.chunks] == [(0, 32), (1, 3), (2, 5)]
