@@ -20,6 +20,8 @@ GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_pen
 # A request asks for few checkpoints, newest message ends first: older ones need not be found.
 MAX_MESSAGE_ENDS = 16
 BATCH_ABOVE = 1000
+# Each thread that encodes keeps those that it has met, at up to 8 KiB each: the library's 10,000 are 80 MiB a thread.
+CACHED_WORDS = 1000
 
 
 class ModelText:
@@ -175,6 +177,9 @@ def _tokenizer(file: Path) -> Tokenizer:
     # Settings left over from training would cut or pad prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    resize = getattr(tokenizer.model, "_resize_cache", None)
+    if resize is not None:
+        resize(CACHED_WORDS)
     return tokenizer
 
 

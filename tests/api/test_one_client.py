@@ -56,16 +56,18 @@ async def test_a_batch_keeps_nobody_from_a_row(keys: list[str]) -> None:
     one = {"prompt": "b", "max_tokens": 1}
     with ServerProcess((*SERVE, *options)) as server:
         first, second = ([{"Authorization": f"Bearer {key}"} for key in keys] or [{}]) * (1 if keys else 2)
-        async with aiohttp.ClientSession(server.url, headers=first) as greedy:
-            async with greedy.post("/v1/completions", json=batch) as answer:
-                await answer.content.readline()
-                async with aiohttp.ClientSession(server.url, headers=second) as other:
-                    async with other.post("/v1/completions", json=one) as short:
-                        assert short.status == 200
-                        await short.read()
-                    async with other.get("/server_info") as answered:
-                        waiting = (await answered.json())["gauges"]["waiting"]
-                assert waiting > 40, "the other was answered behind the batch"
+        async with (
+            aiohttp.ClientSession(server.url, headers=first) as greedy,
+            aiohttp.ClientSession(server.url, headers=second) as other,
+            greedy.post("/v1/completions", json=batch) as answer,
+        ):
+            await answer.content.readline()
+            async with other.post("/v1/completions", json=one) as short:
+                assert short.status == 200
+                await short.read()
+            async with other.get("/server_info") as answered:
+                waiting = (await answered.json())["gauges"]["waiting"]
+            assert waiting > 40, "the other was answered behind the batch"
 
 
 async def longest_wait(client: aiohttp.ClientSession, url: str) -> float:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from actors.cache.actor import Cache
@@ -98,10 +99,11 @@ def check_shares(state: SchedulerState, step: Step) -> None:
     turns, waiting = Counter[str](), []
     for row in together:
         if row.prefilling and chunk_length(row, 1):
-            if chunk_length(row, left):
-                waiting.append((row.record.request.priority, turns[row.record.flow], row.record.arrival, row.grant))
+            ready = chunk_length(row, left) > 0
+            waiting.append((row.record.request.priority, turns[row.record.flow], row.record.arrival, row.grant, ready))
             turns[row.record.flow] += 1
-    assert not waiting or min(waiting)[-1] in moved, f"step {step.step} gives the first prompt no share"
+    passed_over = list(takewhile(lambda entry: entry[-2] not in moved, sorted(waiting)))
+    assert not any(ready for *_, ready in passed_over), f"step {step.step} gives the first prompt no share"
     if waiting:
         check_other_flows(together, step, left)
     passed = [row.served for row in together if row.grant in resting and row.fits(1)]
@@ -118,7 +120,7 @@ def check_other_flows(together: list[ScheduledRow], step: Step, left: int) -> No
     given = {chunk.grant: chunk.tokens for chunk in step.chunks}
     for row in firsts.values():
         due = min(row.length - row.position, left // 4 // max(len(firsts) - 1, 1))
-        missing = chunk_length(row, due) and due > given.get(row.grant, 0)
+        missing = chunk_length(row, left) and due > given.get(row.grant, 0)
         assert not missing, f"step {step.step} gives grant {row.grant} less than {due} tokens"
 
 

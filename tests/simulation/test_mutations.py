@@ -101,6 +101,7 @@ FOUND_BY = {
     "first_come_first_served": 9,
     "rows_are_no_turns": 9,
     "nobody_gives_way": 37,
+    "first_prompt_takes_all": 29,
 }
 # Bugs that about one seed in 3,000 finds. The first: two requests; the second resumes inside a page and fills the pool.
 START = (8, 36, 54, 51, 48, 4, 16, 7, 31, 48, 28)

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +227,16 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     made.no_truncation()
     made.no_padding()
     return made
+
+
+def test_texts_that_never_come_again_are_not_kept(tmp_path: Path) -> None:
+    """A thread that has met 10,000 long words would hold 80 MiB of them."""
+    text, before = loaded(tmp_path), resident_mib()
+    for number in range(12_000):
+        text.encode(f"{number:06}" * 40)
+    assert resident_mib() - before < 30
+
+
+def resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
