@@ -249,10 +249,10 @@ def share_out(prompts: list[ScheduledRow], tokens: int) -> list[Chunk]:
     firsts = {row.record.flow: row for row in reversed(prompts)}
     share = tokens // 4 // max(len(firsts) - 1, 1)
     kept = {flow: min(row.length - row.position, share) for flow, row in firsts.items()}
-    chunks = []
+    chunks, all_kept = [], sum(kept.values())
     for row in prompts:
-        kept.pop(row.record.flow, None)
-        length = chunk_length(row, tokens - sum(kept.values()))
+        all_kept -= kept.pop(row.record.flow, 0)
+        length = chunk_length(row, tokens - all_kept)
         if length > 0:
             chunks.append(Chunk(row.grant, length))
             tokens -= length
