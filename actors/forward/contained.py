@@ -61,7 +61,6 @@ class ContainedDevice:
         self._device.drop(key)
 
     def drop_all(self) -> None:
-        self._broken.clear()
         self._setup_error = ""
         self._device.drop_all()
 

@@ -317,6 +317,14 @@ def test_nothing_goes_for_what_is_written_ahead() -> None:
     assert full.disk.written == [[1], [4]]
 
 
+def test_what_is_written_ahead_may_take_all_of_the_disk() -> None:
+    bench = Bench(4, files=1)
+    for token in (1, 2, 3, 4):
+        bench.add(token)
+    bench.store.write_ahead()
+    assert bench.disk.written == [[1]]
+
+
 def test_without_a_disk_nothing_is_written_ahead() -> None:
     bench = Bench(1)
     bench.add(1)

@@ -12,7 +12,7 @@ from actors.forward.torch_device import LOGITS_ROWS, TorchDevice, survives
 from actors.messages import Ran
 from actors.requests import Request, Sampling, Stops
 from actors.tokens import pack, unpack
-from kernels.sampling import SamplingTensors, sample
+from kernels.sampling import SamplingTensors, reference, sample
 from models.batch import Batch, Pools, TensorSpec, allocate
 
 VOCABULARY, PAGE = 8, 4
@@ -179,12 +179,14 @@ def test_each_row_is_drawn_by_its_own_parameters() -> None:
         before = expected
 
 
+@pytest.mark.parametrize("draw", [sample, reference.sample], ids=["as on this device", "as on an accelerator"])
 @pytest.mark.parametrize("only", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 1.0}])
-def test_a_row_alone_that_may_only_draw_the_best(only: Any) -> None:
-    """No other row in the step asks for it."""
+def test_a_row_alone_that_may_only_draw_the_best(only: Any, draw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other row in the step asks for it, and without it each would be as likely."""
+    monkeypatch.setattr("actors.forward.torch_device.sample", draw)
     bench = Bench()
     for token in range(VOCABULARY):
-        bench.open(0, [token], Sampling(seed=3, **only))
+        bench.open(0, [token], Sampling(seed=3, temperature=100.0, **only))
         assert unpack(bench.run([prompt(0, 1)]).tokens) == [best(token)]
 
 
