@@ -81,6 +81,16 @@ def test_a_row_that_is_opened_anew_is_sound_again() -> None:
     assert (seam.inner.ran, seam.reports) == ([1], [])
 
 
+def test_nothing_is_held_against_the_rows_of_a_new_unit() -> None:
+    seam = Seam()
+    seam.inner.faults["copy"] = Fault("no")
+    seam.device.copy(1, 2)
+    seam.device.drop_all()
+    seam.admit(1)
+    seam.step(1, 1)
+    assert (seam.inner.ran, seam.reports) == ([1], [])
+
+
 def test_a_row_that_could_not_be_extended_fails() -> None:
     seam = Seam()
     seam.admit(0)

@@ -353,6 +353,15 @@ def test_what_nobody_wants_goes_as_soon_as_nobody_uses_it() -> None:
     assert bench.tiers() == {} and bench.disk.deleted == [[3]]
 
 
+def test_what_is_wanted_again_meanwhile_stays() -> None:
+    bench = Bench(1)
+    bench.store.lend(bench.add(1))
+    bench.store.release(bench.node(1))
+    bench.store.claim(bench.node(1))
+    bench.store.end_loan(bench.node(1))
+    assert bench.tiers() == {1: "h"}
+
+
 def test_what_nobody_wants_any_more_goes_when_it_has_come_or_been_written() -> None:
     bench = Bench(1, files=9, found=(1,))
     node = bench.node(1)

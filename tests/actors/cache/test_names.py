@@ -260,3 +260,18 @@ def test_a_fork_names_the_deepest_state_there_is() -> None:
     assert bench.of(Kept)[-1] == Kept("fork", "slot", 4), "of two the nearer"
     bench.receive(Name("fork", "other key", pack([1, 2, 3, 4])))
     assert bench.of(Kept)[-1] == Kept("fork", "tokens", 0)
+
+
+def test_a_copy_that_is_named_anew_while_it_is_in_use_stays() -> None:
+    bench = Bench(slots=2, limits=HOST)
+    bench.open("s")
+    bench.run([1, 2], session="s")
+    bench.receive(Suspend(1, "s"))
+    exported(bench)
+    granted = bench.granted(bench.ask([1, 2, 3]))
+    assert granted.origin == "host"
+    bench.receive(Unname("s"))
+    bench.receive(Name("fork", "", pack([1, 2])))
+    bench.receive(Copied(granted.grant))
+    assert bench.of(Kept)[-1] == Kept("fork", "host", 2) and not bench.of(Drop)
+    bench.ledger.close()

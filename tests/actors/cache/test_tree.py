@@ -187,6 +187,16 @@ def test_who_goes_on_from_a_leaf_that_is_removed_goes_on_from_above_it() -> None
     assert tree.roots == {}
 
 
+def test_no_two_nodes_have_one_id() -> None:
+    tree: RadixTree[str] = RadixTree(PagePool(0, 1))
+    for salt in ("", "tenant"):
+        root = tree.match(salt, b"", 0).node
+        for tokens in ([1, 2, 3], [1, 2, 4], [5]):
+            tree.insert(root, pack(tokens), [])
+    nodes = [*tree.roots.values(), *tree.nodes]
+    assert len(nodes) == 10 and len({node.id for node in nodes}) == 10
+
+
 def test_a_tree_that_is_cleared_begins_anew() -> None:
     pages = PagePool(4, 2)
     tree: RadixTree[str] = RadixTree(pages)

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
+import anyio
 import pytest
 
 from actors.actor import Address
@@ -135,6 +136,18 @@ def test_a_restart_is_told_and_the_old_device_s_thread_has_ended() -> None:
 
     def fail(message: Message) -> None:
         raise RuntimeError("broken")
+
+    asyncio.run(scenario())
+
+
+def test_where_its_scope_is_cancelled_the_device_s_thread_has_ended() -> None:
+    async def scenario() -> None:
+        made = relay()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(made.run)
+            await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+        assert not vars(made.unit.device)["_thread"].is_alive()
 
     asyncio.run(scenario())
 

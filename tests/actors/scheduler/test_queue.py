@@ -67,6 +67,7 @@ def test_its_order_is_that_of_counting_anew_each_time() -> None:
         right = sorted(waiting, key=lambda each: keys[each.arrival])
         count = rng.randrange(12)
         assert queue.first(count) == right[:count] and len(queue) == len(waiting)
+        assert queue.rows == +rows and len(queue.rows) == len(+rows), "a flow without rows is forgotten"
 
 
 def test_a_flow_gives_way_to_one_that_has_two_rows_fewer() -> None:
