@@ -113,7 +113,7 @@ async def trickled_body(peer: Peer, random: Random) -> None:
 
 
 async def never_reads(peer: Peer, random: Random) -> None:
-    for _ in range(8):
+    for _ in range(40):
         peer.post(LARGE_ANSWER, "/detokenize")
     await asyncio.sleep(UNREAD_S * 2)
 
