@@ -8,9 +8,52 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from actors.control import (
+    Cleared as Cleared,
+)
+from actors.control import (
+    Continue as Continue,
+)
+from actors.control import (
+    Drain as Drain,
+)
+from actors.control import (
+    Drained as Drained,
+)
+from actors.control import (
+    Flush as Flush,
+)
+from actors.control import (
+    Flushed as Flushed,
+)
+from actors.control import (
+    Kept as Kept,
+)
+from actors.control import (
+    Name as Name,
+)
+from actors.control import (
+    Pause as Pause,
+)
+from actors.control import (
+    Paused as Paused,
+)
+from actors.control import (
+    Restarted as Restarted,
+)
+from actors.control import (
+    Suspend as Suspend,
+)
+from actors.control import (
+    Suspended as Suspended,
+)
+from actors.control import (
+    Unname as Unname,
+)
 from actors.grants import Chunk, Failure, Fill, GrantPages, PageCopy
+from actors.kinds import Kind
 from actors.lease import Lease, Loan
-from actors.requests import EndReason, MissReason, Origin, Output, PauseMode, Request, RetireReason, RowLogprobs, Tier
+from actors.requests import EndReason, MissReason, Origin, Output, Request, RetireReason, RowLogprobs
 from actors.tokens import Tokens
 
 
@@ -51,11 +94,11 @@ class Granted(Struct, tag=True, array_like=True):
 
 
 class Spare(Struct, tag=True, array_like=True):
-    """cache → scheduler, the answer to Want: at most as many slots as were asked for, perhaps none."""
+    """cache → scheduler, the answer to Want: a slot for each position, but for those that are not worth one."""
 
     grant: int
-    asked: int
     leases: list[Lease]
+    denied: list[int]
 
 
 class Return(Struct, tag=True, array_like=True):
@@ -216,10 +259,24 @@ class Refused(Struct, tag=True, array_like=True):
 
 
 class Want(Struct, tag=True, array_like=True):
-    """scheduler → cache: checkpoint slots for a running request; answered at once by Spare."""
+    """scheduler → cache: slots for checkpoints of a running request, as (position, kind); answered at once by Spare."""
 
     grant: int
-    count: int
+    checkpoints: list[tuple[int, Kind]]
+
+
+class Mark(Struct, tag=True, array_like=True):
+    """cache → scheduler: others wait for the state of this grant at this position of its prompt."""
+
+    grant: int
+    position: int
+
+
+class Passed(Struct, tag=True, array_like=True):
+    """scheduler → cache: the state that a Mark asked for will not be kept."""
+
+    grant: int
+    position: int
 
 
 class Extend(Struct, tag=True, array_like=True):
@@ -306,24 +363,6 @@ class Delta(Struct, tag=True, array_like=True):
     outputs: list[Output]
 
 
-class Flush(Struct, tag=True, array_like=True):
-    """api → cache: forget the tree, and the copies below it, files included; answered by Flushed."""
-
-    ticket: int
-
-
-class Cleared(Struct, tag=True, array_like=True):
-    """disk → cache: all that was asked of it before this ticket is carried out."""
-
-    ticket: int
-
-
-class Flushed(Struct, tag=True, array_like=True):
-    """cache → api."""
-
-    ticket: int
-
-
 class Unmade(Struct, tag=True, array_like=True):
     """device → forward → cache, after Exported: the copy under `key` could not be made."""
 
@@ -351,76 +390,6 @@ class Loaded(Struct, tag=True, array_like=True):
     error: str = ""
 
 
-class Name(Struct, tag=True, array_like=True):
-    """api → cache: the session's name goes to the deepest state kept at or below the end of these tokens.
-
-    Answered by Kept. While an account of the session is open this waits.
-    """
-
-    session: str
-    salt: str
-    tokens: Tokens
-
-
-class Unname(Struct, tag=True, array_like=True):
-    """api → cache: the session is closed; copies that no other name holds are dropped."""
-
-    session: str
-
-
-class Suspend(Struct, tag=True, array_like=True):
-    """api → cache: move the session's state to the lowest tier there is; answered by Suspended."""
-
-    ticket: int
-    session: str
-
-
-class Suspended(Struct, tag=True, array_like=True):
-    """cache → api: where the session's state is now, and how many tokens it has consumed."""
-
-    ticket: int
-    tier: Tier
-    position: int
-
-
-class Kept(Struct, tag=True, array_like=True):
-    """cache → api: the state that bears this session's name is, from now on, in this tier."""
-
-    session: str
-    tier: Tier
-    position: int
-
-
-class Pause(Struct, tag=True, array_like=True):
-    """api → scheduler: plan no more steps. Answered by Paused when none is under way.
-
-    "in_place": what runs keeps its slot and pages; "retract": it goes back to the queue, and Paused waits for that.
-    """
-
-    ticket: int
-    mode: PauseMode
-
-
-class Paused(Struct, tag=True, array_like=True):
-    """scheduler → api: so it is; or it was continued before."""
-
-    ticket: int
-
-
-class Continue(Struct, tag=True, array_like=True):
-    """api → scheduler: go on."""
-
-
-class Drain(Struct, tag=True, array_like=True):
-    """One lap of the ring behind the last request: api → scheduler → forward → results → cache."""
-
-
-class Drained(Struct, tag=True, array_like=True):
-    """cache → api: the lap is complete; `leaks` names what was not home (empty when all is well)."""
-
-    leaks: list[str]
-
-
 class Ran(Struct, tag=True, array_like=True):
     """device → forward: the step's event has passed. tokens[i] was sampled by the i-th row of the step that samples.
 
@@ -434,15 +403,11 @@ class Ran(Struct, tag=True, array_like=True):
     error: str = ""
 
 
-class Restarted(Struct, tag=True, array_like=True):
-    """supervision → api: the four actors were made anew; every open request is to be submitted again."""
-
-
 DiskReport: TypeAlias = Written | Loaded | Cleared
 Message: TypeAlias = (
     Granted | Spare | Return | Admit | Step | Stepped | Retired | Donate | Free
     | SaveFromReq | Export | Exported | Unmade | Drop | Written | Loaded | Cleared | Name | Unname | Suspend
     | Suspended | Kept | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed
-    | Retire | Admitted | Copied | Settled | Requeue | Over | Ended | Delta | Flush | Flushed | Pause
+    | Mark | Passed | Retire | Admitted | Copied | Settled | Requeue | Over | Ended | Delta | Flush | Flushed | Pause
     | Paused | Continue | Drain | Drained | Ran | Restarted
 )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from actors.cache.worth.order import Policy
 from actors.scheduler.strategy import Strategy
 
 SIZE = {"metavar": "SIZE"}
@@ -53,6 +54,10 @@ class Config(Struct, frozen=True, kw_only=True):
     max_running: Annotated[int, Meta(ge=1, le=4096, description="most requests that run at once")] = 16
     step_tokens: Annotated[int, Meta(ge=2, description="most tokens in a step: prompt chunks and decoded rows")] = 512
     max_queue: Annotated[int, Meta(ge=0, description="most requests that wait; more get 429")] = 1024
+    cache_policy: Annotated[
+        Policy,
+        Meta(description="which states go where slots are short: those worth least, or the least recently used"),
+    ] = "worth"
     track_interval: Annotated[
         int, Meta(ge=0, description="keep a state every so many tokens of an answer; 0 keeps none")
     ] = 256

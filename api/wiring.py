@@ -13,7 +13,7 @@ from actors.forward.contained import ContainedDevice
 from actors.forward.torch_device import TorchDevice, survives
 from actors.lease import Move, Violation
 from actors.runtime.relay import Relay, RelayConfig
-from actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, PoolSizes, size_pools
+from actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, PoolSizes, costs_of, size_pools
 from actors.scheduler.plan import Limits
 from actors.storage.files import StateFiles
 from actors.storage.host_memory import HostStates
@@ -178,7 +178,6 @@ def build_relay(
         max_queue=config.max_queue,
         step_tokens=config.step_tokens,
         page_size=sizes.page_size if sizes.pages else 0,
-        chunk_size=model.chunk_size,
         track_interval=config.track_interval,
         depth=1 if config.no_overlap else 2,
         strategy=config.state_strategy,
@@ -206,6 +205,8 @@ def build_relay(
             config.codec_check,
             config.poison_freed,
             restarts=config.restarts,
+            cache_policy=config.cache_policy,
+            costs=costs_of(model),
         ),
         lambda deliver: ContainedDevice(
             TorchDevice(model, pools, sizes.max_running, max_model_len, deliver, tiers.host), deliver, survives

@@ -1,10 +1,12 @@
 """What the cache knows of an open grant."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actors.cache.radix import Node
 from actors.cache.state_copy import StateCopy
+from actors.kinds import Kind
 from actors.lease import Lease, Loan
+from actors.messages import Acquire
 from actors.tokens import Tokens, count
 
 
@@ -12,17 +14,19 @@ from actors.tokens import Tokens, count
 class Account:
     """What an open grant holds of the cache: its node in the tree, its pages by index, and its loans.
 
-    node: pinned until the account closes. tail: the tokens between node's end and the account's position.
+    acquire: what it was asked for with. node: pinned until the account closes. tail: the tokens between its end and the
+    account's position.
     loan_node, loan: the node whose state is lent, and the loan. copy_source: the shared page to copy from.
     fill: the copy below the pool that the slot is filled from.
     named: the session's name was on the state that was moved. closing: it closes when its loans have ended.
+    checkpoints: the positions that slots were given for, and what they are. marks: the positions at which others wait
+    for its state; passed: at these it will not come.
     """
 
-    grant: int
+    acquire: Acquire
     node: Node[Lease]
     epoch: int
     pages: list[int]
-    session: str = ""
     loan_node: Node[Lease] | None = None
     loan: Loan | None = None
     copy_source: int | None = None
@@ -30,6 +34,22 @@ class Account:
     named: bool = False
     closing: bool = False
     tail: Tokens = b""
+    checkpoints: dict[int, Kind] = field(default_factory=dict)
+    marks: set[int] = field(default_factory=set)
+    passed: set[int] = field(default_factory=set)
+
+    @property
+    def grant(self) -> int:
+        return self.acquire.grant
+
+    @property
+    def session(self) -> str:
+        return self.acquire.session
+
+    def pass_by(self, position: int) -> None:
+        """There will be no state at this position."""
+        self.marks.discard(position)
+        self.passed.add(position)
 
     @property
     def position(self) -> int:

@@ -8,12 +8,18 @@ from actors.actor import Send
 from actors.cache.account import Account
 from actors.cache.allocator import Allocator
 from actors.cache.copies import NO_TIERS, TierLimits
+from actors.cache.page_queue import PageQueue
 from actors.cache.pages import PagePool
 from actors.cache.radix import Match, Node, RadixTree, path_to_root
 from actors.cache.state_copy import StateCopy, copy_of
 from actors.cache.tiers import Tiers
+from actors.cache.together import Together
 from actors.cache.waiting import Parked, Wait, Waiting
-from actors.grants import Fill, GrantPages, PageCopy
+from actors.cache.worth.chances import Chances
+from actors.cache.worth.lives import Lives
+from actors.cache.worth.order import PER_TOKEN, ByUse, ByWorth, Costs, Order, Policy
+from actors.grants import Fill, PageCopy
+from actors.kinds import Kind
 from actors.lease import Lease, Ledger, Place
 from actors.messages import (
     Acquire,
@@ -26,7 +32,6 @@ from actors.messages import (
     Drained,
     Exported,
     Extend,
-    Extended,
     Flush,
     Flushed,
     Free,
@@ -34,6 +39,7 @@ from actors.messages import (
     Loaded,
     Message,
     Name,
+    Passed,
     Refused,
     Return,
     SaveFromReq,
@@ -57,7 +63,9 @@ MAX_BLOCKED = 4
 class Cache:
     """The cache actor: it owns the free slots, the radix tree, the page counts, the grants' accounts and session names.
 
-    pages: the KV pool, of length 0 without attention. disk: None if states are not written to files.
+    pages: the KV pool, of length 0 without attention. policy: which states go first where room is short; costs: by what
+    "worth" weighs them. worth_waiting: fewer tokens that another request is computing are computed again.
+    disk: None if states are not written to files.
     max_tree_tokens: bounds the tree where pages do not. Beyond it the least recently used leaves that no grant goes on
     from are evicted, with their states.
     """
@@ -66,21 +74,32 @@ class Cache:
     ledger: Ledger
     pages: PagePool
     max_tree_tokens: int = 1 << 22
+    policy: Policy = "worth"
+    costs: Costs = PER_TOKEN
+    worth_waiting: int = 64
     limits: TierLimits = NO_TIERS
     disk: Disk | None = None
     counters: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.tree: RadixTree[Lease] = RadixTree(self.pages)
         self.accounts: dict[int, Account] = {}
-        self.tiers = Tiers(self.send, self.ledger, self.pages, self.tree, self.limits, self.disk)
-        self.allocator = Allocator(self.ledger, self.pages, self.tree, self.tiers, self.counters)
+        self.tree: RadixTree[Lease] = RadixTree(self.pages)
+        self.chances = Chances()
+        by_worth = ByWorth(self.tree, self.chances, self.costs)
+        self.order: Order[Lease] = by_worth if self.policy == "worth" else ByUse(self.tree)
+        self.lives = Lives(self.tree, self.chances, self.order, self.counters)
+        parts = self.ledger, self.pages, self.tree, self.order, self.lives
+        self.tiers = Tiers(self.send, *parts, self.limits, self.disk)
+        self.allocator = self._make_allocator()
+        self.page_queue = PageQueue(self.send, self.accounts, self.pages, self.tree, self.tiers, self.allocator)
         self.waiting = Waiting(self.tiers.store)
-        self._page_waiters: dict[int, None] = {}
+        self.together = Together(self.send, self.accounts, self.worth_waiting)
         self._flushed: dict[Node[Lease], Lease] = {}
         self._closed: list[int] = []
-        self._report_starved = False
         self._draining = False
+
+    def _make_allocator(self) -> Allocator:
+        return Allocator(self.ledger, self.pages, self.tree, self.order, self.lives, self.tiers, self.counters)
 
     def receive(self, message: Message) -> None:
         match message:
@@ -89,17 +108,19 @@ class Cache:
             case Cancel(grant):
                 if self.waiting.forget(grant):
                     self.send("scheduler", Refused(grant, "cancelled", "the request was aborted"))
-            case Want(grant, count):
-                self.send("scheduler", Spare(grant, count, self._spares(grant, count)))
+            case Want():
+                self._give_spares(message)
+            case Passed(grant, position):
+                if grant in self.accounts:
+                    self.accounts[grant].pass_by(position)
             case Extend(grants):
-                self._page_waiters.update(dict.fromkeys(grant for grant in grants if grant in self.accounts))
-                self._report_starved = True
+                self.page_queue.add(grants)
             case Copied(grant):
                 self._end_loans(self.accounts[grant])
             case Return(grant, state):
                 self._undo(self.accounts[grant], state)
             case Donate():
-                self._donate(message)
+                self._donate(message, ends=message.closes)
             case SaveFromReq():
                 self._save(message)
             case Exported():
@@ -131,7 +152,7 @@ class Cache:
 
     def act(self) -> None:
         self.tiers.act()
-        self._give_pages()
+        self.page_queue.give()
         self._serve()
         self.tiers.keep_a_slot_free()
         for grant in self._closed:
@@ -157,11 +178,11 @@ class Cache:
         self.allocator.grant_waits_for_slot = False
         blocked: list[Parked] = []
         for parked in self.waiting.in_order():
-            if self._page_waiters or len(blocked) == MAX_BLOCKED:
+            if self.page_queue or len(blocked) == MAX_BLOCKED:
                 return
             if any(earlier.overtaken >= MAX_OVERTAKING for earlier in blocked):
                 return
-            if parked.acquire.predecessor in self.accounts:
+            if parked.acquire.predecessor in self.accounts or self.together.is_waiting(parked):
                 continue
             waits_for = self._answer(parked)
             if waits_for is Wait.ALLOCATION:
@@ -184,6 +205,8 @@ class Cache:
         below = self.waiting.copy_for(parked, match.node.end)
         if below is not None and not copy_of(below).in_host:
             return Wait.COPY
+        if self.together.waits(parked, below.end if below is not None else match.node.end):
+            return Wait.TOGETHER
         had_state = match.node.state is not None
         if self._grant(parked, match, below, need):
             return None
@@ -214,7 +237,7 @@ class Cache:
             self.tree.unpin(node)
             return False
         state, moved, fresh = given
-        account = Account(acquire.grant, node, self.tree.epoch, table[:whole] + fresh, acquire.session)
+        account = Account(acquire, node, self.tree.epoch, table[:whole] + fresh)
         account.copy_source = copy_source
         if moved:
             account.named = acquire.session in node.sessions
@@ -224,6 +247,9 @@ class Cache:
             self.tiers.store.lend(below)
         elif node.state is not None:
             account.loan_node, account.loan = node, self.ledger.lend(node.state)
+            self.lives.used(node)
+        if match.lost is not None:
+            self.lives.missed(match.lost)
         self._open(account)
         self._granted(parked, account, match, state, moved)
         return True
@@ -232,7 +258,7 @@ class Cache:
         self.accounts[account.grant] = account
         if account.session:
             self.tiers.begin_turn(account.session)
-        self.tree.touch(account.node)
+        self.tree.touch(account.node, with_state=account.loan is not None)
 
     def _granted(self, parked: Parked, account: Account, match: Match[Lease], state: Lease, moved: bool) -> None:
         acquire, position = parked.acquire, account.position
@@ -255,65 +281,31 @@ class Cache:
                 account.loan,
                 list(account.pages),
                 None if account.copy_source is None else PageCopy(account.copy_source, account.pages[whole]),
-                known if position < known < min(length, acquire.limit + 1) else None,
+                known if match.parts and position < known <= acquire.limit else None,
                 None if account.fill is None else Fill(copy_of(account.fill).key, whole),
                 origin,
             ),
         )
 
-    def _spares(self, grant: int, wanted: int) -> list[Lease]:
-        """Checkpoint slots; none while a request waits for a slot to run in."""
-        slots: list[Lease] = []
-        while len(slots) < wanted and not self.allocator.grant_waits_for_slot and grant in self.accounts:
-            lease = self.allocator.spare_slot()
-            if lease is None:
-                break
-            slots.append(lease)
-        self.counters["checkpoints_granted"] += len(slots)
-        return slots
-
-    def _give_pages(self) -> None:
-        """A page to each row that waits for one, in the order of asking, and word of those that still wait.
-
-        Of one whose copy is under way there is no word yet: when that is done the page copied from may be its own. Nor
-        of any while a state leaves the pool, and its pages with it: an earlier word of them is taken back.
-        """
-        fed: list[GrantPages] = []
-        for grant in list(self._page_waiters):
-            pages = self.allocator.take_pages(1) or self._take_from_own_path(self.accounts[grant])
-            if pages is None:
-                break
-            self.accounts[grant].pages += pages
-            fed.append(GrantPages(grant, pages))
-            del self._page_waiters[grant]
-        if self.tiers.exports and self._page_waiters:
-            if fed or self._report_starved:
-                self.send("scheduler", Extended(fed, []))
-            self._report_starved = True
-        elif fed or self._report_starved:
-            self._report_starved = False
-            short = [grant for grant in self._page_waiters if not self.accounts[grant].on_loan]
-            self.send("scheduler", Extended(fed, short))
-
-    def _take_from_own_path(self, account: Account) -> list[int] | None:
-        """A grant that is alone may use the whole pool: what its own path names twice goes too."""
-        alone = len(self.accounts) == 1 and not self.tiers.exports
-        while alone and account.epoch == self.tree.epoch and not account.on_loan:
-            node = account.node
-            if node.parent is None or node.children:
-                return None
-            account.node, account.tail = node.parent, node.tokens + account.tail
-            self.allocator.drop(node)
-            if self.tiers.exports:
-                return None
-            if self.pages.free:
-                return self.pages.take(1)
-        return None
+    def _give_spares(self, want: Want) -> None:
+        """Slots for those checkpoints that are worth one."""
+        account = self.accounts.get(want.grant)
+        leases: list[Lease] = []
+        denied: list[int] = []
+        for position, kind in want.checkpoints:
+            lease = self.allocator.checkpoint_slot(account, position, kind) if account is not None else None
+            if lease is not None:
+                leases.append(lease)
+            else:
+                denied.append(position)
+        self.counters["checkpoints_granted"] += len(leases)
+        self.send("scheduler", Spare(want.grant, leases, denied))
 
     # Giving back
 
-    def _donate(self, donate: Donate) -> None:
+    def _donate(self, donate: Donate, ends: bool) -> None:
         account = self.accounts[donate.grant]
+        account.marks.discard(donate.position)
         if account.epoch != self.tree.epoch:
             self.ledger.free(donate.state)
         elif account.position + count(donate.tokens) != donate.position:
@@ -323,27 +315,35 @@ class Cache:
             )
             donate.state.surrender("quarantined")
         else:
-            self._keep(account, donate)
+            self._keep(account, donate, ends)
         if donate.closes:
             self._close(account)
 
-    def _keep(self, account: Account, donate: Donate) -> None:
+    def _keep(self, account: Account, donate: Donate, ends: bool) -> None:
         node = self.tree.insert(account.node, account.tail + donate.tokens, account.pages)
         account.tail = b""
         node.pins += 1
         self.tree.unpin(account.node)
         account.node = node
+        kind = (
+            self.lives.end_kind(node, count(account.acquire.tokens))
+            if ends
+            else account.checkpoints.pop(node.end, Kind.CHECKPOINT)
+        )
         if node.state is None and node.parent is not None:
             self.ledger.cache(donate.state, node.id)
             self.tree.set_state(node, donate.state)
+            self.lives.kept(node, kind)
         else:
             self.ledger.free(donate.state)
+            if node.state is not None:
+                self.lives.came_again(node, kind)
         self.tree.touch(node)
 
     def _save(self, save: SaveFromReq) -> None:
         """The turn's state is kept, and the session's name moves on to it."""
         account = self.accounts[save.grant]
-        self._donate(Donate(save.grant, save.state, save.position, save.tokens, closes=False))
+        self._donate(Donate(save.grant, save.state, save.position, save.tokens, closes=False), ends=True)
         self._name(account)
         self._close(account)
 
@@ -358,8 +358,7 @@ class Cache:
     def _undo(self, account: Account, state: Lease) -> None:
         moved_from = account.node if account.loan is None and account.position and not account.tail else None
         if moved_from is not None and account.epoch == self.tree.epoch and moved_from.state is None:
-            self.ledger.cache(state, moved_from.id)
-            self.tree.set_state(moved_from, state)
+            self.allocator.put_back(moved_from, state)
             if account.named and account.session in self.tiers.names.opened:
                 self.tiers.names.bind_to_pool(account.session, moved_from)
         else:
@@ -381,7 +380,7 @@ class Cache:
         if account.fill is not None:
             self.tiers.store.end_loan(account.fill)
             account.fill = None
-        self._report_starved |= account.grant in self._page_waiters
+        self.page_queue.loans_ended(account.grant)
         if account.closing:
             self._close(account)
 
@@ -391,8 +390,7 @@ class Cache:
         if account.on_loan:
             return
         del self.accounts[account.grant]
-        self._page_waiters.pop(account.grant, None)
-        self._report_starved |= bool(self._page_waiters)
+        self.page_queue.leave(account.grant)
         self._leave_session(account)
         self.pages.drop_grant_refs(account.pages)
         if account.epoch == self.tree.epoch:
@@ -417,13 +415,15 @@ class Cache:
 
     def _flush(self) -> None:
         """Forget every path, and every copy below; a state that is lent goes later, an older Donate when it arrives."""
-        for node in self.tree.clear():
+        nodes = self.tree.clear()
+        for node in nodes:
             assert node.state is not None
             self.tiers.names.lost_in_pool(node)
             if self.ledger.loans(node.state):
                 self._flushed[node] = node.state
             else:
                 self.ledger.free(node.state)
+        self.lives.cleared(nodes)
         self.tiers.store.flush()
         self.counters["flushes"] += 1
 

@@ -2,14 +2,18 @@
 
 from collections import Counter
 
+from actors.cache.account import Account
 from actors.cache.pages import PagePool
 from actors.cache.radix import Node, RadixTree
 from actors.cache.tiers import Tiers
+from actors.cache.worth.lives import Lives
+from actors.cache.worth.order import Order, above
+from actors.kinds import Kind
 from actors.lease import Lease, Ledger
 
 
 class Allocator:
-    """Hands out state slots and KV pages, and evicts the least recently used states and leaves for them.
+    """Hands out state slots and KV pages, and evicts for them the states that are to go next, and bare leaves.
 
     A part of the cache. A state with a session's name is copied first, where there is room for a copy; its slot and
     pages can be had only when Exported has come.
@@ -17,10 +21,18 @@ class Allocator:
     """
 
     def __init__(
-        self, ledger: Ledger, pages: PagePool, tree: RadixTree[Lease], tiers: Tiers, counters: Counter[str]
+        self,
+        ledger: Ledger,
+        pages: PagePool,
+        tree: RadixTree[Lease],
+        order: Order[Lease],
+        lives: Lives,
+        tiers: Tiers,
+        counters: Counter[str],
     ) -> None:
         self.grant_waits_for_slot = False
-        self._ledger, self._pages, self._tree, self._tiers, self._counters = ledger, pages, tree, tiers, counters
+        self._ledger, self._pages, self._tree, self._order, self._lives = ledger, pages, tree, order, lives
+        self._tiers, self._counters = tiers, counters
 
     def slot_and_pages(
         self, node: Node[Lease] | None, session: str, pages: int, reserve: int
@@ -42,20 +54,37 @@ class Allocator:
         return lease, moved, fresh
 
     def _state_slot(self, node: Node[Lease] | None, session: str) -> tuple[Lease | None, bool]:
-        """A slot for a grant that goes on from node; the node's own state, moved, if no other can be had.
+        """A slot for a grant that goes on from node: a free one, that of the next state to go, or the node's own.
 
-        It moves only if nobody else can go on from it; else a copy is made, from which this grant goes on too.
+        Its own state moves where to keep it is worth less than the next to go, or no other slot can be had; and only
+        if nobody else can go on from it: else a copy is made, from which this grant goes on too.
         """
-        lease = self._ledger.take("cache") or self._evict_state(keep=node)
-        own = node.state if node is not None else None
-        if lease is None and node is not None and own is not None and not self._ledger.loans(own):
-            if node.sessions <= {session}:
-                self._ledger.uncache(own, "cache")
-                return self._tree.take_state(node), True
-            if not self._tiers.exports:
-                self._evict(node)
+        lease = self._ledger.take("cache")
+        if lease is not None:
+            return lease, False
+        other = self._next_to_go(keep=node)
+        can_move = node is not None and self._is_evictable(node) and node.sessions <= {session}
+        if node is not None and can_move and (other is None or not self._is_kept_instead(node, other)):
+            return self._move(node), True
+        if other is not None:
+            self._evict(other)
+            lease = self._ledger.take("cache")
+            if lease is None and node is not None and can_move:
+                return self._move(node), True
+        elif node is not None and self._is_evictable(node) and not self._tiers.exports:
+            self._evict(node)  # It is somebody else's: the grant is matched anew.
         self.grant_waits_for_slot |= lease is None
         return lease, False
+
+    def _is_kept_instead(self, node: Node[Lease], other: Node[Lease]) -> bool:
+        """Whether a state that somebody has gone on from is worth more than another that is to go."""
+        return self._order.admits(self._lives.kind_after(node), above(node), node.end, other)
+
+    def _move(self, node: Node[Lease]) -> Lease:
+        assert node.state is not None
+        self._ledger.uncache(node.state, "cache")
+        self._lives.moved(node)
+        return self._tree.take_state(node)
 
     def _give_back(self, lease: Lease, moved_from: Node[Lease] | None) -> None:
         """The pages wait for a copy that is being made; nobody else is to have the slot meanwhile."""
@@ -63,12 +92,37 @@ class Allocator:
         if moved_from is None:
             self._ledger.free(lease)
         else:
-            self._ledger.cache(lease, moved_from.id)
-            self._tree.set_state(moved_from, lease)
+            self.put_back(moved_from, lease)
 
-    def spare_slot(self) -> Lease | None:
-        """A slot that is free, or holds a state without a name."""
-        return self._ledger.take("cache") or self._evict_state(unnamed_only=True)
+    def put_back(self, node: Node[Lease], lease: Lease) -> None:
+        """A state that was moved has not been used."""
+        self._ledger.cache(lease, node.id)
+        self._tree.set_state(node, lease)
+        self._lives.kept(node, node.kind)
+
+    def checkpoint_slot(self, account: Account, position: int, kind: Kind) -> Lease | None:
+        """A slot for a checkpoint: a free one, or that of a state without a name which is worth less.
+
+        None while a request waits for a slot to run in. Where others wait for the checkpoint any such state goes.
+        """
+        lease = None
+        if not self.grant_waits_for_slot:
+            lease = self._ledger.take("cache") or self._evict_for(account, position, kind)
+        if lease is None:
+            account.pass_by(position)
+        else:
+            account.checkpoints[position] = kind
+        return lease
+
+    def _evict_for(self, account: Account, position: int, kind: Kind) -> Lease | None:
+        other = self._next_to_go(unnamed_only=True)
+        above = max((p for p in (account.position, *account.checkpoints) if p < position), default=0)
+        if other is None:
+            return None
+        if position not in account.marks and not self._order.admits(kind, above, position, other):
+            return None
+        self._evict(other)
+        return self._ledger.take("cache")
 
     def _has_pages(self, wanted: int, reserve: int) -> bool:
         """Whether so many pages are free, or can be evicted."""
@@ -99,27 +153,27 @@ class Allocator:
         return self._pages.take(wanted)
 
     def evict_leaf(self) -> bool:
-        """Drop the least recently used leaf that no open grant goes on from, and its state."""
-        for node in self._tree.nodes:
-            if not node.children and not node.pins:
-                self.drop(node)
-                return True
-        return False
+        """Drop a leaf that no open grant goes on from: one without a state, or else that of the next to go."""
+        leaf = next((node for node in self._tree.bare if not node.pins), None)
+        if leaf is None:
+            leaf = self._order.least(lambda node: not node.children and not node.pins)
+        if leaf is not None:
+            self.drop(leaf)
+        return leaf is not None
 
     def drop(self, leaf: Node[Lease]) -> None:
         if leaf.state is not None:
             self._evict(leaf)
         self._counters["evicted_pages"] += len(leaf.pages)
+        self._lives.forgotten(leaf)
         self._tree.remove(leaf)
 
-    def _evict_state(self, keep: Node[Lease] | None = None, unnamed_only: bool = False) -> Lease | None:
-        """The slot of the least recently used state; while a copy is made, of one that needs none."""
+    def _next_to_go(self, keep: Node[Lease] | None = None, unnamed_only: bool = False) -> Node[Lease] | None:
+        """The state that is to give up its slot; while a copy is made, of those that need none."""
         unnamed_only = unnamed_only or bool(self._tiers.exports)
-        for node in self._tree.states:
-            if node is not keep and not (unnamed_only and node.sessions) and self._is_evictable(node):
-                self._evict(node)
-                break
-        return self._ledger.take("cache")
+        return self._order.least(
+            lambda node: node is not keep and not (unnamed_only and node.sessions) and self._is_evictable(node)
+        )
 
     def _is_evictable(self, node: Node[Lease]) -> bool:
         return node.state is not None and not self._ledger.loans(node.state)
@@ -130,4 +184,5 @@ class Allocator:
             self._tiers.demote(node)
         else:
             node.evicted = True
+            self._lives.went(node)
             self._ledger.free(self._tree.take_state(node))

@@ -16,17 +16,23 @@ class Names:
     A part of the cache. in_pool: the session's node; stored: its copy, used where there is no node. With neither it
     goes on from its tokens. With a node in the pool an older copy stays as long as it has a file, for after a kill.
     named: the nodes of in_pool. opened: the open sessions, and whether they have anything to go on from.
-    claim, release: called with copies that get a name, or are left without one.
+    renamed: called with a node when a name has come to it, or left it. claim, release: with copies that get a name, or
+    are left without one.
     """
 
     def __init__(
-        self, send: Send, claim: Callable[[Node[StateCopy]], None], release: Callable[[Node[StateCopy]], None]
+        self,
+        send: Send,
+        renamed: Callable[[Node[Lease]], None],
+        claim: Callable[[Node[StateCopy]], None],
+        release: Callable[[Node[StateCopy]], None],
     ) -> None:
         self.opened: dict[str, bool] = {}
         self.in_pool: dict[str, Node[Lease]] = {}
         self.named: ByAge[Lease] = ByAge()
         self.stored: dict[str, Node[StateCopy]] = {}
         self._send = send
+        self._renamed = renamed
         self._claim = claim
         self._release = release
 
@@ -35,6 +41,7 @@ class Names:
         self.in_pool[session], self.opened[session] = node, True
         node.sessions.add(session)
         self.named.put(node, True)
+        self._renamed(node)
         older = self.stored.get(session)
         if older is not None and (older.end >= node.end or copy_of(older).disk is Presence.ABSENT):
             self.unbind_from_store(session)
@@ -54,6 +61,7 @@ class Names:
         if node is not None:
             node.sessions.discard(session)
             self.named.put(node, bool(node.sessions))
+            self._renamed(node)
 
     def lose(self, session: str) -> None:
         """Nothing is kept of it but its tokens."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from actors.cache.pages import PagePool
+from actors.kinds import Kind
 from actors.requests import MissReason
 from actors.tokens import WIDTH, Tokens, common_prefix, count, cut
 
@@ -21,7 +22,8 @@ class Node(Generic[S]):
     """Tokens [start, end) of a path. `pages` covers them; the first page may begin with entries of the path above.
 
     sessions: those that go on from its state. pins: open grants that go on from here. evicted: it had a state that had
-    to go. used: when its state was used last, in uses of the tree. salt: set on roots only.
+    to go. used: when its state was used last, in uses of the tree. kind: of its state, since that was of age `since`.
+    ended: whether a request has ended here. ways: how often somebody went on from a copy. salt: set on roots only.
     """
 
     id: int
@@ -35,6 +37,10 @@ class Node(Generic[S]):
     pins: int = 0
     evicted: bool = False
     used: int = 0
+    kind: Kind = Kind.NEW
+    since: int = 0
+    ended: bool = False
+    ways: int = 0
     salt: str = ""
 
     @property
@@ -49,20 +55,24 @@ class Match(Generic[S]):
     node: that state's node, or the root if there is none. tokens: how many leading tokens the tree knows.
     miss_reason: why the state is not as deep as it might be, empty if it is. evicted: a deeper state had to go.
     misaligned: one lies beyond what the tokens share or the limit allows. never_kept: there was none.
+    lost: the node of the deepest state that might have been used and had to go, if it is deeper.
+    parts: whether the tree goes on there, but not with these tokens.
     """
 
     node: Node[S]
     tokens: int
     miss_reason: MissReason
+    lost: Node[S] | None = None
+    parts: bool = False
 
 
 class RadixTree(Generic[S]):
     """A radix tree of token sequences with states of type S at its nodes, and one root a salt.
 
     nodes: all but the roots. states: the nodes that keep a state. Both in order of use, the least recent first; of
-    the nodes, each behind those that hang on it.
+    the nodes, each behind those that hang on it. bare: the leaves without a state.
     tokens: the number of tokens on all edges. epoch: how often the tree was cleared; nodes of an older epoch are no
-    longer part of it.
+    longer part of it. uses: how often its states were used.
     """
 
     def __init__(self, pages: PagePool) -> None:
@@ -70,26 +80,30 @@ class RadixTree(Generic[S]):
         self.roots: dict[str, Node[S]] = {}
         self.nodes: OrderedDict[Node[S], None] = OrderedDict()
         self.states: OrderedDict[Node[S], None] = OrderedDict()
+        self.bare: OrderedDict[Node[S], None] = OrderedDict()
         self.tokens = 0
         self.epoch = 0
+        self.uses = 0
         self._next_id = 0
-        self._uses = 0
 
     def match(self, salt: str, tokens: Tokens, limit: int) -> Match[S]:
         """The deepest state at or before `limit` on the path of `tokens`, and the length of the path that is known."""
         node = best = self._root(salt)
         known = 0
         miss_reason: MissReason = ""
+        lost: Node[S] | None = None
         while child := node.children.get(cut(tokens, known, known + 1)):
             known += common_prefix(child.tokens, cut(tokens, known, known + count(child.tokens)))
             if child.state is not None and child.end <= min(known, limit):
-                best, miss_reason = child, ""
+                best, miss_reason, lost = child, "", None
             else:
                 miss_reason = _worse(miss_reason, _miss_reason(child, min(known, limit)))
+                lost = child if child.evicted and child.end <= min(known, limit) else lost
             if known < child.end:
                 break
             node = child
-        return Match(best, known, miss_reason if best.end < min(known, limit) else "")
+        parts = known < count(tokens) and (known > node.end or bool(node.children))
+        return Match(best, known, miss_reason if best.end < min(known, limit) else "", lost, parts)
 
     def deepest(self, salt: str, tokens: Tokens, limit: int) -> Node[S] | None:
         """The node of the deepest state at or before `limit` on the path of `tokens`."""
@@ -123,6 +137,7 @@ class RadixTree(Generic[S]):
     def set_state(self, node: Node[S], state: S) -> None:
         node.state, node.evicted = state, False
         self.states[node] = None
+        self.bare.pop(node, None)
         self._use(node)
 
     def take_state(self, node: Node[S]) -> S:
@@ -130,14 +145,17 @@ class RadixTree(Generic[S]):
         assert state is not None
         node.state = None
         del self.states[node]
+        self._note_bare(node)
         return state
 
-    def touch(self, node: Node[S]) -> None:
-        """Mark the path to node as used now, its root-most part as the latest."""
+    def touch(self, node: Node[S], with_state: bool = True) -> None:
+        """Mark the path to node as used now, its root-most part as the latest; and its state."""
         for step in path_to_root(node):
             if step.parent is not None:
                 self.nodes.move_to_end(step)
-        if node.state is not None:
+        if node in self.bare:
+            self.bare.move_to_end(node)
+        if node.state is not None and with_state:
             self.states.move_to_end(node)
             self._use(node)
 
@@ -150,9 +168,10 @@ class RadixTree(Generic[S]):
         assert node.parent is not None and not node.children and node.state is None
         node.parent.pins += node.pins
         del node.parent.children[node.tokens[:WIDTH]]
-        del self.nodes[node]
+        del self.nodes[node], self.bare[node]
         self.tokens -= count(node.tokens)
         self.pages.drop_node_refs(node.pages)
+        self._note_bare(node.parent)
         self._trim(node.parent)
 
     def clear(self) -> list[Node[S]]:
@@ -163,6 +182,7 @@ class RadixTree(Generic[S]):
         self.roots.clear()
         self.nodes.clear()
         self.states.clear()
+        self.bare.clear()
         self.tokens = 0
         self.epoch += 1
         return stateful
@@ -174,8 +194,12 @@ class RadixTree(Generic[S]):
         return self.roots[salt]
 
     def _use(self, node: Node[S]) -> None:
-        self._uses += 1
-        node.used = self._uses
+        self.uses += 1
+        node.used = self.uses
+
+    def _note_bare(self, node: Node[S]) -> None:
+        if node.parent is not None and not node.children and node.state is None:
+            self.bare[node] = None
 
     def _trim(self, node: Node[S]) -> None:
         """Forget a root that nothing hangs on."""
@@ -192,7 +216,10 @@ class RadixTree(Generic[S]):
             self.pages.add_node_refs(pages[:1])
             self.pages.drop_node_refs(step.pages[-1:])
             step.pages[-1] = pages[0]
-        return self._add(tokens, node, pages)
+        self.bare.pop(node, None)
+        leaf = self._add(tokens, node, pages)
+        self.bare[leaf] = None
+        return leaf
 
     def _add(self, tokens: Tokens, parent: Node[S], pages: list[int]) -> Node[S]:
         self._next_id += 1

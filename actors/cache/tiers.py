@@ -10,6 +10,8 @@ from actors.cache.names import Names
 from actors.cache.pages import PagePool
 from actors.cache.radix import Node, RadixTree, root_of, tokens_to
 from actors.cache.state_copy import Presence, StateCopy, copy_of
+from actors.cache.worth.lives import Lives
+from actors.cache.worth.order import Order
 from actors.lease import Lease, Ledger, Place
 from actors.messages import Export, Exported, Name, Suspend, Suspended, Unname
 from actors.requests import Tier
@@ -33,14 +35,19 @@ class Tiers:
         ledger: Ledger,
         pages: PagePool,
         tree: RadixTree[Lease],
+        order: Order[Lease],
+        lives: Lives,
         limits: TierLimits,
         disk: Disk | None,
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self._send, self._ledger, self._pages, self._tree = send, ledger, pages, tree
+        self._send, self._ledger, self._pages, self._tree, self._order = send, ledger, pages, tree, order
+        self._lives = lives
         self._open_turns: Counter[str] = Counter()
         self.commands = Commands(lambda command: self._carry_out(command))
-        self.names = Names(send, lambda node: self.store.claim(node), lambda node: self.store.release(node))
+        self.names = Names(
+            send, lives.renamed, lambda node: self.store.claim(node), lambda node: self.store.release(node)
+        )
         self.store = CopyStore(
             limits, disk, send, self.names.changed_in_store, self.names.lost_in_store, self._settled_below
         )
@@ -67,7 +74,7 @@ class Tiers:
     def keep_a_slot_free(self) -> None:
         """Have a slot at hand where the next to go is a session's, whose copy takes a moment."""
         if not self._ledger.counts[Place.FREE] and not self.exports:
-            node = next((node for node in self._tree.states if not self._ledger.loans(_state(node))), None)
+            node = self._order.least(lambda node: not self._ledger.loans(_state(node)))
             if node is not None and node.sessions and self.store.can_hold(node.end):
                 self.demote(node, may_lose=False)
 
@@ -90,6 +97,7 @@ class Tiers:
         expected = self.store.reserve(salt, tokens) if below is None else None
         if below is None and expected is None and not may_lose:
             return False
+        self._lives.went(node)
         self._tree.take_state(node)
         node.evicted = True
         if expected is not None:

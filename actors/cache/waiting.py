@@ -11,10 +11,11 @@ from actors.requests import MissReason
 
 
 class Wait(Enum):
-    """What an Acquire waits for: slots and pages, or a copy that is coming to host memory."""
+    """What an Acquire waits for: slots and pages, a copy that is coming to host memory, or what another computes."""
 
     ALLOCATION = auto()
     COPY = auto()
+    TOGETHER = auto()
 
 
 @dataclass(eq=False, slots=True)
@@ -23,6 +24,7 @@ class Parked:
 
     awaits: the copy below the pool that it is to start from, on loan. read: that copy was read from disk.
     miss_reason: "damaged" if the file that it waited for cannot be read. overtaken: how many were granted past it.
+    leader, waits_at: the grant that computes what it needs, and up to where. leaders: how many it has waited for.
     """
 
     acquire: Acquire
@@ -30,6 +32,9 @@ class Parked:
     read: bool = False
     miss_reason: MissReason = ""
     overtaken: int = 0
+    leader: int | None = None
+    waits_at: int = 0
+    leaders: int = 0
 
 
 class Waiting:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from actors.cache.radix import Node, RadixTree, path_to_root
+from actors.cache.worth.order import Order
 from actors.forward.actor import Forward
 from actors.lease import Lease, Ledger
 from actors.scheduler.actor import Scheduler
@@ -52,12 +53,12 @@ def _uses(scheduler: Scheduler, forward: Forward, tree: RadixTree[Lease]) -> Ite
             yield spare.slot, Use(None, row.record.request.id)
 
 
-def explain_tree(tree: RadixTree[Lease]) -> list[dict[str, object]]:
-    """Roots first; `slot` is that of the node's state, None where it keeps none."""
-    return [_explain_node(node) for node in (*tree.roots.values(), *tree.nodes)]
+def explain_tree(tree: RadixTree[Lease], order: Order[Lease]) -> list[dict[str, object]]:
+    """Roots first; `slot`, `kind` and `worth` are those of the node's state, None where it keeps none."""
+    return [_explain_node(node, order) for node in (*tree.roots.values(), *tree.nodes)]
 
 
-def _explain_node(node: Node[Lease]) -> dict[str, object]:
+def _explain_node(node: Node[Lease], order: Order[Lease]) -> dict[str, object]:
     *_, root = path_to_root(node)
     return {
         "id": node.id,
@@ -66,6 +67,8 @@ def _explain_node(node: Node[Lease]) -> dict[str, object]:
         "end": node.end,
         "pages": list(node.pages),
         "slot": node.state.slot if node.state is not None else None,
+        "kind": node.kind.label if node.state is not None else None,
+        "worth": order.worth(node) if node.state is not None else None,
         "evicted": node.evicted,
         "sessions": sorted(node.sessions),
         "pins": node.pins,

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import NoReturn
@@ -15,8 +15,10 @@ from actors.actor import Actor, Address, Send
 from actors.cache.actor import Cache
 from actors.cache.copies import NO_TIERS, TierLimits
 from actors.cache.pages import PagePool
+from actors.cache.worth.order import PER_TOKEN, Costs, Policy
 from actors.forward.actor import Forward
 from actors.forward.device import Device, DeviceThread
+from actors.kinds import Kind
 from actors.lease import Ledger, Move, Place, Violation
 from actors.messages import DiskReport, Message, Ran, Restarted, Unmade
 from actors.results.actor import ResultProcessor, Vocabulary
@@ -34,7 +36,7 @@ from actors.storage.disk import DiskThread
 class RelayConfig:
     """slots of the state pool, and pages of the KV pool (0 without attention).
 
-    poison_freed: a slot is overwritten when it becomes free.
+    poison_freed: a slot is overwritten when it becomes free. cache_policy, costs: which states go where room is short.
     The unit may restart `restarts` times within `restart_window` seconds.
     """
 
@@ -46,6 +48,8 @@ class RelayConfig:
     poison_freed: bool = False
     restarts: int = 3
     restart_window: float = 60.0
+    cache_policy: Policy = "worth"
+    costs: Costs = PER_TOKEN
 
 
 class DeviceFailed(Exception):
@@ -77,7 +81,15 @@ class Unit:
         self._disk = relay.disk
         if self._disk is not None:
             self._disk.start(self._from_disk)
-        self.cache = Cache(sender("cache"), self.ledger, pages, limits=config.tiers, disk=self._disk)
+        self.cache = Cache(
+            sender("cache"),
+            self.ledger,
+            pages,
+            policy=config.cache_policy,
+            costs=config.costs,
+            limits=config.tiers,
+            disk=self._disk,
+        )
         self.scheduler = Scheduler(sender("scheduler"), limits)
         self.forward = Forward(sender("forward"), self.device, limits.max_running)
         self.results = ResultProcessor(sender("results"), vocabulary)
@@ -210,14 +222,19 @@ class Relay:
     def lease_moves(self) -> Counter[str]:
         return self._moves_before + self.ledger.moves
 
-    def gauges(self) -> dict[str, float | dict[str, int]]:
-        """What there is now: requests running and waiting, slots by place, pages by use, mailbox depth by actor."""
+    def gauges(self) -> dict[str, float | Mapping[str, float]]:
+        """What there is now: requests running and waiting, slots by place, pages by use, mailbox depth by actor.
+
+        states: those in slots, by kind; state_chance: that a new one of this kind is ever gone on from.
+        """
         unit = self.unit
         pages = unit.cache.pages
         return {
             "running": len(unit.scheduler.state.rows),
             "waiting": len(unit.scheduler.state.queue),
             "slots": {str(place): self.ledger.counts[place] for place in Place},
+            "states": Counter(node.kind.label for node in unit.cache.tree.states),
+            "state_chance": {kind.label: unit.cache.chances.chance(kind, 0) for kind in Kind},
             "pages": {"free": pages.free, "used": pages.used, "cached": pages.cached},
             "stored": unit.cache.tiers.store.figures(),
             "mailbox_depth": {address: len(box.envelopes) for address, box in unit.runtime.mailboxes.items()},
@@ -231,7 +248,7 @@ class Relay:
 
     def debug_tree(self) -> list[dict[str, object]]:
         """The nodes of the radix tree, without their tokens."""
-        return explain_tree(self.unit.cache.tree)
+        return explain_tree(self.unit.cache.tree, self.unit.cache.order)
 
     def _make_unit(self) -> Unit:
         if self.on_event is not None:

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import torch
+
+from actors.cache.worth.order import Costs
 from actors.scheduler.strategy import Strategy, slots_per_request
 from models.batch import Model
 
@@ -74,6 +77,18 @@ def size_pools(
         raise SizingError(f"no request fits: there are no pages of {_mib(page_bytes)}")
     why.append(f"{fit} requests fit: {slots} slots less {tree_slots} for the tree, {each} a request ({strategy})")
     return PoolSizes(slots, slot_bytes, pages, page_bytes, page_size, min(fit, max_running), why)
+
+
+def costs_of(model: Model) -> Costs:
+    """Operations that a token takes, and bytes that a state and a token's keys and values take."""
+    per_kv = sum(shape.nbytes // shape.dtype.itemsize for shape in model.kv_specs())
+    parameters = sum(tensor.numel() for tensor in model.parameters()) if isinstance(model, torch.nn.Module) else 0
+    return Costs(
+        compute=2.0 * parameters or 1.0,
+        attend=2.0 * per_kv if parameters else 0.0,
+        slot=float(sum(shape.nbytes for shape in model.state_specs())),
+        token=float(sum(shape.nbytes for shape in model.kv_specs())),
+    )
 
 
 def _mib(size: int) -> str:

@@ -1,6 +1,7 @@
 """The envelope in which every message travels, and which trace it belongs to."""
 
 from collections.abc import Callable
+from typing import TypeAlias, get_args
 
 from msgspec import Struct
 
@@ -16,8 +17,10 @@ from actors.messages import (
     Ended,
     Free,
     Granted,
+    Mark,
     Message,
     Over,
+    Passed,
     Refused,
     Requeue,
     Retire,
@@ -27,6 +30,10 @@ from actors.messages import (
     Spare,
     Submit,
     Want,
+)
+
+OfGrant: TypeAlias = (
+    Granted | Spare | Return | Retired | Donate | SaveFromReq | Cancel | Want | Mark | Passed | Retire | Copied
 )
 
 
@@ -53,9 +60,8 @@ class Traces:
         self._queued = queued
         self._grants: dict[int, str] = {}
         self._requests: dict[str, str] = {}
-        by_grant = (Granted, Spare, Return, Retired, Donate, SaveFromReq, Cancel, Want, Retire, Copied)
         self._readers: dict[type, Callable[..., str]] = {
-            **dict.fromkeys(by_grant, self._of_grant),
+            **dict.fromkeys(get_args(OfGrant), self._of_grant),
             **dict.fromkeys((Closed, Refused), self._of_closed_grant),
             **dict.fromkeys((Submit, Requeue), self._of_new_request),
             **dict.fromkeys((Over, Ended), self._of_ended_request),
@@ -70,9 +76,7 @@ class Traces:
         read = self._readers.get(type(message))
         return self.current if read is None else read(message)
 
-    def _of_grant(
-        self, message: Granted | Spare | Return | Retired | Donate | SaveFromReq | Cancel | Want | Retire | Copied
-    ) -> str:
+    def _of_grant(self, message: OfGrant) -> str:
         return self._grants.get(message.grant, self.current)
 
     def _of_closed_grant(self, message: Closed | Refused) -> str:

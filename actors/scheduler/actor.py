@@ -1,11 +1,12 @@
 """The scheduler: the queue, the running rows and their spare checkpoint slots. It carries out what `plan` decides."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from actors.actor import Send
 from actors.grants import GrantPages
+from actors.kinds import Kind
 from actors.lease import Lease
 from actors.messages import (
     Abort,
@@ -21,8 +22,10 @@ from actors.messages import (
     Extended,
     Free,
     Granted,
+    Mark,
     Message,
     Over,
+    Passed,
     Pause,
     Paused,
     Refused,
@@ -43,7 +46,6 @@ from actors.scheduler.plan import (
     SchedulerState,
     StepPlan,
     checkpoint_positions,
-    horizon,
     plan,
     steady_until,
 )
@@ -54,8 +56,11 @@ from actors.tokens import count
 
 @dataclass
 class Scheduler:
+    """The scheduler actor. positions: where a prompt is worth a checkpoint, given where others part from it."""
+
     send: Send
     limits: Limits
+    positions: Callable[[Request, int | None], dict[int, Kind]] = checkpoint_positions
     counters: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -83,6 +88,8 @@ class Scheduler:
                 self._refused(message)
             case Spare():
                 self._spare(message)
+            case Mark(grant, position):
+                self._mark(grant, position)
             case Extended(pages, starved):
                 self._extended(pages, starved)
             case Closed(grant):
@@ -227,10 +234,12 @@ class Scheduler:
             ),
         )
 
-    def _wanted(self, request: Request, granted: Granted) -> dict[int, int]:
+    def _wanted(self, request: Request, granted: Granted) -> dict[int, Kind]:
         if not self._keeps_checkpoints:
             return {}
-        return checkpoint_positions(request, granted.match, granted.branch, self.limits.chunk_size)
+        first = granted.match + max(self.limits.min_saving, 1)
+        positions = self.positions(request, granted.branch)
+        return {p: kind for p, kind in positions.items() if first <= p < count(request.tokens)}
 
     def _refused(self, refused: Refused) -> None:
         record = self.state.acquiring.pop(refused.grant, None)
@@ -241,24 +250,28 @@ class Scheduler:
         self._end(record, "too_large", refused.message)
 
     def _spare(self, spare: Spare) -> None:
-        """Where fewer came than were asked for, the positions that rank last go without; a retired row needs none."""
+        """Positions that are not worth a slot go without; a retired row needs none."""
         self._wants.discard(spare.grant)
         row = self.state.rows.get(spare.grant)
         if row is None:
             if spare.leases:
                 self.send("cache", Free(spare.leases))
             return
-        row.asked = 0
+        row.asked = False
         row.spares += spare.leases
-        if len(spare.leases) < spare.asked:
-            self._skip(row)
+        for position in spare.denied:
+            if row.wanted.pop(position, None) is not None:
+                self.counters["checkpoints_skipped"] += 1
 
-    def _skip(self, row: ScheduledRow) -> None:
-        """Give up the checkpoints that come up soon and have no slot."""
-        soon = [p for p in row.wanted if row.position < p <= horizon(self.limits, row, row.position)]
-        for position in sorted(soon, key=row.wanted.__getitem__)[len(row.spares) :]:
-            del row.wanted[position]
-            self.counters["checkpoints_skipped"] += 1
+    def _mark(self, grant: int, position: int) -> None:
+        """Others wait for its state there; where it has passed there is none."""
+        row = self.state.rows.get(grant)
+        if row is None or row.position >= position or not self._keeps_checkpoints:
+            self.send("cache", Passed(grant, position))
+        else:
+            row.wanted[position] = Kind.BRANCH
+            row.marks.add(position)
+            row.refill = True
 
     def _extended(self, pages: list[GrantPages], starved: list[int]) -> None:
         for given in pages:
@@ -283,8 +296,8 @@ class Scheduler:
             self._retire(grant, reason)
         if commands.step is not None:
             self._step(commands.step)
-        for grant, slots in commands.want:
-            self._want(grant, slots)
+        for grant, checkpoints in commands.want:
+            self._want(grant, checkpoints)
         extend = [grant for grant in commands.extend if grant in self.state.rows]
         if extend:
             for grant in extend:
@@ -340,6 +353,9 @@ class Scheduler:
         self._steps += 1
         self.state.in_flight += 1
         self.state.last_step_isolated = step.isolated
+        for grant, position in step.missed:
+            if position in self.state.rows[grant].marks:
+                self.send("cache", Passed(grant, position))
         for grant, position in [*step.missed, *step.checkpoints]:
             del self.state.rows[grant].wanted[position]
         self.counters["checkpoints_skipped"] += len(step.missed)
@@ -372,16 +388,16 @@ class Scheduler:
         if interval and self._keeps_checkpoints and (begin < row.length or row.position % interval == 0):
             boundary = (row.position // interval + 1) * interval
             if boundary <= row.last:
-                row.wanted[boundary] = 0
+                row.wanted[boundary] = Kind.CHECKPOINT
         if row.position == row.last:
             self._retire(row.grant, "limit")
 
-    def _want(self, grant: int, slots: int) -> None:
+    def _want(self, grant: int, checkpoints: list[tuple[int, Kind]]) -> None:
         row = self.state.rows.get(grant)
         if row is not None:
-            row.asked, row.refill = slots, False
+            row.asked, row.refill = True, False
             self._wants.add(grant)
-            self.send("cache", Want(grant, slots))
+            self.send("cache", Want(grant, checkpoints))
 
     def _expects_leases(self) -> bool:
         return bool(self.state.closing or self.state.cancelled or self._wants)

@@ -5,15 +5,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from actors.grants import Chunk
+from actors.kinds import Kind
 from actors.lease import Lease
 from actors.requests import PauseMode, Request, RetireReason
 from actors.scheduler.queue import OpenRequest, Queue
 from actors.scheduler.strategy import Strategy, max_checkpoint_slots, resident_slots
-from actors.tokens import count
 
 # How far ahead of a row that decodes pages and checkpoint slots are asked for, in tokens.
 PAGE_LEAD = 3
 SLOT_LEAD = 8
+# Of the ends of messages so many of the newest are worth a checkpoint.
+NEWEST_ENDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,9 @@ class Limits:
 
     max_running: most rows at once. max_queue: most requests that wait. step_tokens: most tokens in a step, at least 2,
     of which prompts get a quarter at least. page_size: positions of a KV page, 0 without attention.
-    chunk_size: the model's; the last multiple of it below a prompt's end is worth a checkpoint.
-    track_interval: so are its multiples in the answer; 0: none. depth: most unsettled steps, 2 with overlap, else 1.
+    min_saving: fewer prompt tokens are computed again rather than checkpointed.
+    track_interval: its multiples in the answer are worth a checkpoint; 0: none.
+    depth: most unsettled steps, 2 with overlap, else 1.
     resident: checkpoint slots that a row keeps by it, by the strategy.
     """
 
@@ -31,7 +34,7 @@ class Limits:
     max_queue: int = 256
     step_tokens: int = 2048
     page_size: int = 0
-    chunk_size: int = 64
+    min_saving: int = 16
     track_interval: int = 0
     depth: int = 2
     strategy: Strategy = Strategy.JUST_IN_TIME
@@ -51,8 +54,8 @@ class ScheduledRow:
 
     position: tokens consumed; length: tokens given (prompt, or prompt and output after a retraction); budget: how many
     may be sampled since the admission; capacity: positions that its pages cover.
-    wanted: positions to checkpoint, with ranks, lowest first where slots are short; spares: slots for them at hand;
-    asked: slots asked for and not answered; refill: whether the resident ones of the strategy are to be asked for.
+    wanted: positions to checkpoint, and what they are; spares: slots for them at hand; asked: whether some are asked
+    for; refill: whether the resident ones of the strategy are to be. marks: those of them that others wait for.
     served: when it moved last, counted in moves of rows. steady_until: see the function of this name; 0: not known.
     """
 
@@ -62,9 +65,10 @@ class ScheduledRow:
     length: int
     budget: int
     capacity: int | None
-    wanted: dict[int, int]
+    wanted: dict[int, Kind]
+    marks: set[int] = field(default_factory=set)
     spares: list[Lease] = field(default_factory=list)
-    asked: int = 0
+    asked: bool = False
     refill: bool = True
     extending: bool = False
     served: int = 0
@@ -82,6 +86,10 @@ class ScheduledRow:
     @property
     def suspect(self) -> bool:
         return self.position < self.record.suspect_until
+
+    def ranked(self, begin: int, end: int) -> list[int]:
+        """The positions to checkpoint in (begin, end], first those that slots are to go to first."""
+        return sorted((p for p in self.wanted if begin < p <= end), key=lambda p: (self.wanted[p], -p))
 
     def fits(self, tokens: int) -> bool:
         return self.capacity is None or self.position + tokens <= self.capacity
@@ -143,7 +151,7 @@ class Plan:
     acquire: list[OpenRequest] = field(default_factory=list)
     cancel: list[int] = field(default_factory=list)
     retire: list[tuple[int, RetireReason]] = field(default_factory=list)
-    want: list[tuple[int, int]] = field(default_factory=list)
+    want: list[tuple[int, list[tuple[int, Kind]]]] = field(default_factory=list)
     extend: list[int] = field(default_factory=list)
     step: StepPlan | None = None
 
@@ -235,16 +243,16 @@ def fill_step(limits: Limits, rows: list[ScheduledRow], isolated: bool) -> StepP
     A share of the budget is for prompts, if any waits; where more rows can decode than fit, they take turns.
     """
     decodable = [row for row in rows if row.position < row.steady_until or (not row.prefilling and row.fits(1))]
-    prompts = in_turns([row for row in rows if row.position < row.length and chunk_length(row, 1)])
+    prompts = in_turns([row for row in rows if row.position < row.length and chunk_length(limits, row, 1)])
     room = max(limits.step_tokens - prompt_share(limits) * bool(prompts), 1)
     if len(decodable) > room:
         decodable.sort(key=lambda row: row.served)
     step = StepPlan([], [row.grant for row in decodable[:room]], [], [], [], isolated)
-    step.chunks = share_out(prompts, limits.step_tokens - len(step.decodes))
+    step.chunks = share_out(limits, prompts, limits.step_tokens - len(step.decodes))
     return step
 
 
-def share_out(prompts: list[ScheduledRow], tokens: int) -> list[Chunk]:
+def share_out(limits: Limits, prompts: list[ScheduledRow], tokens: int) -> list[Chunk]:
     """As much to each in order as there is, but for a quarter, which is for the first prompts of the other flows."""
     firsts = {row.record.flow: row for row in reversed(prompts)}
     share = tokens // 4 // max(len(firsts) - 1, 1)
@@ -252,7 +260,7 @@ def share_out(prompts: list[ScheduledRow], tokens: int) -> list[Chunk]:
     chunks, all_kept = [], sum(kept.values())
     for row in prompts:
         all_kept -= kept.pop(row.record.flow, 0)
-        length = chunk_length(row, tokens - all_kept)
+        length = chunk_length(limits, row, tokens - all_kept)
         if length > 0:
             chunks.append(Chunk(row.grant, length))
             tokens -= length
@@ -277,12 +285,14 @@ def prompt_share(limits: Limits) -> int:
     return max(limits.step_tokens // 4, 1)
 
 
-def chunk_length(row: ScheduledRow, budget: int) -> int:
+def chunk_length(limits: Limits, row: ScheduledRow, budget: int) -> int:
     """As far as the budget goes; nothing while a checkpoint on the way waits for its slot, which is soon decided."""
     end = min(row.length, row.position + budget)
-    wanted = sum(row.position < position <= end for position in row.wanted)
-    undecided = wanted > len(row.spares) and (row.asked or row.refill)
-    return 0 if undecided else end - row.position
+    if row.wanted and (row.asked or row.refill):
+        wanted = sum(row.position < position <= end for position in row.wanted)
+        if len(row.spares) < min(wanted, max_checkpoint_slots(limits.strategy, limits.overlap, wanted)):
+            return 0
+    return end - row.position
 
 
 def unsteady_moves(state: SchedulerState, step: StepPlan) -> Iterator[tuple[ScheduledRow, int, int]]:
@@ -299,7 +309,7 @@ def unsteady_moves(state: SchedulerState, step: StepPlan) -> Iterator[tuple[Sche
 def plan_checkpoints(step: StepPlan, moves: Iterable[tuple[ScheduledRow, int, int]]) -> None:
     """Each row's spare slots go to the positions on its way that rank first."""
     for row, begin, end in moves:
-        passed = sorted([p for p in row.wanted if begin < p <= end], key=row.wanted.__getitem__)
+        passed = row.ranked(begin, end) if row.wanted else []
         if passed:
             step.checkpoints += [(row.grant, position) for position in sorted(passed[: len(row.spares)])]
             step.missed += [(row.grant, position) for position in passed[len(row.spares) :]]
@@ -309,12 +319,14 @@ def plan_row(limits: Limits, row: ScheduledRow, position: int, commands: Plan) -
     """Pages and checkpoint slots that a row needs soon, seen from where this plan's step brings it."""
     if row.capacity is not None and not row.extending and row.capacity < min(position + PAGE_LEAD, row.last):
         commands.extend.append(row.grant)
-    end = horizon(limits, row, position)
-    soon = len([wanted for wanted in row.wanted if position < wanted <= end])
-    most = max_checkpoint_slots(limits.strategy, limits.overlap, soon) if soon else 0
-    goal = max(min(soon, most), row.refill * limits.resident)
+    soon = row.ranked(position, horizon(limits, row, position)) if row.wanted else []
+    most = max_checkpoint_slots(limits.strategy, limits.overlap, len(soon)) if soon else 0
+    goal = max(min(len(soon), most), row.refill * limits.resident)
     if goal > len(row.spares) and not row.asked:
-        commands.want.append((row.grant, goal - len(row.spares)))
+        checkpoints = [(position, row.wanted[position]) for position in soon[len(row.spares) : goal]]
+        # What a strategy keeps at hand, before it is known for what.
+        checkpoints += [(row.last, Kind.CHECKPOINT)] * (goal - len(row.spares) - len(checkpoints))
+        commands.want.append((row.grant, checkpoints))
 
 
 def horizon(limits: Limits, row: ScheduledRow, position: int) -> int:
@@ -339,13 +351,15 @@ def steady_until(limits: Limits, row: ScheduledRow) -> int:
     return end - 1  # A step is planned for the position behind it.
 
 
-def checkpoint_positions(request: Request, match: int, branch: int | None, chunk_size: int) -> dict[int, int]:
-    """Where to checkpoint a prompt, by rank: the branch, the last boundary below its end, newest message ends."""
-    length = count(request.tokens)
-    boundary = (length - 1) // chunk_size * chunk_size
-    ranked = [branch, boundary, *sorted(request.message_ends, reverse=True)]
-    wanted: dict[int, int] = {}
-    for position in ranked:
-        if position is not None and match < position < length:
-            wanted.setdefault(position, len(wanted))
-    return wanted
+def checkpoint_positions(request: Request, branch: int | None) -> dict[int, Kind]:
+    """Where to checkpoint a prompt: where others part from it, one token before its end, the first and newest ends.
+
+    Of older messages the ends were kept when they were new.
+    """
+    ends = sorted(request.message_ends)
+    positions = dict.fromkeys([*ends[:1], *ends[-NEWEST_ENDS:]], Kind.CHECKPOINT)
+    positions |= dict.fromkeys(ends[-1:], Kind.LAST_END)
+    positions[request.prompt_len - 1] = Kind.PROMPT_END
+    if branch is not None:
+        positions[branch] = Kind.BRANCH
+    return positions

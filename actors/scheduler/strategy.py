@@ -2,6 +2,9 @@
 
 from enum import StrEnum
 
+# Checkpoints of one request that are under way at once, at most.
+MOST_AT_ONCE = 4
+
 
 class Strategy(StrEnum):
     """When a running request asks for checkpoint slots.
@@ -38,7 +41,7 @@ def max_checkpoint_slots(strategy: Strategy, overlap: bool, wanted: int) -> int:
         case Strategy.EXTRA_BUFFER_LAZY:
             return 2
         case Strategy.JUST_IN_TIME:
-            return wanted
+            return min(wanted, MOST_AT_ONCE)
 
 
 def slots_per_request(strategy: Strategy, overlap: bool) -> int:

@@ -37,7 +37,7 @@ class RingFigures(Protocol):
 
     def counters(self) -> dict[str, int]: ...
 
-    def gauges(self) -> dict[str, float | dict[str, int]]: ...
+    def gauges(self) -> dict[str, float | Mapping[str, float]]: ...
 
     def lease_moves(self) -> Mapping[str, int]: ...
 
@@ -95,9 +95,15 @@ class RingCollector(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
+        by_kind: dict[str, dict[str, float]] = {}
         for name, count in self._ring.counters().items():
-            if name not in COUNTED_BY_API:
+            name, _, kind = name.partition(":")
+            if kind:
+                by_kind.setdefault(name, {})[kind] = count
+            elif name not in COUNTED_BY_API:
                 yield self._family(CounterMetricFamily, name, count)
+        for name, counts in by_kind.items():
+            yield self._family(CounterMetricFamily, name, counts)
         yield self._family(CounterMetricFamily, "lease_moves", self._ring.lease_moves())
         for name, gauge in self._ring.gauges().items():
             yield self._family(GaugeMetricFamily, name, gauge)

@@ -81,8 +81,8 @@ class Decoding:
                 [state] = self._slots(1)
                 pages = list(range(-(-(count(tokens) + 1) // PAGE_SIZE)))
                 return Granted(grant, state, 0, 0, "", False, None, pages, None, None)
-            case Want(grant, wanted):
-                return Spare(grant, wanted, self._slots(wanted))
+            case Want(grant, checkpoints):
+                return Spare(grant, self._slots(len(checkpoints)), [])
             case Extend(grants):
                 return Extended([GrantPages(grant, [0]) for grant in grants], [])
             case Step(checkpoints=checkpoints):

@@ -26,6 +26,7 @@ OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
     ast.FloorDiv: ("//", "*"),
     ast.Mod: ("%", "//"),
     ast.LShift: ("<<", ">>"),
+    ast.RShift: (">>", "<<"),
     ast.BitOr: ("|", "&"),
     ast.BitAnd: ("&", "|"),
 }

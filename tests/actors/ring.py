@@ -209,7 +209,7 @@ async def running(
     """A running ring, drained and audited at the end; raises what ended its run before that."""
     pages = pages if model.kv_specs() else 0
     pools = allocate(model, slots, pages, page_size, torch.device("cpu"))
-    chosen = Limits(**{"chunk_size": model.chunk_size, "page_size": page_size if pages else 0, **limits})
+    chosen = Limits(**{"page_size": page_size if pages else 0, **limits})
     ring = Ring(model, pools)
     host = HostStates()
     make: Callable[..., Device] = lambda deliver: ContainedDevice(  # noqa: E731

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from actors.actor import Address
 from actors.cache.actor import Cache
+from actors.cache.allocator import Allocator
 from actors.cache.copies import TierLimits
 from actors.forward.torch_device import TorchDevice
 from actors.messages import Acquire, Message, Restarted
@@ -329,7 +330,7 @@ def test_a_lost_device_ends_the_run(call: str) -> None:
 def test_without_checkpoint_slots_the_tokens_are_the_same(
     monkeypatch: pytest.MonkeyPatch, strategy: Strategy, page_fold: bool
 ) -> None:
-    monkeypatch.setattr(Cache, "_spares", lambda cache, grant, wanted: [])
+    monkeypatch.setattr(Allocator, "checkpoint_slot", lambda self, account, position, kind: account.pass_by(position))
 
     async def scenario() -> None:
         async with running(hash_model(page_fold=page_fold), **TIGHT, strategy=strategy) as ring:

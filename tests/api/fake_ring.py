@@ -207,7 +207,7 @@ class FakeRing:
     def lease_moves(self) -> Mapping[str, int]:
         return {"take": 5, "free": 4}
 
-    def gauges(self) -> dict[str, float | dict[str, int]]:
+    def gauges(self) -> dict[str, float | Mapping[str, float]]:
         return {"running": len(self.open), "waiting": 0, "slots": {"free": 7, "owned": 1}}
 
     def audit(self) -> Sequence[object]:

@@ -80,7 +80,8 @@ async def test_why_a_prefix_was_not_reused(checkpoint: Path) -> None:
         "--track-interval",
         "0",
     ]
-    with ServerProcess([*SERVE, str(checkpoint), *tiny, "--state-strategy", "no_buffer"]) as server:
+    policy = ["--state-strategy", "no_buffer", "--cache-policy", "lru"]
+    with ServerProcess([*SERVE, str(checkpoint), *tiny, *policy]) as server:
 
         def ask(prompt: list[int]) -> tuple[int, int, str]:
             status, answer = server.post("/generate", generate(prompt, 1))

@@ -32,7 +32,7 @@ def test_every_slot_is_shown(tab: Tab) -> None:
 
 def test_a_running_answer_holds_a_slot(tab: Tab) -> None:
     tab.begin_long()
-    own = tab.page.locator(".slot[data-place=owned].mine")
+    own = tab.page.locator(".slot[data-place=owned].mine[aria-label*=forward]")
     expect(own).to_have_text("F", timeout=PATIENCE_MS)
     own.hover()
     about = tab.page.locator("#about")

@@ -10,9 +10,10 @@ from actors.cache.radix import Node
 from actors.lease import Lease, Place
 from actors.messages import Step
 from actors.requests import PauseMode
-from actors.scheduler.plan import ScheduledRow, SchedulerState, chunk_length, steady_until
+from actors.scheduler.plan import Limits, ScheduledRow, SchedulerState, chunk_length, steady_until
 from actors.tokens import WIDTH, unpack
 from models.hash_definition import next_state
+from tests.simulation.checks_of_worth import check_worth
 from tests.simulation.client import Asked, Letters
 from tests.simulation.hash_device import right_logprobs
 from tests.simulation.scenario import Scenario
@@ -98,29 +99,29 @@ def check_shares(state: SchedulerState, step: Step) -> None:
     left = max(limits.step_tokens - len(decodes), 1)
     turns, waiting = Counter[str](), []
     for row in together:
-        if row.prefilling and chunk_length(row, 1):
-            ready = chunk_length(row, left) > 0
+        if row.prefilling and chunk_length(limits, row, 1):
+            ready = chunk_length(limits, row, left) > 0
             waiting.append((row.record.request.priority, turns[row.record.flow], row.record.arrival, row.grant, ready))
             turns[row.record.flow] += 1
     passed_over = list(takewhile(lambda entry: entry[-2] not in moved, sorted(waiting)))
     assert not any(ready for *_, ready in passed_over), f"step {step.step} gives the first prompt no share"
     if waiting:
-        check_other_flows(together, step, left)
+        check_other_flows(limits, together, step, left)
     passed = [row.served for row in together if row.grant in resting and row.fits(1)]
     latest = max((row.served for row in decodes), default=0)
     assert min(passed, default=latest) >= latest, f"step {step.step} passes over a row that waits longer"
 
 
-def check_other_flows(together: list[ScheduledRow], step: Step, left: int) -> None:
+def check_other_flows(limits: Limits, together: list[ScheduledRow], step: Step, left: int) -> None:
     """A quarter of the prompts' tokens is for the first prompts of the flows that do not come first."""
     firsts: dict[str, ScheduledRow] = {}
     for row in together:
-        if row.prefilling and chunk_length(row, 1):
+        if row.prefilling and chunk_length(limits, row, 1):
             firsts.setdefault(row.record.flow, row)
     given = {chunk.grant: chunk.tokens for chunk in step.chunks}
     for row in firsts.values():
         due = min(row.length - row.position, left // 4 // max(len(firsts) - 1, 1))
-        missing = chunk_length(row, left) and due > given.get(row.grant, 0)
+        missing = chunk_length(limits, row, left) and due > given.get(row.grant, 0)
         assert not missing, f"step {step.step} gives grant {row.grant} less than {due} tokens"
 
 
@@ -161,6 +162,7 @@ class CacheChecks:
         if self._cache.pages.grant_refs:
             self._check_pages()
         self._check_tree()
+        check_worth(self._cache)
 
     def _check_loans(self) -> None:
         cache = self._cache

@@ -10,6 +10,7 @@ from tests.simulation import (
     mutations_of_sessions,
     mutations_of_state,
     mutations_of_turns,
+    mutations_of_worth,
 )
 from tests.simulation.planting import Patch
 from tests.simulation.scenario import Scenario, draw
@@ -23,6 +24,7 @@ MUTATIONS: dict[str, Callable[[Patch], None]] = {
         mutations_of_sessions,
         mutations_of_pauses,
         mutations_of_turns,
+        mutations_of_worth,
     )
     for name, value in vars(module).items()
     if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
@@ -45,7 +47,7 @@ def scenario_for(name: str, seed: int) -> Scenario:
     return draw(
         seed,
         may_pause=module == mutations_of_pauses.__name__,
-        has_flows=module == mutations_of_turns.__name__,
+        has_flows=module in (mutations_of_turns.__name__, mutations_of_worth.__name__),
     )
 
 

@@ -5,10 +5,12 @@ from typing import Any
 from msgspec.structs import replace as replaced
 
 from actors.cache.actor import Account, Cache
+from actors.cache.page_queue import PageQueue
 from actors.cache.radix import Match, RadixTree
 from actors.forward.actor import Forward
 from actors.grants import Failure
-from actors.messages import Extended, Ran, Requeue, Retire, Retired, Submit
+from actors.kinds import Kind
+from actors.messages import Extended, Ran, Requeue, Retire, Retired, Spare, Submit
 from actors.requests import Request, RetireReason
 from actors.results.actor import RequestHistory, ResultProcessor
 from actors.scheduler import plan
@@ -219,7 +221,16 @@ def late_spares_kept(patch: Patch) -> None:
 
 def checkpoint_waited_for_in_vain(patch: Patch) -> None:
     """Where fewer checkpoint slots come than were asked for, the wanted position waits for ever."""
-    patch(Scheduler, "_skip", lambda self, row: setattr(row, "asked", 1))
+    original = Scheduler._spare
+
+    def spare(self: Scheduler, message: Spare) -> None:
+        original(self, message)
+        row = self.state.rows.get(message.grant)
+        if row is not None and message.denied:
+            row.wanted |= dict.fromkeys(message.denied, Kind.CHECKPOINT)
+            row.asked = True
+
+    patch(Scheduler, "_spare", spare)
 
 
 def retired_twice(patch: Patch) -> None:
@@ -261,20 +272,20 @@ def pages_of_an_aborted_row_sent(patch: Patch) -> None:
 
 def lone_request_ends_early(patch: Patch) -> None:
     """A request that is alone ends with `length` while its own path still names pages twice."""
-    patch(Cache, "_take_from_own_path", lambda self, account: None)
+    patch(PageQueue, "_take_from_own_path", lambda self, account: None)
 
 
 def copy_under_way_counts_as_full(patch: Patch) -> None:
     """A request that is alone ends with `length` while the page that it copies from is still held for the copy."""
-    original = Cache._give_pages
+    original = PageQueue.give
 
-    def feed(self: Cache) -> None:
-        send = self.send
-        self.send = lambda to, sent: send(to, Extended(sent.pages, list(self._page_waiters)))
+    def give(self: PageQueue) -> None:
+        send = self._send
+        self._send = lambda to, sent: send(to, Extended(sent.pages, list(self._waiting)))
         original(self)
-        self.send = send
+        self._send = send
 
-    patch(Cache, "_give_pages", feed)
+    patch(PageQueue, "give", give)
 
 
 def donated_again(patch: Patch) -> None:
@@ -314,7 +325,7 @@ def hungry_row_forgotten(patch: Patch) -> None:
 
     def close(self: Cache, account: Account) -> None:
         original(self, account)
-        self._page_waiters.clear()
+        self.page_queue._waiting.clear()
 
     patch(Cache, "_close", close)
 

@@ -11,6 +11,7 @@ from actors.cache.actor import Cache
 from actors.cache.allocator import Allocator
 from actors.cache.commands import Commands
 from actors.cache.copies import CopyStore
+from actors.cache.page_queue import PageQueue
 from actors.cache.radix import Node
 from actors.cache.state_copy import Presence, StateCopy, copy_of
 from actors.cache.tiers import Tiers
@@ -273,15 +274,15 @@ def failed_turn_keeps_its_place(patch: Patch) -> None:
 
 def word_of_short_pages_not_taken_back(patch: Patch) -> None:
     """A row that waits for a page counts as stuck while a state leaves the pool, and its pages with it."""
-    original = Cache._give_pages
+    original = PageQueue.give
 
-    def feed(self: Cache) -> None:
-        send = self.send
-        self.send = lambda to, sent: None if self.tiers.exports and not sent.pages else send(to, sent)
+    def give(self: PageQueue) -> None:
+        send = self._send
+        self._send = lambda to, sent: None if self._tiers.exports and not sent.pages else send(to, sent)
         original(self)
-        self.send = send
+        self._send = send
 
-    patch(Cache, "_give_pages", feed)
+    patch(PageQueue, "give", give)
 
 
 def turn_s_end_wakes_nobody(patch: Patch) -> None:

@@ -2,7 +2,7 @@
 
 from actors.grants import Chunk
 from actors.scheduler import plan
-from actors.scheduler.plan import ScheduledRow, chunk_length
+from actors.scheduler.plan import Limits, ScheduledRow, chunk_length
 from actors.scheduler.queue import Entry, Queue
 from tests.simulation.planting import Patch
 
@@ -32,10 +32,10 @@ def rows_are_no_turns(patch: Patch) -> None:
 def first_prompt_takes_all(patch: Patch) -> None:
     """What the first prompt can use of a step no other gets."""
 
-    def share_out(prompts: list[ScheduledRow], tokens: int) -> list[Chunk]:
+    def share_out(limits: Limits, prompts: list[ScheduledRow], tokens: int) -> list[Chunk]:
         chunks = []
         for row in prompts:
-            length = chunk_length(row, tokens)
+            length = chunk_length(limits, row, tokens)
             if length > 0:
                 chunks.append(Chunk(row.grant, length))
                 tokens -= length

@@ -7,6 +7,7 @@ from zlib import crc32
 
 from actors.actor import Address
 from actors.cache.copies import NO_TIERS, TierLimits
+from actors.cache.worth.order import Policy
 from actors.requests import PauseMode
 from actors.scheduler.plan import Limits
 from actors.scheduler.strategy import Strategy
@@ -156,7 +157,7 @@ class Scenario:
 
     max_tree_tokens bounds the tree. schedule: the seed of everything that is drawn while it runs. disk_time: the mean
     duration of a call on the disk. hand_over: every session is suspended before the shutdown. flows: of how many
-    the requests are; 0: each is one of its own.
+    the requests are; 0: each is one of its own. policy, worth_waiting: the cache's.
     """
 
     slots: int
@@ -174,6 +175,8 @@ class Scenario:
     disk_time: float = 0.0
     hand_over: bool = False
     flows: int = 1
+    policy: Policy = "worth"
+    worth_waiting: int = 64
 
     def flow_of(self, name: str) -> str:
         return str(crc32(name.encode()) % self.flows) if self.flows else name
@@ -220,7 +223,7 @@ def draw(
         max_queue=rng.choice([3, 100, 100, 100]),
         step_tokens=rng.choice([max_running + 1, 8, 16, 64]),
         page_size=page_size if paged else 0,
-        chunk_size=rng.choice([2, 4, 8]),
+        min_saving=rng.choice([1, 4, 16]),
         track_interval=rng.choice([0, 3, 4, 8]),
         depth=drawn_depth if overlap is None else 1 + overlap,
         strategy=strategy or drawn_strategy,
@@ -253,7 +256,11 @@ def draw(
     scenario = _with_sessions(rng, scenario, hasty) if rng.random() < WITH_SESSIONS else scenario
     scenario = _with_pauses(random.Random(f"pauses of {seed}"), scenario, at) if may_pause else scenario
     scenario = _with_bad_calls(random.Random(f"bad calls of {seed}"), scenario) if bad_calls else scenario
-    return replace(scenario, flows=random.Random(f"flows of {seed}").choice([0, 1, 2, 3])) if has_flows else scenario
+    if has_flows:
+        scenario = replace(scenario, flows=random.Random(f"flows of {seed}").choice([0, 1, 2, 3]))
+    rng = random.Random(f"policy of {seed}")
+    policies: list[Policy] = ["worth", "worth", "lru"]
+    return replace(scenario, policy=rng.choice(policies), worth_waiting=rng.choice([0, 1, 4, 64]))
 
 
 def _with_bad_calls(rng: random.Random, scenario: Scenario) -> Scenario:

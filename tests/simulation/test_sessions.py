@@ -23,7 +23,7 @@ def many_sessions(number: int, seed: int) -> Scenario:
     return Scenario(
         slots=16,
         pages=160,
-        limits=Limits(max_running=6, max_queue=2 * number, step_tokens=32, page_size=4, chunk_size=4),
+        limits=Limits(max_running=6, max_queue=2 * number, step_tokens=32, page_size=4),
         max_tree_tokens=1 << 22,
         codec=False,
         step_time=0.0,

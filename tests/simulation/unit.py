@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from actors.actor import Actor, Address
+from actors.cache.account import Account
 from actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING, Cache
 from actors.cache.allocator import Allocator
 from actors.cache.pages import PagePool
@@ -12,7 +13,9 @@ from actors.cache.radix import Match, Node, path_to_root
 from actors.cache.state_copy import StateCopy
 from actors.cache.waiting import Parked, Wait
 from actors.forward.actor import Forward
+from actors.kinds import Kind
 from actors.lease import Lease, Ledger, Place
+from actors.messages import Want
 from actors.results.actor import ResultProcessor
 from actors.runtime.transport import Codec
 from actors.scheduler.actor import Scheduler
@@ -40,6 +43,7 @@ class ScribblingPages(PagePool):
 
 class StingyAllocator(Allocator):
     refuses: Callable[[], bool]
+    no_checkpoints: Callable[[], bool]
 
     def _can_evict(self, wanted: int) -> bool:
         """As many as a look at the whole tree finds: all that only nodes name that no open grant goes on from."""
@@ -48,6 +52,13 @@ class StingyAllocator(Allocator):
         found = super()._can_evict(wanted)
         assert found == (self._pages.cached - len(pages) >= wanted), f"eviction of {wanted} pages: {found}"
         return found
+
+    def checkpoint_slot(self, account: Account, position: int, kind: Kind) -> Lease | None:
+        if not self.no_checkpoints():
+            return super().checkpoint_slot(account, position, kind)
+        self._counters["no checkpoint slot"] += 1
+        account.pass_by(position)
+        return None
 
     def take_pages(self, wanted: int) -> list[int] | None:
         return None if self.refuses() else super().take_pages(wanted)
@@ -59,10 +70,12 @@ class StingyCache(Cache):
     no_room = False
     no_checkpoints = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.allocator = allocator = StingyAllocator(self.ledger, self.pages, self.tree, self.tiers, self.counters)
+    def _make_allocator(self) -> Allocator:
+        parts = self.ledger, self.pages, self.tree, self.order, self.lives
+        allocator = StingyAllocator(*parts, self.tiers, self.counters)
         allocator.refuses = lambda: self.no_room and len(self.accounts) > 1
+        allocator.no_checkpoints = lambda: self.no_checkpoints
+        return allocator
 
     def _answer(self, parked: Parked) -> Wait | None:
         return Wait.ALLOCATION if self.no_room else super()._answer(parked)
@@ -70,9 +83,10 @@ class StingyCache(Cache):
     def _serve(self) -> None:
         """Leaves nobody waiting for whom there is room, unless somebody before it was overtaken often enough."""
         super()._serve()
-        later = self.no_room or self._page_waiters or self.tiers.exports
+        later = self.no_room or self.page_queue or self.tiers.exports
         ready = [] if later else self.waiting.in_order()
-        for parked in [p for p in ready if p.acquire.predecessor not in self.accounts][:MAX_BLOCKED]:
+        ready = [p for p in ready if p.acquire.predecessor not in self.accounts and not self.together.is_waiting(p)]
+        for parked in ready[:MAX_BLOCKED]:
             need = self.pages.cover(len(parked.acquire.tokens) // WIDTH + 1) + len(self.accounts)
             room = self.ledger.counts[Place.FREE] and self.pages.free >= need
             assert not room or parked.awaits, f"grant {parked.acquire.grant} waits, and there is room for it"
@@ -87,16 +101,16 @@ class StingyCache(Cache):
         assert granted or not evicted or self.tiers.exports, f"{evicted} pages were evicted for nothing"
         return granted
 
+    def _give_spares(self, want: Want) -> None:
+        """No session's state goes for a checkpoint."""
+        named = dict(self.tiers.names.in_pool)
+        super()._give_spares(want)
+        assert named == self.tiers.names.in_pool, "a session has lost its state for a checkpoint"
+
     def _flush(self) -> None:
         super()._flush()
         assert not self.tree.states, "a flush leaves states in the tree"
         assert not self.tiers.store.tree.states, "a flush leaves copies below the pool"
-
-    def _spares(self, grant: int, wanted: int) -> list[Lease]:
-        if not self.no_checkpoints:
-            return super()._spares(grant, wanted)
-        self.counters["no checkpoint slot"] += wanted
-        return []
 
 
 class Unit:
@@ -113,7 +127,14 @@ class Unit:
         pages = ScribblingPages(scenario.pages, device.page_size)
         pages.device = device
         self.cache = StingyCache(
-            simulation.sender("cache"), self.ledger, pages, scenario.max_tree_tokens, scenario.tiers, simulation.disk
+            simulation.sender("cache"),
+            self.ledger,
+            pages,
+            scenario.max_tree_tokens,
+            policy=scenario.policy,
+            worth_waiting=scenario.worth_waiting,
+            limits=scenario.tiers,
+            disk=simulation.disk,
         )
         self.cache.no_checkpoints = any(isinstance(fault, NoCheckpoints) for fault in scenario.faults)
         self.scheduler = Scheduler(simulation.sender("scheduler"), scenario.limits)

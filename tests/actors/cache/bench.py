@@ -5,6 +5,7 @@ from typing import Any
 from actors.cache.actor import Cache
 from actors.cache.copies import NO_TIERS, TierLimits
 from actors.cache.pages import PagePool
+from actors.kinds import Kind
 from actors.lease import Lease, Ledger
 from actors.messages import (
     Acquire,
@@ -16,6 +17,8 @@ from actors.messages import (
     Message,
     Name,
     SaveFromReq,
+    Spare,
+    Want,
 )
 from actors.tokens import pack
 
@@ -43,6 +46,14 @@ class Bench:
         at_most = len(tokens) - 1 if limit is None else limit
         self.receive(Acquire(self._grants, pack(tokens), at_most, **given))
         return self._grants
+
+    def spares(self, grant: int, *positions: int, kind: Kind = Kind.BRANCH) -> list[Lease]:
+        """The slots that it gets for checkpoints at these positions."""
+        self.cache.receive(Want(grant, [(position, kind) for position in positions]))
+        spare = self.of(Spare)[-1]
+        assert spare.grant == grant and len(spare.leases) + len(spare.denied) == len(positions)
+        self.cache.act()
+        return spare.leases
 
     def granted(self, grant: int) -> Granted:
         [granted] = [m for m in self.of(Granted) if m.grant == grant]

@@ -25,7 +25,6 @@ from actors.messages import (
     Return,
     Spare,
     Unname,
-    Want,
 )
 from actors.tokens import pack
 from tests.actors.cache.bench import HOST, Bench, take
@@ -54,7 +53,11 @@ def test_what_a_grant_says_of_its_match(bench: Bench) -> None:
     assert bench.granted(bench.ask([1, 2])).branch is None, "it lies beyond all that may be matched"
     assert bench.granted(bench.ask([1, 2, 7, 8], limit=0)).branch is None
     assert bench.granted(bench.ask([1, 2, 7, 8], limit=1)).branch is None
-    assert bench.counted == {"prefix_cache_queries": 4 + 6 + 4 + 2 + 4 + 4, "prefix_cache_hits": 4}
+    assert bench.counted == {
+        "prefix_cache_queries": 4 + 6 + 4 + 2 + 4 + 4,
+        "prefix_cache_hits": 4,
+        "states_used:new": 1,
+    }
 
 
 def test_a_branch_is_worth_a_checkpoint_where_it_may_be_matched(bench: Bench) -> None:
@@ -124,7 +127,7 @@ def test_one_that_is_cancelled_is_forgotten(bench: Bench) -> None:
 
 
 def test_the_least_recently_used_state_goes_and_none_that_is_lent() -> None:
-    bench = Bench(slots=3)
+    bench = Bench(slots=3, policy="lru")
     for token in (1, 2, 3):
         bench.run([token])
     lent = bench.ask([1, 9])
@@ -174,21 +177,15 @@ def test_checkpoint_slots_are_for_those_that_run_while_no_request_waits_for_one(
     bench = Bench(slots=4)
     grant = bench.ask([1])
     bench.run([2])
-    bench.receive(Want(grant, 2))
-    bench.receive(Want(grant, 2))
-    assert [(m.grant, m.asked, len(m.leases)) for m in bench.of(Spare)] == [(grant, 2, 2), (grant, 2, 1)]
+    [first, second], [third] = bench.spares(grant, 20, 40), bench.spares(grant, 60, 80)
+    assert bench.of(Spare)[-1].denied == [80]
     assert bench.counted["checkpoints_granted"] == 3 and bench.counted["evicted_states"] == 1
-    bench.receive(Want(99, 1))
-    assert bench.of(Spare)[-1].leases == [], "that one is gone"
-    [first, second], [third] = (spare.leases for spare in bench.of(Spare)[:2])
+    assert bench.spares(99, 20) == [], "that one is gone"
     waiting = bench.ask([3])
     bench.cache.receive(Free([first, second]))
-    bench.cache.receive(Want(grant, 1))
-    assert bench.of(Spare)[-1].leases == [] and bench.ledger.counts[Place.FREE] == 2
-    bench.cache.act()
+    assert bench.ledger.counts[Place.FREE] == 2 and bench.spares(grant, 20) == []
     assert bench.granted(waiting)
-    bench.receive(Want(grant, 1))
-    assert len(bench.of(Spare)[-1].leases) == 1 and third.live
+    assert len(bench.spares(grant, 20)) == 1 and third.live
     bench.ledger.close()
 
 
@@ -209,11 +206,9 @@ def test_a_session_s_state_does_not_go_for_a_checkpoint() -> None:
     bench.open("s")
     bench.run([1, 2], session="s")
     grant = bench.ask([3])
-    bench.receive(Want(grant, 1))
-    assert bench.of(Spare)[-1].leases == [] and bench.states == [2]
+    assert bench.spares(grant, 20) == [] and bench.states == [2]
     bench.receive(Unname("s"))
-    bench.receive(Want(grant, 1))
-    assert len(bench.of(Spare)[-1].leases) == 1 and bench.states == []
+    assert len(bench.spares(grant, 20)) == 1 and bench.states == []
     bench.ledger.close()
 
 
@@ -224,8 +219,7 @@ def test_nobody_has_the_slot_of_a_grant_that_waits_for_pages_to_leave() -> None:
     running = bench.ask([2])
     waiting = bench.ask([3] * 9)
     [export] = bench.of(Export)
-    bench.receive(Want(running, 1))
-    assert bench.of(Spare)[-1].leases == [] and bench.ledger.counts[Place.FREE] == 2
+    assert bench.spares(running, 20) == [] and bench.ledger.counts[Place.FREE] == 2
     bench.receive(Exported(export.key, export.state))
     bench.receive(Free([bench.granted(running).state], closes_grant=running))
     assert bench.granted(waiting)
@@ -233,7 +227,7 @@ def test_nobody_has_the_slot_of_a_grant_that_waits_for_pages_to_leave() -> None:
 
 
 def test_the_tree_keeps_within_its_tokens() -> None:
-    bench = Bench(max_tree_tokens=6)
+    bench = Bench(max_tree_tokens=6, policy="lru")
     bench.run([1, 2, 3])
     bench.run([4, 5, 6])
     assert bench.states == [3, 3]

@@ -2,7 +2,9 @@
 
 from actors.cache.pages import PagePool
 from actors.cache.radix import RadixTree
+from actors.cache.worth.order import ByUse
 from actors.forward.actor import Forward, RunningRow
+from actors.kinds import Kind
 from actors.lease import Lease, Ledger
 from actors.requests import Request, Sampling, Stops
 from actors.runtime.explain import explain_slots, explain_tree
@@ -57,7 +59,8 @@ def test_the_tree_is_shown_from_its_roots_down() -> None:
     assert lease is not None
     tree.set_state(node, lease)
     node.sessions, node.pins, node.evicted = {"b", "a"}, 2, True
-    root, shown = explain_tree(tree)
+    node.kind = Kind.FRONTIER
+    root, shown = explain_tree(tree, ByUse(tree))
     assert (root["parent"], root["slot"], root["start"], root["end"]) == (None, None, 0, 0)
     assert shown == {
         "id": node.id,
@@ -66,6 +69,8 @@ def test_the_tree_is_shown_from_its_roots_down() -> None:
         "end": 3,
         "pages": table,
         "slot": 0,
+        "kind": "frontier",
+        "worth": 1.0,
         "evicted": True,
         "sessions": ["a", "b"],
         "pins": 2,

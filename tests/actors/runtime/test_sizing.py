@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
-from actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, PoolSizes, SizingError, size_pools
+from actors.cache.worth.order import Costs
+from actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, PoolSizes, SizingError, costs_of, size_pools
 from actors.scheduler.strategy import Strategy
+from models.batch import TensorSpec
 
 MIB = 1 << 20
 
@@ -80,3 +83,24 @@ def test_one_request_has_to_fit() -> None:
 
 def test_memory_is_left_for_everything_else() -> None:
     assert 0.25 <= DEFAULT_MEMORY_FRACTION <= 0.75
+
+
+class Weighed(torch.nn.Module):
+    """A model of 300 parameters, with a state of 7 numbers, and keys and values of 5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(10, 30))
+
+    def state_specs(self) -> list[TensorSpec]:
+        return [TensorSpec((7,), torch.float32)]
+
+    def kv_specs(self) -> list[TensorSpec]:
+        return [TensorSpec((2,), torch.bfloat16), TensorSpec((3,), torch.bfloat16)]
+
+
+def test_what_a_token_costs() -> None:
+    weighed: Any = Weighed()
+    assert costs_of(weighed) == Costs(compute=600, attend=10, slot=28, token=10)
+    table: Any = type("Table", (), {"state_specs": Weighed.state_specs, "kv_specs": Weighed.kv_specs})()
+    assert costs_of(table) == Costs(compute=1, attend=0, slot=28, token=10), "of one without weights tokens count"

@@ -38,7 +38,7 @@ def test_a_message_belongs_to_the_trace_of_what_it_names() -> None:
     traces = Traces({7: "b"}.get)  # type: ignore[arg-type]
     assert traces.of(Submit(request("r", "a"))) == "a"
     assert traces.of(Abort("r")) == "a"
-    assert traces.of(Acquire(7, b"", 0, "", None)) == "b" == traces.of(Want(7, 1))
+    assert traces.of(Acquire(7, b"", 0, "", None)) == "b" == traces.of(Want(7, []))
     assert traces.of(Free([], closes_grant=7)) == "b"
     traces.current = "c"
     assert traces.of(Free([])) == traces.of(Settled(1, [7])) == "c", "it names nobody, or several"

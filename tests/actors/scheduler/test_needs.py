@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from actors.kinds import Kind
 from actors.lease import Lease, Ledger
 from actors.requests import Request, Sampling, Stops
 from actors.scheduler.plan import (
@@ -13,7 +14,6 @@ from actors.scheduler.plan import (
     ScheduledRow,
     SchedulerState,
     StepPlan,
-    checkpoint_positions,
     chunk_length,
     horizon,
     plan,
@@ -21,7 +21,7 @@ from actors.scheduler.plan import (
     plan_row,
     prompt_share,
 )
-from actors.scheduler.strategy import Strategy, max_checkpoint_slots, resident_slots, slots_per_request
+from actors.scheduler.strategy import MOST_AT_ONCE, Strategy, max_checkpoint_slots, resident_slots, slots_per_request
 from actors.tokens import pack
 
 LEDGER = Ledger(8)
@@ -65,13 +65,14 @@ def test_a_page_is_asked_for_two_steps_ahead_if_it_will_be_filled(
 def test_how_far_slots_are_asked_for_ahead() -> None:
     limits = Limits(step_tokens=16)
     assert horizon(limits, row(1, 0), 7) == 7 + 32 and horizon(limits, row(1, 0), 8) == 8 + 8
-    wanted = dict.fromkeys((3, 8, 16, 17), 0)
-    assert needs(row(1, 3, wanted=dict(wanted)), step_tokens=4).want == [(1, 1)]
-    assert needs(row(1, 8, wanted=dict(wanted)), step_tokens=4).want == [(1, 1)]
-    assert needs(row(1, 9, wanted=dict(wanted)), step_tokens=4).want == [(1, 2)]
-    assert needs(row(1, 9, wanted=dict(wanted), spares=spares(1))).want == [(1, 1)]
+    wanted = dict.fromkeys((3, 8, 16, 17), Kind.CHECKPOINT)
+    [eighth, sixteenth, seventeenth] = [(position, Kind.CHECKPOINT) for position in (8, 16, 17)]
+    assert needs(row(1, 3, wanted=dict(wanted)), step_tokens=4).want == [(1, [eighth])]
+    assert needs(row(1, 8, wanted=dict(wanted)), step_tokens=4).want == [(1, [sixteenth])]
+    assert needs(row(1, 9, wanted=dict(wanted)), step_tokens=4).want == [(1, [seventeenth, sixteenth])]
+    assert needs(row(1, 9, wanted=dict(wanted), spares=spares(1))).want == [(1, [sixteenth])]
     assert needs(row(1, 9, wanted=dict(wanted), spares=spares(2))).want == []
-    assert needs(row(1, 9, wanted=dict(wanted), asked=1)).want == []
+    assert needs(row(1, 9, wanted=dict(wanted), asked=True)).want == []
 
 
 @pytest.mark.parametrize(
@@ -81,29 +82,33 @@ def test_how_far_slots_are_asked_for_ahead() -> None:
         (Strategy.EXTRA_BUFFER, 2, 2, 2),
         (Strategy.EXTRA_BUFFER, 1, 1, 1),
         (Strategy.EXTRA_BUFFER_LAZY, 2, 1, 2),
-        (Strategy.JUST_IN_TIME, 2, 0, 3),
+        (Strategy.JUST_IN_TIME, 2, 0, MOST_AT_ONCE),
     ],
 )
 def test_each_strategy_keeps_and_asks_for_its_number(strategy: Strategy, depth: int, resident: int, most: int) -> None:
     overlap = depth > 1
     assert Limits(depth=depth).overlap is overlap
     assert resident_slots(strategy, overlap) == resident and slots_per_request(strategy, overlap) == 1 + resident
-    assert max_checkpoint_slots(strategy, overlap, 3) == most
+    assert max_checkpoint_slots(strategy, overlap, 5) == most
     chosen = {"strategy": strategy, "depth": depth, "step_tokens": 4}
-    assert needs(row(1, 9), **chosen).want == [(1, resident)] * (resident > 0)
+    at_hand = [(row(1, 9).last, Kind.CHECKPOINT)] * resident
+    assert needs(row(1, 9), **chosen).want == [(1, at_hand)] * (resident > 0)
     assert needs(row(1, 9, refill=False), **chosen).want == []
-    soon = {"wanted": dict.fromkeys((11, 12, 13), 0), "refill": False}
-    assert needs(row(1, 9, **soon), **chosen).want == [(1, most)] * (most > 0)
+    soon = {"wanted": dict.fromkeys((11, 12, 13, 14, 15), Kind.CHECKPOINT), "refill": False}
+    newest = [(position, Kind.CHECKPOINT) for position in (15, 14, 13, 12, 11)]
+    assert needs(row(1, 9, **soon), **chosen).want == [(1, newest[:most])] * (most > 0)
 
 
 def test_a_chunk_stops_for_a_checkpoint_only_while_its_slot_may_come() -> None:
-    given = {"wanted": {6: 0}, "refill": False}
-    assert chunk_length(row(1, 2, **given), 3) == 3, "it ends before the checkpoint"
-    assert chunk_length(row(1, 2, **given, asked=1), 4) == 0
-    assert chunk_length(row(1, 2, **given, asked=1, spares=spares(1)), 4) == 4
-    assert chunk_length(row(1, 2, **given), 4) == 4, "no slot will come"
-    assert chunk_length(row(1, 2, wanted={6: 0}), 4) == 0, "one is about to be asked for"
-    assert chunk_length(row(1, 6, wanted={6: 0}), 9) == 2, "it is passed, and the prompt ends"
+    given, limits = {"wanted": {6: Kind.BRANCH}, "refill": False}, Limits()
+    assert chunk_length(limits, row(1, 2, **given), 3) == 3, "it ends before the checkpoint"
+    assert chunk_length(limits, row(1, 2, **given, asked=True), 4) == 0
+    assert chunk_length(limits, row(1, 2, **given, asked=True, spares=spares(1)), 4) == 4
+    assert chunk_length(limits, row(1, 2, **given), 4) == 4, "no slot will come"
+    assert chunk_length(limits, row(1, 2, wanted={6: Kind.BRANCH}), 4) == 0, "one is about to be asked for"
+    assert chunk_length(limits, row(1, 6, wanted={6: Kind.BRANCH}), 9) == 2, "it is passed, and the prompt ends"
+    many = {"wanted": dict.fromkeys((3, 4, 5, 6, 7), Kind.CHECKPOINT), "spares": spares(MOST_AT_ONCE)}
+    assert chunk_length(limits, row(1, 2, **many), 6) == 6, "it has as many as it may"
 
 
 def test_prompts_have_a_quarter_of_a_step() -> None:
@@ -112,10 +117,18 @@ def test_prompts_have_a_quarter_of_a_step() -> None:
 
 def test_spare_slots_go_to_the_positions_that_rank_first() -> None:
     step = StepPlan([], [1], [], [], [], False)
-    plan_checkpoints(step, [(row(1, 8, wanted={9: 0}, spares=spares(1)), 8, 9)])
+    plan_checkpoints(step, [(row(1, 8, wanted={9: Kind.BRANCH}, spares=spares(1)), 8, 9)])
     assert (step.checkpoints, step.missed) == ([(1, 9)], [])
     prompt = state(
-        row(1, 0, 20, wanted={4: 2, 8: 0, 12: 1, 20: 3, 0: 9}, spares=spares(2), refill=False), step_tokens=12
+        row(
+            1,
+            0,
+            20,
+            wanted={4: Kind.CHECKPOINT, 8: Kind.BRANCH, 12: Kind.LAST_END, 0: Kind.BRANCH},
+            spares=spares(2),
+            refill=False,
+        ),
+        step_tokens=12,
     )
     chosen = plan(prompt).step
     assert chosen is not None
@@ -176,12 +189,3 @@ def test_the_order_of_rows_is_that_of_priority_then_arrival() -> None:
     rows[0].record.request = Request("r", pack(range(8)), 8, Sampling(), Stops(9), priority=-1)
     step = plan(state(*rows, step_tokens=20)).step
     assert step is not None and [(chunk.grant, chunk.tokens) for chunk in step.chunks] == [(3, 8), (1, 8), (2, 4)]
-
-
-def test_checkpoints_of_a_prompt_lie_strictly_inside() -> None:
-    request = Request("r", pack(range(12)), 12, Sampling(), Stops(9), message_ends=(3, 4, 11, 12))
-    assert checkpoint_positions(request, 0, None, 4) == {8: 0, 11: 1, 4: 2, 3: 3}
-    assert checkpoint_positions(request, 4, 8, 4) == {8: 0, 11: 1}
-    assert checkpoint_positions(request, 3, 3, 4) == {8: 0, 11: 1, 4: 2}
-    assert checkpoint_positions(request, 0, 5, 12) == {5: 0, 11: 1, 4: 2, 3: 3}
-    assert checkpoint_positions(request, 0, 5, 11) == {5: 0, 11: 1, 4: 2, 3: 3}

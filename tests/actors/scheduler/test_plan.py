@@ -5,6 +5,7 @@ import random
 from collections import Counter
 
 from actors.grants import Chunk
+from actors.kinds import Kind
 from actors.lease import Ledger
 from actors.requests import Request, Sampling, Stops
 from actors.scheduler.plan import (
@@ -109,15 +110,19 @@ def test_the_queue_gives_way_to_an_urgent_request() -> None:
 
 def test_a_chunk_waits_for_the_slot_of_a_checkpoint_on_its_way() -> None:
     given = state(row(1, 0, 20))
-    given.rows[1].wanted = {16: 0}
+    given.rows[1].wanted = {16: Kind.BRANCH}
     commands = plan(given)
-    assert commands.step is None and commands.want == [(1, 1)]
+    assert commands.step is None and commands.want == [(1, [(16, Kind.BRANCH)])]
 
 
 def test_where_a_prompt_is_checkpointed() -> None:
-    request = Request("r", pack(range(100)), 100, Sampling(), Stops(1), message_ends=(40, 90, 100))
-    assert checkpoint_positions(request, 10, 33, 32) == {33: 0, 96: 1, 90: 2, 40: 3}
-    assert checkpoint_positions(request, 96, None, 32) == {}
+    ends = (90, 10, 20, 30, 40, 50, 60)
+    request = Request("r", pack(range(120)), 100, Sampling(), Stops(1), message_ends=ends)
+    older = dict.fromkeys((10, 40, 50, 60), Kind.CHECKPOINT)
+    assert checkpoint_positions(request, None) == older | {90: Kind.LAST_END, 99: Kind.PROMPT_END}
+    branching = checkpoint_positions(request, 90)
+    assert branching == older | {90: Kind.BRANCH, 99: Kind.PROMPT_END}, "others have gone another way there"
+    assert checkpoint_positions(Request("r", pack(range(9)), 9, Sampling(), Stops(1)), None) == {8: Kind.PROMPT_END}
 
 
 def test_a_steady_row_changes_no_plan_by_not_being_looked_at() -> None:
@@ -154,10 +159,12 @@ def random_row(chance: random.Random, grant: int, ledger: Ledger) -> ScheduledRo
     drawn = row(grant, chance.randint(0, length + 40), length, priority=chance.choice([0, 0, 1, -1]))
     drawn.budget = drawn.position + chance.randint(1, 60)
     drawn.capacity = chance.choice([None, max(drawn.position, 1) + chance.randint(0, 30)])
-    drawn.wanted = {drawn.position + chance.randint(1, 60): rank for rank in range(chance.randint(0, 3))}
+    drawn.wanted = {
+        drawn.position + chance.randint(1, 60): chance.choice(list(Kind)) for _ in range(chance.randint(0, 3))
+    }
     drawn.record.suspect_until = chance.choice([0, 0, 0, 30])
     drawn.refill, drawn.extending = chance.random() < 0.5, chance.random() < 0.1
-    drawn.asked, drawn.served = chance.choice([0, 0, 0, 1]), chance.randint(0, 50)
+    drawn.asked, drawn.served = chance.random() < 0.25, chance.randint(0, 50)
     spare = ledger.take("scheduler") if chance.random() < 0.3 else None
     drawn.spares = [spare] if spare is not None else []
     return drawn

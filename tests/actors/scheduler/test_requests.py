@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from actors.kinds import Kind
 from actors.lease import Lease, Ledger
 from actors.messages import (
     Abort,
@@ -348,44 +349,45 @@ def test_the_last_row_is_retracted_for_want_of_a_page_and_counted() -> None:
 
 
 def test_checkpoint_slots_are_asked_for_ahead_and_used_where_they_are_wanted() -> None:
-    desk = Desk(strategy=Strategy.JUST_IN_TIME, chunk_size=4, step_tokens=4)
+    desk = Desk(strategy=Strategy.JUST_IN_TIME, step_tokens=4, min_saving=1)
     desk.submit("a", length=10)
     desk.grant(1, branch=6)
-    assert desk.of(Want) == [Want(1, 2)] and len(desk.of(Step)) == 1, "the second step would pass a wanted position"
-    spares = [desk.lease(), desk.lease()]
-    desk.receive(Spare(1, 2, list(spares)))
+    both = [(6, Kind.BRANCH), (9, Kind.PROMPT_END)]
+    assert desk.of(Want) == [Want(1, both)] and len(desk.of(Step)) == 1, "the second step would pass a wanted position"
+    desk.receive(Spare(1, [desk.lease(), desk.lease()], []))
     desk.settle()
     desk.settle()
     marked = [(c.position, c.grant) for step in desk.of(Step) for c in step.checkpoints]
-    assert marked == [(6, 1), (8, 1)]
+    assert marked == [(6, 1), (9, 1)]
     assert not desk.scheduler.state.rows[1].spares and not desk.counted
 
 
-def test_where_fewer_slots_come_the_branch_comes_first() -> None:
-    desk = Desk(strategy=Strategy.JUST_IN_TIME, chunk_size=4, step_tokens=4)
+def test_what_is_not_worth_a_slot_goes_without() -> None:
+    desk = Desk(strategy=Strategy.JUST_IN_TIME, step_tokens=4, min_saving=1)
     desk.submit("a", length=10)
     desk.grant(1, branch=6)
-    desk.receive(Spare(1, 2, [desk.lease()]))
+    desk.receive(Spare(1, [desk.lease()], [6]))
     for _ in range(3):
         desk.settle()
-    assert [c.position for step in desk.of(Step) for c in step.checkpoints] == [6]
-    assert desk.counted == {"checkpoints_skipped": 1} and desk.of(Want) == [Want(1, 2)]
+    assert [c.position for step in desk.of(Step) for c in step.checkpoints] == [9]
+    assert desk.counted == {"checkpoints_skipped": 1}
 
 
 def test_slots_of_a_row_that_is_gone_go_back() -> None:
-    desk = Desk(strategy=Strategy.JUST_IN_TIME, chunk_size=4, step_tokens=4)
+    desk = Desk(strategy=Strategy.JUST_IN_TIME, step_tokens=4, min_saving=1)
     desk.submit("a", length=10)
     desk.grant(1, branch=6)
     desk.receive(Abort("a"))
     late = desk.lease()
-    desk.receive(Spare(1, 2, [late]))
-    desk.receive(Spare(1, 2, []))
+    desk.receive(Spare(1, [late], [6]))
+    desk.receive(Spare(1, [], [6, 9]))
     assert [free.leases for free in desk.of(Free)] == [[late]]
     other = Desk(strategy=Strategy.EXTRA_BUFFER)
     other.submit("a")
     other.grant(1)
-    assert other.of(Want) == [Want(1, 2)]
-    other.receive(Spare(1, 2, [other.lease(), other.lease()]))
+    [want] = other.of(Want)
+    assert [kind for _, kind in want.checkpoints] == [Kind.CHECKPOINT] * 2
+    other.receive(Spare(1, [other.lease(), other.lease()], []))
     assert len(list(other.scheduler.leases())) == 2
     other.receive(Abort("a"))
     assert [len(free.leases) for free in other.of(Free)] == [2]
@@ -393,26 +395,27 @@ def test_slots_of_a_row_that_is_gone_go_back() -> None:
 
 
 def test_a_slot_that_is_kept_at_hand_is_asked_for_again_when_it_was_used() -> None:
-    desk = Desk(strategy=Strategy.EXTRA_BUFFER, chunk_size=4, step_tokens=4)
+    desk = Desk(strategy=Strategy.EXTRA_BUFFER, step_tokens=4, min_saving=1)
     desk.submit("a", length=10)
     desk.grant(1)
-    desk.receive(Spare(1, 2, [desk.lease(), desk.lease()]))
-    assert desk.of(Want) == [Want(1, 2)]
+    desk.receive(Spare(1, [desk.lease(), desk.lease()], []))
+    assert [len(want.checkpoints) for want in desk.of(Want)] == [2]
     desk.settle()
-    assert [c.position for step in desk.of(Step) for c in step.checkpoints] == [8]
-    assert desk.of(Want)[1:] == [Want(1, 1)]
-    desk.receive(Spare(1, 1, [desk.lease()]))
+    desk.settle()
+    assert [c.position for step in desk.of(Step) for c in step.checkpoints] == [9]
+    assert [len(want.checkpoints) for want in desk.of(Want)[1:]] == [1]
+    desk.receive(Spare(1, [desk.lease()], []))
     assert len(list(desk.scheduler.leases())) == 2 and len(desk.of(Want)) == 2
 
 
 def test_answers_are_checkpointed_at_multiples_of_the_interval() -> None:
-    desk = Desk(strategy=Strategy.JUST_IN_TIME, chunk_size=64, track_interval=4)
+    desk = Desk(strategy=Strategy.JUST_IN_TIME, track_interval=4)
     desk.submit("a", length=3, max_tokens=11)
     desk.grant(1)
     for _ in range(12):
         for want in desk.of(Want):
             desk.sent.remove(("cache", want))
-            desk.receive(Spare(1, want.count, [desk.lease() for _ in range(want.count)]))
+            desk.receive(Spare(1, [desk.lease() for _ in want.checkpoints], []))
         desk.settle()
     assert [c.position for step in desk.of(Step) for c in step.checkpoints] == [8, 12]
     assert desk.counted == {"checkpoints_skipped": 1}, "the first came up sooner than a slot could come"
@@ -428,14 +431,14 @@ def test_no_strategy_no_checkpoint(desk: Desk) -> None:
 
 
 def test_the_lap_at_the_end_begins_when_everything_is_home() -> None:
-    desk = Desk(strategy=Strategy.JUST_IN_TIME, chunk_size=4, step_tokens=4)
+    desk = Desk(strategy=Strategy.JUST_IN_TIME, step_tokens=4, min_saving=1)
     desk.submit("a", length=10)
     desk.grant(1, branch=6)
     desk.receive(Drain())
     desk.submit("late")
     assert desk.ended == [("api", "late", "draining")]
     desk.receive(Abort("a"))
-    for message in (Settled(1, []), Spare(1, 2, []), Over("a"), Closed(1)):
+    for message in (Settled(1, []), Spare(1, [], [6, 9]), Over("a"), Closed(1)):
         assert not desk.of(Drain), f"before {message}"
         desk.receive(message)
     assert [to for to, message in desk.sent if isinstance(message, Drain)] == ["forward"]

@@ -92,7 +92,7 @@ def test_a_step_looks_only_at_the_rows_that_need_something(monkeypatch: pytest.M
         plan_row(limits, row, position, commands)
 
     monkeypatch.setattr(actors.scheduler.plan, "plan_row", counted)
-    bench = Bench(max_running=32, page_size=16)
+    bench = Bench(max_running=32, page_size=16, min_saving=100)
     for index in range(32):
         bench.submit(f"{index}", [1] * (1 + index), max_tokens=1000)
     for grant in range(1, 33):

@@ -1,0 +1,1 @@
+"""What a kept state is worth, and so which goes next."""

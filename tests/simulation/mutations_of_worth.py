@@ -1,0 +1,63 @@
+"""Known bugs in what states are worth, and in what requests wait for that others compute."""
+
+from typing import Any
+
+from actors.cache.allocator import Allocator
+from actors.cache.radix import Node
+from actors.cache.together import Together
+from actors.cache.waiting import Parked
+from actors.cache.worth import order
+from actors.cache.worth.lives import Lives
+from actors.cache.worth.order import ByWorth
+from actors.kinds import Kind
+from actors.lease import Lease
+from tests.simulation.planting import Patch
+
+
+def superseded_state_counted_twice(patch: Patch) -> None:
+    """A state whose conversation has come further stands among the last ends, and still where it stood before."""
+    original = Lives._pass_on
+
+    def pass_on(self: Lives, node: Node[Lease], kind: Kind) -> None:
+        places: Any = getattr(self._order, "_places", {})
+        if kind is Kind.LAST_END:
+            places.pop(node, None)
+        original(self, node, kind)
+
+    patch(Lives, "_pass_on", pass_on)
+
+
+def worth_not_updated_after_a_split(patch: Patch) -> None:
+    """Where a state comes to a path between two others, the lower one counts as if it still saved all of the path."""
+    patch(order, "states_below", lambda node: iter(()))
+
+
+def named_state_dropped_for_a_checkpoint(patch: Patch) -> None:
+    """A checkpoint that nobody has ever gone on from takes the slot of a session."""
+    original = Allocator._next_to_go
+
+    def next_to_go(self: Allocator, keep: Node[Lease] | None = None, unnamed_only: bool = False) -> Node[Lease] | None:
+        return original(self, keep, False)
+
+    patch(Allocator, "_next_to_go", next_to_go)
+
+
+def left_where_it_was(patch: Patch) -> None:
+    """A state that has left its slot is still to go next."""
+    original = ByWorth.put
+
+    def put(self: ByWorth[Lease], node: Node[Lease], belongs: bool) -> None:
+        if belongs or node.sessions:
+            original(self, node, belongs)
+
+    patch(ByWorth, "put", put)
+
+
+def waits_for_one_that_is_gone(patch: Patch) -> None:
+    """Where the request that computes for others ends early, they wait on."""
+
+    def is_waiting(self: Together, parked: Parked) -> bool:
+        account = self._accounts.get(parked.leader) if parked.leader is not None else None
+        return parked.leader is not None and (account is None or parked.waits_at in account.marks)
+
+    patch(Together, "is_waiting", is_waiting)
