@@ -1,0 +1,194 @@
+"""The four real actors in virtual time, over a device that computes nothing and takes as long as its costs say."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from actors.actor import Actor, Address, Send
+from actors.cache.actor import Cache
+from actors.forward.actor import Forward
+from actors.forward.device import Work
+from actors.lease import Ledger
+from actors.messages import Delta, Ended, Message, Ran, Submit
+from actors.requests import Output, Request
+from actors.results.actor import ResultProcessor
+from actors.runtime.transport import arrive, depart
+from actors.scheduler.actor import Scheduler
+from actors.tokens import pack
+from scripts.replaying.costs import Costs
+
+
+class NoText:
+    """A vocabulary whose tokens are no text: nobody reads it."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return ""
+
+
+@dataclass(eq=False, slots=True)
+class Running:
+    """A request, and what the device will have it answer. Times are virtual seconds."""
+
+    request: Request
+    answer: list[int]
+    asked: float
+    first_token: float | None = None
+    output: Output | None = None
+    ended: Callable[["Running"], None] | None = None
+
+
+@dataclass(eq=False)
+class VirtualDevice:
+    """A stream: each call takes its time when those before it are done. at: has something done at a time."""
+
+    costs: Costs
+    requests: dict[str, Running]
+    at: Callable[[float, Callable[[], None]], None]
+    deliver: Callable[[Ran], None]
+    now: float = 0.0
+    free_at: float = 0.0
+    computed: int = 0
+    steps: int = 0
+    _rows: dict[int, Running] = field(default_factory=dict)
+
+    def clear(self, slot: int) -> None:
+        pass
+
+    def poison(self, slot: int) -> None:
+        pass
+
+    def copy(self, source: int, target: int) -> None:
+        self._take(self.costs.copy)
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._take(self.costs.copy)
+
+    def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
+        self._take(self.costs.transfer(position))
+
+    def fill(self, key: int, slot: int, pages: list[int], first_page: int) -> None:
+        self._take(self.costs.transfer(len(pages)))
+
+    def drop(self, key: int) -> None:
+        pass
+
+    def drop_all(self) -> None:
+        pass
+
+    def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
+        self._rows[row] = self.requests[request.id]
+
+    def extend_row(self, row: int, pages: list[int]) -> None:
+        pass
+
+    def run(self, work: Work) -> None:
+        sampled = [self._token(chunk.row, chunk.stop) for chunk in work.chunks if chunk.samples]
+        sampled += [self._token(row, at + 1) for row, at in zip(work.decodes, work.positions, strict=True)]
+        self.steps += 1
+        self.computed += sum(chunk.stop - chunk.start for chunk in work.chunks)
+        prompts = sum(self.costs.chunk(chunk.start, chunk.stop) for chunk in work.chunks)
+        self._take(self.costs.step + prompts + len(work.decodes) * self.costs.decode)
+        ran = Ran(work.step, pack(sampled), [], [])
+        self.at(self.free_at, lambda: self.deliver(ran))
+
+    def _token(self, row: int, position: int) -> int:
+        """What comes behind `position` tokens; one more step than it has an answer for may run."""
+        running = self._rows[row]
+        index = position - running.request.prompt_len
+        return running.answer[index] if index < len(running.answer) else 0
+
+    def _take(self, seconds: float) -> None:
+        self.free_at = max(self.free_at, self.now) + seconds
+
+
+class VirtualRing:
+    """Cache, scheduler, forward and results; messages are delivered in order, and take no time."""
+
+    def __init__(
+        self,
+        costs: Costs,
+        ledger: Ledger,
+        make_cache: Callable[[Send], Cache],
+        make_scheduler: Callable[[Send], Scheduler],
+    ) -> None:
+        self.requests: dict[str, Running] = {}
+        self.device = VirtualDevice(costs, self.requests, self.at, lambda ran: self._send("device", "forward", ran))
+        self.cache, self.scheduler = make_cache(self.sender("cache")), make_scheduler(self.sender("scheduler"))
+        self._ledger = ledger
+        forward = Forward(self.sender("forward"), self.device, self.scheduler.limits.max_running)
+        results = ResultProcessor(self.sender("results"), NoText())
+        self._actors: dict[Address, Actor] = {
+            "scheduler": self.scheduler, "cache": self.cache, "forward": forward, "results": results,
+        }  # fmt: skip
+        self._mail: dict[Address, deque[Message]] = {address: deque() for address in (*self._actors, "api")}
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = 0
+
+    def sender(self, name: str) -> Callable[[Address, Message], None]:
+        return lambda to, message: self._send(name, to, message)
+
+    def at(self, time: float, what: Callable[[], None]) -> None:
+        self._numbers += 1
+        heappush(self._timers, (time, self._numbers, what))
+
+    @property
+    def now(self) -> float:
+        return self.device.now
+
+    def submit(self, running: Running) -> None:
+        self.requests[running.request.id] = running
+        self._send("api", "scheduler", Submit(running.request))
+
+    def close(self) -> None:
+        self._ledger.close()
+
+    def run(self) -> None:
+        """Until nothing is left to be done."""
+        while self._timers:
+            self.device.now = max(self.device.now, self._timers[0][0])
+            while self._timers and self._timers[0][0] <= self.device.now:
+                heappop(self._timers)[2]()
+            self._carry()
+
+    def _send(self, sender: str, to: Address, message: Message) -> None:
+        depart(message, sender, to, self._ledger)
+        self._mail[to].append(message)
+
+    def _carry(self) -> None:
+        """Deliver all that is under way."""
+        moved = True
+        while moved:
+            moved = False
+            for address, actor in self._actors.items():
+                mail = self._mail[address]
+                if mail:
+                    moved = True
+                    while mail:
+                        message = mail.popleft()
+                        arrive(message, address, self._ledger)
+                        actor.receive(message)
+                    actor.act()
+            self._answer()
+
+    def _answer(self) -> None:
+        mail = self._mail["api"]
+        while mail:
+            match mail.popleft():
+                case Delta(outputs):
+                    for output in outputs:
+                        self._output(output)
+                case Ended() as ended:
+                    raise RuntimeError(f"{ended.request} was refused: {ended.message}")
+                case _:
+                    pass
+
+    def _output(self, output: Output) -> None:
+        running = self.requests[output.request]
+        if output.tokens and running.first_token is None:
+            running.first_token = self.now
+        if output.finish_reason is not None:
+            running.output = output
+            del self.requests[output.request]
+            if running.ended is not None:
+                running.ended(running)

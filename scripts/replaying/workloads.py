@@ -1,0 +1,243 @@
+"""Who asks what, by seed: clients, each a generator that yields what it asks and is sent the answer."""
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+Answer = list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request. pause: virtual seconds after the answer before (the client's beginning, for its first).
+
+    tokens: the prompt, in units. answer: how many units come back. ends: where its messages end.
+    """
+
+    pause: float
+    tokens: list[int]
+    answer: int
+    ends: tuple[int, ...] = ()
+    salt: str = ""
+
+
+Client = Generator[Ask, Answer, None]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    at: float
+    client: Client
+
+
+@dataclass(frozen=True)
+class Workload:
+    """draw: its arrivals, in order, for so many requests. frontiers: how many conversations are open at once."""
+
+    draw: Callable[[Random, int], Iterator[Arrival]]
+    frontiers: int
+
+
+@dataclass
+class Talk:
+    """A conversation so far. ends: of its messages."""
+
+    tokens: list[int]
+    salt: str = ""
+    ends: list[int] = field(default_factory=list)
+
+    def say(self, new: list[int]) -> None:
+        self.tokens = self.tokens + new
+        self.ends.append(len(self.tokens))
+
+    def ask(self, pause: float, answer: int) -> Ask:
+        return Ask(pause, self.tokens, answer, tuple(self.ends), self.salt)
+
+    def hear(self, answer: Answer) -> None:
+        self.say(answer)
+
+
+def text(rng: Random, low: int, high: int) -> list[int]:
+    """Units that nobody else says."""
+    return [rng.getrandbits(31) for _ in range(rng.randint(low, high))]
+
+
+def chat(rng: Random, system: list[int], turns: int, pause: Callable[[], float], salt: str = "") -> Client:
+    """A question and an answer, turn by turn."""
+    talk = Talk(system, salt, [len(system)] if system else [])
+    for _ in range(turns):
+        talk.say(text(rng, 2, 12))
+        talk.hear((yield talk.ask(pause(), rng.randint(4, 24))))
+
+
+def chats_in_turns(rng: Random, requests: int) -> Iterator[Arrival]:
+    """128 conversations, each of which asks when all others have; then 128 others."""
+    count, turns = 128, 12
+    for group in range(max(1, requests // (count * turns))):
+        begin = group * turns * count * 0.2
+        for index in range(count):
+            child = Random(rng.random())
+            yield Arrival(begin + index * 0.2, chat(child, [], turns, lambda: count * 0.2))
+
+
+def chats_at_random(rng: Random, requests: int) -> Iterator[Arrival]:
+    """Users of very different zeal, who pause for long now and then, under a few system prompts."""
+    prompts = [text(rng, 20, 80) for _ in range(5)]
+    at = 0.0
+    made = 0
+    while made < requests:
+        child, zeal = Random(rng.random()), rng.paretovariate(1.2)
+        turns = min(60, 1 + int(3 * zeal))
+        system = prompts[min(int(rng.paretovariate(1.0)) - 1, 4)]
+
+        def pause(child: Random = child) -> float:
+            return child.expovariate(1 / 300) if child.random() < 0.1 else child.expovariate(1 / 20)
+
+        at += rng.expovariate(0.5)
+        made += turns
+        yield Arrival(at, chat(child, system, turns, pause))
+
+
+def agent(rng: Random, system: list[int], turns: int, depth: int = 0) -> Client:
+    """Dozens of turns: a short call of a tool, and a result of thousands of tokens; some of them fork off others."""
+    talk = Talk(system, "", [len(system)])
+    talk.say(text(rng, 10, 60))
+    for _ in range(turns):
+        talk.hear((yield talk.ask(rng.expovariate(1 / 15), rng.randint(3, 14))))
+        if depth == 0 and rng.random() < 0.05:
+            yield from fork(rng, talk)
+        talk.say(text(rng, 60, 260) if rng.random() < 0.3 else text(rng, 4, 40))
+
+
+def fork(rng: Random, talk: Talk) -> Client:
+    """A sub-agent goes on from here, and comes back with a summary that the talk goes on with."""
+    other = Talk(talk.tokens, talk.salt, list(talk.ends))
+    other.say(text(rng, 4, 20))
+    for _ in range(rng.randint(3, 8)):
+        other.hear((yield other.ask(rng.expovariate(1 / 15), rng.randint(3, 14))))
+        other.say(text(rng, 4, 60))
+
+
+def agents(rng: Random, requests: int) -> Iterator[Arrival]:
+    systems = [text(rng, 200, 400) for _ in range(3)]
+    at, made = 0.0, 0
+    while made < requests:
+        turns = rng.randint(10, 60)
+        at += rng.expovariate(1 / 3)
+        made += turns
+        yield Arrival(at, agent(Random(rng.random()), rng.choice(systems), turns))
+
+
+def editor(rng: Random, system: list[int], turns: int) -> Client:
+    """Asks again, or edits what was said before, as often as it goes on."""
+    talk = Talk(system, "", [len(system)])
+    for _ in range(turns):
+        if len(talk.ends) > 2 and rng.random() < 0.5:
+            back = rng.choice([1, 1, 1, 2, 3])
+            kept = talk.ends[: max(1, len(talk.ends) - 2 * back + rng.randint(0, 1))]
+            talk = Talk(talk.tokens[: kept[-1]], talk.salt, kept)
+        if len(talk.ends) % 2:
+            talk.say(text(rng, 2, 12))
+        talk.hear((yield talk.ask(rng.expovariate(1 / 15), rng.randint(4, 24))))
+
+
+def regenerate_and_edit(rng: Random, requests: int) -> Iterator[Arrival]:
+    system = text(rng, 30, 60)
+    at, made = 0.0, 0
+    while made < requests:
+        turns = rng.randint(3, 25)
+        at += rng.expovariate(2.5)
+        made += turns
+        yield Arrival(at, editor(Random(rng.random()), system, turns))
+
+
+def once(tokens: list[int], answer: int, pause: float = 0.0, salt: str = "") -> Client:
+    yield Ask(pause, tokens, answer, (len(tokens),), salt)
+
+
+def best_of_n(rng: Random, requests: int) -> Iterator[Arrival]:
+    """The same prompt eight times at once, and then a search that goes on from the best answers of each level."""
+    at, made = 0.0, 0
+    few_shot = text(rng, 60, 100)
+    while made < requests:
+        prompt = few_shot + text(rng, 20, 100)
+        at += rng.expovariate(1 / 2)
+        for _ in range(8):
+            made += 1
+            yield Arrival(at, search(Random(rng.random()), prompt, rng.choice([0, 0, 1, 2])))
+            made += 2
+
+
+def search(rng: Random, prompt: list[int], levels: int) -> Client:
+    tokens = prompt
+    for _ in range(levels + 1):
+        answer = yield Ask(
+            rng.expovariate(1 / 10) if tokens is not prompt else 0.0, tokens, rng.randint(4, 30), (len(prompt),)
+        )
+        tokens = tokens + answer
+
+
+def pollution(rng: Random, requests: int) -> Iterator[Arrival]:
+    """Chats beside retrieval: long contexts that are never asked for again, one for each request of the chats."""
+    yield from merged(
+        chats_at_random(Random(rng.random()), requests // 2),
+        contexts(Random(rng.random()), requests // 2, 0.4),
+    )
+
+
+def contexts(rng: Random, count: int, gap: float, salt: str = "") -> Iterator[Arrival]:
+    at = 0.0
+    for _ in range(count):
+        at += rng.expovariate(1 / gap)
+        yield Arrival(at, once(text(rng, 100, 500), rng.randint(2, 10), salt=salt))
+
+
+def batch_scan(rng: Random, requests: int) -> Iterator[Arrival]:
+    """Chats, and at times thousands of unique prompts as fast as they are answered."""
+    yield from merged(
+        chats_at_random(Random(rng.random()), requests // 2), contexts(Random(rng.random()), requests // 2, 0.18)
+    )
+
+
+def tenants(rng: Random, requests: int) -> Iterator[Arrival]:
+    """Two keys: one chats, the other sends unique prompts all the while."""
+    mine = (
+        Arrival(arrival.at, salted(arrival.client, "chats"))
+        for arrival in chats_at_random(Random(rng.random()), requests // 3)
+    )
+    yield from merged(mine, contexts(Random(rng.random()), requests * 2 // 3, 0.3, "scan"))
+
+
+def salted(client: Client, salt: str) -> Client:
+    answer: Answer | None = None
+    while True:
+        try:
+            ask = client.send(answer) if answer is not None else next(client)
+        except StopIteration:
+            return
+        answer = yield Ask(ask.pause, ask.tokens, ask.answer, ask.ends, salt)
+
+
+def merged(*streams: Iterator[Arrival]) -> Iterator[Arrival]:
+    """In order of time."""
+    heads = [(stream, next(stream, None)) for stream in streams]
+    while any(head is not None for _, head in heads):
+        at = min(
+            range(len(heads)), key=lambda index: head.at if (head := heads[index][1]) is not None else float("inf")
+        )
+        stream, head = heads[at]
+        assert head is not None
+        yield head
+        heads[at] = (stream, next(stream, None))
+
+
+WORKLOADS: dict[str, Workload] = {
+    "chats in turns": Workload(chats_in_turns, 64),
+    "chats at random": Workload(chats_at_random, 64),
+    "agents": Workload(agents, 24),
+    "regenerate and edit": Workload(regenerate_and_edit, 32),
+    "best of n and search": Workload(best_of_n, 32),
+    "pollution": Workload(pollution, 64),
+    "batch scan": Workload(batch_scan, 64),
+    "tenants": Workload(tenants, 64),
+}
