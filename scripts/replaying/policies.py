@@ -21,11 +21,10 @@ def on_grid(request: Request, branch: int | None) -> dict[int, Kind]:
 
 @dataclass(frozen=True)
 class Policy:
-    """together: whether a request waits for what another computes."""
+    """order: what goes next. positions: what is checkpointed."""
 
     order: Order
     positions: Positions = checkpoint_positions
-    together: bool = True
 
 
 POLICIES = {
