@@ -64,6 +64,16 @@ class Kept(Struct, tag=True, array_like=True):
     position: int
 
 
+class Speeds(Struct, tag=True, array_like=True):
+    """device → cache: seconds that an operation takes, as costs count them, and a byte to host memory or back.
+
+    0: not known yet.
+    """
+
+    operation: float
+    byte: float
+
+
 class Pause(Struct, tag=True, array_like=True):
     """api → scheduler: plan no more steps. Answered by Paused when none is under way.
 

@@ -42,6 +42,9 @@ from actors.control import (
     Restarted as Restarted,
 )
 from actors.control import (
+    Speeds as Speeds,
+)
+from actors.control import (
     Suspend as Suspend,
 )
 from actors.control import (
@@ -384,10 +387,14 @@ class Written(Struct, tag=True, array_like=True):
 
 
 class Loaded(Struct, tag=True, array_like=True):
-    """disk → cache: the file's state is in host memory under `key`; `error` says why it is not, and never will be."""
+    """disk → cache: the file's state is in host memory under `key`; `error` says why it is not, and never will be.
+
+    seconds: how long it took to read.
+    """
 
     key: int
     error: str = ""
+    seconds: float = 0.0
 
 
 class Ran(Struct, tag=True, array_like=True):
@@ -409,5 +416,5 @@ Message: TypeAlias = (
     | SaveFromReq | Export | Exported | Unmade | Drop | Written | Loaded | Cleared | Name | Unname | Suspend
     | Suspended | Kept | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed
     | Mark | Passed | Retire | Admitted | Copied | Settled | Requeue | Over | Ended | Delta | Flush | Flushed | Pause
-    | Paused | Continue | Drain | Drained | Ran | Restarted
+    | Paused | Continue | Drain | Drained | Ran | Restarted | Speeds
 )  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from actors.cache.copies import TierLimits
+from actors.cache.limits import TierLimits
 from actors.forward.contained import ContainedDevice
 from actors.forward.torch_device import TorchDevice, survives
 from actors.lease import Move, Violation

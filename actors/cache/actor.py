@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from actors.actor import Send
 from actors.cache.account import Account
 from actors.cache.allocator import Allocator
-from actors.cache.copies import NO_TIERS, TierLimits
+from actors.cache.limits import NO_TIERS, TierLimits
 from actors.cache.page_queue import PageQueue
 from actors.cache.pages import PagePool
 from actors.cache.radix import Match, Node, RadixTree, path_to_root
@@ -15,9 +15,9 @@ from actors.cache.state_copy import StateCopy, copy_of
 from actors.cache.tiers import Tiers
 from actors.cache.together import Together
 from actors.cache.waiting import Parked, Wait, Waiting
-from actors.cache.worth.chances import Chances
 from actors.cache.worth.lives import Lives
-from actors.cache.worth.order import PER_TOKEN, ByUse, ByWorth, Costs, Order, Policy
+from actors.cache.worth.order import PER_TOKEN, Costs, Policy
+from actors.cache.worth.ranking import Ranking
 from actors.grants import Fill, PageCopy
 from actors.kinds import Kind
 from actors.lease import Lease, Ledger, Place
@@ -44,6 +44,7 @@ from actors.messages import (
     Return,
     SaveFromReq,
     Spare,
+    Speeds,
     Suspend,
     Unmade,
     Unname,
@@ -83,16 +84,15 @@ class Cache:
 
     def __post_init__(self) -> None:
         self.accounts: dict[int, Account] = {}
-        self.tree: RadixTree[Lease] = RadixTree(self.pages)
-        self.chances = Chances()
-        by_worth = ByWorth(self.tree, self.chances, self.costs)
-        self.order: Order[Lease] = by_worth if self.policy == "worth" else ByUse(self.tree)
-        self.lives = Lives(self.tree, self.chances, self.order, self.counters)
+        self.ranking = Ranking(self.policy, self.costs, self.limits)
+        self.tree: RadixTree[Lease] = RadixTree(self.pages, self.ranking.clock)
+        self.order = self.ranking.of_states(self.tree)
+        self.lives = Lives(self.tree, self.ranking.chances, self.order, self.counters)
         parts = self.ledger, self.pages, self.tree, self.order, self.lives
-        self.tiers = Tiers(self.send, *parts, self.limits, self.disk)
+        self.tiers = Tiers(self.send, *parts, self.ranking, self.limits, self.disk)
         self.allocator = self._make_allocator()
         self.page_queue = PageQueue(self.send, self.accounts, self.pages, self.tree, self.tiers, self.allocator)
-        self.waiting = Waiting(self.tiers.store)
+        self.waiting = Waiting(self.tiers.store, self.ranking)
         self.together = Together(self.send, self.accounts, self.worth_waiting)
         self._flushed: dict[Node[Lease], Lease] = {}
         self._closed: list[int] = []
@@ -129,8 +129,10 @@ class Cache:
                 self.tiers.store.unmade(key)
             case Written(key, error):
                 self.tiers.written(key, error)
-            case Loaded(key, error):
-                self.waiting.loaded(self.tiers.store.loaded(key, error), error)
+            case Loaded():
+                self.waiting.loaded(self.tiers.loaded(message), message.error)
+            case Speeds():
+                self.ranking.prices.measured(message)
             case Name() | Unname() | Suspend():
                 self.tiers.commands.add(message)
             case Free(leases, closes):
@@ -154,7 +156,7 @@ class Cache:
         self.tiers.act()
         self.page_queue.give()
         self._serve()
-        self.tiers.keep_a_slot_free()
+        self.tiers.keep_slots_free()
         for grant in self._closed:
             self.send("scheduler", Closed(grant))
         self._closed.clear()
@@ -245,11 +247,12 @@ class Cache:
         if below is not None:
             account.fill, account.tail = below, cut(acquire.tokens, node.end, below.end)
             self.tiers.store.lend(below)
+            self.tiers.store.used(below)
         elif node.state is not None:
             account.loan_node, account.loan = node, self.ledger.lend(node.state)
             self.lives.used(node)
         if match.lost is not None:
-            self.lives.missed(match.lost)
+            self.lives.missed(match.lost, copied=below is not None and below.end >= match.lost.end)
         self._open(account)
         self._granted(parked, account, match, state, moved)
         return True

@@ -6,17 +6,17 @@ from actors.cache.account import Account
 from actors.cache.pages import PagePool
 from actors.cache.radix import Node, RadixTree
 from actors.cache.tiers import Tiers
-from actors.cache.worth.lives import Lives
+from actors.cache.worth.lives import Lives, kind_after
 from actors.cache.worth.order import Order, above
 from actors.kinds import Kind
-from actors.lease import Lease, Ledger
+from actors.lease import Lease, Ledger, Place
 
 
 class Allocator:
     """Hands out state slots and KV pages, and evicts for them the states that are to go next, and bare leaves.
 
-    A part of the cache. A state with a session's name is copied first, where there is room for a copy; its slot and
-    pages can be had only when Exported has come.
+    A part of the cache. A state with a session's name, or one of which a copy pays, is copied first, if there is room;
+    its slot and pages can be had only when Exported has come.
     grant_waits_for_slot: a grant waits for a slot, so none is given for checkpoints.
     """
 
@@ -78,7 +78,7 @@ class Allocator:
 
     def _is_kept_instead(self, node: Node[Lease], other: Node[Lease]) -> bool:
         """Whether a state that somebody has gone on from is worth more than another that is to go."""
-        return self._order.admits(self._lives.kind_after(node), above(node), node.end, other)
+        return self._order.admits(kind_after(node), above(node), node.end, other)
 
     def _move(self, node: Node[Lease]) -> Lease:
         assert node.state is not None
@@ -101,28 +101,39 @@ class Allocator:
         self._lives.kept(node, node.kind)
 
     def checkpoint_slot(self, account: Account, position: int, kind: Kind) -> Lease | None:
-        """A slot for a checkpoint: a free one, or that of a state without a name which is worth less.
+        """A slot for a checkpoint: a free one, or that of a state which is worth less and need not be copied.
 
-        None while a request waits for a slot to run in. Where others wait for the checkpoint any such state goes.
+        The last free ones are kept at hand for requests, unless the next to go, for which another is freed, is worth
+        less. None while a request waits for a slot to run in. Where others wait for the checkpoint any state goes.
         """
         lease = None
         if not self.grant_waits_for_slot:
-            lease = self._ledger.take("cache") or self._evict_for(account, position, kind)
+            if self._is_free_for(account, position, kind):
+                lease = self._ledger.take("cache")
+            lease = lease or self._evict_for(account, position, kind)
         if lease is None:
             account.pass_by(position)
         else:
             account.checkpoints[position] = kind
         return lease
 
+    def _is_free_for(self, account: Account, position: int, kind: Kind) -> bool:
+        """Whether a free slot may go to this checkpoint, if there is one."""
+        if self._ledger.counts[Place.FREE] > self._tiers.at_hand:
+            return True
+        other = self._next_to_go()
+        return other is None or not self._tiers.is_to_copy(other) or self._admits(account, position, kind, other)
+
     def _evict_for(self, account: Account, position: int, kind: Kind) -> Lease | None:
-        other = self._next_to_go(unnamed_only=True)
-        above = max((p for p in (account.position, *account.checkpoints) if p < position), default=0)
-        if other is None:
-            return None
-        if position not in account.marks and not self._order.admits(kind, above, position, other):
+        other = self._next_to_go(at_once=True)
+        if other is None or not self._admits(account, position, kind, other):
             return None
         self._evict(other)
         return self._ledger.take("cache")
+
+    def _admits(self, account: Account, position: int, kind: Kind, other: Node[Lease]) -> bool:
+        above = max((p for p in (account.position, *account.checkpoints) if p < position), default=0)
+        return position in account.marks or self._order.admits(kind, above, position, other)
 
     def _has_pages(self, wanted: int, reserve: int) -> bool:
         """Whether so many pages are free, or can be evicted."""
@@ -168,11 +179,13 @@ class Allocator:
         self._lives.forgotten(leaf)
         self._tree.remove(leaf)
 
-    def _next_to_go(self, keep: Node[Lease] | None = None, unnamed_only: bool = False) -> Node[Lease] | None:
+    def _next_to_go(self, keep: Node[Lease] | None = None, at_once: bool = False) -> Node[Lease] | None:
         """The state that is to give up its slot; while a copy is made, of those that need none."""
-        unnamed_only = unnamed_only or bool(self._tiers.exports)
+        at_once = at_once or bool(self._tiers.exports)
         return self._order.least(
-            lambda node: node is not keep and not (unnamed_only and node.sessions) and self._is_evictable(node)
+            lambda node: (
+                node is not keep and self._is_evictable(node) and not (at_once and self._tiers.is_to_copy(node))
+            )
         )
 
     def _is_evictable(self, node: Node[Lease]) -> bool:
@@ -180,9 +193,4 @@ class Allocator:
 
     def _evict(self, node: Node[Lease]) -> None:
         self._counters["evicted_states"] += 1
-        if node.sessions:
-            self._tiers.demote(node)
-        else:
-            node.evicted = True
-            self._lives.went(node)
-            self._ledger.free(self._tree.take_state(node))
+        self._tiers.evict(node)

@@ -2,46 +2,26 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 from actors.actor import Send
+from actors.cache.limits import TierLimits
 from actors.cache.pages import PagePool
 from actors.cache.radix import Node, RadixTree, root_of, tokens_to
 from actors.cache.state_copy import CopyQueues, Presence, StateCopy, copy_of
+from actors.cache.worth.lives import kind_after, superseded
+from actors.cache.worth.order import anyone
+from actors.cache.worth.ranking import Ranking
+from actors.kinds import Kind
 from actors.messages import Drop
 from actors.storage.disk import Disk, NoDisk
-from actors.tokens import WIDTH, Tokens, count
-
-FILE_OVERHEAD = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class TierLimits:
-    """Bytes for copies in host memory and on disk; bytes of a state, and of one token's KV in all layers.
-
-    session_slots: how many slots of the pool sessions may keep between their turns; None: all.
-    """
-
-    host_bytes: int = 0
-    disk_bytes: int = 0
-    state_bytes: int = 1
-    token_bytes: int = 0
-    session_slots: int | None = None
-
-    def memory_bytes(self, position: int) -> int:
-        return self.state_bytes + self.token_bytes * position
-
-    def file_bytes(self, position: int) -> int:
-        return self.memory_bytes(position) + WIDTH * position + FILE_OVERHEAD
-
-
-NO_TIERS = TierLimits()
+from actors.tokens import Tokens, count
 
 
 class CopyStore:
     """The copies of states in host memory and on disk, found by salt and tokens. A part of the cache.
 
-    Each is the state of a node in a radix tree without pages. Without room the least recently used goes first.
+    Each is the state of a node in a radix tree without pages. Without room the one that is worth least goes first.
     changed: called when a copy has come to another tier. gone: called when it is about to be forgotten.
     settled: called when something that was under way with it is over.
     Where limits.disk_bytes is 0 the disk is not used.
@@ -55,16 +35,18 @@ class CopyStore:
         changed: Callable[[Node[StateCopy]], None],
         gone: Callable[[Node[StateCopy]], None],
         settled: Callable[[Node[StateCopy]], None],
+        ranking: Ranking | None = None,
     ) -> None:
         self.limits = limits
-        self.tree: RadixTree[StateCopy] = RadixTree(PagePool(0, 1))
+        self._ranking = ranking or Ranking()
+        self.tree: RadixTree[StateCopy] = RadixTree(PagePool(0, 1), self._ranking.clock)
         self.leaving: set[Node[StateCopy]] = set()
         self.host_bytes = self.disk_bytes = 0
         self.counters: Counter[str] = Counter()
         self._disk: Disk = disk if disk is not None and limits.disk_bytes else NoDisk()
         self._send, self._changed, self._gone, self._settled = send, changed, gone, settled
         self._host_copies = self._bytes_in_writing = 0
-        self._queues = CopyQueues()
+        self._queues = CopyQueues(lambda: self._ranking.of_copies(self.tree))
         self._coming: dict[int, Node[StateCopy]] = {}
         self._writing: dict[int, Node[StateCopy]] = {}
         self._keys = 0
@@ -108,15 +90,42 @@ class CopyStore:
 
     # Host memory
 
-    def reserve(self, salt: str, tokens: Tokens) -> tuple[Node[StateCopy], int] | None:
-        """Where the copy of a state goes that has none yet, and its key; None if there is no room."""
-        copy, there = self._new(count(tokens)), self.tree.deepest(salt, tokens, count(tokens))
-        is_taken = there is not None and there.end == count(tokens)  # by one that is lost, but not gone yet
-        if is_taken or not self._make_host_room(copy.size):
+    def reserve(self, salt: str, tokens: Tokens, of: Node[Any] | None = None) -> tuple[Node[StateCopy], int] | None:
+        """Where the copy of a state goes that has none yet, and its key; None if there is no room.
+
+        of: the state's node in the pool. Without a name it displaces none that has one, and none that is worth more.
+        """
+        end = count(tokens)
+        copy, there = self._new(end), self.tree.deepest(salt, tokens, end)
+        is_taken = there is not None and there.end == end  # by one that is lost, but not gone yet
+        above = there.end if there is not None else 0
+
+        def may_go(other: Node[StateCopy]) -> bool:
+            if of is None or of.sessions:
+                return True
+            age = self._ranking.age(of)
+            return not other.sessions and self._queues.in_host_only.admits(of.kind, above, end, other, age)
+
+        if is_taken or not self._make_host_room(copy.size, may_go):
             return None
         node = self._add(salt, tokens, copy)
+        if of is not None:
+            node.kind, node.used, node.ended = of.kind, of.used, of.ended
+        for step, kind in superseded(node):
+            self._become(step, kind)
         self._come(node)
         return node, copy.key
+
+    def used(self, node: Node[StateCopy]) -> None:
+        """A request goes on from this copy."""
+        kind = kind_after(node)
+        node.ways += 1
+        self.tree.touch(node)
+        self._become(node, kind)
+
+    def _become(self, node: Node[StateCopy], kind: Kind) -> None:
+        node.kind = kind
+        self._queues.sort(node, used=True)
 
     def exported(self, key: int) -> None:
         """The copy under `key` has been made."""
@@ -148,6 +157,7 @@ class CopyStore:
             self._disk.read(copy.key, root_of(node).salt, tokens_to(node))
             self.counters["disk_reads"] += 1
         self.tree.touch(node)
+        self._queues.sort(node, used=True)
         return True
 
     def loaded(self, key: int, error: str) -> Node[StateCopy]:
@@ -170,7 +180,7 @@ class CopyStore:
     def claim(self, node: Node[StateCopy]) -> None:
         """A session goes on from this copy."""
         copy_of(node).wanted = True
-        self._queues.sort(node)
+        self._become(node, Kind.NAMED)
 
     def lend(self, node: Node[StateCopy]) -> None:
         copy_of(node).loans += 1
@@ -188,7 +198,7 @@ class CopyStore:
         """Begin to write the copy, which is in host memory, to its file; False if there is no room."""
         copy = copy_of(node)
         if copy.disk is Presence.ABSENT:
-            if not copy.in_host or not self._make_disk_room(copy.file_size):
+            if not copy.in_host or not self._make_disk_room(copy.file_size, bool(node.sessions)):
                 return False
             copy.disk = Presence.COMING
             self.disk_bytes += copy.file_size
@@ -226,11 +236,13 @@ class CopyStore:
     def write_ahead(self) -> None:
         """Where host memory is three quarters full, write what has no file yet, so that it may go at once.
 
-        The oldest, one at a time; for that no other file has to go, and what could not be written is not tried again.
+        The next to go, one at a time, if its file pays; for that no other file has to go, and what could not be written
+        is not tried again.
         """
         if self.has_disk and not self._writing and self.host_bytes > self.limits.host_bytes * 3 // 4:
-            node = self._queues.unwritten.oldest()
-            if node is not None and self.disk_bytes + copy_of(node).file_size <= self.limits.disk_bytes:
+            node = self._queues.unwritten.least()
+            has_room = node is not None and self.disk_bytes + copy_of(node).file_size <= self.limits.disk_bytes
+            if node is not None and has_room and self._ranking.is_to_write(node):
                 self.write(node)
 
     # Going
@@ -271,7 +283,7 @@ class CopyStore:
         return self.has_disk
 
     def release_unnamed(self) -> None:
-        """Files that were there at the start, and that no session has claimed."""
+        """What no session has claimed: copies made for whoever asks, and files that were there at the start."""
         for node in list(self.tree.states):
             if not node.sessions:
                 self.release(node)
@@ -321,27 +333,31 @@ class CopyStore:
 
     # Room
 
-    def _make_host_room(self, size: int) -> bool:
-        """Make room: copies that have a file leave host memory, others are lost where there is no disk to take them.
+    def _make_host_room(self, size: int, may_go: Callable[[Node[StateCopy]], bool] = anyone) -> bool:
+        """Make room: copies that have a file leave host memory, others are lost where no disk is to take them.
 
-        Those that are being written make room a little later.
+        Those that are being written make room a little later. may_go: the next to go only if it is true of it.
         """
         cap = self.limits.host_bytes
         if size > cap:
             return False
-        while self.host_bytes + size > cap and (node := self._queues.in_both.oldest()) is not None:
+        while self.host_bytes + size > cap and (node := self._queues.in_both.least()) is not None and may_go(node):
             self._leave_host(node)
             self._changed(node)
         while self.host_bytes + size - self._bytes_in_writing > cap and (
-            (node := self._queues.in_host_only.oldest()) is not None
+            (node := self._queues.in_host_only.least()) is not None and may_go(node)
         ):
-            if not self.has_disk or copy_of(node).unwritable or not self.write(node):
+            is_to_write = self.has_disk and not copy_of(node).unwritable and self._ranking.is_to_write(node)
+            if not (is_to_write and self.write(node)):
                 self._forget(node)
         return self.host_bytes + size <= cap
 
-    def _make_disk_room(self, size: int) -> bool:
+    def _make_disk_room(self, size: int, named: bool = True) -> bool:
+        """named: for one that has a name; for others none goes that has one."""
         cap = self.limits.disk_bytes
-        while size <= cap < self.disk_bytes + size and (node := self._queues.in_file.oldest()) is not None:
+        while size <= cap < self.disk_bytes + size and (node := self._queues.in_file.least()) is not None:
+            if node.sessions and not named:
+                break
             if copy_of(node).in_host:
                 self._leave_disk(node)
             else:

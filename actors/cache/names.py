@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from actors.actor import Send
-from actors.cache.by_age import ByAge
 from actors.cache.radix import Node
 from actors.cache.state_copy import Presence, StateCopy, copy_of
+from actors.cache.worth.by_age import ByAge
 from actors.lease import Lease
 from actors.messages import Kept
 

@@ -22,7 +22,7 @@ class Node(Generic[S]):
     """Tokens [start, end) of a path. `pages` covers them; the first page may begin with entries of the path above.
 
     sessions: those that go on from its state. pins: open grants that go on from here. evicted: it had a state that had
-    to go. used: when its state was used last, in uses of the tree. kind: of its state, since that was of age `since`.
+    to go. used: when its state was used last, by the clock. kind: of its state, since that was of age `since`.
     ended: whether a request has ended here. ways: how often somebody went on from a copy. salt: set on roots only.
     """
 
@@ -46,6 +46,13 @@ class Node(Generic[S]):
     @property
     def end(self) -> int:
         return self.start + count(self.tokens)
+
+
+@dataclass(slots=True)
+class Clock:
+    """uses: how often states were used, by which their age is counted."""
+
+    uses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +79,23 @@ class RadixTree(Generic[S]):
     nodes: all but the roots. states: the nodes that keep a state. Both in order of use, the least recent first; of
     the nodes, each behind those that hang on it. bare: the leaves without a state.
     tokens: the number of tokens on all edges. epoch: how often the tree was cleared; nodes of an older epoch are no
-    longer part of it. uses: how often its states were used.
+    longer part of it. clock: the pool's tree and that of the copies below it have one.
     """
 
-    def __init__(self, pages: PagePool) -> None:
+    def __init__(self, pages: PagePool, clock: Clock | None = None) -> None:
         self.pages = pages
+        self.clock = clock or Clock()
         self.roots: dict[str, Node[S]] = {}
         self.nodes: OrderedDict[Node[S], None] = OrderedDict()
         self.states: OrderedDict[Node[S], None] = OrderedDict()
         self.bare: OrderedDict[Node[S], None] = OrderedDict()
         self.tokens = 0
         self.epoch = 0
-        self.uses = 0
         self._next_id = 0
+
+    @property
+    def uses(self) -> int:
+        return self.clock.uses
 
     def match(self, salt: str, tokens: Tokens, limit: int) -> Match[S]:
         """The deepest state at or before `limit` on the path of `tokens`, and the length of the path that is known."""
@@ -194,8 +205,8 @@ class RadixTree(Generic[S]):
         return self.roots[salt]
 
     def _use(self, node: Node[S]) -> None:
-        self.uses += 1
-        node.used = self.uses
+        self.clock.uses += 1
+        node.used = self.clock.uses
 
     def _note_bare(self, node: Node[S]) -> None:
         if node.parent is not None and not node.children and node.state is None:

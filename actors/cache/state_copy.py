@@ -1,10 +1,11 @@
 """A copy of a state below the pool: where it is, and what it is in question for."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from actors.cache.by_age import ByAge
 from actors.cache.radix import Node
+from actors.cache.worth.order import Order
 from actors.requests import Tier
 
 
@@ -55,34 +56,37 @@ class StateCopy:
         return self.loans > 0 or Presence.COMING in (self.host, self.disk)
 
 
+NOWHERE = StateCopy(0, 0, 0)
+
+
 def copy_of(node: Node[StateCopy]) -> StateCopy:
     assert node.state is not None
     return node.state
 
 
 class CopyQueues:
-    """What each copy is in question for, as it stands; of each the least recently used comes first.
+    """What each copy is in question for, as it stands; of each the one that is worth least comes first.
 
     in_both: to leave host memory at once. in_host_only: to make room there, being written or lost. unwritten: to be
     written ahead. in_file: to make room on disk. With those that are busy nothing of this can be done, but one that is
     lent can be written ahead.
     """
 
-    def __init__(self) -> None:
-        self.in_both: ByAge[StateCopy] = ByAge()
-        self.in_host_only: ByAge[StateCopy] = ByAge()
-        self.unwritten: ByAge[StateCopy] = ByAge()
-        self.in_file: ByAge[StateCopy] = ByAge()
+    def __init__(self, order: Callable[[], Order[StateCopy]]) -> None:
+        self.in_both, self.in_host_only, self.unwritten, self.in_file = order(), order(), order(), order()
 
-    def sort(self, node: Node[StateCopy]) -> None:
-        """To be called after any change of the copy at this node, and when there is none any more."""
-        copy = node.state
-        if copy is None or copy.flushed:
-            for queue in (self.in_both, self.in_host_only, self.unwritten, self.in_file):
-                queue.put(node, False)
-            return
+    def sort(self, node: Node[StateCopy], used: bool = False) -> None:
+        """To be called after any change of the copy at this node, and when there is none any more.
+
+        used: it was used, or is of another kind.
+        """
+        copy = node.state if node.state is not None and not node.state.flushed else NOWHERE
         unwritten = copy.in_host and copy.disk is Presence.ABSENT
-        self.in_both.put(node, copy.in_host and copy.in_file and not copy.busy)
-        self.in_host_only.put(node, unwritten and not copy.busy)
-        self.unwritten.put(node, unwritten and copy.wanted and not copy.unwritable)
-        self.in_file.put(node, copy.in_file and not copy.busy)
+        for queue, belongs in (
+            (self.in_both, copy.in_host and copy.in_file and not copy.busy),
+            (self.in_host_only, unwritten and not copy.busy),
+            (self.unwritten, unwritten and copy.wanted and not copy.unwritable),
+            (self.in_file, copy.in_file and not copy.busy),
+        ):
+            if belongs != (node in queue) or (belongs and used):
+                queue.put(node, belongs)

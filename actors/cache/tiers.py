@@ -5,28 +5,32 @@ from collections.abc import Hashable
 
 from actors.actor import Send
 from actors.cache.commands import Awaited, Command, Commands
-from actors.cache.copies import CopyStore, TierLimits
+from actors.cache.copies import CopyStore
+from actors.cache.limits import TierLimits
 from actors.cache.names import Names
 from actors.cache.pages import PagePool
 from actors.cache.radix import Node, RadixTree, root_of, tokens_to
 from actors.cache.state_copy import Presence, StateCopy, copy_of
 from actors.cache.worth.lives import Lives
 from actors.cache.worth.order import Order
+from actors.cache.worth.ranking import Ranking
 from actors.lease import Lease, Ledger, Place
-from actors.messages import Export, Exported, Name, Suspend, Suspended, Unname
+from actors.messages import Export, Exported, Loaded, Name, Suspend, Suspended, Unname
 from actors.requests import Tier
 from actors.storage.disk import Disk
 from actors.tokens import count
 
 UNASKED = -1
+# How many slots are kept at hand at most, and one of how many.
+MOST_AT_HAND, SLOTS_AT_HAND = 4, 16
 
 
 class Tiers:
-    """Moves named states out of the pool, to host memory and disk, and carries out Name, Unname and Suspend.
+    """Moves states out of the pool, to host memory and disk, and carries out Name, Unname and Suspend.
 
     A part of the cache. A state leaves with Export, which takes its lease to forward, and its pages are held until
     Exported: so neither is used again ahead of the copy. exports: the pages so held, by the copy's key.
-    commands: those that are not carried out.
+    commands: those that are not carried out. at_hand: how many slots are kept free, as a copy takes a moment.
     """
 
     def __init__(
@@ -37,21 +41,24 @@ class Tiers:
         tree: RadixTree[Lease],
         order: Order[Lease],
         lives: Lives,
+        ranking: Ranking,
         limits: TierLimits,
         disk: Disk | None,
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._send, self._ledger, self._pages, self._tree, self._order = send, ledger, pages, tree, order
-        self._lives = lives
+        self._lives, self._ranking = lives, ranking
+        self.at_hand = max(1, min(MOST_AT_HAND, len(ledger.entries) // SLOTS_AT_HAND))
         self._open_turns: Counter[str] = Counter()
         self.commands = Commands(lambda command: self._carry_out(command))
         self.names = Names(
             send, lives.renamed, lambda node: self.store.claim(node), lambda node: self.store.release(node)
         )
         self.store = CopyStore(
-            limits, disk, send, self.names.changed_in_store, self.names.lost_in_store, self._settled_below
+            limits, disk, send, self.names.changed_in_store, self.names.lost_in_store, self._settled_below, ranking
         )
         self.exports: dict[int, list[int]] = {}
+        self._refused: tuple[Node[Lease], int] | None = None
 
     @property
     def idle(self) -> bool:
@@ -66,52 +73,71 @@ class Tiers:
         """Carry out the commands that nothing is in the way of; keep within the slots that sessions may have."""
         self.commands.act()
         cap, named = self.store.limits.session_slots, self.names.named
-        while cap is not None and len(named) > cap and (node := named.oldest()) is not None:
+        while cap is not None and len(named) > cap and (node := named.least()) is not None:
             if not self.demote(node, may_lose=not self.store.can_hold(node.end)):
                 break
         self.store.write_ahead()
 
-    def keep_a_slot_free(self) -> None:
-        """Have a slot at hand where the next to go is a session's, whose copy takes a moment."""
-        if not self._ledger.counts[Place.FREE] and not self.exports:
+    def keep_slots_free(self) -> None:
+        """Have some slots at hand where the next to go is to be copied."""
+        while self._ledger.counts[Place.FREE] + len(self.exports) < self.at_hand:
             node = self._order.least(lambda node: not self._ledger.loans(_state(node)))
-            if node is not None and node.sessions and self.store.can_hold(node.end):
-                self.demote(node, may_lose=False)
+            if node is None or not self.is_to_copy(node) or self._refused == (node, self._tree.uses):
+                return
+            if not self.demote(node, may_lose=False):
+                self._refused = node, self._tree.uses
+                return
 
     def suspend_all(self) -> None:
-        """Before the end: what has a name goes to its file, and files that nobody names go."""
+        """Before the end: what has a name goes to its file, and what has none goes."""
+        self._ranking.unnamed = False
+        self.store.release_unnamed()
         if self.store.has_disk:
-            self.store.release_unnamed()
             for session in self.names.opened:
                 self.commands.add(Suspend(UNASKED, session))
 
     # Down
 
+    def is_to_copy(self, node: Node[Lease]) -> bool:
+        """Whether a copy is made of a state as it leaves its slot."""
+        return self._ranking.is_to_copy(node)
+
+    def evict(self, node: Node[Lease]) -> None:
+        """Let a state that is not lent leave its slot, at once or when its copy is made."""
+        self._leave(node, self._place_below(node) if self.is_to_copy(node) else None)
+
     def demote(self, node: Node[Lease], may_lose: bool = True) -> bool:
-        """Let the state of a named node leave its slot; False if that would lose it and may not, or it is lent."""
-        lease = _state(node)
-        if self._ledger.loans(lease):
+        """Let a state leave its slot for host memory; False if that would lose it and may not, or it is lent."""
+        if self._ledger.loans(_state(node)):
             return False
+        place = self._place_below(node)
+        if place is None and not may_lose:
+            return False
+        self._leave(node, place)
+        return True
+
+    def _place_below(self, node: Node[Lease]) -> tuple[Node[StateCopy], int | None] | None:
+        """Where its copy is, or is to be made under a key; None if there is no room."""
         tokens, salt = tokens_to(node), root_of(node).salt
         below = self.store.find(salt, tokens)
-        expected = self.store.reserve(salt, tokens) if below is None else None
-        if below is None and expected is None and not may_lose:
-            return False
-        self._lives.went(node)
-        self._tree.take_state(node)
+        return (below, None) if below is not None else self.store.reserve(salt, tokens, node)
+
+    def _leave(self, node: Node[Lease], place: tuple[Node[StateCopy], int | None] | None) -> None:
+        below, key = place or (None, None)
+        self._lives.went(node, copied=below is not None)
+        lease = self._tree.take_state(node)
         node.evicted = True
-        if expected is not None:
-            below, key = expected
+        if key is not None:
             self._export(node, lease, key)
         else:
             self._ledger.free(lease)
-        self.counters["demotions_tokens" if below is None else "demotions_host"] += 1
-        if below is None:
-            self.names.lost_in_pool(node)
-        else:
+        if below is not None:
+            self.counters["demotions_host"] += 1
             for session in sorted(node.sessions):
                 self.names.bind_to_store(session, below)
-        return True
+        elif node.sessions:
+            self.counters["demotions_tokens"] += 1
+            self.names.lost_in_pool(node)
 
     def _export(self, node: Node[Lease], lease: Lease, key: int) -> None:
         self._ledger.uncache(lease, "cache")
@@ -135,6 +161,13 @@ class Tiers:
                 self._answer(command, "host", node.end)
             else:
                 self.commands.add(command)
+
+    def loaded(self, message: Loaded) -> Node[StateCopy]:
+        """A file was read, or cannot be. Returns its node."""
+        node = self.store.loaded(message.key, message.error)
+        if message.seconds and not message.error:
+            self._ranking.prices.measured_file(copy_of(node).file_size, message.seconds)
+        return node
 
     def _goes_on_from(self, session: str, node: Node[StateCopy]) -> bool:
         return session not in self.names.in_pool and self.names.stored.get(session) is node

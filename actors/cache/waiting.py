@@ -6,6 +6,7 @@ from enum import Enum, auto
 from actors.cache.copies import CopyStore
 from actors.cache.radix import Node
 from actors.cache.state_copy import Presence, StateCopy, copy_of
+from actors.cache.worth.ranking import Ranking
 from actors.messages import Acquire
 from actors.requests import MissReason
 
@@ -40,8 +41,8 @@ class Parked:
 class Waiting:
     """The Acquires that are not answered yet, in order of arrival."""
 
-    def __init__(self, store: CopyStore) -> None:
-        self._store = store
+    def __init__(self, store: CopyStore, ranking: Ranking) -> None:
+        self._store, self._ranking = store, ranking
         self._parked: dict[int, Parked] = {}
 
     def park(self, acquire: Acquire) -> None:
@@ -59,10 +60,13 @@ class Waiting:
         return sorted(self._parked.values(), key=lambda parked: parked.acquire.priority)
 
     def copy_for(self, parked: Parked, position: int) -> Node[StateCopy] | None:
-        """The copy to go on from, if one goes beyond `position`: lent, and on its way if it is not in host memory."""
+        """The copy to go on from, if one goes beyond `position`: lent, and on its way if it is not in host memory.
+
+        A session's own always, others if they are brought back sooner than computed.
+        """
         acquire, store = parked.acquire, self._store
         node = store.match(acquire.salt, acquire.tokens, acquire.limit)
-        if node is None or node.end <= position or not store.load(node):
+        if node is None or node.end <= position or not self._is_wanted(parked, node, position) or not store.load(node):
             self._let_go(parked)
             return self.copy_for(parked, position) if node is not None and node.state is None else None
         if parked.awaits is not node:
@@ -71,6 +75,11 @@ class Waiting:
             parked.awaits = node
         parked.read |= copy_of(node).host is Presence.COMING and copy_of(node).in_file
         return node
+
+    def _is_wanted(self, parked: Parked, node: Node[StateCopy], position: int) -> bool:
+        if node is parked.awaits or parked.acquire.session in node.sessions:
+            return True
+        return self._ranking.is_to_bring(node, position, in_host=copy_of(node).host is not Presence.ABSENT)
 
     def loaded(self, node: Node[StateCopy], error: str) -> None:
         """The copy is there, or never will be."""

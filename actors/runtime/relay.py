@@ -13,18 +13,19 @@ import anyio.to_thread
 
 from actors.actor import Actor, Address, Send
 from actors.cache.actor import Cache
-from actors.cache.copies import NO_TIERS, TierLimits
+from actors.cache.limits import NO_TIERS, TierLimits
 from actors.cache.pages import PagePool
 from actors.cache.worth.order import PER_TOKEN, Costs, Policy
 from actors.forward.actor import Forward
 from actors.forward.device import Device, DeviceThread
 from actors.kinds import Kind
 from actors.lease import Ledger, Move, Place, Violation
-from actors.messages import DiskReport, Message, Ran, Restarted, Unmade
+from actors.messages import DiskReport, Message, Ran, Restarted, Speeds, Unmade
 from actors.results.actor import ResultProcessor, Vocabulary
 from actors.runtime.events import Event, UnitEvent, move_event
 from actors.runtime.explain import explain_slots, explain_tree
 from actors.runtime.mailboxes import Runtime
+from actors.runtime.speeds import measured
 from actors.runtime.timings import Timings, timed
 from actors.runtime.tracing import Traces
 from actors.scheduler.actor import Scheduler
@@ -116,9 +117,10 @@ class Unit:
         if self._disk is not None:
             await anyio.to_thread.run_sync(self._disk.close)
 
-    def deliver(self, message: Ran | Unmade) -> None:
+    def deliver(self, message: Ran | Unmade | Speeds) -> None:
         """From the device's thread."""
-        self._loop.call_soon_threadsafe(self._arrived, "device", "forward", message)
+        to: Address = "cache" if isinstance(message, Speeds) else "forward"
+        self._loop.call_soon_threadsafe(self._arrived, "device", to, message)
 
     def _from_disk(self, message: DiskReport) -> None:
         self._loop.call_soon_threadsafe(self._arrived, "disk", "cache", message)
@@ -181,7 +183,9 @@ class Relay:
         self.on_move = on_move if on_event is None else _recording(on_event, clock, on_move)
         self.on_event, self.clock, self.timings, self.numbers = on_event, clock, Timings(), count(1)
         self._config, self._vocabulary, self.disk = config, vocabulary, disk
-        self._device = timed(device(self._deliver), self.timings, clock, on_event)
+        page_size, self._speeds = max(config.limits.page_size, 1), Speeds(0.0, 0.0)
+        kept = measured(device(self._deliver), config.costs, page_size, clock, self._measured)
+        self._device = timed(kept, self.timings, clock, on_event)
         self._restarted: deque[float] = deque(maxlen=config.restarts + 1)
         self._before: Counter[str] = Counter()
         self._moves_before: Counter[str] = Counter()
@@ -234,7 +238,7 @@ class Relay:
             "waiting": len(unit.scheduler.state.queue),
             "slots": {str(place): self.ledger.counts[place] for place in Place},
             "states": Counter(node.kind.label for node in unit.cache.tree.states),
-            "state_chance": {kind.label: unit.cache.chances.chance(kind, 0) for kind in Kind},
+            "state_chance": {kind.label: unit.cache.ranking.chances.chance(kind, 0) for kind in Kind},
             "pages": {"free": pages.free, "used": pages.used, "cached": pages.cached},
             "stored": unit.cache.tiers.store.figures(),
             "mailbox_depth": {address: len(box.envelopes) for address, box in unit.runtime.mailboxes.items()},
@@ -255,6 +259,7 @@ class Relay:
             self.on_event(UnitEvent(self.clock(), self._config.slots))
         unit = Unit(self._config, self._device, self._vocabulary, self)
         unit.runtime.add("api", self._api)
+        unit.deliver(self._speeds)
         return unit
 
     def _may_restart(self) -> bool:
@@ -299,6 +304,10 @@ class Relay:
 
     def _deliver(self, message: Ran | Unmade) -> None:
         self.unit.deliver(message)
+
+    def _measured(self, speeds: Speeds) -> None:
+        self._speeds = speeds
+        self.unit.deliver(speeds)
 
     def _send_from_api(self, to: Address, message: Message) -> None:
         self.unit.runtime.send("api", to, message)

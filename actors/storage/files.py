@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ class StateFiles:
             together[salt, tokens] = key
 
     def read(self, key: int, salt: str, tokens: Tokens) -> None:
-        self._put(lambda: self._deliver(Loaded(key, self._attempt(lambda: self._read(key, salt, tokens)))))
+        self._put(lambda: self._deliver(self._load(key, salt, tokens)))
 
     def delete(self, salt: str, tokens: Tokens) -> None:
         self._put(lambda: self._path(salt, tokens).unlink(missing_ok=True))
@@ -145,6 +146,11 @@ class StateFiles:
         unsynced = "" if all(errors) else self._attempt(lambda: sync(self._folder))
         for key, error in zip(together.values(), errors, strict=True):
             self._deliver(Written(key, error or unsynced))
+
+    def _load(self, key: int, salt: str, tokens: Tokens) -> Loaded:
+        began = time.perf_counter()
+        error = self._attempt(lambda: self._read(key, salt, tokens))
+        return Loaded(key, error, time.perf_counter() - began)
 
     def _attempt(self, call: Callable[[], None]) -> str:
         try:

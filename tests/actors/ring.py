@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from actors.actor import Send
-from actors.cache.copies import NO_TIERS, TierLimits
+from actors.cache.limits import NO_TIERS, TierLimits
+from actors.cache.worth.order import Policy
 from actors.forward.contained import ContainedDevice
 from actors.forward.device import Device
 from actors.forward.torch_device import TorchDevice, survives
@@ -204,6 +205,7 @@ async def running(
     tiers: TierLimits = NO_TIERS,
     folder: Path | None = None,
     record: Callable[[Event], None] | None = None,
+    policy: Policy = "worth",
     **limits: object,
 ) -> AsyncIterator[Ring]:
     """A running ring, drained and audited at the end; raises what ended its run before that."""
@@ -215,7 +217,7 @@ async def running(
     make: Callable[..., Device] = lambda deliver: ContainedDevice(  # noqa: E731
         wrap(TorchDevice(model, pools, chosen.max_running, 1024, deliver, host)), deliver, survives
     )
-    config = RelayConfig(slots, pages, chosen, tiers, codec_check, poison_freed, restarts)
+    config = RelayConfig(slots, pages, chosen, tiers, codec_check, poison_freed, restarts, cache_policy=policy)
     disk = StateFiles(folder, "this model", host) if folder is not None else None
     if disk is not None:
         disk.scan()

@@ -14,7 +14,7 @@ from torch import Tensor
 from actors.actor import Address
 from actors.cache.actor import Cache
 from actors.cache.allocator import Allocator
-from actors.cache.copies import TierLimits
+from actors.cache.limits import TierLimits
 from actors.forward.torch_device import TorchDevice
 from actors.messages import Acquire, Message, Restarted
 from actors.runtime.relay import DeviceFailed, Relay, Unit

@@ -1,6 +1,6 @@
 """What a request asks for where nothing is said, and what is asked for again after a restart."""
 
-from actors.cache.copies import NO_TIERS
+from actors.cache.limits import NO_TIERS
 from actors.messages import Acquire, Requeue, Retired, Submit
 from actors.requests import Output, Request, Sampling, Stops, resubmission
 from actors.tokens import pack, unpack

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from actors.cache.actor import Cache
 from actors.cache.radix import Node, RadixTree, root_of, tokens_to
 from actors.cache.state_copy import Presence, StateCopy, copy_of
+from actors.cache.worth.by_age import ByAge
 from actors.messages import Kept, SaveFromReq, Suspended
 from actors.requests import Tier
 from actors.tokens import Tokens, unpack
@@ -29,7 +30,7 @@ class SessionChecks:
         self._store = cache.tiers.store
         self._names = cache.tiers.names
         self._right: dict[Node[StateCopy], tuple[object, ...]] = {}
-        self._on = bool(simulation.scenario.talks)
+        self._on = bool(simulation.scenario.talks or self._limits.host_bytes)
 
     def check(self) -> None:
         if self._on:
@@ -130,7 +131,7 @@ class SessionChecks:
         assert self._disk.bytes <= self._limits.disk_bytes, f"{self._disk.bytes} bytes in files"
 
     def _check_queues(self) -> None:
-        """The next to go or to be written is the one that a look at all copies finds, the least recently used first."""
+        """Those that may go or be written are all that a look at the copies finds; by age, the oldest is the first."""
         queues = self._store._queues
         is_next: dict[str, Callable[[StateCopy], bool]] = {
             "in_both": lambda copy: copy.in_host and copy.in_file and not copy.busy,
@@ -141,8 +142,15 @@ class SessionChecks:
             "in_file": lambda copy: copy.in_file and not copy.busy,
         }
         for name, right in is_next.items():
-            first = next((node for node in self._store.tree.states if right(copy_of(node))), None)
-            assert getattr(queues, name).oldest() is first, f"the first that is {name} is not at {first}"
+            all_right = {node for node in self._store.tree.states if right(copy_of(node))}
+            queue = getattr(queues, name)
+            wrong = [node.id for node in self._store.tree.states if (node in queue) != (node in all_right)]
+            assert not wrong, f"{wrong} are {name}, or are not and should be"
+            if isinstance(queue, ByAge):
+                first = min(all_right, key=lambda node: node.used, default=None)
+                assert queue.least() is first, f"the first that is {name} is not at {first}"
+            else:
+                assert (queue.least() is None) == (not all_right), f"none is {name}, or there should be"
 
     def _check_copy(self, node: Node[StateCopy], copy: StateCopy) -> None:
         there = self._device.vault.get(copy.key) if copy.in_host else None

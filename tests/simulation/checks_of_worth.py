@@ -1,10 +1,16 @@
 """After each delivery: which state is to go next is known of every state, and what it saves is not thought too high."""
 
 from math import frexp
+from typing import Any
 
 from actors.cache.actor import Cache
+from actors.cache.radix import Node, root_of, tokens_to
+from actors.cache.state_copy import StateCopy
+from actors.cache.tiers import Tiers
 from actors.cache.worth.order import BELOW, ByWorth, states_below
 from actors.kinds import Kind
+from actors.lease import Lease
+from actors.tokens import Tokens
 
 
 def check_worth(cache: Cache) -> None:
@@ -32,3 +38,26 @@ def check_queues(order: "ByWorth", cache: Cache) -> None:
             for each in lower:
                 most = frexp(order._savings(each))[1]
                 assert places[each][1] <= most, f"node {each.id} stands with those that save more"
+
+
+def watch(tiers: Tiers) -> None:
+    """From now on no state is dropped that is worth a copy and has room for it, nor a session's copy for another's."""
+    original_leave, original_reserve = tiers._leave, tiers.store.reserve
+
+    def leave(node: Node[Lease], place: Any) -> None:
+        store = tiers.store
+        has_room = store.host_bytes + store.limits.memory_bytes(node.end) <= store.limits.host_bytes
+        is_taken = store.tree.match(root_of(node).salt, tokens_to(node), node.end).node.end == node.end
+        dropped = place is None and tiers.is_to_copy(node) and has_room and not is_taken
+        assert not dropped, f"the state of node {node.id} is dropped, and a copy would pay"
+        original_leave(node, place)
+
+    def reserve(salt: str, tokens: Tokens, of: Node[Any] | None = None) -> tuple[Node[StateCopy], int] | None:
+        named = dict(tiers.names.stored)
+        found = original_reserve(salt, tokens, of)
+        assert (of is not None and of.sessions) or named == tiers.names.stored, (
+            "a session lost its copy to a stranger's"
+        )
+        return found
+
+    tiers._leave, tiers.store.reserve = leave, reserve  # type: ignore[method-assign]

@@ -25,7 +25,7 @@ class SimulatedDisk:
     """due: when the oldest call is done, None if there is none, or it writes a copy that the stream has not made yet.
 
     What is written and what is read is compared with the right states. bad_writes and damaged_files: which writes fail,
-    and which files are damaged as soon as they are written, counted from 1.
+    and which files are damaged as soon as they are written, counted from 1. byte: seconds that reading is said to take.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class SimulatedDisk:
         size: Callable[[int], int],
         deliver: Callable[[DiskReport], None],
         duration: Callable[[], float] = lambda: 0.0,
+        byte: float = 0.0,
     ) -> None:
         self.stored: dict[tuple[str, Tokens], Copy] = {}
         self.calls: deque[Call] = deque()
@@ -46,6 +47,7 @@ class SimulatedDisk:
         self._size = size
         self._deliver = deliver
         self._duration = duration
+        self._byte = byte
         self._damaged: set[tuple[str, Tokens]] = set()
         self._failed: set[tuple[str, Tokens]] = set()
         self._writes = 0
@@ -89,7 +91,8 @@ class SimulatedDisk:
             case "clear":
                 self._deliver(Cleared(call.key))
             case "read":
-                self._deliver(Loaded(call.key, self._read(call)))
+                seconds = self._byte * self._size(count(call.tokens))
+                self._deliver(Loaded(call.key, self._read(call), seconds))
             case _:
                 self._delete(call)
 

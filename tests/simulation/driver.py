@@ -90,7 +90,9 @@ class Simulation:
         fault = self._device_fault if self._bad_steps or self._poison else (lambda run, moved: "")
         self.device = HashDevice(scenario.slots, scenario.pages, page_size, self._ran, self._duration, fault)
         self.device.calls.bad_calls = {(bad.how, bad.at) for bad in scenario.faults if isinstance(bad, BadCall)}
-        self.disk = SimulatedDisk(self.device, scenario.tiers.file_bytes, self._answered, self._disk_duration)
+        self.disk = SimulatedDisk(
+            self.device, scenario.tiers.file_bytes, self._answered, self._disk_duration, scenario.file_byte
+        )
         self.disk.bad_writes = self._files_of(BadWrite)
         self.disk.damaged_files = self._files_of(DamagedFile)
         self.client = Client(scenario, self.sender("api"), lambda after, what: self._at(self.now + after, what))

@@ -6,8 +6,9 @@ from typing import Literal, TypeAlias, get_args
 from zlib import crc32
 
 from actors.actor import Address
-from actors.cache.copies import NO_TIERS, TierLimits
+from actors.cache.limits import NO_TIERS, TierLimits
 from actors.cache.worth.order import Policy
+from actors.control import Speeds
 from actors.requests import PauseMode
 from actors.scheduler.plan import Limits
 from actors.scheduler.strategy import Strategy
@@ -16,6 +17,7 @@ from tests.simulation.talks import Talk, draw_talks, draw_tiers
 
 UNIT: tuple[Address, ...] = ("cache", "scheduler", "forward", "results")
 Call: TypeAlias = Literal["clear", "copy", "copy_page", "fill", "open_row", "extend_row", "export"]
+UNKNOWN = Speeds(0.0, 0.0)
 WITH_SESSIONS = 0.4
 WITH_BAD_CALLS = 0.15
 
@@ -157,7 +159,8 @@ class Scenario:
 
     max_tree_tokens bounds the tree. schedule: the seed of everything that is drawn while it runs. disk_time: the mean
     duration of a call on the disk. hand_over: every session is suspended before the shutdown. flows: of how many
-    the requests are; 0: each is one of its own. policy, worth_waiting: the cache's.
+    the requests are; 0: each is one of its own. policy, worth_waiting: the cache's. speeds: what it is told that the
+    device takes; file_byte: seconds that a file is said to take for each byte.
     """
 
     slots: int
@@ -177,6 +180,8 @@ class Scenario:
     flows: int = 1
     policy: Policy = "worth"
     worth_waiting: int = 64
+    speeds: Speeds = UNKNOWN
+    file_byte: float = 0.0
 
     def flow_of(self, name: str) -> str:
         return str(crc32(name.encode()) % self.flows) if self.flows else name
@@ -260,7 +265,19 @@ def draw(
         scenario = replace(scenario, flows=random.Random(f"flows of {seed}").choice([0, 1, 2, 3]))
     rng = random.Random(f"policy of {seed}")
     policies: list[Policy] = ["worth", "worth", "lru"]
-    return replace(scenario, policy=rng.choice(policies), worth_waiting=rng.choice([0, 1, 4, 64]))
+    scenario = replace(scenario, policy=rng.choice(policies), worth_waiting=rng.choice([0, 1, 4, 64]))
+    return _with_speeds(random.Random(f"speeds of {seed}"), scenario)
+
+
+def _with_speeds(rng: random.Random, scenario: Scenario) -> Scenario:
+    """In half of them copies of states without a name may pay; of these some have no sessions."""
+    if not scenario.talks and rng.random() < 0.4:
+        tiers = draw_tiers(rng, scenario.pages > 0)
+        scenario = replace(scenario, tiers=tiers, disk_time=rng.choice([0.0, 5.0, 50.0]))
+    if not scenario.tiers.host_bytes or rng.random() < 0.2:
+        return scenario
+    speeds = Speeds(1.0, rng.choice([1e-7, 1e-5, 1e-3, 1e-2]))
+    return replace(scenario, speeds=speeds, file_byte=rng.choice([1e-7, 1e-7, 1e-3, 1.0]))
 
 
 def _with_bad_calls(rng: random.Random, scenario: Scenario) -> Scenario:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.cache.copies import TierLimits
+from actors.cache.limits import TierLimits
 from actors.scheduler.plan import Limits
 from tests.simulation.driver import Simulation
 from tests.simulation.scenario import Ask, Crash, Scenario, draw

@@ -22,6 +22,7 @@ from actors.scheduler.actor import Scheduler
 from actors.tokens import WIDTH
 from tests.simulation.checks import CacheChecks
 from tests.simulation.checks_of_sessions import SessionChecks
+from tests.simulation.checks_of_worth import watch
 from tests.simulation.client import Letters
 from tests.simulation.hash_device import HashDevice
 from tests.simulation.scenario import NoCheckpoints
@@ -136,6 +137,8 @@ class Unit:
             limits=scenario.tiers,
             disk=simulation.disk,
         )
+        self.cache.receive(scenario.speeds)
+        watch(self.cache.tiers)
         self.cache.no_checkpoints = any(isinstance(fault, NoCheckpoints) for fault in scenario.faults)
         self.scheduler = Scheduler(simulation.sender("scheduler"), scenario.limits)
         self.forward = Forward(simulation.sender("forward"), device, scenario.limits.max_running)

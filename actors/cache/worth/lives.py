@@ -1,7 +1,8 @@
 """What each of the pool's states is, and what becomes of it: from that is learned which are gone on from."""
 
 from collections import Counter, OrderedDict, deque
-from typing import TypeAlias
+from collections.abc import Iterator
+from typing import TypeAlias, TypeVar
 
 from actors.cache.radix import Node, RadixTree, path_to_root
 from actors.cache.worth.chances import Chances
@@ -18,6 +19,7 @@ MANY = 4
 # Of a conversation's other ways so many nodes are looked at.
 OTHERS = 32
 ENDS = (Kind.NEW, Kind.FRONTIER)
+S = TypeVar("S")
 State: TypeAlias = Node[Lease]
 
 
@@ -74,17 +76,9 @@ class Lives:
         self._learn(node, used=True)
         self._count("used", node)
         node.since = 0
-        kind = self.kind_after(node)
+        kind = kind_after(node)
         node.ways += 1
         self._become(node, kind)
-
-    def kind_after(self, node: State) -> Kind:
-        """What it is when one more has gone on from it: the last end of a conversation, or where some part."""
-        if node.sessions:
-            return Kind.NAMED
-        if node.ways + 1 >= MANY:
-            return Kind.HUB
-        return Kind.LAST_END if node.kind in (*ENDS, Kind.LEFT, Kind.PROMPT_END, Kind.LAST_END) else Kind.BRANCH
 
     def moved(self, node: State) -> None:
         """Its state has gone with a grant."""
@@ -92,14 +86,14 @@ class Lives:
         self._count("used", node)
         self._order.put(node, False)
 
-    def went(self, node: State) -> None:
-        """Its state has had to go."""
+    def went(self, node: State, copied: bool = False) -> None:
+        """Its state has had to go. copied: whoever wants it goes on from its copy."""
         self._count("evicted", node)
         self._learn(node, used=False)
         self._order.put(node, False)
         node.since = self._age(node)
         self._ghosts[node] = None
-        if node.kind in ENDS:
+        if node.kind in ENDS and not copied:
             self._inherit(node)
         if len(self._ghosts) > GHOSTS * (len(self._tree.states) + 1):
             self.forgotten(next(iter(self._ghosts)))
@@ -110,11 +104,11 @@ class Lives:
             del self._ghosts[node]
             self._learn(node, used=False)
 
-    def missed(self, node: State) -> None:
-        """A grant would have gone on from the state that this node had."""
+    def missed(self, node: State, copied: bool = False) -> None:
+        """A grant would have gone on from the state that this node had; or does so, from its copy."""
         if node in self._ghosts:
             del self._ghosts[node]
-            if self._age(node) - node.since <= SOON * len(self._tree.states):
+            if not copied and self._age(node) - node.since <= SOON * len(self._tree.states):
                 self._count("regretted", node)
             self._learn(node, used=True)
 
@@ -130,16 +124,9 @@ class Lives:
             self._order.put(node, False)
 
     def _supersede(self, node: State) -> None:
-        """A conversation has come to this node: of its ends before, only the last is one to ask again from."""
-        has_last = False
-        for step in ancestors(node):
-            if step.state is None:
-                continue
-            if step.kind is Kind.NAMED:
-                has_last = True
-            elif node.ended and step.kind in (*ENDS, Kind.LAST_END):
-                self._pass_on(step, Kind.INTERIOR if has_last else Kind.LAST_END)
-                has_last = True
+        """A conversation has come to this node."""
+        for step, kind in superseded(node):
+            self._pass_on(step, kind)
 
     def _inherit(self, node: State) -> None:
         """Who would have gone on from this end will go on from the next state above, where that is one of its own."""
@@ -168,3 +155,25 @@ class Lives:
 
     def _count(self, what: str, node: State) -> None:
         self._counters[f"states_{what}:{node.kind.label}"] += 1
+
+
+def kind_after(node: Node[S]) -> Kind:
+    """What a state is when one more has gone on from it: the last end of a conversation, or where some part."""
+    if node.sessions:
+        return Kind.NAMED
+    if node.ways + 1 >= MANY:
+        return Kind.HUB
+    return Kind.LAST_END if node.kind in (*ENDS, Kind.LEFT, Kind.PROMPT_END, Kind.LAST_END) else Kind.BRANCH
+
+
+def superseded(node: Node[S]) -> Iterator[tuple[Node[S], Kind]]:
+    """What states above are when a conversation has come here: of its ends only the last is one to ask again from."""
+    has_last = False
+    for step in ancestors(node):
+        if step.state is None:
+            continue
+        if step.kind is Kind.NAMED:
+            has_last = True
+        elif node.ended and step.kind in (*ENDS, Kind.LAST_END):
+            yield step, Kind.INTERIOR if has_last else Kind.LAST_END
+            has_last = True

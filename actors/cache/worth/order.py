@@ -42,39 +42,26 @@ class Costs:
 PER_TOKEN = Costs()
 
 
+def anyone(node: Node[S]) -> bool:
+    return True
+
+
 class Order(Protocol[S]):
     """Some of a tree's states, of which one is to go next. A part of the cache."""
+
+    def __contains__(self, node: Node[S]) -> bool: ...
 
     def put(self, node: Node[S], belongs: bool) -> None:
         """Whether this node is one of them, from now on. To be called again when it was used, or is of another kind."""
 
-    def least(self, may_go: Callable[[Node[S]], bool]) -> Node[S] | None:
+    def least(self, may_go: Callable[[Node[S]], bool] = anyone) -> Node[S] | None:
         """The one that is to go next."""
 
     def worth(self, node: Node[S]) -> float:
         """The least of all goes next, or about the least."""
 
-    def admits(self, kind: Kind, start: int, end: int, instead: Node[S]) -> bool:
+    def admits(self, kind: Kind, start: int, end: int, instead: Node[S], age: int = 0) -> bool:
         """Whether a state at `end`, with the next one above it at `start`, is worth more than one that is kept."""
-
-
-class ByUse(Generic[S]):
-    """The least recently used of all goes next, and whatever is new is worth more than it."""
-
-    def __init__(self, tree: RadixTree[S]) -> None:
-        self._tree = tree
-
-    def put(self, node: Node[S], belongs: bool) -> None:
-        pass
-
-    def least(self, may_go: Callable[[Node[S]], bool]) -> Node[S] | None:
-        return next(filter(may_go, self._tree.states), None)
-
-    def worth(self, node: Node[S]) -> float:
-        return float(node.used)
-
-    def admits(self, kind: Kind, start: int, end: int, instead: Node[S]) -> bool:
-        return True
 
 
 Queue = OrderedDict[Node[S], None]
@@ -89,16 +76,25 @@ class ByWorth(Generic[S]):
     they were looked at, stand in a heap by worth; they are looked at anew when some time has passed, or something was
     learned. So the cost grows with the number of queues, and not of states. What a state saves depends on its
     neighbours in the tree, and is looked at again when it is about to go.
+    own: of how many tokens a state holds the keys and values: from `start`, where the next state above it is, to its
+    end, and whether nothing goes on from it.
     """
 
-    def __init__(self, tree: RadixTree[S], chances: Chances, costs: Costs) -> None:
+    def __init__(
+        self, tree: RadixTree[S], chances: Chances, costs: Costs, own: Callable[[int, int, bool], int] | None = None
+    ) -> None:
         self._tree, self._chances, self._costs = tree, chances, costs
+        self._own = own or kept_alone
         self._queues: dict[Place, Queue[S]] = {}
         self._places: dict[Node[S], Place] = {}
         self._heap: list[Entry[S]] = []
+        self._entered: dict[Node[S], int] = {}
         self._entries = 0
         self._fresh_until = 0
         self._learned = chances.learned
+
+    def __contains__(self, node: Node[S]) -> bool:
+        return node in self._places
 
     def put(self, node: Node[S], belongs: bool) -> None:
         is_new = node not in self._places
@@ -106,11 +102,11 @@ class ByWorth(Generic[S]):
         if belongs:
             self._put_in(node, last=True)
         if belongs and is_new:
-            for lower in states_below(node):
+            for lower in filter(self._places.__contains__, states_below(node)):
                 self._take_out(lower)
                 self._put_in(lower, last=True)
 
-    def least(self, may_go: Callable[[Node[S]], bool]) -> Node[S] | None:
+    def least(self, may_go: Callable[[Node[S]], bool] = anyone) -> Node[S] | None:
         """Where none at an end of its queue may go, whichever may."""
         if self._tree.uses >= self._fresh_until or self._learned != self._chances.learned:
             self._look_at_all()
@@ -118,8 +114,8 @@ class ByWorth(Generic[S]):
         found = None
         while self._heap and found is None:
             entry = heappop(self._heap)
-            worth, _, node, place = entry
-            if self._places.get(node) != place:
+            worth, number, node, place = entry
+            if self._entered.get(node) != number:
                 self._look_at(place)
             elif self.worth(node) > worth * RISEN:
                 self._enter(node)
@@ -130,9 +126,8 @@ class ByWorth(Generic[S]):
             heappush(self._heap, entry)
         return found or next(filter(may_go, self._places), None)
 
-    def admits(self, kind: Kind, start: int, end: int, instead: Node[S]) -> bool:
-        saves = self._costs.saved(start, end) / (self._costs.slot + self._costs.token * (end - start))
-        return self._chances.index(kind, 0) * saves > self.worth(instead)
+    def admits(self, kind: Kind, start: int, end: int, instead: Node[S], age: int = 0) -> bool:
+        return self._chances.index(kind, age) * self._per_byte(start, end, is_leaf=True) > self.worth(instead)
 
     def worth(self, node: Node[S]) -> float:
         """What it saves in a use of the pool, over its bytes, if it is kept for as long as it pays."""
@@ -140,6 +135,7 @@ class ByWorth(Generic[S]):
 
     def _look_at_all(self) -> None:
         self._heap.clear()
+        self._entered.clear()
         for place in list(self._queues):
             self._look_at(place)
         self._fresh_until = self._tree.uses + max(LEAST_FRESH, len(self._places) // FRESH_SHARE)
@@ -154,17 +150,20 @@ class ByWorth(Generic[S]):
                     return
                 node = next(reversed(queue) if last else iter(queue))
                 if self._place(node) == place:
-                    self._enter(node)
+                    if node not in self._entered:
+                        self._enter(node)
                     break
                 self._take_out(node)
                 self._put_in(node, last)
 
     def _enter(self, node: Node[S]) -> None:
         self._entries += 1
+        self._entered[node] = self._entries
         heappush(self._heap, (self.worth(node), self._entries, node, self._places[node]))
 
     def _take_out(self, node: Node[S]) -> None:
         place = self._places.pop(node, None)
+        self._entered.pop(node, None)
         if place is not None:
             del self._queues[place][node]
             if not self._queues[place]:
@@ -182,9 +181,21 @@ class ByWorth(Generic[S]):
 
     def _savings(self, node: Node[S]) -> float:
         """What one who goes on from here need not compute, over the bytes that nothing else keeps."""
-        start = above(node)
-        own = 0 if node.children else node.end - start
-        return self._costs.saved(start, node.end) / (self._costs.slot + self._costs.token * own)
+        return self._per_byte(above(node), node.end, not node.children)
+
+    def _per_byte(self, start: int, end: int, is_leaf: bool) -> float:
+        own = self._own(start, end, is_leaf)
+        return self._costs.saved(start, end) / (self._costs.slot + self._costs.token * own)
+
+
+def kept_alone(start: int, end: int, is_leaf: bool) -> int:
+    """In the pool it holds what nothing else does."""
+    return end - start if is_leaf else 0
+
+
+def whole_path(start: int, end: int, is_leaf: bool) -> int:
+    """A copy below the pool holds everything."""
+    return end
 
 
 def states_below(node: Node[S]) -> Iterator[Node[S]]:

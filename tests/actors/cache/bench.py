@@ -3,7 +3,7 @@
 from typing import Any
 
 from actors.cache.actor import Cache
-from actors.cache.copies import NO_TIERS, TierLimits
+from actors.cache.limits import NO_TIERS, TierLimits
 from actors.cache.pages import PagePool
 from actors.kinds import Kind
 from actors.lease import Lease, Ledger

@@ -1,6 +1,7 @@
 """The copies below the pool alone: their caps, what goes first, what is written ahead, what stays while it is used."""
 
-from actors.cache.copies import CopyStore, TierLimits
+from actors.cache.copies import CopyStore
+from actors.cache.limits import TierLimits
 from actors.cache.radix import Node, tokens_to
 from actors.cache.state_copy import Presence, StateCopy, copy_of
 from actors.messages import Drop, Message

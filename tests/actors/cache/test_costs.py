@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from actors.cache.actor import Cache
-from actors.cache.copies import TierLimits
+from actors.cache.limits import TierLimits
 from actors.cache.pages import PagePool
 from actors.cache.radix import Node
 from actors.lease import Lease, Ledger
@@ -134,7 +134,7 @@ PLACES: dict[str, Callable[[int], tuple[int, int, int]]] = {
 def test_a_drain_takes_as_much_for_each_of_many_sessions_as_for_each_of_few(place: str) -> None:
     few, many = (Bench(sessions, *PLACES[place](sessions)) for sessions in (FEW, MANY))
     assert calls_of(many.drain, CACHE) < 1.25 * MANY / FEW * calls_of(few.drain, CACHE)
-    assert many.told["disk"] >= MANY / 2 and many.disk.deleted <= MANY / 2
+    assert many.told["disk"] >= MANY / 2 and many.disk.deleted <= 0.6 * MANY
 
 
 @pytest.mark.parametrize("files", ["enough", "none left"])
@@ -155,7 +155,7 @@ def test_a_session_costs_as_much_among_many_as_among_few() -> None:
 
 
 def test_an_act_does_not_look_for_slots_of_sessions_that_keep_no_more_than_they_may() -> None:
-    bench = Bench(MANY, MANY + 1, MANY, 0, cap=MANY)
+    bench = Bench(MANY, MANY + 4, MANY, 0, cap=MANY)
     states = bench.cache.tree.states = Watched(bench.cache.tree.states)
     bench.cache.act()
     assert len(states) == MANY and states.looked_at <= 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.cache.copies import TierLimits
+from actors.cache.limits import TierLimits
 from actors.messages import Drain
 from models.hash import HashModel
 from tests.actors.cache.test_costs import PLACES, Bench

@@ -4,7 +4,8 @@ import asyncio
 from pathlib import Path
 
 from actors.actor import Address
-from actors.cache.copies import CopyStore, TierLimits
+from actors.cache.copies import CopyStore
+from actors.cache.limits import TierLimits
 from actors.messages import Drop, Message
 from actors.storage.disk import StateFile
 from actors.tokens import Tokens, pack

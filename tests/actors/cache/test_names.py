@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.cache.copies import Presence, TierLimits, copy_of
+from actors.cache.copies import Presence, copy_of
+from actors.cache.limits import TierLimits
 from actors.lease import Place
 from actors.messages import (
     Copied,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.cache.copies import TierLimits
+from actors.cache.limits import TierLimits
 from actors.storage.files import StateFiles
 from models.batch import Model
 from tests.actors.ring import Ring, running
@@ -188,7 +188,7 @@ def test_the_least_recently_used_leave_host_memory_for_the_disk(tmp_path: Path) 
 
     async def scenario() -> None:
         tiers = limits(model, host=2, disk=4)
-        async with running(model, slots=2, tiers=tiers, folder=tmp_path, max_running=1) as ring:
+        async with running(model, slots=2, tiers=tiers, folder=tmp_path, max_running=1, policy="lru") as ring:
             histories = {f"s{i}": prompt for i, prompt in enumerate(prompts(9, 10, longest=12))}
             for session, prompt in histories.items():
                 histories[session] = prompt + (await ring.turn(session, prompt)).tokens

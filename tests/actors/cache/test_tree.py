@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from actors.cache.pages import PageError, PagePool
 from actors.cache.radix import Node, RadixTree, path_to_root
-from actors.cache.worth.order import ByUse
+from actors.cache.worth.by_age import ByAge
 from actors.lease import Ledger
 from actors.runtime.explain import explain_tree
 from actors.tokens import common_prefix, pack, unpack
@@ -125,7 +125,7 @@ def test_salts_are_told_apart_but_not_shown() -> None:
     tree: RadixTree[Any] = RadixTree(PagePool(4, 4))
     for salt in ("", "secret", "other"):
         tree.match(salt, b"", 0)
-    none, secret, other = (node["salt"] for node in explain_tree(tree, ByUse(tree)))
+    none, secret, other = (node["salt"] for node in explain_tree(tree, ByAge()))
     assert none == ""
     assert secret != other and "secret" not in str(secret)
 

@@ -8,8 +8,9 @@ import pytest
 
 from actors.cache.pages import PagePool
 from actors.cache.radix import Node, RadixTree
+from actors.cache.worth.by_age import ByAge
 from actors.cache.worth.chances import BEGINS, LEARNED_AFTER, PRIORS, STEPS, Chances, prospects, step_of
-from actors.cache.worth.order import ByUse, ByWorth, Costs
+from actors.cache.worth.order import ByWorth, Costs
 from actors.kinds import Kind
 from actors.tokens import pack
 
@@ -148,7 +149,7 @@ def test_a_checkpoint_is_let_in_for_what_it_is_expected_to_save() -> None:
     assert not grove.order.admits(Kind.CHECKPOINT, 0, 100, kept)
     assert grove.order.admits(Kind.CHECKPOINT, 0, 10_000, kept)
     assert not grove.order.admits(Kind.CHECKPOINT, 9_900, 10_000, kept), "there is another shortly before"
-    assert ByUse(grove.tree).admits(Kind.CHECKPOINT, 0, 1, kept)
+    assert ByAge[str]().admits(Kind.CHECKPOINT, 0, 1, kept)
 
 
 def test_among_ten_thousand_states_it_looks_at_few(monkeypatch: pytest.MonkeyPatch) -> None:

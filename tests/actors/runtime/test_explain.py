@@ -2,7 +2,7 @@
 
 from actors.cache.pages import PagePool
 from actors.cache.radix import RadixTree
-from actors.cache.worth.order import ByUse
+from actors.cache.worth.by_age import ByAge
 from actors.forward.actor import Forward, RunningRow
 from actors.kinds import Kind
 from actors.lease import Lease, Ledger
@@ -60,7 +60,7 @@ def test_the_tree_is_shown_from_its_roots_down() -> None:
     tree.set_state(node, lease)
     node.sessions, node.pins, node.evicted = {"b", "a"}, 2, True
     node.kind = Kind.FRONTIER
-    root, shown = explain_tree(tree, ByUse(tree))
+    root, shown = explain_tree(tree, ByAge())
     assert (root["parent"], root["slot"], root["start"], root["end"]) == (None, None, 0, 0)
     assert shown == {
         "id": node.id,

@@ -1,16 +1,19 @@
 """Some of a tree's nodes, in order of their last use: so whoever wants the oldest need not look at all the others."""
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
 from actors.cache.radix import Node
+from actors.cache.worth.order import anyone
+from actors.kinds import Kind
 
 S = TypeVar("S")
 ROOM_FOR_GONE = 64
 
 
 class ByAge(Generic[S]):
-    """Nodes of which the least recently used is wanted next.
+    """The least recently used goes next, and whatever is new is worth more than it.
 
     Where a node goes, or is used, its entry in the heap stays until it is the lowest: only then is it looked at. So
     each call takes O(log n) for each change since the last one.
@@ -18,7 +21,7 @@ class ByAge(Generic[S]):
 
     def __init__(self) -> None:
         self._nodes: set[Node[S]] = set()
-        self._heap: list[tuple[int, Node[S]]] = []
+        self._heap: list[tuple[int, int, Node[S]]] = []
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -27,24 +30,35 @@ class ByAge(Generic[S]):
         return node in self._nodes
 
     def put(self, node: Node[S], belongs: bool) -> None:
-        """Whether this node is one of them, from now on."""
         if not belongs:
             self._nodes.discard(node)
         elif node not in self._nodes:
             self._nodes.add(node)
             if len(self._heap) > 2 * len(self._nodes) + ROOM_FOR_GONE:
-                self._heap = [(node.used, node) for node in self._nodes]
+                self._heap = [(node.used, node.id, node) for node in self._nodes]
                 heapify(self._heap)
             else:
-                heappush(self._heap, (node.used, node))
+                heappush(self._heap, (node.used, node.id, node))
 
-    def oldest(self) -> Node[S] | None:
-        while self._heap:
-            used, node = self._heap[0]
+    def least(self, may_go: Callable[[Node[S]], bool] = anyone) -> Node[S] | None:
+        found = None
+        passed_over: list[tuple[int, int, Node[S]]] = []
+        while self._heap and found is None:
+            used, _, node = self._heap[0]
             if node not in self._nodes:
                 heappop(self._heap)
             elif used != node.used:
-                heapreplace(self._heap, (node.used, node))
+                heapreplace(self._heap, (node.used, node.id, node))
+            elif may_go(node):
+                found = node
             else:
-                return node
-        return None
+                passed_over.append(heappop(self._heap))
+        for entry in passed_over:
+            heappush(self._heap, entry)
+        return found
+
+    def worth(self, node: Node[S]) -> float:
+        return float(node.used)
+
+    def admits(self, kind: Kind, start: int, end: int, instead: Node[S], age: int = 0) -> bool:
+        return True
