@@ -166,7 +166,7 @@ class Tiers:
         """A file was read, or cannot be. Returns its node."""
         node = self.store.loaded(message.key, message.error)
         if message.seconds and not message.error:
-            self._ranking.prices.measured_file(copy_of(node).file_size, message.seconds)
+            self._ranking.prices.measured_file(self.store.limits.file_bytes(node.end), message.seconds)
         return node
 
     def _goes_on_from(self, session: str, node: Node[StateCopy]) -> bool:

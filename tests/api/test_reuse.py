@@ -17,12 +17,13 @@ SYSTEM = "You are a patient assistant who answers in few words, and who never fo
 
 @dataclass(frozen=True)
 class Load:
-    """Chats of five turns over 64 slots. least: the share of what is reused without limits."""
+    """Chats of five turns over 64 slots. least: the share of what is reused without limits. host: with host memory."""
 
     chats: int
     least: float
     in_order: bool = True
     system: str = ""
+    host: bool = False
 
 
 LOADS = [
@@ -32,6 +33,8 @@ LOADS = [
     Load(58, 0.90),
     Load(100, 0.50, in_order=False),
     Load(100, 0.45),
+    Load(100, 0.95, host=True),
+    Load(100, 0.95, in_order=False, host=True),
 ]
 
 
@@ -67,14 +70,15 @@ async def reused(url: str, load: Load) -> int:
 def share(load: Load) -> float:
     found = []
     for slots in (64, 2000):
-        with ServerProcess((*SERVE, "--state-slots", str(slots), "--host-memory", "0")) as server:
+        host = () if load.host and slots == 64 else ("--host-memory", "0")
+        with ServerProcess((*SERVE, "--state-slots", str(slots), *host)) as server:
             found.append(asyncio.run(reused(server.url, load)))
     return found[0] / found[1]
 
 
 def name(load: Load) -> str:
     order = "in turns" if load.in_order else "at random"
-    return f"{load.chats} {order}" + ", one system prompt" * bool(load.system)
+    return f"{load.chats} {order}" + ", one system prompt" * bool(load.system) + ", with host memory" * load.host
 
 
 def check(load: Load) -> None:
