@@ -3,7 +3,10 @@
 from typing import Any
 
 from actors.cache.allocator import Allocator
+from actors.cache.copies import CopyStore
 from actors.cache.radix import Node
+from actors.cache.state_copy import StateCopy
+from actors.cache.tiers import Tiers
 from actors.cache.together import Together
 from actors.cache.waiting import Parked
 from actors.cache.worth import order
@@ -11,6 +14,7 @@ from actors.cache.worth.lives import Lives
 from actors.cache.worth.order import ByWorth
 from actors.kinds import Kind
 from actors.lease import Lease
+from actors.tokens import Tokens
 from tests.simulation.planting import Patch
 
 
@@ -36,10 +40,42 @@ def named_state_dropped_for_a_checkpoint(patch: Patch) -> None:
     """A checkpoint that nobody has ever gone on from takes the slot of a session."""
     original = Allocator._next_to_go
 
-    def next_to_go(self: Allocator, keep: Node[Lease] | None = None, unnamed_only: bool = False) -> Node[Lease] | None:
+    def next_to_go(self: Allocator, keep: Node[Lease] | None = None, at_once: bool = False) -> Node[Lease] | None:
         return original(self, keep, False)
 
     patch(Allocator, "_next_to_go", next_to_go)
+
+
+def demotion_that_loses_to_a_drop(patch: Patch) -> None:
+    """A state without a name is dropped where its copy would pay."""
+
+    def evict(self: Tiers, node: Node[Lease]) -> None:
+        self._leave(node, self._place_below(node) if node.sessions else None)
+
+    patch(Tiers, "evict", evict)
+
+
+def session_s_copy_lost_to_a_stranger_s(patch: Patch) -> None:
+    """A state without a name takes the room of a session's copy where that is worth less."""
+    original = CopyStore.reserve
+
+    def reserve(
+        self: CopyStore, salt: str, tokens: Tokens, of: Node[Any] | None = None
+    ) -> tuple[Node[StateCopy], int] | None:
+        return original(self, salt, tokens)
+
+    patch(CopyStore, "reserve", reserve)
+
+
+def copy_stays_where_it_cannot_be(patch: Patch) -> None:
+    """A copy that is written still stands among those that have no file."""
+    original = ByWorth.put
+
+    def put(self: ByWorth[Any], node: Node[Any], belongs: bool) -> None:
+        if belongs or not isinstance(node.state, StateCopy):
+            original(self, node, belongs)
+
+    patch(ByWorth, "put", put)
 
 
 def left_where_it_was(patch: Patch) -> None:

@@ -1,0 +1,207 @@
+"""States without a name in the cache alone: which are copied as they leave their slots, and who goes on from those."""
+
+import pytest
+
+from actors.cache.limits import TierLimits
+from actors.cache.worth.order import Costs
+from actors.cache.worth.prices import DISK_AT_FIRST, NEWEST, Prices
+from actors.control import Speeds
+from actors.kinds import Kind
+from actors.lease import Place
+from actors.messages import Acquire, Copied, Drain, Drop, Export, Free, Granted, Return, Spare, Want
+from actors.tokens import pack
+from tests.actors.cache.bench import HOST, Bench, exported, take
+
+# A second for a token, and a tenth of one for a copy: of 100 bytes.
+FAST, SLOW = Speeds(1.0, 1e-3), Speeds(1.0, 1.0)
+
+
+def demoting(slots: int = 2, limits: TierLimits = HOST, speeds: Speeds = FAST) -> Bench:
+    bench = Bench(slots, limits=limits)
+    bench.receive(speeds)
+    return bench
+
+
+def turn(bench: Bench, tokens: list[int]) -> Granted:
+    """A request, and the copies that are made for it."""
+    granted = bench.run(tokens)
+    exported(bench)
+    return granted
+
+
+def copies(bench: Bench) -> dict[int, Kind]:
+    """By position."""
+    return {node.end: node.kind for node in bench.cache.tiers.store.tree.states}
+
+
+def test_a_state_without_a_name_is_gone_on_from_in_host_memory() -> None:
+    bench = demoting()
+    for token in range(4):
+        turn(bench, [token] * 10)
+    assert len(bench.cache.tiers.store.tree.states) == 3 and bench.ledger.counts[Place.FREE] == 1
+    granted = turn(bench, [0] * 20)
+    assert (granted.match, granted.origin) == (10, "host")
+    assert bench.counted["states_used:new"] == 0 and not any("regretted" in name for name in bench.counted)
+    bench.ledger.close()
+
+
+def test_it_is_dropped_where_computing_is_quicker() -> None:
+    for speeds in (SLOW, Speeds(0.0, 0.0)):
+        bench = demoting(speeds=speeds)
+        for token in range(4):
+            turn(bench, [token] * 10)
+        assert not copies(bench) and bench.counted["evicted_states"] == 2
+        assert turn(bench, [0] * 20).match == 0
+        bench.ledger.close()
+
+
+def test_a_copy_is_left_where_it_is_by_whoever_computes_as_quickly() -> None:
+    bench = demoting()
+    for token in range(3):
+        turn(bench, [token] * 10)
+    bench.receive(Speeds(1.0, 0.09))
+    granted = bench.granted(bench.ask([0] * 30))
+    assert granted.origin == "host", "the copy takes nine seconds, ten tokens ten"
+    bench.receive(Return(granted.grant, granted.state))
+    bench.receive(Speeds(1.0, 0.11))
+    again = bench.granted(bench.ask([0] * 30))
+    assert again.match == 0 and again.miss_reason == "evicted"
+    bench.ledger.close()
+
+
+def test_a_session_s_copy_stays_where_one_without_a_name_would_come() -> None:
+    bench = demoting(limits=TierLimits(100, 0, 100))
+    bench.open("s")
+    bench.run([9] * 3, session="s")
+    for token in range(4):
+        turn(bench, [token] * 500)
+    [copy] = bench.cache.tiers.store.tree.states
+    assert copy.sessions == {"s"} and not bench.of(Drop)
+    bench.ledger.close()
+
+
+@pytest.mark.parametrize(("first", "second"), [(500, 10), (10, 500)])
+def test_the_copy_that_is_worth_more_stays(first: int, second: int) -> None:
+    bench = Bench(2, limits=TierLimits(100, 0, 100), policy="worth")
+    bench.receive(FAST)
+    turn(bench, [1] * first)
+    bench.cache.tiers.evict(next(iter(bench.cache.tree.states)))
+    exported(bench)
+    turn(bench, [2] * second)
+    bench.cache.tiers.evict(next(iter(bench.cache.tree.states)))
+    exported(bench)
+    assert list(copies(bench)) == [500]
+    bench.ledger.close()
+
+
+def test_what_a_conversation_has_gone_past_goes_before_its_end() -> None:
+    bench = demoting(slots=4, limits=TierLimits(300, 0, 100))
+    for length in (10, 20, 30):
+        turn(bench, [1] * length)
+        frontier = next(node for node in bench.cache.tree.states if node.end == length)
+        assert bench.cache.tiers.demote(frontier)
+        exported(bench)
+    assert copies(bench) == {10: Kind.INTERIOR, 20: Kind.LAST_END, 30: Kind.FRONTIER}
+    turn(bench, [2] * 30)
+    assert bench.cache.tiers.demote(next(node for node in bench.cache.tree.states if node.end == 30))
+    exported(bench)
+    kinds = sorted(node.kind for node in bench.cache.tiers.store.tree.states)
+    assert kinds == [Kind.FRONTIER, Kind.NEW, Kind.LAST_END]
+    bench.ledger.close()
+
+
+def test_who_comes_for_a_copy_leaves_the_state_above_what_it_is() -> None:
+    for speeds, kind in ((FAST, Kind.LAST_END), (SLOW, Kind.FRONTIER)):
+        bench = demoting(slots=8, speeds=speeds)
+        turn(bench, [1] * 10)
+        turn(bench, [1] * 20)
+        upper, frontier = sorted(bench.cache.tree.states, key=lambda node: node.end)
+        bench.cache.tiers.evict(frontier)
+        assert upper.kind is kind, "where nothing is kept of the frontier, this one takes its place"
+        exported(bench)
+        bench.ledger.close()
+
+
+def test_slots_are_kept_at_hand_where_many_are_copied() -> None:
+    bench = demoting(slots=64, limits=TierLimits(10_000, 0, 100))
+    for token in range(70):
+        turn(bench, [token] * 10)
+    assert bench.ledger.counts[Place.FREE] == bench.cache.tiers.at_hand == 4
+    grants = [bench.ask([token] * 20) for token in range(100, 104)]
+    assert len({bench.granted(grant).state.slot for grant in grants}) == 4, "nobody waits for a copy"
+    bench.ledger.close()
+
+
+def test_the_last_free_slots_are_for_checkpoints_that_are_worth_more_than_what_goes_for_them() -> None:
+    bench = demoting(slots=4, limits=TierLimits(10_000, 0, 100))
+    for token in range(3):
+        turn(bench, [token] * 100)
+    grant = bench.ask([9] * 200)
+    exported(bench)
+    assert bench.ledger.counts[Place.FREE] == 1
+    assert not bench.spares(grant, 10, kind=Kind.CHECKPOINT)
+    assert len(bench.spares(grant, 190, kind=Kind.HUB)) == 1
+    assert bench.of(Export), "and another is made free"
+    bench.ledger.close()
+
+
+def test_at_the_end_what_has_no_name_goes() -> None:
+    bench = demoting()
+    for token in range(3):
+        turn(bench, [token] * 10)
+    assert copies(bench)
+    bench.receive(Drain())
+    turn(bench, [7] * 10)
+    assert not copies(bench) and bench.of(Drop)
+    bench.ledger.close()
+
+
+def test_an_acquire_without_a_session_waits_for_its_file() -> None:
+    """Which nobody reads if computing is quicker."""
+    for seconds, waits in ((1e-6, True), (1.0, False)):
+        prices = Prices(Costs(), TierLimits(1000, 10_000, 100))
+        prices.measured(FAST)
+        prices.measured_file(1, seconds)
+        assert prices.is_quicker(50, 0, in_host=False) is waits and prices.is_quicker(50, 0, in_host=True)
+
+
+def test_what_pays() -> None:
+    prices = Prices(Costs(attend=0.1), TierLimits(150, 0, 100, 1))
+    assert not prices.pays(1.0, 50, 0) and prices.is_quicker(50, 49, in_host=True), "nothing is known yet"
+    prices.measured(Speeds(1.0, 0.1))
+    assert prices.pays(0.9, 50, 0), "15 seconds to save 175 less 15"
+    assert not prices.pays(0.09, 50, 0) and prices.pays(0.1, 50, 0)
+    assert not prices.pays(0.9, 51, 0), "it would not fit into host memory"
+    assert not prices.is_quicker(50, 49, in_host=True)
+
+
+def test_a_disk_s_speed_is_learned() -> None:
+    prices = Prices(Costs(), TierLimits())
+    for _ in range(100):
+        prices.measured_file(1000, 2.0)
+    assert vars(prices)["_file_byte"] == pytest.approx(2e-3, rel=1e-6)
+    assert 0 < NEWEST < 1 and DISK_AT_FIRST < 1e-6
+
+
+def test_a_checkpoint_s_slot_is_not_taken_from_a_state_that_is_to_be_copied() -> None:
+    bench = demoting(slots=3)
+    for token in range(3):
+        bench.run([token] * 100)
+        exported(bench)
+    grant = bench.ask([9] * 20)
+    kept = [take(bench) for _ in range(bench.ledger.counts[Place.FREE])]
+    before = bench.counted["evicted_states"]
+    bench.cache.receive(Want(grant, [(19, Kind.HUB)]))
+    assert bench.of(Spare)[-1].denied == [19] and bench.counted["evicted_states"] == before
+    bench.cache.receive(Free(kept))
+    bench.ledger.close()
+
+
+def test_salts_keep_their_copies_apart() -> None:
+    bench = demoting()
+    for token in range(3):
+        turn(bench, [token] * 10)
+    bench.receive(Acquire(99, pack([0] * 20), 19, "tenant", None))
+    assert bench.granted(99).match == 0
+    bench.receive(Copied(99))
+    bench.ledger.close()

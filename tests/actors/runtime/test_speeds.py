@@ -1,0 +1,77 @@
+"""What the device takes is measured around it, and the cache is told."""
+
+import asyncio
+from typing import Any
+
+from actors.cache.worth.order import Costs
+from actors.control import Speeds
+from actors.forward.device import Work, WorkChunk
+from actors.runtime.speeds import REMEMBERED, Pace, measured
+from models.hash import HashModel
+from tests.actors.ring import running
+
+MODEL: Any = HashModel(vocab_size=61, chunk_size=8, max_position=1024)
+
+
+class Sleeper:
+    """Each call takes so many seconds."""
+
+    def __init__(self) -> None:
+        self.now, self.takes, self.cleared = 0.0, 1.0, list[int]()
+
+    def clear(self, slot: int) -> None:
+        self.cleared.append(slot)
+
+    def run(self, work: Work) -> None:
+        self.now += self.takes
+
+    def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
+        self.now += self.takes
+
+    def fill(self, key: int, slot: int, pages: list[int], first_page: int) -> None:
+        self.now += self.takes
+
+
+def test_prompts_and_copies_are_measured() -> None:
+    sleeper, told = Sleeper(), list[Speeds]()
+    costs = Costs(compute=2.0, attend=1.0, slot=100.0, token=10.0)
+    device = measured(sleeper, costs, 4, lambda: sleeper.now, told.append)  # type: ignore[arg-type]
+    device.clear(3)
+    device.run(Work(1, [WorkChunk(0, 10, 25, True)], [], [], []))
+    assert sleeper.cleared == [3] and not told, "fifteen tokens say little"
+    device.run(Work(2, [WorkChunk(0, 10, 30, True)], [1], [5], []))
+    operations = 2 * 20 + (900 - 100) / 2 + 2 + (36 - 25) / 2
+    assert told.pop() == Speeds(1 / operations, 0.0)
+    device.export(1, 3, [7], 20)
+    assert told.pop() == Speeds(1 / operations, 1 / 300)
+    device.fill(1, 3, [7, 8, 9, 10, 11], 0)
+    assert not told, "that is as it was"
+    sleeper.takes = 2.0
+    device.fill(1, 3, [7, 8, 9, 10, 11], 0)
+    assert len(told) == 1 and 1 / 300 < told[0].byte < 2 / 300
+
+
+def test_what_is_long_ago_counts_for_less() -> None:
+    pace = Pace()
+    assert pace.value == 0.0
+    pace.add(1.0, 4.0)
+    pace.add(1.0, 1.0)
+    assert pace.value == (4 * REMEMBERED + 1) / (REMEMBERED + 1)
+
+
+def test_the_cache_of_a_ring_knows_and_so_does_the_next_one() -> None:
+    async def scenario() -> None:
+        async with running(MODEL, restarts=1) as ring:
+            await ring.ask([1] * 40, 2)
+            await asyncio.sleep(0)
+            before = vars(ring.relay.unit.cache.ranking.prices)["_speeds"]
+            assert before.operation > 0
+            old, ring.relay.unit.cache.receive = ring.relay.unit, fail  # type: ignore[method-assign]
+            await ring.ask([2], 1)
+            assert ring.relay.unit is not old
+            assert vars(ring.relay.unit.cache.ranking.prices)["_speeds"].operation > 0
+
+    def fail(message: object) -> None:
+        raise RuntimeError("injected")
+
+    asyncio.run(scenario())
