@@ -18,7 +18,6 @@ def outcome(workload: str, policy: str, slots: int, past: Past | None = None) ->
     return play(WORKLOADS[workload], make_ring(POLICIES[policy], slots, Costs()), REQUESTS, 1, past)
 
 
-@pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_every_workload_is_answered_whole_and_nobody_exceeds_the_bound(workload: str) -> None:
     past = Past()
