@@ -94,11 +94,12 @@ class Moments:
 
     def since_start(self, rates: Floats) -> Floats:
         """What each costs, at a rate for each window, from the start on."""
-        return (np.cumsum(rates) - rates)[self._window] + self._part * rates[self._window]
+        cost: Floats = (np.cumsum(rates) - rates)[self._window] + self._part * rates[self._window]
+        return cost
 
     def passed(self, those: npt.NDArray[np.bool_]) -> Floats:
         """How much of each window lies before those points, summed up."""
         window = self._window[those]
-        within = np.bincount(window, minlength=WINDOWS)
-        behind = np.cumsum(within[::-1])[::-1] - within
-        return np.bincount(window, self._part[those], WINDOWS) + behind
+        ends = np.bincount(window, minlength=WINDOWS)
+        behind: Floats = np.cumsum(ends[::-1])[::-1].astype(np.float64) - ends
+        return behind + np.bincount(window, self._part[those], WINDOWS)

@@ -1,5 +1,8 @@
 """Workloads in virtual time: what the policies save, what nobody can exceed, and that a seed says it all."""
 
+import subprocess
+import sys
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -10,6 +13,7 @@ from scripts.replaying.costs import Costs
 from scripts.replaying.play import Outcome, make_ring, play
 from scripts.replaying.policies import POLICIES
 from scripts.replaying.workloads import WORKLOADS
+from tests.api.server_process import ROOT
 
 REQUESTS = 400
 
@@ -54,3 +58,27 @@ def test_the_bound_of_two_conversations_in_one_slot() -> None:
     assert past.bound(100) == pytest.approx(known, rel=1e-6)
     assert known / 2 <= past.bound(1) < 0.6 * known
     assert past.frontiers() == pytest.approx(2, rel=0.1)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    script = str(ROOT / "scripts" / "replay")
+    return subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_the_table_is_the_same_from_any_number_of_processes(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    line = '{"timestamp": %d, "input_length": 1024, "output_length": 9, "hash_ids": [%d, %d]}\n'
+    trace.write_text("".join(line % (at * 500, at % 3, at % 9) for at in range(60)))
+    chosen = ["--workload", "agents", "tenants", "--requests", "60", "--size", "2", "0.5", "--trace", str(trace)]
+    one, several = (run(*chosen, "--jobs", jobs) for jobs in ("1", "3"))
+    assert (one.returncode, one.stderr) == (0, "") and one.stdout == several.stdout
+    lines = one.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines if line[0] != " "] == ["agents", "tenants", str(trace)]
+    assert len(lines) == 3 * (2 + 2 * (1 + len(POLICIES)))
+
+
+def test_a_trace_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text("{}\n")
+    for name, why in (("trace", "line 1: neither"), ("absent", "No such file")):
+        done = run("--trace", str(tmp_path / name))
+        assert done.returncode == 1 and why in done.stderr and name in done.stderr and "Traceback" not in done.stderr
