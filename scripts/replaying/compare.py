@@ -1,6 +1,7 @@
 """One workload without limits, and then with each size and policy, each in a process of its own."""
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -58,11 +59,12 @@ async def compare(pool: Executor, job: Job, sizes: Sequence[float], policies: Se
 
 def play_unlimited(job: Job, sizes: Sequence[float]) -> Unlimited:
     past = Past()
-    ring = make_ring(POLICIES["worth"], STATES_OF_EACH * max(job.requests, 64), Costs(), block=job.workload.block)
+    slots = STATES_OF_EACH * max(job.requests, 64)
+    ring = make_ring(POLICIES["worth"], slots, Costs(), block=job.workload.block, tree=sys.maxsize)
     outcome = play(job.workload, ring, job.requests, job.seed, past)
     states, running = past.frontiers(), outcome.running / outcome.seconds
-    slots = [max(1, round(states * size + running)) for size in sizes]
-    return Unlimited(outcome, states, running, slots, [past.bound(each) for each in slots])
+    limited = [max(1, round(states * size + running)) for size in sizes]
+    return Unlimited(outcome, states, running, limited, [past.bound(each) for each in limited])
 
 
 def play_limited(job: Job, policy: str, slots: int) -> Outcome:

@@ -1,5 +1,6 @@
 """A workload played on a ring, and what came of it."""
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from scripts.replaying.ring import Running, VirtualRing
 from scripts.replaying.workloads import Answer, Arrival, Ask, Client, Workload
 
 END = 0
+MAX_TREE_UNITS = 1 << 22
 EARLY = 64  # Arrivals drawn ahead of their time.
 
 
@@ -126,8 +128,10 @@ class Player:
         self._ring.submit(Running(request, answer, self._ring.now, ended=ended))
 
 
-def make_ring(policy: Policy, slots: int, costs: Costs, max_running: int = 32, block: int = 1) -> VirtualRing:
-    """block: the workload's."""
+def make_ring(
+    policy: Policy, slots: int, costs: Costs, max_running: int = 32, block: int = 1, tree: int = MAX_TREE_UNITS
+) -> VirtualRing:
+    """block: the workload's. tree: how many units the cache knows at most."""
     ledger = Ledger(slots, lambda move: None, lambda violation: None)
     limits = Limits(
         max_running=min(max_running, slots), max_queue=1 << 20, step_tokens=2048 // costs.unit, min_saving=1
@@ -135,7 +139,7 @@ def make_ring(policy: Policy, slots: int, costs: Costs, max_running: int = 32, b
     return VirtualRing(
         costs,
         ledger,
-        lambda send: Cache(send, ledger, PagePool(0, 1), policy=policy.order, worth_waiting=64 // costs.unit),
+        lambda send: Cache(send, ledger, PagePool(0, 1), tree, policy.order, worth_waiting=64 // costs.unit),
         lambda send: Scheduler(send, limits, policy.positions(block)),
     )
 
@@ -143,7 +147,10 @@ def make_ring(policy: Policy, slots: int, costs: Costs, max_running: int = 32, b
 def play(workload: Workload, ring: VirtualRing, requests: int, seed: int, past: Past | None = None) -> Outcome:
     """past: told of every request, in order of arrival."""
     player = Player(ring, workload.draw(Random(seed), requests), requests, seed, past)
+    gc.collect()  # The ring before hangs in a cycle. While one runs nothing does, and there is much to go through.
+    gc.disable()
     try:
         return player.play()
     finally:
+        gc.enable()
         ring.close()

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -9,10 +10,11 @@ import pytest
 
 from actors.tokens import pack
 from scripts.replaying.bound import Past
+from scripts.replaying.compare import Job, play_unlimited
 from scripts.replaying.costs import Costs
 from scripts.replaying.play import Outcome, make_ring, play
 from scripts.replaying.policies import POLICIES
-from scripts.replaying.workloads import WORKLOADS
+from scripts.replaying.workloads import WORKLOADS, Arrival, Workload, once
 from tests.api.server_process import ROOT
 
 REQUESTS = 400
@@ -39,6 +41,18 @@ def test_every_workload_is_answered_whole_and_nobody_exceeds_the_bound(workload:
 def test_a_seed_says_it_all() -> None:
     first, second = (outcome("agents", "worth", 30) for _ in range(2))
     assert first == second
+
+
+def test_without_limits_nothing_goes() -> None:
+    """Not for its slot, nor for the size of the tree: more than 4 million units, and then the first prompt again."""
+    size = (1 << 22) // 32
+
+    def draw(rng: Random, requests: int) -> Iterator[Arrival]:
+        for number in range(requests):
+            yield Arrival(number * 1e4, once([number % 33 + 1] * size, 1))
+
+    unlimited = play_unlimited(Job(Workload(draw), 34, 1), [])
+    assert unlimited.outcome.cached >= size - 1 and not unlimited.outcome.counters["states_evicted:new"]
 
 
 def test_chats_that_take_turns_are_found_again() -> None:
