@@ -183,6 +183,8 @@ def build_relay(
         strategy=config.state_strategy,
     )
     log = structlog.get_logger()
+    if trace is not None:
+        gateway.on_end = trace.record_end
 
     def on_move(move: Move) -> None:
         log.debug(

@@ -93,6 +93,24 @@ class RequestEvent(Struct, frozen=True, tag="request", omit_defaults=True):
     reason: str = ""
 
 
+class HistoryEvent(Struct, frozen=True, tag="history", omit_defaults=True):
+    """A request that has ended, without its tokens.
+
+    at: when it was submitted. prompt, answer: how many tokens. ends: of the prompt's messages. blocks: of prompt and
+    answer a number for each whole block of `block` tokens; under equal salts, equal numbers say that all is equal up to
+    that block's end. salt: a number for it.
+    """
+
+    at: float
+    request: str
+    prompt: int
+    answer: int
+    salt: int
+    block: int
+    blocks: tuple[int, ...]
+    ends: tuple[int, ...] = ()
+
+
 class DroppedEvent(Struct, frozen=True, tag="dropped"):
     """So many events are missing hereabouts: they came faster than they could be written."""
 
@@ -100,7 +118,15 @@ class DroppedEvent(Struct, frozen=True, tag="dropped"):
 
 
 Event: TypeAlias = (
-    HeaderEvent | UnitEvent | MessageEvent | ActEvent | MoveEvent | StepEvent | RequestEvent | DroppedEvent
+    HeaderEvent
+    | UnitEvent
+    | MessageEvent
+    | ActEvent
+    | MoveEvent
+    | StepEvent
+    | RequestEvent
+    | HistoryEvent
+    | DroppedEvent
 )
 
 

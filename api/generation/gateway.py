@@ -79,7 +79,7 @@ class Gateway:
 
     Everything runs in one event loop. An id stays taken until the ring has given its last word on it, so that a late
     output of an aborted request can never reach another one. It outlives the unit of the other actors: what was open
-    when that was made anew is submitted again.
+    when that was made anew is submitted again. on_end: told of each request when no more of it will reach a reader.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class Gateway:
     ) -> None:
         self.clock = clock
         self.sessions: SessionRegistry = NoSessions()
+        self.on_end: Callable[[Member], None] | None = None
         self.draining = False
         self.paused: PauseMode | None = None
         self._timeout = timeout
@@ -170,7 +171,7 @@ class Gateway:
     def abandon(self, generation: Generation, reason: AbandonReason) -> None:
         """Abort the members that have not ended; their late outputs are dropped."""
         for member in generation.members:
-            if self._open.pop(member.request.id, None) is not None:
+            if self._close(member.request.id):
                 self._abandoned.add(member.request.id)
                 self._post("scheduler", Abort(member.request.id, reason))
 
@@ -384,8 +385,15 @@ class Gateway:
         else:
             member.generation.fail(refusal(ended, self._timeout))
 
+    def _close(self, id: str) -> bool:
+        """Whether it was open."""
+        member = self._open.pop(id, None)
+        if member is not None and self.on_end is not None:
+            self.on_end(member)
+        return member is not None
+
     def _last_word(self, id: str) -> None:
-        self._open.pop(id, None)
+        self._close(id)
         self._abandoned.discard(id)
         self._changed.set()
 

@@ -1,4 +1,4 @@
-"""--trace-file: the ring's events, one a line as JSON, written by a thread of its own."""
+"""--trace-file: the ring's events and its requests' histories, one a line as JSON, written by a thread of its own."""
 
 import threading
 import time
@@ -9,8 +9,10 @@ import msgspec
 import structlog
 
 from actors.runtime.events import DroppedEvent, Event, HeaderEvent
+from api.generation.outputs import Member
+from api.telemetry.histories import Histories, History
 
-VERSION = 1
+VERSION = 2
 CAPACITY = 1 << 16
 CHUNK = 256
 INTERVAL_S = 0.05
@@ -24,7 +26,8 @@ class TraceFile:
 
     def __init__(self, path: Path, capacity: int = CAPACITY) -> None:
         self._file = path.open("wb")
-        self._events: deque[Event] = deque()
+        self._events: deque[Event | History] = deque()
+        self._histories = Histories()
         self._capacity = capacity
         self._dropped = 0
         self._told = 0
@@ -35,7 +38,12 @@ class TraceFile:
         self._thread = threading.Thread(target=self._write, name="trace", daemon=True)
         self._thread.start()
 
-    def record(self, event: Event) -> None:
+    def record_end(self, member: Member) -> None:
+        """A request that was admitted has ended, or was left; its tokens are hashed by the writing thread."""
+        if member.first is not None:
+            self.record(History(member.submitted_at, member.request, bytes(member.delivered)))
+
+    def record(self, event: Event | History) -> None:
         """From any thread."""
         if len(self._events) < self._capacity:
             self._events.append(event)
@@ -62,7 +70,8 @@ class TraceFile:
         """In small chunks: encoding one keeps every other thread waiting."""
         for _ in range(len(self._events) // CHUNK + 1):
             chunk = [self._events.popleft() for _ in range(min(CHUNK, len(self._events)))]
-            self._file.write(self._encoder.encode_lines(chunk))
+            lines = [self._histories.event(each) if isinstance(each, History) else each for each in chunk]
+            self._file.write(self._encoder.encode_lines(lines))
         if self._dropped > self._told:
             missing = DroppedEvent(self._dropped - self._told)
             self._told += missing.count

@@ -1,8 +1,9 @@
 """What nobody can do better: an upper bound of the tokens that any policy can reuse, which knows the future."""
 
-from dataclasses import dataclass
+from array import array
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from actors.cache.pages import PagePool
 from actors.cache.radix import Node, RadixTree, path_to_root
@@ -10,23 +11,20 @@ from actors.tokens import Tokens, common_prefix, count, cut
 
 WINDOWS = 64
 ROUNDS = 400
+STEP = 0.1
 
-
-@dataclass(frozen=True)
-class Choice:
-    """One way for a request to go on: from a state that was last at hand with request `since`, and saves `tokens`."""
-
-    request: int
-    since: int
-    tokens: int
+Floats = npt.NDArray[np.float64]
 
 
 class Past:
-    """All histories so far, and with which request each part of them came last."""
+    """All histories so far, and with which request each part of them came last.
+
+    From it the choices of each request: it can go on from a state that was last at hand with another, and saves tokens.
+    """
 
     def __init__(self) -> None:
-        self.choices: list[Choice] = []
         self.requests = self.tokens = 0
+        self._choosers, self._since, self._saved = array("q"), array("q"), array("q")
         self._tree: RadixTree[None] = RadixTree(PagePool(0, 1))
 
     def add(self, salt: str, prompt: Tokens, answer: Tokens) -> None:
@@ -40,22 +38,23 @@ class Past:
                 step.used = self.requests
 
     def _choose(self, node: Node[None], prompt: Tokens) -> None:
+        """Of two states that were at hand last with the same request, the deeper one."""
         known, limit = 0, count(prompt) - 1
-        found: list[Choice] = []
+        found: dict[int, int] = {}
         while known < limit and (child := node.children.get(cut(prompt, known, known + 1))):
             known += common_prefix(child.tokens, cut(prompt, known, known + count(child.tokens)))
-            if found and found[-1].since == child.used:
-                found.pop()
-            found.append(Choice(self.requests, child.used, min(known, limit)))
+            found[child.used] = min(known, limit)
             if known < child.end:
                 break
             node = child
-        self.choices += found
+        self._choosers.extend([self.requests] * len(found))
+        self._since.extend(found)
+        self._saved.extend(found.values())
 
     def frontiers(self) -> float:
         """How many states are waiting to be used at a time, if each request goes on from the deepest."""
-        deepest = {choice.request: choice for choice in self.choices}
-        return sum(choice.request - choice.since for choice in deepest.values()) / max(self.requests, 1)
+        deepest = dict(zip(self._choosers, self._since, strict=True))
+        return sum(request - since for request, since in deepest.items()) / max(self.requests, 1)
 
     def bound(self, slots: int) -> float:
         """The share of the prompts' tokens that is reused at best.
@@ -63,31 +62,44 @@ class Past:
         A slot holds one state at a time, so a use takes a slot from `since` until then. Were slots to be hired at
         some price, each request would take its best choice or none, by itself; what they gain, with the hire of all
         slots, is a bound whatever the prices (the Lagrangian dual), and the least over prices a good one. The price
-        varies by window of time.
+        varies by window of time; Adam finds it.
         """
-        if not self.choices:
+        if not self._choosers:
             return 0.0
-        request = torch.tensor([choice.request for choice in self.choices])
-        begin = torch.tensor([choice.since for choice in self.choices], dtype=torch.double) / self.requests * WINDOWS
-        end = torch.tensor([choice.request for choice in self.choices], dtype=torch.double) / self.requests * WINDOWS
-        saved = torch.tensor([choice.tokens for choice in self.choices], dtype=torch.double)
-        held = torch.stack([overlap(begin, end, window) for window in range(WINDOWS)], 1)
-        scale = self.tokens / self.requests
-        price = torch.full([WINDOWS], -3.0, dtype=torch.double, requires_grad=True)
-        optimizer = torch.optim.Adam([price], lr=0.1)
-        least = float(torch.zeros(self.requests + 1, dtype=torch.double).index_reduce(0, request, saved, "amax").sum())
-        for _ in range(ROUNDS):
-            optimizer.zero_grad()
-            hire = price.exp() * scale * self.requests / WINDOWS
-            gain = (saved - held @ hire).clamp(min=0)
-            best = torch.zeros(self.requests + 1, dtype=torch.double).index_reduce(0, request, gain, "amax")
-            total = best.sum() + slots * hire.sum()
-            least = min(least, float(total.detach()))
-            (total / self.tokens).backward()
-            optimizer.step()
+        choosers, saved = np.array(self._choosers), np.array(self._saved, dtype=np.float64)
+        begin, end = (Moments(np.array(each) / self.requests * WINDOWS) for each in (self._since, self._choosers))
+        first = np.flatnonzero(np.diff(choosers, prepend=0))
+        choices = np.diff(first, append=len(choosers))
+        price = np.full(WINDOWS, -3.0)
+        mean, square = np.zeros(WINDOWS), np.zeros(WINDOWS)
+        least = float(np.maximum.reduceat(saved, first).sum())
+        for number in range(1, ROUNDS + 1):
+            hire = np.exp(price) * self.tokens / WINDOWS
+            gain = saved - (end.since_start(hire) - begin.since_start(hire))
+            best = np.maximum.reduceat(gain, first).clip(min=0)
+            least = min(least, float(best.sum() + slots * hire.sum()))
+            taken = (gain == np.repeat(best, choices)) & (gain > 0)
+            slope = hire * (slots - (end.passed(taken) - begin.passed(taken))) / self.tokens
+            mean, square = 0.9 * mean + 0.1 * slope, 0.999 * square + 0.001 * slope**2
+            price -= STEP * mean / (1 - 0.9**number) / (np.sqrt(square / (1 - 0.999**number)) + 1e-8)
         return least / self.tokens
 
 
-def overlap(begin: torch.Tensor, end: torch.Tensor, window: int) -> torch.Tensor:
-    """How much of a window each stretch covers."""
-    return (end.clamp(max=window + 1) - begin.clamp(min=window)).clamp(min=0)
+class Moments:
+    """Points in time, in windows since the start."""
+
+    def __init__(self, at: Floats) -> None:
+        self._window = at.astype(np.int64).clip(max=WINDOWS - 1)
+        self._part = at - self._window
+
+    def since_start(self, rates: Floats) -> Floats:
+        """What each costs, at a rate for each window, from the start on."""
+        cost: Floats = (np.cumsum(rates) - rates)[self._window] + self._part * rates[self._window]
+        return cost
+
+    def passed(self, those: npt.NDArray[np.bool_]) -> Floats:
+        """How much of each window lies before those points, summed up."""
+        window = self._window[those]
+        ends = np.bincount(window, minlength=WINDOWS)
+        behind: Floats = np.cumsum(ends[::-1])[::-1].astype(np.float64) - ends
+        return behind + np.bincount(window, self._part[those], WINDOWS)

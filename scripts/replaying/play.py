@@ -1,5 +1,6 @@
 """A workload played on a ring, and what came of it."""
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,9 +18,10 @@ from scripts.replaying.bound import Past
 from scripts.replaying.costs import Costs
 from scripts.replaying.policies import Policy
 from scripts.replaying.ring import Running, VirtualRing
-from scripts.replaying.workloads import Answer, Arrival, Client, Workload
+from scripts.replaying.workloads import Answer, Arrival, Ask, Client, Workload
 
 END = 0
+MAX_TREE_UNITS = 1 << 22
 EARLY = 64  # Arrivals drawn ahead of their time.
 
 
@@ -95,18 +97,25 @@ class Player:
             return
         self._asked += 1
         id = str(self._asked)
+        stops, answered = self._answer(ask)
         request = Request(
             id,
             pack(ask.tokens),
             len(ask.tokens),
             Sampling(temperature=0.0),
-            Stops(ask.answer + 8, token_ids=(END,)),
+            stops,
             salt=ask.salt,
             message_ends=ask.ends,
             flow=ask.salt or id,
         )
-        answered = [*(self._rng.getrandbits(31) | 1 for _ in range(ask.answer - 1)), END]
         self._ring.at(self._ring.now + ask.pause, lambda: self._submit(client, request, answered))
+
+    def _answer(self, ask: Ask) -> tuple[Stops, Answer]:
+        """What comes back, and how it ends: one that is drawn with a token that no prompt goes on from."""
+        if ask.said:
+            return Stops(len(ask.said)), list(ask.said)
+        drawn = [*(self._rng.getrandbits(31) | 1 for _ in range(ask.answer - 1)), END]
+        return Stops(ask.answer + 8, token_ids=(END,)), drawn
 
     def _submit(self, client: Client, request: Request, answer: Answer) -> None:
         if self._past is not None:
@@ -119,7 +128,10 @@ class Player:
         self._ring.submit(Running(request, answer, self._ring.now, ended=ended))
 
 
-def make_ring(policy: Policy, slots: int, costs: Costs, max_running: int = 32) -> VirtualRing:
+def make_ring(
+    policy: Policy, slots: int, costs: Costs, max_running: int = 32, block: int = 1, tree: int = MAX_TREE_UNITS
+) -> VirtualRing:
+    """block: the workload's. tree: how many units the cache knows at most."""
     ledger = Ledger(slots, lambda move: None, lambda violation: None)
     limits = Limits(
         max_running=min(max_running, slots), max_queue=1 << 20, step_tokens=2048 // costs.unit, min_saving=1
@@ -127,15 +139,18 @@ def make_ring(policy: Policy, slots: int, costs: Costs, max_running: int = 32) -
     return VirtualRing(
         costs,
         ledger,
-        lambda send: Cache(send, ledger, PagePool(0, 1), policy=policy.order, worth_waiting=64 // costs.unit),
-        lambda send: Scheduler(send, limits, policy.positions),
+        lambda send: Cache(send, ledger, PagePool(0, 1), tree, policy.order, worth_waiting=64 // costs.unit),
+        lambda send: Scheduler(send, limits, policy.positions(block)),
     )
 
 
 def play(workload: Workload, ring: VirtualRing, requests: int, seed: int, past: Past | None = None) -> Outcome:
     """past: told of every request, in order of arrival."""
     player = Player(ring, workload.draw(Random(seed), requests), requests, seed, past)
+    gc.collect()  # The ring before hangs in a cycle. While one runs nothing does, and there is much to go through.
+    gc.disable()
     try:
         return player.play()
     finally:
+        gc.enable()
         ring.close()

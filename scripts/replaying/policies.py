@@ -14,21 +14,25 @@ GRID = 4  # in units: 64 tokens
 Positions = Callable[[Request, int | None], dict[int, Kind]]
 
 
-def on_grid(request: Request, branch: int | None) -> dict[int, Kind]:
-    """One snapshot a prefill, at the last multiple of 64 tokens below its end."""
-    return {(count(request.tokens) - 1) // GRID * GRID: Kind.CHECKPOINT}
-
-
 @dataclass(frozen=True)
 class Policy:
-    """order: what goes next. positions: what is checkpointed."""
+    """order: what goes next. grid: keep one snapshot a prefill, at a multiple of so many units, and no other."""
 
     order: Order
-    positions: Positions = checkpoint_positions
+    grid: int | None = None
+
+    def positions(self, block: int) -> Positions:
+        """What is checkpointed. block: a finer grid than the workload's own would keep what nobody can go on from."""
+        return checkpoint_positions if self.grid is None else last_multiple(max(self.grid, block))
+
+
+def last_multiple(grid: int) -> Positions:
+    """The last one below the prompt's end."""
+    return lambda request, branch: {(count(request.tokens) - 1) // grid * grid: Kind.CHECKPOINT}
 
 
 POLICIES = {
     "worth": Policy("worth"),
     "lru": Policy("lru"),
-    "snapshot-grid": Policy("lru", on_grid),
+    "snapshot-grid": Policy("lru", GRID),
 }

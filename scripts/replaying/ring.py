@@ -118,10 +118,11 @@ class VirtualRing:
         self._ledger = ledger
         forward = Forward(self.sender("forward"), self.device, self.scheduler.limits.max_running)
         results = ResultProcessor(self.sender("results"), NoText())
-        self._actors: dict[Address, Actor] = {
+        actors: dict[Address, Actor] = {
             "scheduler": self.scheduler, "cache": self.cache, "forward": forward, "results": results,
         }  # fmt: skip
-        self._mail: dict[Address, deque[Message]] = {address: deque() for address in (*self._actors, "api")}
+        self._mail: dict[Address, deque[Message]] = {address: deque() for address in (*actors, "api")}
+        self._carried = [(address, actor, self._mail[address]) for address, actor in actors.items()]
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = 0
 
@@ -157,11 +158,11 @@ class VirtualRing:
 
     def _carry(self) -> None:
         """Deliver all that is under way."""
+        answers = self._mail["api"]
         moved = True
         while moved:
             moved = False
-            for address, actor in self._actors.items():
-                mail = self._mail[address]
+            for address, actor, mail in self._carried:
                 if mail:
                     moved = True
                     while mail:
@@ -169,10 +170,10 @@ class VirtualRing:
                         arrive(message, address, self._ledger)
                         actor.receive(message)
                     actor.act()
-            self._answer()
+            if answers:
+                self._answer(answers)
 
-    def _answer(self) -> None:
-        mail = self._mail["api"]
+    def _answer(self, mail: deque[Message]) -> None:
         while mail:
             match mail.popleft():
                 case Delta(outputs):

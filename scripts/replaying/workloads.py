@@ -1,6 +1,6 @@
 """Who asks what, by seed: clients, each a generator that yields what it asks and is sent the answer."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -12,6 +12,7 @@ class Ask:
     """One request. pause: virtual seconds after the answer before (the client's beginning, for its first).
 
     tokens: the prompt, in units. answer: how many units come back. ends: where its messages end.
+    said: the answer, where it is known before.
     """
 
     pause: float
@@ -19,6 +20,7 @@ class Ask:
     answer: int
     ends: tuple[int, ...] = ()
     salt: str = ""
+    said: Sequence[int] = ()
 
 
 Client = Generator[Ask, Answer, None]
@@ -32,10 +34,10 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Workload:
-    """draw: its arrivals, in order, for so many requests. frontiers: how many conversations are open at once."""
+    """draw: its arrivals, in order, for so many requests. block: in how many units at once prompts agree, or do not."""
 
     draw: Callable[[Random, int], Iterator[Arrival]]
-    frontiers: int
+    block: int = 1
 
 
 @dataclass
@@ -232,12 +234,12 @@ def merged(*streams: Iterator[Arrival]) -> Iterator[Arrival]:
 
 
 WORKLOADS: dict[str, Workload] = {
-    "chats in turns": Workload(chats_in_turns, 64),
-    "chats at random": Workload(chats_at_random, 64),
-    "agents": Workload(agents, 24),
-    "regenerate and edit": Workload(regenerate_and_edit, 32),
-    "best of n and search": Workload(best_of_n, 32),
-    "pollution": Workload(pollution, 64),
-    "batch scan": Workload(batch_scan, 64),
-    "tenants": Workload(tenants, 64),
+    "chats in turns": Workload(chats_in_turns),
+    "chats at random": Workload(chats_at_random),
+    "agents": Workload(agents),
+    "regenerate and edit": Workload(regenerate_and_edit),
+    "best of n and search": Workload(best_of_n),
+    "pollution": Workload(pollution),
+    "batch scan": Workload(batch_scan),
+    "tenants": Workload(tenants),
 }

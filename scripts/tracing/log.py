@@ -1,6 +1,6 @@
 """Reads a trace file of the server, and rebuilds from it who held which slot."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,18 +19,30 @@ class Holding(Struct, frozen=True):
 
 
 def read_log(path: Path) -> list[Event]:
-    """All events. A last line that is cut off is left out: the server was killed while it wrote it. ValueError."""
-    *lines, _ = path.read_bytes().split(b"\n")
-    decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
-    events: list[Event] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            events.append(decoder.decode(line))
-        except msgspec.MsgspecError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from None
-    if not events or not isinstance(events[0], HeaderEvent):
+    """All events; ValueError if it is not a trace file."""
+    log = [event for _, event in numbered_events(path)]
+    if not log:
         raise ValueError(f"{path} is not a trace file")
-    return events
+    return log
+
+
+def numbered_events(path: Path) -> Iterator[tuple[int, Event]]:
+    """Each event with the number of its line, from 1. ValueError.
+
+    A last line that is cut off is left out: the server was killed while it wrote it.
+    """
+    decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                event = decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+            if number == 1 and not isinstance(event, HeaderEvent):
+                raise ValueError(f"{path} is not a trace file")
+            yield number, event
 
 
 def dropped(log: Sequence[Event]) -> int:

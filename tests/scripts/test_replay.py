@@ -1,15 +1,21 @@
 """Workloads in virtual time: what the policies save, what nobody can exceed, and that a seed says it all."""
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from actors.tokens import pack
 from scripts.replaying.bound import Past
+from scripts.replaying.compare import Job, play_unlimited
 from scripts.replaying.costs import Costs
 from scripts.replaying.play import Outcome, make_ring, play
 from scripts.replaying.policies import POLICIES
-from scripts.replaying.workloads import WORKLOADS
+from scripts.replaying.workloads import WORKLOADS, Arrival, Workload, once
+from tests.api.server_process import ROOT
 
 REQUESTS = 400
 
@@ -18,7 +24,6 @@ def outcome(workload: str, policy: str, slots: int, past: Past | None = None) ->
     return play(WORKLOADS[workload], make_ring(POLICIES[policy], slots, Costs()), REQUESTS, 1, past)
 
 
-@pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_every_workload_is_answered_whole_and_nobody_exceeds_the_bound(workload: str) -> None:
     past = Past()
@@ -38,6 +43,18 @@ def test_a_seed_says_it_all() -> None:
     assert first == second
 
 
+def test_without_limits_nothing_goes() -> None:
+    """Not for its slot, nor for the size of the tree: more than 4 million units, and then the first prompt again."""
+    size = (1 << 22) // 32
+
+    def draw(rng: Random, requests: int) -> Iterator[Arrival]:
+        for number in range(requests):
+            yield Arrival(number * 1e4, once([number % 33 + 1] * size, 1))
+
+    unlimited = play_unlimited(Job(Workload(draw), 34, 1), [])
+    assert unlimited.outcome.cached >= size - 1 and not unlimited.outcome.counters["states_evicted:new"]
+
+
 def test_chats_that_take_turns_are_found_again() -> None:
     shares = {policy: outcome("chats in turns", policy, 128 + 8).reused for policy in POLICIES}
     assert shares["worth"] > 0.5 > shares["lru"] + 0.3
@@ -55,3 +72,27 @@ def test_the_bound_of_two_conversations_in_one_slot() -> None:
     assert past.bound(100) == pytest.approx(known, rel=1e-6)
     assert known / 2 <= past.bound(1) < 0.6 * known
     assert past.frontiers() == pytest.approx(2, rel=0.1)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    script = str(ROOT / "scripts" / "replay")
+    return subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_the_table_is_the_same_from_any_number_of_processes(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    line = '{"timestamp": %d, "input_length": 1024, "output_length": 9, "hash_ids": [%d, %d]}\n'
+    trace.write_text("".join(line % (at * 500, at % 3, at % 9) for at in range(60)))
+    chosen = ["--workload", "agents", "tenants", "--requests", "60", "--size", "2", "0.5", "--trace", str(trace)]
+    one, several = (run(*chosen, "--jobs", jobs) for jobs in ("1", "3"))
+    assert (one.returncode, one.stderr) == (0, "") and one.stdout == several.stdout
+    lines = one.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines if line[0] != " "] == ["agents", "tenants", str(trace)]
+    assert len(lines) == 3 * (2 + 2 * (1 + len(POLICIES)))
+
+
+def test_a_trace_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text("{}\n")
+    for name, why in (("trace", "line 1: neither"), ("absent", "No such file")):
+        done = run("--trace", str(tmp_path / name))
+        assert done.returncode == 1 and why in done.stderr and name in done.stderr and "Traceback" not in done.stderr

@@ -55,6 +55,19 @@ async def test_outputs_arrive_in_order_and_end() -> None:
     assert post.gateway.open_requests == 0
 
 
+async def test_who_wants_to_know_is_told_once_of_each_end_and_what_came() -> None:
+    post = Post()
+    ends: list[tuple[str, bytes]] = []
+    post.gateway.on_end = lambda member: ends.append((member.request.id, bytes(member.delivered)))
+    with post.gateway.submit([request("finished"), request("left"), request("aborted")]):
+        post.output("finished", 0)
+        post.output("left", 0)
+        post.output("finished", 1, "stop")
+        post.gateway.receive(Ended("aborted", "aborted", ""))
+    post.output("left", 1, "abort")
+    assert ends == [("finished", tokens.pack([0, 1])), ("aborted", b""), ("left", tokens.pack([0]))]
+
+
 async def test_a_slow_reader_gets_merged_outputs() -> None:
     post = Post()
     with post.gateway.submit([request("a")]) as generation:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import structlog
 
-from actors.runtime.events import ActEvent, DroppedEvent, HeaderEvent, MoveEvent, RequestEvent, StepEvent
+from actors.runtime.events import ActEvent, DroppedEvent, HeaderEvent, HistoryEvent, MoveEvent, RequestEvent, StepEvent
 from api.config import Config
 from api.serve import StartError
 from api.telemetry.trace_file import TraceFile
@@ -106,6 +106,12 @@ async def test_the_ledger_rebuilt_from_the_file_is_the_servers(tmp_path: Path) -
     assert dropped(events) == 0 and {type(event) for event in events} >= {StepEvent, RequestEvent}
     ended = [event.request for event in events if isinstance(event, RequestEvent) and event.what == "ended"]
     assert len(ended) == 40 == len(set(ended))
+    finished = {event.request for event in events if isinstance(event, RequestEvent) and event.reason == "length"}
+    admitted = {event.request for event in events if isinstance(event, RequestEvent) and event.what == "admitted"}
+    histories = [event for event in events if isinstance(event, HistoryEvent)]
+    told = [event.request for event in histories]
+    assert len(told) == len(set(told)) and finished <= set(told) <= admitted
+    assert all(len(event.blocks) == (event.prompt + event.answer) // event.block for event in histories)
     check(trace_events(events))
 
 

@@ -1,0 +1,169 @@
+"""Recorded traces as workloads: what `baton serve --trace-file` writes, and the public Mooncake traces."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from random import Random
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from actors.runtime.events import DroppedEvent, HistoryEvent
+from actors.tokens import Tokens, pack, unpack
+from scripts.replaying.costs import Costs
+from scripts.replaying.workloads import Arrival, Ask, Client, Workload, text
+from scripts.tracing.log import numbered_events
+
+UNIT = Costs().unit
+MOONCAKE_BLOCK = 512
+UNITS = 1 << 31  # A unit is a token id, an int32.
+
+Count = Annotated[int, Meta(ge=0)]
+
+
+class MooncakeLine(Struct):
+    """timestamp: milliseconds. hash_ids: one for each block of the prompt, of which the last may be shorter."""
+
+    timestamp: Annotated[float, Meta(ge=0)]
+    input_length: Annotated[int, Meta(ge=1)]
+    output_length: Count
+    hash_ids: list[Annotated[int, Meta(ge=0, lt=UNITS)]]
+
+
+class AnyLine(Struct):
+    """What tells the formats apart."""
+
+    type: str = ""
+    hash_ids: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A request. at: seconds. prompt, answer: units.
+
+    numbers: of the prompt's blocks, and behind them those of the answer, if they are known.
+    """
+
+    at: float
+    numbers: Tokens
+    prompt: int
+    answer: int
+    ends: tuple[int, ...]
+    salt: str = ""
+
+    def ask(self, rng: Random, block: int) -> Ask:
+        """A prompt that is shorter than any block is like no other."""
+        units = [(number * block + index) % UNITS for number in unpack(self.numbers) for index in range(block)]
+        prompt = units[: self.prompt] or text(rng, 1, 1)
+        said = units[self.prompt :] if block == 1 else ()
+        return Ask(0.0, prompt, self.answer, self.ends, self.salt, said)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Its requests in order of arrival. block: in units. missing: events that were dropped as it was written."""
+
+    requests: list[Recorded]
+    block: int
+    missing: int = 0
+
+
+def recorded(path: Path, faster: float = 1.0) -> Workload:
+    """Requests that arrive as they did, or so many times faster. OSError, ValueError for what is no trace."""
+    return Workload(partial(arrivals, path, faster), read_trace(path).block)
+
+
+def arrivals(path: Path, faster: float, rng: Random, requests: int) -> Iterator[Arrival]:
+    trace = read_trace(path)
+    begin = trace.requests[0].at
+    for request in trace.requests[:requests]:
+        yield Arrival((request.at - begin) / faster, client(request, rng, trace.block))
+
+
+def client(request: Recorded, rng: Random, block: int) -> Client:
+    yield request.ask(rng, block)
+
+
+@cache
+def read_trace(path: Path) -> Trace:
+    """ValueError that names the line which is not what its file should have."""
+    with path.open("rb") as file:
+        first = file.readline()
+    try:
+        kind = msgspec.json.decode(first, type=AnyLine)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path}, line 1: {error}") from None
+    if kind.hash_ids is not None:
+        trace = Trace(list(mooncake_requests(path)), MOONCAKE_BLOCK // UNIT)
+    elif kind.type == "header":
+        trace = served_trace(path)
+    else:
+        raise ValueError(f"{path}, line 1: neither a request with hash_ids nor the header of a trace file")
+    if not trace.requests:
+        raise ValueError(f"{path} holds no request that has ended")
+    trace.requests.sort(key=lambda request: request.at)
+    return trace
+
+
+def mooncake_requests(path: Path) -> Iterator[Recorded]:
+    """What can be gone on from is the end of the last whole block: an answer comes back under numbers of its own."""
+    decoder = msgspec.json.Decoder(MooncakeLine)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                asked = decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+            blocks = -(-asked.input_length // MOONCAKE_BLOCK)
+            if len(asked.hash_ids) != blocks:
+                raise ValueError(
+                    f"{path}, line {number}: {len(asked.hash_ids)} hash_ids for {asked.input_length} tokens, "
+                    f"which are {blocks} blocks of {MOONCAKE_BLOCK}"
+                )
+            whole = asked.input_length // MOONCAKE_BLOCK * MOONCAKE_BLOCK // UNIT
+            yield Recorded(
+                asked.timestamp / 1000,
+                pack(asked.hash_ids),
+                -(-asked.input_length // UNIT),
+                max(1, -(-asked.output_length // UNIT)),
+                (whole,) if whole else (),
+            )
+
+
+def served_trace(path: Path) -> Trace:
+    """Of prompts and answers the whole blocks."""
+    requests, missing = [], 0
+    for number, event in numbered_events(path):
+        match event:
+            case HistoryEvent():
+                check_numbers(event, f"{path}, line {number}")
+                requests.append(served_request(event))
+            case DroppedEvent():
+                missing += event.count
+            case _:
+                pass
+    return Trace(requests, 1, missing)
+
+
+def check_numbers(event: HistoryEvent, where: str) -> None:
+    whole = (event.prompt + event.answer) // UNIT
+    if event.block != UNIT or len(event.blocks) != whole or min(event.prompt, event.answer) < 0:
+        raise ValueError(
+            f"{where}: {len(event.blocks)} numbers of {event.block} tokens each, for {event.prompt} of a prompt and "
+            f"{event.answer} of its answer; the replay's blocks are of {UNIT}"
+        )
+
+
+def served_request(event: HistoryEvent) -> Recorded:
+    prompt = max(1, event.prompt // UNIT)
+    ends = sorted({end // UNIT for end in event.ends if UNIT <= end <= event.prompt})
+    return Recorded(
+        event.at,
+        pack(number % UNITS for number in event.blocks),
+        prompt,
+        max(1, len(event.blocks) - prompt),
+        tuple(ends),
+        str(event.salt) if event.salt else "",
+    )
