@@ -17,23 +17,29 @@ STATES_OF_EACH = 8  # More than a request ever keeps.
 
 @dataclass(frozen=True)
 class Job:
-    """What is played, whatever the policy and the slots."""
+    """What is played, whatever the policy and the slots.
+
+    host: how many copies host memory holds, as a multiple of the states that wait to be used.
+    """
 
     workload: Workload
     requests: int
     seed: int
+    host: float = 0.0
 
 
 @dataclass(frozen=True)
 class Unlimited:
     """Without limits. states: that wait to be used, on average; running: requests that run, likewise.
 
-    slots, bounds: for each size, how many slots it is, and the share of tokens that nobody can exceed with them.
+    copies: how many host memory holds. slots, bounds: for each size, how many slots it is, and the share of tokens that
+    nobody can exceed with them.
     """
 
     outcome: Outcome
     states: float
     running: float
+    copies: int
     slots: list[int]
     bounds: list[float]
 
@@ -51,7 +57,7 @@ async def compare(pool: Executor, job: Job, sizes: Sequence[float], policies: Se
     loop = asyncio.get_running_loop()
     unlimited = await loop.run_in_executor(pool, play_unlimited, job, sizes)
     limited = [
-        [loop.run_in_executor(pool, play_limited, job, policy, slots) for policy in policies]
+        [loop.run_in_executor(pool, play_limited, job, policy, slots, unlimited.copies) for policy in policies]
         for slots in unlimited.slots
     ]
     return Comparison(unlimited, limited)
@@ -64,9 +70,10 @@ def play_unlimited(job: Job, sizes: Sequence[float]) -> Unlimited:
     outcome = play(job.workload, ring, job.requests, job.seed, past)
     states, running = past.frontiers(), outcome.running / outcome.seconds
     limited = [max(1, round(states * size + running)) for size in sizes]
-    return Unlimited(outcome, states, running, limited, [past.bound(each) for each in limited])
+    bounds = [past.bound(each) for each in limited]
+    return Unlimited(outcome, states, running, round(states * job.host), limited, bounds)
 
 
-def play_limited(job: Job, policy: str, slots: int) -> Outcome:
-    ring = make_ring(POLICIES[policy], slots, Costs(), block=job.workload.block)
+def play_limited(job: Job, policy: str, slots: int, copies: int) -> Outcome:
+    ring = make_ring(POLICIES[policy], slots, Costs(), block=job.workload.block, copies=copies)
     return play(job.workload, ring, job.requests, job.seed)

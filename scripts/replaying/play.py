@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
 
+from actors.actor import Send
 from actors.cache.actor import Cache
+from actors.cache.limits import TierLimits
 from actors.cache.pages import PagePool
+from actors.control import Speeds
 from actors.lease import Ledger
 from actors.requests import Request, Sampling, Stops
 from actors.scheduler.actor import Scheduler
@@ -129,19 +132,28 @@ class Player:
 
 
 def make_ring(
-    policy: Policy, slots: int, costs: Costs, max_running: int = 32, block: int = 1, tree: int = MAX_TREE_UNITS
+    policy: Policy,
+    slots: int,
+    costs: Costs,
+    max_running: int = 32,
+    block: int = 1,
+    tree: int = MAX_TREE_UNITS,
+    copies: int = 0,
 ) -> VirtualRing:
-    """block: the workload's. tree: how many units the cache knows at most."""
+    """block: the workload's. tree: how many units the cache knows at most. copies: what host memory holds."""
     ledger = Ledger(slots, lambda move: None, lambda violation: None)
     limits = Limits(
         max_running=min(max_running, slots), max_queue=1 << 20, step_tokens=2048 // costs.unit, min_saving=1
     )
-    return VirtualRing(
-        costs,
-        ledger,
-        lambda send: Cache(send, ledger, PagePool(0, 1), tree, policy.order, worth_waiting=64 // costs.unit),
-        lambda send: Scheduler(send, limits, policy.positions(block)),
-    )
+    tiers = TierLimits(host_bytes=copies)  # A state is a byte.
+
+    def make_cache(send: Send) -> Cache:
+        waiting = 64 // costs.unit
+        return Cache(send, ledger, PagePool(0, 1), tree, policy.order, worth_waiting=waiting, limits=tiers)
+
+    ring = VirtualRing(costs, ledger, make_cache, lambda send: Scheduler(send, limits, policy.positions(block)))
+    ring.cache.receive(Speeds(operation=costs.prefill, byte=costs.host))
+    return ring
 
 
 def play(workload: Workload, ring: VirtualRing, requests: int, seed: int, past: Past | None = None) -> Outcome:
