@@ -7,6 +7,7 @@ from actors.cache.state_copy import StateCopy
 from actors.kinds import Kind
 from actors.lease import Lease, Loan
 from actors.messages import Acquire
+from actors.requests import Origin
 from actors.tokens import Tokens, count
 
 
@@ -58,3 +59,11 @@ class Account:
     @property
     def on_loan(self) -> bool:
         return self.loan is not None or self.copy_source is not None or self.fill is not None
+
+    def origin(self, moved: bool, read: bool) -> Origin:
+        """Where the state was that the grant goes on from. read: its copy was read from disk."""
+        if self.fill is not None:
+            return "disk" if read else "host"
+        if moved:
+            return "slot"
+        return "tree" if self.position else "tokens"

@@ -51,7 +51,6 @@ from actors.messages import (
     Want,
     Written,
 )
-from actors.requests import Origin
 from actors.storage.disk import Disk
 from actors.tokens import count, cut
 
@@ -269,7 +268,8 @@ class Cache:
         self.counters["prefix_cache_queries"] += length
         self.counters["prefix_cache_hits"] += position
         whole = account.node.end // self.pages.size
-        origin = _origin(parked, account, moved)
+        origin = account.origin(moved, parked.read)
+        self.counters[f"granted_from:{origin}"] += 1
         if self.tiers.names.opened.get(acquire.session):
             self.counters[f"resumed_from_{origin}"] += 1
         self.send(
@@ -440,11 +440,3 @@ class Cache:
             if entry.place not in (Place.FREE, Place.CACHED) or entry.loans
         ]
         return lost + [f"page {page}: held by a grant" for page, grants in enumerate(self.pages.grant_refs) if grants]
-
-
-def _origin(parked: Parked, account: Account, moved: bool) -> Origin:
-    if account.fill is not None:
-        return "disk" if parked.read else "host"
-    if moved:
-        return "slot"
-    return "tree" if account.position else "tokens"
