@@ -56,6 +56,8 @@ def test_what_a_grant_says_of_its_match(bench: Bench) -> None:
     assert bench.counted == {
         "prefix_cache_queries": 4 + 6 + 4 + 2 + 4 + 4,
         "prefix_cache_hits": 4,
+        "granted_from:tokens": 5,
+        "granted_from:tree": 1,
         "states_used:new": 1,
     }
 
