@@ -72,7 +72,10 @@ def played(workload: Workload, policy: str = "worth", slots: int = UNLIMITED) ->
 
 
 def test_a_scan_takes_at_most_five_points_of_anothers_reuse() -> None:
-    """In each case slots for the chats' frontiers and for what runs at once."""
+    """In each case slots for the chats' frontiers and for what runs at once.
+
+    Of a scan that is much shorter it does not hold: what is new has not been learned to be worth little by then.
+    """
     tenants = Tenants(users=40, talks=4, turns=7, scan=2000)
     unlimited = played(tenants.alone())
     most = played(tenants.beside()).most
