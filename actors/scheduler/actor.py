@@ -264,9 +264,11 @@ class Scheduler:
                 self.counters["checkpoints_skipped"] += 1
 
     def _mark(self, grant: int, position: int) -> None:
-        """Others wait for its state there; where it has passed there is none."""
+        """Others wait for its state there, which may be on its way. Where the row is gone, until its account closes."""
         row = self.state.rows.get(grant)
-        if row is None or row.position >= position or not self._keeps_checkpoints:
+        if row is None or position in row.saved:
+            return
+        if row.position >= position or not self._keeps_checkpoints:
             self.send("cache", Passed(grant, position))
         else:
             row.wanted[position] = Kind.BRANCH
@@ -372,6 +374,7 @@ class Scheduler:
     def _checkpoint(self, grant: int, position: int) -> Checkpoint:
         row = self.state.rows[grant]
         row.refill = True
+        row.saved.add(position)
         return Checkpoint(grant, position, row.spares.pop())
 
     def _advance(self, row: ScheduledRow, tokens: int) -> None:

@@ -56,6 +56,7 @@ class ScheduledRow:
     may be sampled since the admission; capacity: positions that its pages cover.
     wanted: positions to checkpoint, and what they are; spares: slots for them at hand; asked: whether some are asked
     for; refill: whether the resident ones of the strategy are to be. marks: those of them that others wait for.
+    saved: positions whose state a step saves that was sent.
     served: when it moved last, counted in moves of rows. steady_until: see the function of this name; 0: not known.
     """
 
@@ -67,6 +68,7 @@ class ScheduledRow:
     capacity: int | None
     wanted: dict[int, Kind]
     marks: set[int] = field(default_factory=set)
+    saved: set[int] = field(default_factory=set)
     spares: list[Lease] = field(default_factory=list)
     asked: bool = False
     refill: bool = True

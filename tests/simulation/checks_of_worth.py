@@ -1,7 +1,10 @@
-"""After each delivery: which state is to go next is known of every state, and what it saves is not thought too high."""
+"""After each delivery: which state is to go next is known of every state, and what it saves is not thought too high.
+
+And nobody waits for a state that another computes and that will not come.
+"""
 
 from math import frexp
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actors.cache.actor import Cache
 from actors.cache.radix import Node, root_of, tokens_to
@@ -10,7 +13,11 @@ from actors.cache.tiers import Tiers
 from actors.cache.worth.order import BELOW, ByWorth, states_below
 from actors.kinds import Kind
 from actors.lease import Lease
+from actors.messages import Mark, Message, Passed, Spare, Step
 from actors.tokens import Tokens
+
+if TYPE_CHECKING:
+    from tests.simulation.unit import Unit
 
 
 def check_worth(cache: Cache) -> None:
@@ -61,3 +68,52 @@ def watch(tiers: Tiers) -> None:
         return found
 
     tiers._leave, tiers.store.reserve = leave, reserve  # type: ignore[method-assign]
+
+
+class MarkChecks:
+    """What others wait for, as (grant, position).
+
+    _asked: what the scheduler has been asked for. _saved: what a step that was sent saves. _refused: what the cache
+    knows not to come.
+    """
+
+    def __init__(self, unit: "Unit") -> None:
+        self._unit = unit
+        self._asked: set[tuple[int, int]] = set()
+        self._saved: set[tuple[int, int]] = set()
+        self._refused: set[tuple[int, int]] = set()
+
+    def sent(self, message: Message) -> None:
+        match message:
+            case Passed(grant, position):
+                on_its_way = (grant, position) in self._saved and grant in self._unit.scheduler.state.rows
+                assert not on_its_way, f"the state of grant {grant} at {position} is on its way, and given up"
+                self._asked.discard((grant, position))
+            case Step(checkpoints=checkpoints):
+                self._saved.update((saved.grant, saved.position) for saved in checkpoints)
+                self._asked -= self._saved
+            case Spare(grant, _, denied):
+                self._refused.update((grant, position) for position in denied)
+                self._asked.difference_update((grant, position) for position in denied)
+
+    def arrives(self, message: Message) -> None:
+        match message:
+            case Mark(grant, position):
+                self._asked |= {(grant, position)} - self._saved - self._refused
+            case Passed(grant, position):
+                self._refused.add((grant, position))
+
+    def check_scheduler(self) -> None:
+        """What others wait for is still to be computed; of what has passed they were told, or the row is gone."""
+        rows = self._unit.scheduler.state.rows
+        self._asked = {(grant, position) for grant, position in self._asked if grant in rows}
+        for grant, position in self._asked:
+            assert position in rows[grant].wanted, f"others wait for grant {grant} at {position}, and none is told"
+
+    def check_cache(self) -> None:
+        accounts = self._unit.cache.accounts
+        self._refused = {(grant, position) for grant, position in self._refused if grant in accounts}
+        for grant, position in self._refused:
+            assert position not in accounts[grant].marks, (
+                f"a state of grant {grant} at {position} is waited for in vain"
+            )

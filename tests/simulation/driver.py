@@ -22,13 +22,16 @@ from actors.messages import (
     Free,
     Granted,
     Kept,
+    Mark,
     Message,
+    Passed,
     Paused,
     Ran,
     Requeue,
     Restarted,
     Retired,
     SaveFromReq,
+    Spare,
     Step,
     Stepped,
     Suspended,
@@ -231,7 +234,9 @@ class Simulation:
             check_leases(self.unit)
             if to == "scheduler":
                 check_rows(self.unit.scheduler.state)
+                self.unit.mark_checks.check_scheduler()
             if to == "cache":
+                self.unit.mark_checks.check_cache()
                 self.unit.checks.check()
                 self.unit.session_checks.check()
 
@@ -242,6 +247,8 @@ class Simulation:
         if self._crashes and to != "api":
             self._turns[to] += 1
             self._crash(to, "before", self._turns[to])
+        if isinstance(message, Mark | Passed):
+            self.unit.mark_checks.arrives(message)
         if isinstance(message, SaveFromReq):
             epoch = self.unit.cache.accounts[message.grant].epoch
             actor.receive(message)
@@ -274,6 +281,9 @@ class Simulation:
                 assert step <= self.device.passed, f"step {step} is reported before its event"
             case Step():
                 check_shares(unit.scheduler.state, message)
+                unit.mark_checks.sent(message)
+            case Passed() | Spare():
+                unit.mark_checks.sent(message)
             case Acquire(grant, _, _, salt):
                 assert grant > unit.last_grant, f"grant {grant} is used again"
                 unit.last_grant = grant

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from actors.cache.account import Account
 from actors.cache.allocator import Allocator
 from actors.cache.copies import CopyStore
 from actors.cache.radix import Node
@@ -14,6 +15,8 @@ from actors.cache.worth.lives import Lives
 from actors.cache.worth.order import ByWorth
 from actors.kinds import Kind
 from actors.lease import Lease
+from actors.scheduler.actor import Scheduler
+from actors.scheduler.plan import StepPlan
 from actors.tokens import Tokens
 from tests.simulation.planting import Patch
 
@@ -97,3 +100,45 @@ def waits_for_one_that_is_gone(patch: Patch) -> None:
         return parked.leader is not None and (account is None or parked.waits_at in account.marks)
 
     patch(Together, "is_waiting", is_waiting)
+
+
+def late_mark_not_answered(patch: Patch) -> None:
+    """A state is asked for where the prompt has passed it, and nobody is told that it will not come."""
+    original = Scheduler._mark
+
+    def mark(self: Scheduler, grant: int, position: int) -> None:
+        row = self.state.rows.get(grant)
+        if row is not None and row.position < position:
+            original(self, grant, position)
+
+    patch(Scheduler, "_mark", mark)
+
+
+def state_on_its_way_given_up(patch: Patch) -> None:
+    """A state is asked for that a step under way is about to save, and all are told that it will not come."""
+    original = Scheduler._mark
+
+    def mark(self: Scheduler, grant: int, position: int) -> None:
+        row = self.state.rows.get(grant)
+        if row is not None:
+            row.saved.clear()
+        original(self, grant, position)
+
+    patch(Scheduler, "_mark", mark)
+
+
+def missed_mark_not_told(patch: Patch) -> None:
+    """A state that others wait for goes without a slot in the step that crosses it, and nobody is told."""
+    original = Scheduler._step
+
+    def step(self: Scheduler, step: StepPlan) -> None:
+        for row in self.state.rows.values():
+            row.marks.clear()
+        original(self, step)
+
+    patch(Scheduler, "_step", step)
+
+
+def passed_not_believed(patch: Patch) -> None:
+    """The cache is told that a state will not come, and has others wait on for it."""
+    patch(Account, "pass_by", lambda self, position: self.passed.add(position))

@@ -14,7 +14,7 @@ from tests.simulation.shrink import Failure, failure, shrink
 # scripts/simulate --mutations prints these anew, after a change of what the seeds draw.
 FOUND_BY = {
     "no_clear_on_reuse": 0,
-    "copy_beside_the_stream": 19,
+    "copy_beside_the_stream": 32,
     "page_copy_beside_the_stream": 36,
     "donate_at_the_next_position": 0,
     "account_closed_in_flight": 1,
@@ -107,6 +107,10 @@ FOUND_BY = {
     "named_state_dropped_for_a_checkpoint": 112,
     "left_where_it_was": 0,
     "waits_for_one_that_is_gone": 19,
+    "late_mark_not_answered": 6,
+    "state_on_its_way_given_up": 28,
+    "missed_mark_not_told": 774,
+    "passed_not_believed": 6,
 }
 # Bugs that about one seed in 3,000 finds. The first: two requests; the second resumes inside a page and fills the pool.
 START = (8, 36, 54, 51, 48, 4, 16, 7, 31, 48, 28)

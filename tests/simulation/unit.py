@@ -22,7 +22,7 @@ from actors.scheduler.actor import Scheduler
 from actors.tokens import WIDTH
 from tests.simulation.checks import CacheChecks
 from tests.simulation.checks_of_sessions import SessionChecks
-from tests.simulation.checks_of_worth import watch
+from tests.simulation.checks_of_worth import MarkChecks, watch
 from tests.simulation.client import Letters
 from tests.simulation.hash_device import HashDevice
 from tests.simulation.scenario import NoCheckpoints
@@ -151,6 +151,7 @@ class Unit:
         }
         self.checks = CacheChecks(simulation, self.cache)
         self.session_checks = SessionChecks(simulation, self.cache)
+        self.mark_checks = MarkChecks(self)
         self.generations = [0] * scenario.slots
         self.last_grant = 0
         self.salts: dict[int, str] = {}

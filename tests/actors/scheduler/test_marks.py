@@ -1,0 +1,101 @@
+"""A state that others wait for: it is asked for, saved on the way, or they are told that it will not come."""
+
+from typing import Any
+
+import pytest
+
+from actors.kinds import Kind
+from actors.messages import Mark, Passed, Retire, Settled, Spare, Step, Want
+from actors.scheduler.strategy import MOST_AT_ONCE, Strategy
+from tests.actors.scheduler.test_scheduler import Bench
+
+
+def running(prompt: int, **limits: Any) -> Bench:
+    """A scheduler with one row, grant 1, whose prompt has so many tokens."""
+    bench = Bench(min_saving=1 << 20, **limits)
+    bench.submit("a", list(range(prompt)))
+    bench.grant(1)
+    return bench
+
+
+def spares(bench: Bench, number: int, denied: list[int]) -> None:
+    leases = [lease for _ in range(number) if (lease := bench.ledger.take("scheduler")) is not None]
+    bench.receive(Spare(1, leases, denied))
+
+
+def saved(bench: Bench) -> list[int]:
+    steps = [step for step in bench.of(Step) if isinstance(step, Step)]
+    return [checkpoint.position for step in steps for checkpoint in step.checkpoints]
+
+
+def test_a_state_that_others_wait_for_is_wanted_and_saved_on_the_way() -> None:
+    bench = running(20, step_tokens=4)
+    bench.receive(Mark(1, 10))
+    bench.receive(Settled(1, []))
+    assert bench.of(Want) == [Want(1, [(10, Kind.BRANCH)])]
+    spares(bench, 1, [])
+    bench.receive(Settled(2, []))
+    assert saved(bench) == [10] and not bench.of(Passed)
+    bench.ledger.close()
+
+
+def test_what_has_passed_will_not_come() -> None:
+    bench = running(20, step_tokens=4)
+    bench.receive(Mark(1, 8))
+    assert bench.of(Passed) == [Passed(1, 8)], "two steps are under way"
+    bench.ledger.close()
+
+
+def test_what_is_on_its_way_is_waited_for() -> None:
+    bench = running(20, step_tokens=16, depth=1)
+    bench.receive(Mark(1, 18))
+    spares(bench, 1, [])
+    bench.receive(Settled(1, []))
+    assert saved(bench) == [18]
+    bench.receive(Mark(1, 18))
+    assert not bench.of(Passed)
+    bench.receive(Mark(1, 17))
+    assert bench.of(Passed) == [Passed(1, 17)]
+    bench.ledger.close()
+
+
+def test_a_row_that_is_gone_leaves_its_states_behind() -> None:
+    """They are on their way, and its account closes with the last of them."""
+    bench = running(20)
+    bench.receive(Settled(1, [1]))
+    assert bench.of(Retire) == [Retire(1, "finished")]
+    bench.receive(Mark(1, 18))
+    assert not bench.of(Passed)
+    bench.ledger.close()
+
+
+@pytest.mark.parametrize("position", [2, 10])
+def test_without_checkpoints_no_state_comes(position: int) -> None:
+    bench = running(20, step_tokens=4, strategy=Strategy.NO_BUFFER)
+    bench.receive(Mark(1, position))
+    assert bench.of(Passed) == [Passed(1, position)] and not bench.of(Want)
+    bench.ledger.close()
+
+
+def test_those_that_go_without_a_slot_are_told_of() -> None:
+    """More positions in a step than a row may have slots: the deepest are saved."""
+    bench = running(40, step_tokens=16, depth=1)
+    marks = [18, 20, 22, 24, 26, 28]
+    for position in marks:
+        bench.scheduler.receive(Mark(1, position))
+    bench.receive(Settled(1, []))
+    [want] = bench.of(Want)
+    assert want == Want(1, [(position, Kind.BRANCH) for position in reversed(marks[-MOST_AT_ONCE:])])
+    spares(bench, MOST_AT_ONCE, [])
+    assert saved(bench) == marks[-MOST_AT_ONCE:]
+    assert bench.of(Passed) == [Passed(1, position) for position in reversed(marks[:-MOST_AT_ONCE])]
+    bench.ledger.close()
+
+
+def test_where_no_slot_is_worth_giving_the_cache_knows_it_already() -> None:
+    bench = running(20, step_tokens=16, depth=1)
+    bench.receive(Mark(1, 18))
+    spares(bench, 0, [18])
+    bench.receive(Settled(1, []))
+    assert saved(bench) == [] and not bench.of(Passed)
+    bench.ledger.close()
