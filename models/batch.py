@@ -6,6 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+ALIGNMENT = 64  # bytes of a line of a CPU's cache
+
 
 @dataclass(frozen=True)
 class StateCheckpoint:
@@ -56,15 +58,20 @@ class Batch:
 
 @dataclass(frozen=True)
 class Pools:
-    """Device memory by slot and by page: state tensors [slots, ...], page tensors [pages, page_size, ...]."""
+    """Device memory, one stretch for each slot and for each page: so what is done to all of one is one operation.
 
+    slots: uint8 [slots, bytes]; state: views of it, the state tensors [slots, ...], each contiguous within a slot.
+    blocks: uint8 [pages, bytes]; pages: views, the page tensors [pages, page_size, ...], each contiguous within a page.
+    """
+
+    slots: Tensor
+    blocks: Tensor
     state: list[Tensor]
     pages: list[Tensor]
     page_size: int
 
     def clear(self, slot: int) -> None:
-        for tensor in self.state:
-            tensor[slot].zero_()
+        self.slots[slot].zero_()
 
     def poison(self, slot: int) -> None:
         """Fill a slot with NaN, integers with their largest value: whatever is computed from it is wrong."""
@@ -72,12 +79,10 @@ class Pools:
             tensor[slot].fill_(float("nan") if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
 
     def copy(self, source: int, target: int) -> None:
-        for tensor in self.state:
-            tensor[target].copy_(tensor[source])
+        self.slots[target].copy_(self.slots[source])
 
     def copy_page(self, source: int, target: int) -> None:
-        for tensor in self.pages:
-            tensor[target].copy_(tensor[source])
+        self.blocks[target].copy_(self.blocks[source])
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,16 @@ class Model(Protocol):
 
 def allocate(model: Model, slots: int, pages: int, page_size: int, device: torch.device) -> Pools:
     """Zeroed pools for `slots` states and `pages` pages."""
-    state = [torch.zeros(slots, *s.shape, dtype=s.dtype, device=device) for s in model.state_specs()]
-    kv = [torch.zeros(pages, page_size, *s.shape, dtype=s.dtype, device=device) for s in model.kv_specs()]
-    return Pools(state, kv, page_size)
+    state, views = _stretches(slots, model.state_specs(), device)
+    of_pages = [TensorSpec((page_size, *spec.shape), spec.dtype) for spec in model.kv_specs()]
+    blocks, page_views = _stretches(pages, of_pages, device)
+    return Pools(state, blocks, views, page_views, page_size)
+
+
+def _stretches(count: int, specs: list[TensorSpec], device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    """uint8 [count, bytes], zeroed, and a view of it for each tensor: [count, ...]."""
+    sizes = [-(-spec.nbytes // ALIGNMENT) * ALIGNMENT for spec in specs]
+    memory = torch.zeros(count, sum(sizes), dtype=torch.uint8, device=device)
+    parts = torch.split(memory, sizes, dim=1)
+    views = [part[:, : spec.nbytes].view(spec.dtype) for part, spec in zip(parts, specs, strict=True)]
+    return memory, [view.view(count, *spec.shape) for view, spec in zip(views, specs, strict=True)]

@@ -64,7 +64,7 @@ class TorchDevice:
         deliver: Callable[[Ran], None],
         host: HostStates | None = None,
     ) -> None:
-        device = pools.state[0].device
+        device = pools.slots.device
         self._host = host if host is not None else HostStates()
         self.model, self.pools, self.torch_device = model, pools, device
         self._deliver = deliver

@@ -24,7 +24,7 @@ from actors.storage.disk import StateFile
 from actors.storage.host_memory import HostState, HostStates
 from actors.tokens import Tokens, count
 
-FORMAT, VERSION = "baton-state", "1"
+FORMAT, VERSION = "baton-state", "2"
 COPY_TIMEOUT_S = 60.0
 WRITERS, MOST_TOGETHER = 8, 256
 SUFFIX, UNFINISHED = ".safetensors", ".tmp"
@@ -53,8 +53,8 @@ class StateFiles:
     Writes behind one another are carried out together, as most of their time goes into waiting for the disk.
     folder: holds nothing else; it is made anew where it is gone, but not what it stands in. model: what tells states
     of this model from those of others.
-    Files are `<digest of salt and tokens>.safetensors`: `tokens` int32 [position], `state.i` and `kv.i` as in the
-    pools, of one slot and of `position` tokens.
+    Files are `<digest of salt and tokens>.safetensors`: `tokens` int32 [position], `state` uint8, a slot as it lies in
+    the pool, and `kv.i`, what the i-th page tensor holds of `position` tokens.
     """
 
     def __init__(self, folder: Path, model: str, host: HostStates) -> None:
@@ -212,15 +212,12 @@ class StateFiles:
 
 def to_tensors(tokens: Tokens, copy: HostState) -> dict[str, Tensor]:
     named = {"tokens": torch.frombuffer(bytearray(tokens), dtype=torch.int32)}
-    named |= {f"state.{index}": tensor for index, tensor in enumerate(copy.state)}
-    return named | {f"kv.{index}": tensor.contiguous() for index, tensor in enumerate(copy.kv)}
+    return named | {"state": copy.state} | {f"kv.{index}": tensor.contiguous() for index, tensor in enumerate(copy.kv)}
 
 
 def from_tensors(tensors: dict[str, Tensor]) -> HostState:
-    def numbered(prefix: str) -> list[Tensor]:
-        return [tensors[f"{prefix}.{i}"] for i in range(sum(name.startswith(f"{prefix}.") for name in tensors))]
-
-    return HostState(len(tensors["tokens"]), numbered("state"), numbered("kv"))
+    kv = [tensors[f"kv.{index}"] for index in range(len(tensors) - 2)]
+    return HostState(len(tensors["tokens"]), tensors["state"], kv)
 
 
 def read_file(path: Path) -> tuple[StateFileHeader, dict[str, Tensor]]:

@@ -13,12 +13,12 @@ from models.batch import Pools
 class HostState:
     """A state in host memory, with the KV of the `position` tokens that it has consumed.
 
-    state: one tensor for each state tensor of the pools. kv: one [position, ...] for each page tensor.
+    state: uint8, all of a slot as it lies in the pool. kv: one [position, ...] for each page tensor.
     ready: the event after which they are complete; None if they are so already.
     """
 
     position: int
-    state: list[Tensor]
+    state: Tensor
     kv: list[Tensor]
     ready: torch.cuda.Event | None = None
 
@@ -71,8 +71,8 @@ class HostStates:
 
 def export(pools: Pools, slot: int, pages: list[int], position: int) -> HostState:
     """Enqueue the copy of a slot, and of the KV of `position` tokens in `pages`, to host memory."""
-    device = pools.state[0].device
-    state = [_to_host(tensor[slot]) for tensor in pools.state]
+    device = pools.slots.device
+    state = _to_host(pools.slots[slot])
     index = torch.tensor(pages, dtype=torch.int64, device=device)
     kv = [_to_host(tensor[index].flatten(0, 1)[:position]) for tensor in pools.pages]
     ready = None
@@ -84,13 +84,17 @@ def export(pools: Pools, slot: int, pages: list[int], position: int) -> HostStat
 
 def fill(pools: Pools, slot: int, pages: list[int], first_page: int, copy: HostState) -> None:
     """Enqueue the copy of a state into a slot, and of its KV from page index `first_page` on into `pages`."""
-    for tensor, value in zip(pools.state, copy.state, strict=True):
-        tensor[slot].copy_(value, non_blocking=True)
+    pools.slots[slot].copy_(copy.state, non_blocking=True)
     size = pools.page_size
+    whole = copy.position // size
+    index = torch.tensor(pages[: whole - first_page], dtype=torch.int64, device=pools.slots.device)
     for tensor, kv in zip(pools.pages, copy.kv, strict=True):
-        for page, start in zip(pages, range(first_page * size, copy.position, size), strict=False):
-            entries = kv[start : start + size]
-            tensor[page, : len(entries)].copy_(entries, non_blocking=True)
+        if len(index):
+            entries = kv[first_page * size : whole * size].view(len(index), size, *kv.shape[1:])
+            tensor[index] = entries.to(tensor.device, non_blocking=True)
+        tail = kv[whole * size :]
+        if len(tail):
+            tensor[pages[whole - first_page], : len(tail)].copy_(tail, non_blocking=True)
 
 
 def _to_host(tensor: Tensor) -> Tensor:

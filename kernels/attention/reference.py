@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 def write_pages(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor, places: Tensor) -> None:
     """Store keys, values [T, kv_heads, head_dim] at places int64 [T] = page · page_size + offset."""
-    key_pages.view(-1, *keys.shape[1:])[places] = keys.to(key_pages.dtype)
-    value_pages.view(-1, *values.shape[1:])[places] = values.to(value_pages.dtype)
+    page, offset = places // key_pages.shape[1], places % key_pages.shape[1]
+    key_pages[page, offset] = keys.to(key_pages.dtype)
+    value_pages[page, offset] = values.to(value_pages.dtype)
 
 
 def paged_attention(

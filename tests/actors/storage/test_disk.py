@@ -21,7 +21,7 @@ from actors.storage.files import StateFileHeader, StateFiles, checksum, to_tenso
 from actors.storage.host_memory import HostState, HostStates
 from actors.tokens import pack
 
-STATE = HostState(3, [torch.arange(6.0).view(2, 3)], [torch.arange(12.0).view(3, 4)])
+STATE = HostState(3, torch.arange(24, dtype=torch.uint8), [torch.arange(12.0).view(3, 4)])
 TOKENS = pack([1, 2, 3])
 
 
@@ -78,10 +78,10 @@ def test_a_file_says_what_it_holds_and_is_its_owners(bench: Bench, monkeypatch: 
     with safe_open(path, "pt") as file:
         header = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    assert (header["format"], header["version"], header["model"]) == ("baton-state", "1", "model")
+    assert (header["format"], header["version"], header["model"]) == ("baton-state", "2", "model")
     assert json.loads(header["salt"]) == "sält" and header["checksum"] == checksum(tensors)
-    assert tensors["tokens"].tolist() == [1, 2, 3] and set(tensors) == {"tokens", "state.0", "kv.0"}
-    assert torch.equal(tensors["state.0"], STATE.state[0]) and torch.equal(tensors["kv.0"], STATE.kv[0])
+    assert tensors["tokens"].tolist() == [1, 2, 3] and set(tensors) == {"tokens", "state", "kv.0"}
+    assert torch.equal(tensors["state"], STATE.state) and torch.equal(tensors["kv.0"], STATE.kv[0])
 
 
 def test_salts_tokens_and_models_have_files_of_their_own(bench: Bench) -> None:
@@ -179,8 +179,8 @@ def forge(path: Path, tensors: dict[str, torch.Tensor], **changed: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "error"),
     [
-        ({"format": "other"}, "it is not of the format baton-state 1"),
-        ({"version": "2"}, "it is not of the format baton-state 1"),
+        ({"format": "other"}, "it is not of the format baton-state 2"),
+        ({"version": "3"}, "it is not of the format baton-state 2"),
         ({"model": "other"}, "it is of another model"),
         ({"salt": '"other"'}, "it is of another model"),
         ({"salt": "no json"}, "its header is incomplete: "),
@@ -241,12 +241,12 @@ def test_files_are_found_in_the_order_of_their_age_and_told_once(bench: Bench) -
     assert len(found.files()) == 4
 
 
-@pytest.mark.parametrize("changed", [{"model": "other"}, {"salt": '"other"'}, {"version": "2"}])
+@pytest.mark.parametrize("changed", [{"model": "other"}, {"salt": '"other"'}, {"version": "3"}])
 def test_what_is_of_another_or_under_a_wrong_name_goes(bench: Bench, changed: dict[str, str]) -> None:
     good, bad = bench.write(), bench.write(tokens=pack([1, 2]))
     forge(bad, to_tensors(pack([1, 2]), HostState(2, STATE.state, [])), **changed)
     without = bench.folder / "without.safetensors"
-    forge(without, {"state.0": STATE.state[0]})
+    forge(without, {"state": STATE.state})
     (bench.folder / "half.tmp").write_bytes(b"half")
     with capture_logs() as log:
         bench.files.scan()

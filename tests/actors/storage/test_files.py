@@ -23,7 +23,7 @@ def said(told: list[DiskReport]) -> list[tuple[str, int]]:
 def test_what_was_read_does_not_change_with_the_file(tmp_path: Path) -> None:
     host, told = HostStates(), list[DiskReport]()
     state = torch.randn(64, 64)
-    host.put(1, HostState(3, [state], []))
+    host.put(1, HostState(3, state, []))
     files = StateFiles(tmp_path, "model", host)
     files.start(told.append)
     files.write(1, "", pack([1, 2, 3]))
@@ -34,7 +34,7 @@ def test_what_was_read_does_not_change_with_the_file(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(-1000, 2)
         file.write(bytes(1000))
-    assert torch.equal(host.get(2).state[0], state)
+    assert torch.equal(host.get(2).state, state)
 
 
 def test_at_the_end_nobody_waits_for_a_copy_that_was_never_made(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_writes_behind_one_another_share_one_sync_of_the_folder(
     """Each is told of when its own bytes and its name are on the disk; one that fails is told of alone."""
     host, told, synced = HostStates(), list[DiskReport](), list[tuple[Path, int]]()
     for key in range(50):
-        host.put(key, HostState(1, [torch.full((4,), float(key))], []))
+        host.put(key, HostState(1, torch.full((4,), float(key)), []))
     sync = storage.sync
 
     def noted_sync(path: Path) -> None:
@@ -83,7 +83,7 @@ def test_writes_behind_one_another_share_one_sync_of_the_folder(
 def test_calls_for_one_file_are_carried_out_in_order(tmp_path: Path) -> None:
     host, told = HostStates(), list[DiskReport]()
     for key in (1, 2):
-        host.put(key, HostState(1, [torch.full((4,), float(key))], []))
+        host.put(key, HostState(1, torch.full((4,), float(key)), []))
     files = StateFiles(tmp_path, "model", host)
     files.write(1, "", pack([5]))
     files.write(2, "", pack([5]))
@@ -94,5 +94,5 @@ def test_calls_for_one_file_are_carried_out_in_order(tmp_path: Path) -> None:
     files.start(told.append)
     files.close()
     assert said(told) == [("Written", 1), ("Written", 2), ("Loaded", 3), ("Written", 2)]
-    assert host.get(3).state[0].tolist() == [2.0] * 4
+    assert host.get(3).state.tolist() == [2.0] * 4
     assert not list(tmp_path.iterdir())
