@@ -53,6 +53,10 @@ class Config(Struct, frozen=True, kw_only=True):
     ] = None
     max_running: Annotated[int, Meta(ge=1, le=4096, description="most requests that run at once")] = 16
     step_tokens: Annotated[int, Meta(ge=2, description="most tokens in a step: prompt chunks and decoded rows")] = 512
+    step_time: Annotated[
+        float,
+        Meta(ge=0, description="most seconds of a step with prompts beside decoding rows; 0: as long as four without"),
+    ] = 0.0
     max_queue: Annotated[int, Meta(ge=0, description="most requests that wait; more get 429")] = 1024
     cache_policy: Annotated[
         Policy,

@@ -177,6 +177,7 @@ def build_relay(
         max_running=sizes.max_running,
         max_queue=config.max_queue,
         step_tokens=config.step_tokens,
+        step_time=config.step_time,
         page_size=sizes.page_size if sizes.pages else 0,
         track_interval=config.track_interval,
         depth=1 if config.no_overlap else 2,

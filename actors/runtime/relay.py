@@ -119,8 +119,9 @@ class Unit:
 
     def deliver(self, message: Ran | Unmade | Speeds) -> None:
         """From the device's thread."""
-        to: Address = "cache" if isinstance(message, Speeds) else "forward"
-        self._loop.call_soon_threadsafe(self._arrived, "device", to, message)
+        to: tuple[Address, ...] = ("cache", "scheduler") if isinstance(message, Speeds) else ("forward",)
+        for address in to:
+            self._loop.call_soon_threadsafe(self._arrived, "device", address, message)
 
     def _from_disk(self, message: DiskReport) -> None:
         self._loop.call_soon_threadsafe(self._arrived, "disk", "cache", message)

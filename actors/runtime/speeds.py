@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, cast
 
+from msgspec.structs import astuple
+
 from actors.cache.worth.order import Costs
 from actors.control import Speeds
 from actors.forward.device import Device, Work
@@ -46,19 +48,25 @@ class MeasuredDevice:
     ) -> None:
         self._device, self._costs, self._page_size = device, costs, page_size
         self._clock, self._report = clock, report
-        self._computing, self._moving = Pace(), Pace()
-        self._said = Speeds(0.0, 0.0)
+        self._computing, self._moving, self._decoding, self._beside = Pace(), Pace(), Pace(), Pace()
+        self._said = Speeds()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
     def run(self, work: Work) -> None:
         seconds = self._timed(lambda: self._device.run(work))
-        if sum(chunk.stop - chunk.start for chunk in work.chunks) >= LEAST_TOKENS:
+        tokens = sum(chunk.stop - chunk.start for chunk in work.chunks)
+        if tokens >= LEAST_TOKENS:
             prompts = sum(self._costs.saved(chunk.start, chunk.stop) for chunk in work.chunks)
             decodes = sum(self._costs.saved(position, position + 1) for position in work.positions)
             self._computing.add(prompts + decodes, seconds)
-            self._say()
+        if not tokens:
+            self._decoding.add(1, seconds)
+        elif work.decodes or not self._beside.value:
+            decoding = self._decoding.value if work.decodes else 0.0
+            self._beside.add(tokens, max(seconds - decoding, 0.0))
+        self._say()
 
     def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
         self._move(position, lambda: self._device.export(key, slot, pages, position))
@@ -76,8 +84,8 @@ class MeasuredDevice:
         return self._clock() - began
 
     def _say(self) -> None:
-        now = Speeds(self._computing.value, self._moving.value)
-        pairs = (now.operation, self._said.operation), (now.byte, self._said.byte)
+        now = Speeds(self._computing.value, self._moving.value, self._decoding.value, self._beside.value)
+        pairs = zip(astuple(now), astuple(self._said), strict=True)
         if any(new > CHANGED * old or old > CHANGED * new for new, old in pairs):
             self._said = now
             self._report(now)

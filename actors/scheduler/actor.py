@@ -34,6 +34,7 @@ from actors.messages import (
     Return,
     Settled,
     Spare,
+    Speeds,
     Step,
     Submit,
     Want,
@@ -110,6 +111,8 @@ class Scheduler:
             case Pause(_, mode):
                 self.state.paused = "retract" if self.state.paused == "retract" else mode
                 self._pauses.append(message)
+            case Speeds():
+                self.state.speeds = message
             case Continue():
                 self.state.paused = None
             case Drain():

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from actors.control import Speeds
 from actors.grants import Chunk
 from actors.kinds import Kind
 from actors.lease import Lease
@@ -14,6 +15,10 @@ from actors.scheduler.strategy import Strategy, max_checkpoint_slots, resident_s
 # How far ahead of a row that decodes pages and checkpoint slots are asked for, in tokens.
 PAGE_LEAD = 3
 SLOT_LEAD = 8
+# Beside rows that decode a prompt gets so many tokens at least, whatever the time.
+LEAST_CHUNK = 16
+# Where no time is set a step with prompts may take as long as so many without.
+DECODE_STEPS = 4
 # Of the ends of messages so many of the newest are worth a checkpoint.
 NEWEST_ENDS = 4
 
@@ -23,7 +28,8 @@ class Limits:
     """The settings by which the scheduler plans.
 
     max_running: most rows at once. max_queue: most requests that wait. step_tokens: most tokens in a step, at least 2,
-    of which prompts get a quarter at least. page_size: positions of a KV page, 0 without attention.
+    of which prompts get a quarter at least. step_time: most seconds of a step with prompts in which rows decode; 0: as
+    long as a few steps without prompts. page_size: positions of a KV page, 0 without attention.
     min_saving: fewer prompt tokens are computed again rather than checkpointed.
     track_interval: its multiples in the answer are worth a checkpoint; 0: none.
     depth: most unsettled steps, 2 with overlap, else 1.
@@ -33,6 +39,7 @@ class Limits:
     max_running: int = 16
     max_queue: int = 256
     step_tokens: int = 2048
+    step_time: float = 0.0
     page_size: int = 0
     min_saving: int = 16
     track_interval: int = 0
@@ -104,7 +111,7 @@ class SchedulerState:
     queue: requests without a row. acquiring: those of them whose Acquire is not answered.
     rows: in the order of their requests. closing: retired, with an account that is still open.
     cancelled: grants given up that the cache may still hold for. starved: rows that the cache has no page for.
-    in_flight: unsettled steps. last_step_isolated: whether the last step was a suspect row's own.
+    speeds: the device's. in_flight: unsettled steps. last_step_isolated: whether the last step was a suspect row's own.
     paused: how, if nothing is to run.
     """
 
@@ -115,6 +122,7 @@ class SchedulerState:
     closing: dict[int, OpenRequest] = field(default_factory=dict)
     cancelled: set[int] = field(default_factory=set)
     starved: set[int] = field(default_factory=set)
+    speeds: Speeds = field(default_factory=Speeds)
     in_flight: int = 0
     last_step_isolated: bool = False
     paused: PauseMode | None = None
@@ -230,7 +238,7 @@ def plan_step(state: SchedulerState, retiring: set[int]) -> StepPlan | None:
     together = [row for row in rows if row.position < row.steady_until or not row.suspect]
     alone = [row for row in rows if row.suspect][:1] if len(together) < len(rows) else []
     for group in (together, alone) if state.last_step_isolated else (alone, together):
-        step = fill_step(state.limits, group, isolated=group is alone)
+        step = fill_step(state.limits, state.speeds, group, isolated=group is alone)
         if step.chunks or step.decodes:
             decodes = set(step.decodes)
             others = [row for row in rows if row.grant not in decodes] if len(decodes) < len(rows) else []
@@ -239,10 +247,11 @@ def plan_step(state: SchedulerState, retiring: set[int]) -> StepPlan | None:
     return None
 
 
-def fill_step(limits: Limits, rows: list[ScheduledRow], isolated: bool) -> StepPlan:
-    """Rows that can decode, and prompt chunks, each flow's first before any second, within the token budget.
+def fill_step(limits: Limits, speeds: Speeds, rows: list[ScheduledRow], isolated: bool) -> StepPlan:
+    """Rows that can decode, and prompt chunks, each flow's first before any second, within the budget.
 
-    A share of the budget is for prompts, if any waits; where more rows can decode than fit, they take turns.
+    A share of its tokens is for prompts, if any waits; where more rows can decode than fit, they take turns. Rows that
+    decode wait for the prompts beside them no longer than a step may take.
     """
     decodable = [row for row in rows if row.position < row.steady_until or (not row.prefilling and row.fits(1))]
     prompts = in_turns([row for row in rows if row.position < row.length and chunk_length(limits, row, 1)])
@@ -250,8 +259,17 @@ def fill_step(limits: Limits, rows: list[ScheduledRow], isolated: bool) -> StepP
     if len(decodable) > room:
         decodable.sort(key=lambda row: row.served)
     step = StepPlan([], [row.grant for row in decodable[:room]], [], [], [], isolated)
-    step.chunks = share_out(limits, prompts, limits.step_tokens - len(step.decodes))
+    tokens = limits.step_tokens - len(step.decodes)
+    step.chunks = share_out(limits, prompts, min(tokens, tokens_in_time(limits, speeds)) if step.decodes else tokens)
     return step
+
+
+def tokens_in_time(limits: Limits, speeds: Speeds) -> int:
+    """Tokens of prompts for which there is time in a step in which rows decode."""
+    seconds = limits.step_time or DECODE_STEPS * speeds.decode
+    if not speeds.prompt or not seconds:
+        return limits.step_tokens
+    return max(int((seconds - speeds.decode) / speeds.prompt), LEAST_CHUNK)
 
 
 def share_out(limits: Limits, prompts: list[ScheduledRow], tokens: int) -> list[Chunk]:

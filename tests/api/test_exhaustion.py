@@ -80,7 +80,7 @@ async def test_why_a_prefix_was_not_reused(checkpoint: Path) -> None:
         "--track-interval",
         "0",
     ]
-    policy = ["--state-strategy", "no_buffer", "--cache-policy", "lru"]
+    policy = ["--state-strategy", "no_buffer", "--cache-policy", "lru", "--host-memory", "0"]
     with ServerProcess([*SERVE, str(checkpoint), *tiny, *policy]) as server:
 
         def ask(prompt: list[int]) -> tuple[int, int, str]:

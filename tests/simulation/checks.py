@@ -97,6 +97,11 @@ def check_shares(state: SchedulerState, step: Step) -> None:
     if not moved & {row.grant for row in together}:
         return
     left = max(limits.step_tokens - len(decodes), 1)
+    if decodes and state.speeds.prompt:
+        seconds = limits.step_time or 4 * state.speeds.decode
+        left = min(left, max(int((seconds - state.speeds.decode) / state.speeds.prompt), 16))
+        prompts = sum(chunk.tokens for chunk in step.chunks)
+        assert prompts <= left, f"step {step.step} gives prompts {prompts} tokens, and there is time for {left}"
     turns, waiting = Counter[str](), []
     for row in together:
         if row.prefilling and chunk_length(limits, row, 1):

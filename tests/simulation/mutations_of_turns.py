@@ -44,6 +44,11 @@ def first_prompt_takes_all(patch: Patch) -> None:
     patch(plan, "share_out", share_out)
 
 
+def prompts_take_their_time(patch: Patch) -> None:
+    """Rows that decode wait for as many tokens of prompts as a step may have."""
+    patch(plan, "tokens_in_time", lambda limits, speeds: limits.step_tokens)
+
+
 def nobody_gives_way(patch: Patch) -> None:
     """A flow that has all rows keeps them until they end."""
     patch(plan, "plan_turns", lambda *_: None)

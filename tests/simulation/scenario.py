@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 from zlib import crc32
 
+from msgspec import structs
+
 from actors.actor import Address
 from actors.cache.limits import NO_TIERS, TierLimits
 from actors.cache.worth.order import Policy
@@ -17,7 +19,7 @@ from tests.simulation.talks import Talk, draw_talks, draw_tiers
 
 UNIT: tuple[Address, ...] = ("cache", "scheduler", "forward", "results")
 Call: TypeAlias = Literal["clear", "copy", "copy_page", "fill", "open_row", "extend_row", "export"]
-UNKNOWN = Speeds(0.0, 0.0)
+UNKNOWN = Speeds()
 WITH_SESSIONS = 0.4
 WITH_BAD_CALLS = 0.15
 
@@ -266,7 +268,16 @@ def draw(
     rng = random.Random(f"policy of {seed}")
     policies: list[Policy] = ["worth", "worth", "lru"]
     scenario = replace(scenario, policy=rng.choice(policies), worth_waiting=rng.choice([0, 1, 4, 64]))
-    return _with_speeds(random.Random(f"speeds of {seed}"), scenario)
+    scenario = _with_speeds(random.Random(f"speeds of {seed}"), scenario)
+    return _with_step_time(random.Random(f"step time of {seed}"), scenario)
+
+
+def _with_step_time(rng: random.Random, scenario: Scenario) -> Scenario:
+    """In a third of them there is time for fewer tokens of a prompt than a step may have."""
+    if rng.random() < 2 / 3:
+        return scenario
+    speeds = structs.replace(scenario.speeds, decode=1.0, prompt=rng.choice([0.01, 0.1, 1.0]))
+    return replace(scenario, speeds=speeds, limits=replace(scenario.limits, step_time=rng.choice([0.0, 1.5, 4.0])))
 
 
 def _with_speeds(rng: random.Random, scenario: Scenario) -> Scenario:

@@ -141,6 +141,7 @@ class Unit:
         watch(self.cache.tiers)
         self.cache.no_checkpoints = any(isinstance(fault, NoCheckpoints) for fault in scenario.faults)
         self.scheduler = Scheduler(simulation.sender("scheduler"), scenario.limits)
+        self.scheduler.receive(scenario.speeds)
         self.forward = Forward(simulation.sender("forward"), device, scenario.limits.max_running)
         self.results = ResultProcessor(simulation.sender("results"), Letters())
         self.actors: dict[Address, Actor] = {

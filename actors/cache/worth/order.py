@@ -4,7 +4,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import frexp
+from math import frexp, inf
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from actors.cache.radix import Node, RadixTree, path_to_root
@@ -88,7 +88,7 @@ class ByWorth(Generic[S]):
         self._queues: dict[Place, Queue[S]] = {}
         self._places: dict[Node[S], Place] = {}
         self._heap: list[Entry[S]] = []
-        self._entered: dict[Node[S], int] = {}
+        self._entered: dict[Node[S], tuple[int, float]] = {}
         self._entries = 0
         self._fresh_until = 0
         self._learned = chances.learned
@@ -115,9 +115,10 @@ class ByWorth(Generic[S]):
         while self._heap and found is None:
             entry = heappop(self._heap)
             worth, number, node, place = entry
-            if self._entered.get(node) != number:
+            if self._entered.get(node, (0, 0.0))[0] != number:
                 self._look_at(place)
             elif self.worth(node) > worth * RISEN:
+                del self._entered[node]
                 self._enter(node)
             else:
                 valid.append(entry)
@@ -150,16 +151,18 @@ class ByWorth(Generic[S]):
                     return
                 node = next(reversed(queue) if last else iter(queue))
                 if self._place(node) == place:
-                    if node not in self._entered:
-                        self._enter(node)
+                    self._enter(node)
                     break
                 self._take_out(node)
                 self._put_in(node, last)
 
     def _enter(self, node: Node[S]) -> None:
-        self._entries += 1
-        self._entered[node] = self._entries
-        heappush(self._heap, (self.worth(node), self._entries, node, self._places[node]))
+        """Unless its entry says what it is worth."""
+        worth = self.worth(node)
+        if self._entered.get(node, (0, inf))[1] > worth * RISEN:
+            self._entries += 1
+            self._entered[node] = self._entries, worth
+            heappush(self._heap, (worth, self._entries, node, self._places[node]))
 
     def _take_out(self, node: Node[S]) -> None:
         place = self._places.pop(node, None)

@@ -38,17 +38,34 @@ def test_prompts_and_copies_are_measured() -> None:
     device = measured(sleeper, costs, 4, lambda: sleeper.now, told.append)  # type: ignore[arg-type]
     device.clear(3)
     device.run(Work(1, [WorkChunk(0, 10, 25, True)], [], [], []))
-    assert sleeper.cleared == [3] and not told, "fifteen tokens say little"
+    assert sleeper.cleared == [3] and told.pop().operation == 0.0, "fifteen tokens say little"
     device.run(Work(2, [WorkChunk(0, 10, 30, True)], [1], [5], []))
     operations = 2 * 20 + (900 - 100) / 2 + 2 + (36 - 25) / 2
-    assert told.pop() == Speeds(1 / operations, 0.0)
+    assert told.pop().operation == 1 / operations
     device.export(1, 3, [7], 20)
-    assert told.pop() == Speeds(1 / operations, 1 / 300)
+    last = told.pop()
+    assert (last.operation, last.byte) == (1 / operations, 1 / 300)
     device.fill(1, 3, [7, 8, 9, 10, 11], 0)
     assert not told, "that is as it was"
     sleeper.takes = 2.0
     device.fill(1, 3, [7, 8, 9, 10, 11], 0)
     assert len(told) == 1 and 1 / 300 < told[0].byte < 2 / 300
+
+
+def test_what_prompts_take_beside_rows_that_decode_is_measured() -> None:
+    sleeper, told = Sleeper(), list[Speeds]()
+    device = measured(sleeper, Costs(), 4, lambda: sleeper.now, told.append)  # type: ignore[arg-type]
+    device.run(Work(1, [WorkChunk(0, 0, 4, True)], [], [], []))
+    assert (told[-1].decode, told[-1].prompt) == (0.0, 0.25), "as long as nothing else is known"
+    device.run(Work(2, [], [0], [4], []))
+    assert (told[-1].decode, told[-1].prompt) == (1.0, 0.25)
+    sleeper.takes = 3.0
+    device.run(Work(3, [WorkChunk(1, 0, 8, True)], [0], [5], []))
+    assert told[-1].decode == 1.0
+    assert told[-1].prompt == (REMEMBERED * 1 + 2) / (REMEMBERED * 4 + 8)
+    before = len(told)
+    device.run(Work(4, [WorkChunk(1, 8, 80, True)], [], [], []))
+    assert told[-1].prompt == told[before - 1].prompt, "that was beside none"
 
 
 def test_what_is_long_ago_counts_for_less() -> None:

@@ -3,12 +3,15 @@
 import copy
 import random
 from collections import Counter
+from typing import Any
 
+from actors.control import Speeds
 from actors.grants import Chunk
 from actors.kinds import Kind
 from actors.lease import Ledger
 from actors.requests import Request, Sampling, Stops
 from actors.scheduler.plan import (
+    LEAST_CHUNK,
     Limits,
     ScheduledRow,
     SchedulerState,
@@ -30,7 +33,7 @@ def row(grant: int, position: int, length: int = 8, capacity: int | None = None,
     return ScheduledRow(record(grant, length, priority), grant, position, length, 100, capacity, {})
 
 
-def state(*rows: ScheduledRow, **limits: int) -> SchedulerState:
+def state(*rows: ScheduledRow, **limits: Any) -> SchedulerState:
     given = SchedulerState(Limits(**limits))
     for row in rows:
         given.add(row)
@@ -53,6 +56,23 @@ def test_a_prompt_gets_its_share_beside_more_rows_than_a_step_has_tokens() -> No
     assert step is not None
     assert step.chunks == [Chunk(18, 4)] and len(step.decodes) == 12
     assert set(step.sit_out) == set(range(1, 18)) - set(step.decodes)
+
+
+def test_rows_that_decode_wait_for_prompts_no_longer_than_a_step_may_take() -> None:
+    def chunk(speeds: Speeds, step_time: float, *others: ScheduledRow) -> int:
+        given = state(row(1, 0, 4000), *others, step_tokens=512, step_time=step_time)
+        given.speeds = speeds
+        step = plan(given).step
+        assert step is not None
+        return step.chunks[0].tokens
+
+    measured, decoding = Speeds(decode=0.01, prompt=0.001), row(2, 8)
+    assert chunk(measured, 0.0, decoding) == 30, "four steps, one of which is the row's own"
+    assert chunk(measured, 0.05, decoding) == 40
+    assert chunk(measured, 9.0, decoding) == 511, "a step's tokens are the cap"
+    assert chunk(measured, 0.011, decoding) == chunk(measured, 0.001, decoding) == LEAST_CHUNK
+    assert chunk(measured, 0.05) == 512, "there is nobody whom a step keeps waiting"
+    assert chunk(Speeds(), 0.05, decoding) == chunk(Speeds(prompt=0.001), 0.0, decoding) == 511, "nothing is known"
 
 
 def test_rows_that_do_not_fit_into_a_step_take_turns() -> None:
