@@ -110,11 +110,16 @@ class CopyStore:
             return None
         node = self._add(salt, tokens, copy)
         if of is not None:
-            node.kind, node.used, node.ended = of.kind, of.used, of.ended
-        for step, kind in superseded(node):
-            self._become(step, kind)
+            self.follow(node, of)
         self._come(node)
         return node, copy.key
+
+    def follow(self, node: Node[StateCopy], of: Node[Any]) -> None:
+        """This copy is all that is left of the state that the pool had at `of`."""
+        node.kind, node.used, node.ended = of.kind, of.used, of.ended
+        self._queues.sort(node, used=True)
+        for step, kind in superseded(node):
+            self._become(step, kind)
 
     def used(self, node: Node[StateCopy]) -> None:
         """A request goes on from this copy."""

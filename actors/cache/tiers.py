@@ -120,7 +120,10 @@ class Tiers:
         """Where its copy is, or is to be made under a key; None if there is no room."""
         tokens, salt = tokens_to(node), root_of(node).salt
         below = self.store.find(salt, tokens)
-        return (below, None) if below is not None else self.store.reserve(salt, tokens, node)
+        if below is None:
+            return self.store.reserve(salt, tokens, node)
+        self.store.follow(below, node)
+        return below, None
 
     def _leave(self, node: Node[Lease], place: tuple[Node[StateCopy], int | None] | None) -> None:
         below, key = place or (None, None)

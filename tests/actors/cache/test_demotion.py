@@ -110,6 +110,24 @@ def test_what_a_conversation_has_gone_past_goes_before_its_end() -> None:
     bench.ledger.close()
 
 
+def test_a_state_that_has_come_back_goes_at_once_and_its_copy_is_what_it_was() -> None:
+    bench = demoting(slots=8)
+    for _ in range(2):
+        turn(bench, [1] * 10)
+        [state] = [node for node in bench.cache.tree.states if node.end == 10]
+        bench.cache.tiers.evict(state)
+        copies_made = len(exported(bench))
+        granted = bench.granted(bench.ask([1] * 20))
+        assert granted.origin == "host" and copies(bench) == {10: Kind.LAST_END}
+        bench.receive(Copied(granted.grant))
+        bench.receive(Free([granted.state], granted.grant))
+    assert copies_made == 0, "it has one"
+    turn(bench, [1] * 10)
+    bench.cache.tiers.evict(next(iter(bench.cache.tree.states)))
+    assert copies(bench) == {10: Kind.NEW}
+    bench.ledger.close()
+
+
 def test_who_comes_for_a_copy_leaves_the_state_above_what_it_is() -> None:
     for speeds, kind in ((FAST, Kind.LAST_END), (SLOW, Kind.FRONTIER)):
         bench = demoting(slots=8, speeds=speeds)
