@@ -37,4 +37,4 @@ def build(compiler: Compiler, target: Target, library: Path, extra: tuple[str, .
             return str(compiled)
 
         objects = list(workers.map(compile_one, sources()))
-        compiler.run([*flags, "-shared", *objects, "-o", str(library)])
+        compiler.run([*flags, *compiler.link_flags, *objects, "-o", str(library)])

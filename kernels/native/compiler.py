@@ -32,6 +32,11 @@ class Compiler:
     def flags(self, target: Target) -> tuple[str, ...]:
         return (*FLAGS, f"-mcpu={target.zig}") if self.is_zig else (*FLAGS, *target.march)
 
+    @property
+    def link_flags(self) -> tuple[str, ...]:
+        """Zig would compile a C and a C++ library first, for a minute; kernels need none but what the process has."""
+        return ("-shared", "-nostdlib") if self.is_zig else ("-shared",)
+
     def run(self, arguments: list[str]) -> None:
         """Raises CompileError if it fails."""
         try:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kernels.native.pool import use_pool
 
 Function = Callable[..., None]
@@ -13,8 +15,12 @@ Function = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """check: runs the function, which is offered meanwhile, and raises where it and its reference differ."""
+    """module: the operation's native.py.
 
+    check: runs the function, which is offered meanwhile, and raises where it and its reference differ.
+    """
+
+    module: str
     argtypes: tuple[Any, ...]
     check: Callable[[], None]
 
@@ -30,11 +36,12 @@ _library: ctypes.CDLL | None = None
 
 def declare(name: str, argtypes: Sequence[Any], check: Callable[[], None]) -> None:
     """A C function that an operation would use; called when the operation's native.py is imported."""
-    _declared[name] = Declared(tuple(argtypes), check)
+    _declared[name] = Declared(check.__module__, tuple(argtypes), check)
 
 
-def declared() -> list[str]:
-    return sorted(_declared)
+def declared(module: str | None = None) -> list[str]:
+    """The names of all functions, or those of one operation's native.py."""
+    return sorted(name for name, found in _declared.items() if module in (None, found.module))
 
 
 def function(name: str) -> Function | None:
@@ -59,7 +66,8 @@ def install(path: Path, threads: int) -> dict[str, str]:
 
 
 def use_threads(threads: int) -> None:
-    """From now on; torch's own number must be the same."""
+    """How many torch and native code compute with from now on."""
+    torch.set_num_threads(threads)
     if _library is not None:
         use_pool(_library, threads)
 

@@ -1,4 +1,4 @@
-"""From sources to installed functions: the compiler, the cache, the checks."""
+"""From sources to a library that can be installed: the target, the compiler, the cache."""
 
 import sys
 import time
@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from kernels.native import library
 from kernels.native.build import build, key
 from kernels.native.cache import CacheError, cache_folder, fetch, open_folder
 from kernels.native.compiler import CompileError, Compiler, find_compiler
-from kernels.native.library import LoadError, install
+from kernels.native.library import LoadError
 from kernels.native.targets import Target, cpu_features, machine, usable_targets
 
 
@@ -19,63 +20,76 @@ from kernels.native.targets import Target, cpu_features, machine, usable_targets
 class Prepared:
     """What became of the native code. problem: why torch runs in its stead; empty if it does not.
 
-    cache_problem: why the library was not kept. left_out: functions that failed their checks, and how.
+    seconds: that it took. cache_problem: why the library will not be kept, and lies in `private` until it is loaded.
     """
 
     target: Target | None = None
     compiler: Compiler | None = None
+    path: Path | None = None
     compiled: bool = False
     seconds: float = 0.0
     problem: str = ""
     cache_problem: str = ""
+    private: TemporaryDirectory[str] | None = None
     left_out: dict[str, str] = field(default_factory=dict)
 
+    def install(self, threads: int) -> None:
+        """Load the library, if there is one, and check it; afterwards left_out names the functions that failed."""
+        with self._told():
+            if self.path is not None:
+                self.left_out = library.install(self.path, threads)
+        if self.private is not None:
+            self.private.cleanup()
 
-def prepare(threads: int, on_compile: Callable[[Prepared], None] = lambda prepared: None) -> Prepared:
-    """Install the native functions for this CPU, compiled first if the cache has none; raises nothing.
+    def find(self, on_compile: Callable[["Prepared"], None]) -> None:
+        with self._told():
+            self._find(on_compile)
 
-    threads: as many as torch has. on_compile: called before a compilation, which takes seconds.
+    def _find(self, on_compile: Callable[["Prepared"], None]) -> None:
+        targets = usable_targets(machine(), cpu_features()) if sys.platform != "win32" else []
+        if not targets:
+            self.problem = f"there is no target for this CPU ({machine()} on {sys.platform})"
+            return
+        target = self.target = targets[0]
+        compiler = self.compiler = find_compiler()
+        if compiler is None:
+            self.problem = "there is no C++ compiler (CXX, c++, g++, clang++, or Zig's: pip install ziglang)"
+            return
+
+        def compile_to(path: Path) -> None:
+            self.compiled = True
+            on_compile(self)
+            build(compiler, target, path)
+
+        self.path = fetch(self._folder(), key(compiler, target), compile_to)
+
+    def _folder(self) -> Path:
+        """The cache, or a private folder where that cannot be used."""
+        folder = cache_folder()
+        try:
+            open_folder(folder)
+        except CacheError as error:
+            self.cache_problem = str(error)
+            self.private = TemporaryDirectory(prefix="baton-")
+            return Path(self.private.name)
+        return folder
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Whatever goes wrong is a problem to tell of, for torch can do the same."""
+        began = time.monotonic()
+        try:
+            yield
+        except (CompileError, LoadError, OSError) as error:
+            self.problem = str(error)
+        self.seconds += time.monotonic() - began
+
+
+def prepare(on_compile: Callable[[Prepared], None] = lambda prepared: None) -> Prepared:
+    """Find or build the library for this CPU; what is wrong is told in the result, which then is to be installed.
+
+    on_compile: called before a compilation, which takes seconds.
     """
-    began = time.monotonic()
     prepared = Prepared()
-    try:
-        _prepare(prepared, threads, on_compile)
-    except (CompileError, LoadError, OSError) as error:
-        prepared.problem = str(error)
-    prepared.seconds = time.monotonic() - began
+    prepared.find(on_compile)
     return prepared
-
-
-def _prepare(prepared: Prepared, threads: int, on_compile: Callable[[Prepared], None]) -> None:
-    targets = usable_targets(machine(), cpu_features()) if sys.platform != "win32" else []
-    if not targets:
-        prepared.problem = f"no target for this CPU ({machine()} on {sys.platform})"
-        return
-    target = prepared.target = targets[0]
-    compiler = prepared.compiler = find_compiler()
-    if compiler is None:
-        prepared.problem = "no C++ compiler: CXX, c++, g++, clang++ or `pip install ziglang`"
-        return
-
-    def compile_to(path: Path) -> None:
-        prepared.compiled = True
-        on_compile(prepared)
-        build(compiler, target, path)
-
-    with _folder(prepared) as folder:
-        library = fetch(folder, key(compiler, target), compile_to)
-        prepared.left_out = install(library, threads)
-
-
-@contextmanager
-def _folder(prepared: Prepared) -> Iterator[Path]:
-    """The cache, or where that cannot be used a private folder that goes when the library has been loaded."""
-    folder = cache_folder()
-    try:
-        open_folder(folder)
-    except CacheError as error:
-        prepared.cache_problem = str(error)
-        with TemporaryDirectory(prefix="baton-") as private:
-            yield Path(private)
-    else:
-        yield folder

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from kernels import native
 from kernels.native import FLOAT, INT, INT64, POINTER, TYPES
+from kernels.native.checks import assert_agrees
 from kernels.rms_norm import reference
 
 NAME = "baton_add_rms_norm"
@@ -53,8 +54,8 @@ def check() -> None:
         for added in (x, None):
             found = add_rms_norm(residual, added, weight, 1e-5, 0.5)
             expected = reference.add_rms_norm(residual, added, weight, 1e-5, 0.5)
-            torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
-            torch.testing.assert_close(found[1], expected[1], rtol=1e-5 if dtype == torch.float32 else 0.01, atol=1e-6)
+            assert_agrees(found[0], expected[0], rtol=1e-6)
+            assert_agrees(found[1], expected[1], rtol=1e-5 if dtype == torch.float32 else 0.01)
 
 
 native.declare(

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,12 @@ def nothing_installed() -> Iterator[None]:
     native.uninstall()
 
 
+def prepared(on_compile: Callable[[Prepared], None] = lambda found: None) -> Prepared:
+    found = prepare(on_compile)
+    found.install(threads=1)
+    return found
+
+
 def make_compiler(path: Path, body: str) -> str:
     """A compiler that tells its version, and else does what the lines of shell say; how it is called."""
     path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "made up 1.0" && exit 0\n{body}\n')
@@ -42,17 +48,17 @@ def assert_torch_runs() -> None:
 def test_the_second_start_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
     told = list[Prepared]()
-    first = prepare(1, told.append)
+    first = prepared(told.append)
     assert (first.problem, first.cache_problem, first.left_out, first.compiled) == ("", "", {}, True)
     assert first.target == runnable()[0]
     assert native.function(NAME) is not None
-    second = prepare(1, told.append)
+    second = prepared(told.append)
     assert (second.problem, second.compiled, len(told)) == ("", False, 1)
     (built,) = (tmp_path / "cache").glob("*.so")
     damaged = built.read_bytes()[:1000]
     built.unlink()  # It is mapped: written in place, it would take this process with it.
     built.write_bytes(damaged)
-    third = prepare(1, told.append)
+    third = prepared(told.append)
     assert (third.problem, third.compiled) == ("", True)
 
 
@@ -60,7 +66,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "no C++ compiler" in prepare(1).problem
+    assert "no C++ compiler" in prepared().problem
     assert_torch_runs()
 
 
@@ -84,7 +90,7 @@ def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
     said = 'echo "In file included from here:" >&2; echo "pool.cpp:1: error: unknown -march" >&2; exit 1'
     monkeypatch.setenv("CXX", make_compiler(tmp_path / "c", said))
-    assert prepare(1).problem.endswith("/c ended with 1: pool.cpp:1: error: unknown -march")
+    assert prepared().problem.endswith("/c ended with 1: pool.cpp:1: error: unknown -march")
     assert_torch_runs()
     assert list((tmp_path / "cache").glob("*.so")) == []
 
@@ -95,7 +101,7 @@ def test_a_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv(
         "CXX", make_compiler(tmp_path / "c", 'for last; do :; done; echo "not what it should be" > "$last"')
     )
-    found = prepare(1)
+    found = prepared()
     assert found.compiled
     assert "invalid ELF header" in found.problem or "file too short" in found.problem
     assert_torch_runs()
@@ -110,7 +116,7 @@ def test_a_cache_that_is_refused_is_replaced_by_a_private_folder(
     temporary.mkdir()
     monkeypatch.setenv("BATON_CACHE", str(open_to_all))
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    found = prepare(1)
+    found = prepared()
     assert (found.problem, found.compiled) == ("", True)
     assert "mode 777" in found.cache_problem
     assert native.function(NAME) is not None
@@ -122,7 +128,7 @@ def test_of_two_processes_at_once_one_compiles(tmp_path: Path) -> None:
     log = tmp_path / "log"
     wrapped = make_compiler(tmp_path / "c", f'echo "$@" >> {log}; exec {shutil.which("c++")} "$@"')
     environment = os.environ | {"BATON_CACHE": str(tmp_path / "cache"), "CXX": wrapped}
-    code = "from kernels.native.prepare import prepare; found = prepare(1); print(found.problem or found.compiled)"
+    code = "from kernels.native.prepare import prepare; found = prepare(); print(found.problem or found.compiled)"
     processes = [
         subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
