@@ -1,4 +1,4 @@
-"""The command line: `baton serve [DIR] | chat | version`. Options of serve are made from api.config.Config."""
+"""The command line: `baton serve [DIR] | chat | doctor | version`. Options of serve are made from api.config.Config."""
 
 import argparse
 import os
@@ -11,6 +11,7 @@ import msgspec
 from api import config as configuration
 from api.config import Config, ConfigError, flag, is_size, variable
 from api.terminal.client import DEFAULT_URL
+from api.threads import spin_briefly
 from api.version import VERSION
 
 
@@ -25,6 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         options["api_key"] = options["api_key"] or first_key(os.environ)
         return chat(**options)
+    spin_briefly()
+    if command == "doctor":
+        from api.doctor import doctor
+
+        return doctor(options["json"])
     try:
         config = configuration.load(options)
         config.accepted_keys()
@@ -39,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="baton", description="Serve language models that have a recurrent state.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="serve | chat | version")
+    commands = top.add_subparsers(dest="command", required=True, metavar="serve | chat | doctor | version")
     serve = commands.add_parser(
         "serve",
         help="serve a model over HTTP",
@@ -57,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
     talk.add_argument("--system", help="system message of a new session")
     talk.add_argument("--temperature", type=float, help="sampling temperature [the model's default]")
     talk.add_argument("--max-tokens", type=int, help="most tokens of an answer")
+    examine = commands.add_parser("doctor", help="tell what this machine has, and which code runs on it")
+    examine.add_argument("--json", action="store_true", help="as one JSON object")
     commands.add_parser("version", help="print the version")
     return top
 

@@ -37,6 +37,13 @@ class Config(Struct, frozen=True, kw_only=True):
     ] = 600.0
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], Meta(description="type of the weights")] = "auto"
     device: Annotated[str, Meta(description="auto, cpu or cuda")] = "auto"
+    kernels: Annotated[
+        Literal["native", "torch"],
+        Meta(description="what computes on a CPU: C++, compiled at the first start, or torch"),
+    ] = "native"
+    threads: Annotated[
+        AtLeastOne | None, Meta(description="threads that compute on a CPU [one for a small model, else all]")
+    ] = None
     state_slots: Annotated[AtLeastTwo | None, Meta(description="slots for recurrent states [from --memory]")] = None
     state_strategy: Annotated[
         Strategy,

@@ -13,7 +13,7 @@ from actors.forward.contained import ContainedDevice
 from actors.forward.torch_device import TorchDevice, survives
 from actors.lease import Move, Violation
 from actors.runtime.relay import Relay, RelayConfig
-from actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, PoolSizes, costs_of, size_pools
+from actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, PoolSizes, costs_of, count_parameters, size_pools
 from actors.scheduler.plan import Limits
 from actors.storage.files import StateFiles
 from actors.storage.host_memory import HostStates
@@ -21,8 +21,11 @@ from api.config import Config
 from api.generation.fields import check_defaults
 from api.generation.gateway import Gateway
 from api.generation.served_model import ServedModel
+from api.native import start_native
 from api.serve import LoadedModel, Progress, StartError
 from api.telemetry.trace_file import TraceFile
+from api.threads import default_threads
+from kernels.native import use_threads
 from models.batch import Model, Pools, allocate
 from models.loading.checkpoint import load_model
 from models.loading.fingerprint import fingerprint
@@ -39,7 +42,9 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
     path = Path(config.model) if config.model else bundled_model()
     try:
         device = pick_device(config.device)
-        model = load_model(path, DTYPES[config.dtype], device, on_progress)
+        native = start_native(config, device)
+        model = load_model(path, DTYPES[config.dtype], device, on_progress, native.finish if native else lambda: None)
+        use_threads(config.threads or default_threads(count_parameters(model), torch.get_num_threads()))
         text = load_text(path)
         check_defaults(text.generation_defaults)
         max_model_len = model_length(config, model)

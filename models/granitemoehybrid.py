@@ -23,19 +23,21 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, mixer: Mamba2Mixer | Attention, dtype: torch.dtype) -> None:
         super().__init__()
         hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
-        self.multiplier = config.number("residual_multiplier", default=1.0)
+        self.multiplier = read_residual_multiplier(config)
         self.input_layernorm = RMSNorm(hidden, eps, dtype)
         self.mamba = mixer if isinstance(mixer, Mamba2Mixer) else None
         self.self_attn = mixer if isinstance(mixer, Attention) else None
         self.post_attention_layernorm = RMSNorm(hidden, eps, dtype)
         self.shared_mlp = GatedMLP(hidden, config.integer("shared_intermediate_size"), dtype)
 
-    def forward(self, residual: Tensor, step: BatchPlan, rotation: Rotation | None) -> Tensor:
-        normed = self.input_layernorm(residual)
+    def forward(
+        self, residual: Tensor, x: Tensor | None, step: BatchPlan, rotation: Rotation | None
+    ) -> tuple[Tensor, Tensor]:
+        """x, the output of the layer before, is not yet added to the residual; nor is what is returned with it."""
+        residual, normed = self.input_layernorm(residual, x, self.multiplier)
         mixed = self.self_attn(normed, step, rotation) if self.self_attn else self.mamba(normed, step)  # type: ignore[misc]
-        residual = residual + mixed * self.multiplier
-        expanded: Tensor = self.shared_mlp(self.post_attention_layernorm(residual))
-        return residual + expanded * self.multiplier
+        residual, normed = self.post_attention_layernorm(residual, mixed, self.multiplier)
+        return residual, self.shared_mlp(normed)
 
 
 class Decoder(nn.Module):
@@ -62,6 +64,7 @@ class GraniteMoeHybrid(nn.Module):
         if self.theta and self.attention.head_dim % 2:
             raise ModelError(f"config.json: head_dim = {self.attention.head_dim} cannot be rotated: it is odd")
         self.embedding_multiplier = config.number("embedding_multiplier", default=1.0)
+        self.residual_multiplier = read_residual_multiplier(config)
         self.logits_scaling = config.number("logits_scaling", default=1.0)
         self.model = Decoder(config, [self._mixer(layer) for layer in range(len(self.kinds))], dtype)
         self.lm_head = (
@@ -85,9 +88,10 @@ class GraniteMoeHybrid(nn.Module):
         step = plan_batch(batch, pools, self.chunk_size, self.mamba.kernel)
         rotation = Rotation(batch.positions, self.attention.head_dim, self.theta) if self.theta else None
         residual: Tensor = self.model.embed_tokens(batch.tokens) * self.embedding_multiplier
+        x: Tensor | None = None
         for block in self.model.layers:
-            residual = block(residual, step, rotation)
-        hidden: Tensor = self.model.norm(residual)
+            residual, x = block(residual, x, step, rotation)
+        hidden: Tensor = self.model.norm(residual, x, self.residual_multiplier)[1]
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -149,6 +153,10 @@ def read_attention(config: ModelConfig) -> AttentionSettings:
         scale=config.number("attention_multiplier", default=1.0),
         bias=config.flag("attention_bias", default=False),
     )
+
+
+def read_residual_multiplier(config: ModelConfig) -> float:
+    return config.number("residual_multiplier", default=1.0)
 
 
 def read_rope_theta(config: ModelConfig) -> float | None:

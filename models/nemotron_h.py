@@ -23,10 +23,10 @@ class Block(nn.Module):
         self.norm = RMSNorm(hidden, eps, dtype)
         self.mixer = mixer
 
-    def forward(self, residual: Tensor, step: BatchPlan) -> Tensor:
-        normed = self.norm(residual)
-        mixed: Tensor = self.mixer(normed) if isinstance(self.mixer, SquaredReluMLP) else self.mixer(normed, step)
-        return residual + mixed
+    def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
+        """x, the output of the layer before, is not yet added to the residual; nor is what is returned with it."""
+        residual, normed = self.norm(residual, x)
+        return residual, self.mixer(normed) if isinstance(self.mixer, SquaredReluMLP) else self.mixer(normed, step)
 
 
 class Backbone(nn.Module):
@@ -75,9 +75,10 @@ class NemotronH(nn.Module):
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         step = plan_batch(batch, pools, self.chunk_size, self.mamba.kernel)
         residual: Tensor = self.backbone.embeddings(batch.tokens).to(self.residual_dtype)
+        mixed: Tensor | None = None
         for block in self.backbone.layers:
-            residual = block(residual, step)
-        hidden: Tensor = self.backbone.norm_f(residual)
+            residual, mixed = block(residual, mixed, step)
+        hidden: Tensor = self.backbone.norm_f(residual, mixed)[1]
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,3 +1,15 @@
+import os
+import shutil
+import tempfile
+
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# One cache for a run, servers included: no test depends on the user's, and native code is compiled once.
+os.environ["BATON_CACHE"] = tempfile.mkdtemp(prefix="baton-tests-")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    shutil.rmtree(os.environ["BATON_CACHE"], ignore_errors=True)

@@ -82,13 +82,18 @@ def size_pools(
 def costs_of(model: Model) -> Costs:
     """Operations that a token takes, and bytes that a state and a token's keys and values take."""
     per_kv = sum(shape.nbytes // shape.dtype.itemsize for shape in model.kv_specs())
-    parameters = sum(tensor.numel() for tensor in model.parameters()) if isinstance(model, torch.nn.Module) else 0
+    parameters = count_parameters(model)
     return Costs(
         compute=2.0 * parameters or 1.0,
         attend=2.0 * per_kv if parameters else 0.0,
         slot=float(sum(shape.nbytes for shape in model.state_specs())),
         token=float(sum(shape.nbytes for shape in model.kv_specs())),
     )
+
+
+def count_parameters(model: Model) -> int:
+    """None in a model that has no weights."""
+    return sum(tensor.numel() for tensor in model.parameters()) if isinstance(model, torch.nn.Module) else 0
 
 
 def _mib(size: int) -> str:

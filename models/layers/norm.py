@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from kernels.rms_norm import add_rms_norm
+
 
 class RMSNorm(nn.Module):
     """weight · x / rms(x), computed in float32, in weight's dtype."""
@@ -12,7 +14,6 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.float()
-        scale = (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
-        return (x * scale * self.weight.float()).to(self.weight.dtype)
+    def forward(self, residual: Tensor, x: Tensor | None, multiplier: float = 1.0) -> tuple[Tensor, Tensor]:
+        """residual + multiplier·x, if there is an x, and the norm of that: [T, size] each."""
+        return add_rms_norm(residual, x, self.weight, self.eps, multiplier)

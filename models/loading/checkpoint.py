@@ -31,11 +31,16 @@ READABLE = ("F32", "BF16", "F16", "F64")
 
 
 def load_model(
-    path: Path, dtype: torch.dtype | None, device: torch.device, on_progress: Progress | None = None
+    path: Path,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    on_progress: Progress | None = None,
+    before_packing: Callable[[], None] = lambda: None,
 ) -> Model:
     """Load config.json and the safetensors shards of the folder `path`.
 
     dtype: of the weights, float32 or bfloat16; None takes the checkpoint's. on_progress(done, total) counts bytes.
+    before_packing: called when the weights are read, before they are laid out for the kernels that there are.
     Raises ModelError for a folder that is none, a family, quantization or setting that is not supported, and for
     tensors that are missing, surplus, misshapen or not finite.
     """
@@ -45,6 +50,8 @@ def load_model(
     model = _build(family, config, dtype or config.dtype())
     if isinstance(model, nn.Module):
         _fill(model, family, path, device, on_progress or (lambda done, total: None))
+    before_packing()
+    if isinstance(model, nn.Module):
         _pack(model)
     return model
 

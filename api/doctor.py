@@ -1,0 +1,88 @@
+"""`baton doctor`: what this machine has, and what Baton makes of it."""
+
+import os
+import pkgutil
+import platform
+
+import msgspec
+import torch
+
+from api.threads import SETTINGS
+from api.version import VERSION
+from kernels import native
+from kernels.native.build import KERNELS
+from kernels.native.bandwidth import read_bandwidth
+from kernels.native.cache import cache_folder
+from kernels.native.pool import torch_pool
+from kernels.native.prepare import Prepared, prepare
+from kernels.native.targets import cpu_features
+from models.loading import checkpoint
+
+# Of the many names that a CPU has for what it can do, those that decide how fast it computes.
+TELLING = ("avx2", "avx512", "avx_vnni", "amx", "asimd", "bf16", "f16c", "fma", "i8mm", "sve")
+
+
+def doctor(as_json: bool) -> int:
+    found = examine()
+    if as_json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        for name, value in found.items():
+            print(f"{name:<19} {value}")
+    return 0
+
+
+def examine() -> dict[str, str]:
+    """What is found, in lines; native code is compiled and installed for it."""
+    threads = torch.get_num_threads()
+    prepared = prepare()
+    prepared.install(threads)
+    features = [name for name in sorted(cpu_features()) if name.startswith(TELLING)]
+    return {
+        "baton": f"{VERSION}, torch {torch.__version__}, Python {platform.python_version()}",
+        "cpu": f"{platform.machine()}, {os.cpu_count()} processors: {' '.join(features) or 'features unknown'}",
+        "target": prepared.target.name if prepared.target is not None else "none",
+        "compiler": tell_compiler(prepared),
+        "cache": f"{cache_folder()}{', not used: ' + prepared.cache_problem if prepared.cache_problem else ''}",
+        "native code": tell_library(prepared),
+        "threads": tell_threads(threads),
+        "memory": ", ".join(f"{read_bandwidth(n) / 1e9:.0f} GB/s read by {n}" for n in sorted({1, threads})),
+        **{f"kernel {name}": tell_kernel(name, prepared) for name in operations()},
+    }
+
+
+def tell_compiler(prepared: Prepared) -> str:
+    compiler = prepared.compiler
+    return "none" if compiler is None else f"{' '.join(compiler.command)} ({compiler.version})"
+
+
+def tell_library(prepared: Prepared) -> str:
+    if prepared.problem:
+        return f"none: {prepared.problem}"
+    return f"{'compiled' if prepared.compiled else 'found in the cache'}, ready in {prepared.seconds:.2f} s"
+
+
+def tell_threads(threads: int) -> str:
+    waiting = ", ".join(f"{name}={os.environ[name]}" for name in SETTINGS if name in os.environ)
+    pool = "shared with native code" if torch_pool() is not None else "native code runs in one"
+    return f"{threads} for a large model, {pool}; {waiting}"
+
+
+def operations() -> list[str]:
+    """The folders of kernels/ that hold an operation, all of which a model's loading has imported."""
+    assert checkpoint.FAMILIES
+    found = [module.name for module in pkgutil.iter_modules([str(KERNELS)])]
+    return sorted(name for name in found if name != "native")
+
+
+def tell_kernel(name: str, prepared: Prepared) -> str:
+    """What computes an operation: the functions of its native.py, or torch."""
+    functions = native.declared(f"kernels.{name}.native")
+    if not functions:
+        return "torch"
+    told = {True: "native", False: "torch"}
+    return ", ".join(
+        f"{function}: {told[native.function(function) is not None]}"
+        + (f" ({prepared.left_out[function]})" if function in prepared.left_out else "")
+        for function in functions
+    )

@@ -1,0 +1,54 @@
+"""Native code when the server starts: looked for beside the loading of the weights, and told of in the log."""
+
+import threading
+
+import structlog
+import torch
+
+from api.config import Config
+from kernels import native
+from kernels.native.prepare import Prepared, prepare
+
+COST = "torch computes the same, decoding and prompts at about half the speed"
+
+
+class NativeStart:
+    """A library found or compiled in a thread of its own. `finish` waits for it and installs it."""
+
+    def __init__(self) -> None:
+        self._log = structlog.get_logger()
+        self._prepared = Prepared()
+        self._thread = threading.Thread(target=self._find, name="native", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        self._thread.join()
+        prepared = self._prepared
+        prepared.install(torch.get_num_threads())
+        if prepared.problem:
+            self._log.warning("no native code", why=prepared.problem, cost=COST)
+            return
+        for name, fault in prepared.left_out.items():
+            self._log.error("a native function differs from its reference, which runs instead", name=name, how=fault)
+        if prepared.cache_problem:
+            self._log.warning("native code will be compiled at each start", why=prepared.cache_problem)
+        assert prepared.target is not None
+        self._log.info(
+            "native code",
+            target=prepared.target.name,
+            functions=len(native.declared()) - len(prepared.left_out),
+            compiled=prepared.compiled,
+            seconds=round(prepared.seconds, 2),
+        )
+
+    def _find(self) -> None:
+        self._prepared = prepare(self._tell)
+
+    def _tell(self, prepared: Prepared) -> None:
+        assert prepared.compiler is not None and prepared.target is not None
+        self._log.info("compiling native code", compiler=prepared.compiler.version, target=prepared.target.name)
+
+
+def start_native(config: Config, device: torch.device) -> NativeStart | None:
+    """None where torch is to compute everything."""
+    return NativeStart() if config.kernels == "native" and device.type == "cpu" else None

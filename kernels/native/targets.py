@@ -1,0 +1,72 @@
+"""Sets of instructions that native code is compiled for, and which of them this CPU has."""
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+V2 = frozenset({"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"})
+V3 = V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
+V4 = V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """march, zig: what GCC and Clang, and what Zig call it; needs: features, by Linux's names."""
+
+    name: str
+    machine: str
+    march: tuple[str, ...]
+    zig: str
+    needs: frozenset[str] = frozenset()
+
+
+# The best first. A library is named by its target, never by "native": folders are shared between machines.
+TARGETS = (
+    Target(
+        "x86-64-v4-bf16",
+        "x86_64",
+        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+        "x86_64_v4+avx512bf16+avx512vnni",
+        V4 | {"avx512_bf16", "avx512_vnni"},
+    ),
+    Target("x86-64-v4", "x86_64", ("-march=x86-64-v4",), "x86_64_v4", V4),
+    Target("x86-64-v3", "x86_64", ("-march=x86-64-v3",), "x86_64_v3", V3),
+    Target("x86-64-v2", "x86_64", ("-march=x86-64-v2",), "x86_64_v2", V2),
+    Target(
+        "armv8.2-a-bf16",
+        "aarch64",
+        ("-march=armv8.2-a+fp16+bf16+dotprod",),
+        "generic+v8_2a+fullfp16+bf16+dotprod",
+        frozenset({"asimd", "asimdhp", "asimddp", "bf16"}),
+    ),
+    Target(
+        "armv8.2-a",
+        "aarch64",
+        ("-march=armv8.2-a+fp16+dotprod",),
+        "generic+v8_2a+fullfp16+dotprod",
+        frozenset({"asimd", "asimdhp", "asimddp"}),
+    ),
+    Target("armv8-a", "aarch64", ("-march=armv8-a",), "generic"),
+)
+
+
+def machine() -> str:
+    """This machine's architecture: x86_64, aarch64, or what the system calls another one."""
+    name = platform.machine().lower()
+    return MACHINES.get(name, name)
+
+
+def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """By Linux's names; none on other systems, where only what every CPU of its kind has is taken for granted."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    listed = [set(line.partition(":")[2].split()) for line in lines if line.startswith(("flags", "Features"))]
+    return frozenset(set.intersection(*listed)) if listed else frozenset()
+
+
+def usable_targets(machine: str, features: frozenset[str]) -> list[Target]:
+    """Those whose instructions this CPU has, the best first."""
+    return [target for target in TARGETS if target.machine == machine and target.needs <= features]

@@ -1,0 +1,15 @@
+"""RMS norm of a residual stream, and the addition before it."""
+
+from torch import Tensor
+
+from kernels.rms_norm import native, reference
+
+__all__ = ["add_rms_norm"]
+
+
+def add_rms_norm(
+    residual: Tensor, x: Tensor | None, weight: Tensor, eps: float, multiplier: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """See reference.add_rms_norm."""
+    run = native.add_rms_norm if native.takes(residual, x, weight) else reference.add_rms_norm
+    return run(residual, x, weight, eps, multiplier)

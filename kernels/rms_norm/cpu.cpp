@@ -1,0 +1,66 @@
+// Residual addition and RMS norm: kernels/rms_norm/reference.py.
+#include <cmath>
+#include <cstdint>
+
+#include "../native/numbers.h"
+#include "../native/parallel.h"
+
+namespace baton {
+namespace {
+
+constexpr int LANES = 16;
+// Numbers that a thread must have to be worth waking.
+constexpr int64_t GRAIN = 16384;
+
+// to = residual + multiplier·x; its sum of squares, added up in LANES columns whatever the target's vectors are.
+template <class R, class X>
+float add_row(int64_t hidden, const R *residual, const X *x, float multiplier, R *to) {
+    float squares[LANES] = {};
+    const auto add = [&](int64_t i, int lane) {
+        if (x) store(to[i], to_float(residual[i]) + multiplier * to_float(x[i]));
+        const float value = x ? to_float(to[i]) : to_float(residual[i]);
+        squares[lane] += value * value;
+    };
+    const int64_t whole = hidden / LANES * LANES;
+    for (int64_t i = 0; i < whole; i += LANES)
+        for (int lane = 0; lane < LANES; ++lane) add(i + lane, lane);
+    for (int64_t i = whole; i < hidden; ++i) add(i, static_cast<int>(i - whole));
+    for (int step = LANES / 2; step > 0; step /= 2)
+        for (int lane = 0; lane < step; ++lane) squares[lane] += squares[lane + step];
+    return squares[0];
+}
+
+template <class R, class W> void scale_row(int64_t hidden, const R *x, const W *weight, float scale, W *normed) {
+    for (int64_t i = 0; i < hidden; ++i) store(normed[i], to_float(x[i]) * scale * to_float(weight[i]));
+}
+
+} // namespace
+} // namespace baton
+
+// residual, added: R [rows, hidden]; x: X [rows, hidden] or null, and then added is not written; weight: W [hidden];
+// normed: W [rows, hidden]. All contiguous.
+extern "C" void baton_add_rms_norm(int64_t rows, int64_t hidden, const void *residual, int residual_type,
+                                   const void *x, int x_type, const void *weight, int weight_type, float eps,
+                                   float multiplier, void *added, void *normed) {
+    using namespace baton;
+    with_type(residual_type, [&](auto *r) {
+        with_type(x_type, [&](auto *given) {
+            with_type(weight_type, [&](auto *w) {
+                using R = std::remove_pointer_t<decltype(r)>;
+                using X = std::remove_pointer_t<decltype(given)>;
+                using W = std::remove_pointer_t<decltype(w)>;
+                parallel_for(rows, GRAIN / hidden + 1, [=](int64_t begin, int64_t end) {
+                    for (int64_t row = begin; row < end; ++row) {
+                        const R *from = static_cast<const R *>(residual) + row * hidden;
+                        const X *with = x ? static_cast<const X *>(x) + row * hidden : nullptr;
+                        R *to = static_cast<R *>(added) + row * hidden;
+                        const float squares = add_row(hidden, from, with, multiplier, to);
+                        const float scale = 1.0f / std::sqrt(squares / static_cast<float>(hidden) + eps);
+                        scale_row(hidden, x ? to : from, static_cast<const W *>(weight), scale,
+                                  static_cast<W *>(normed) + row * hidden);
+                    }
+                });
+            });
+        });
+    });
+}

@@ -1,0 +1,65 @@
+"""The same as reference.py, in cpu.cpp."""
+
+import torch
+from torch import Tensor
+
+from kernels import native
+from kernels.native import FLOAT, INT, INT64, POINTER, TYPES
+from kernels.native.checks import assert_agrees
+from kernels.rms_norm import reference
+
+NAME = "baton_add_rms_norm"
+
+
+def takes(residual: Tensor, x: Tensor | None, weight: Tensor) -> bool:
+    """Whether the C function is installed and made for these."""
+    given = (residual, weight) if x is None else (residual, x, weight)
+    return native.function(NAME) is not None and all(
+        tensor.device.type == "cpu" and tensor.dtype in TYPES and tensor.is_contiguous() for tensor in given
+    )
+
+
+def add_rms_norm(
+    residual: Tensor, x: Tensor | None, weight: Tensor, eps: float, multiplier: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """See reference.add_rms_norm; for what `takes` says yes to."""
+    run = native.function(NAME)
+    assert run is not None
+    rows, hidden = residual.shape
+    added = residual if x is None else torch.empty_like(residual)
+    normed = torch.empty(rows, hidden, dtype=weight.dtype)
+    run(
+        rows,
+        hidden,
+        residual.data_ptr(),
+        TYPES[residual.dtype],
+        None if x is None else x.data_ptr(),
+        TYPES[residual.dtype if x is None else x.dtype],
+        weight.data_ptr(),
+        TYPES[weight.dtype],
+        eps,
+        multiplier,
+        added.data_ptr(),
+        normed.data_ptr(),
+    )
+    return added, normed
+
+
+def check() -> None:
+    """Raises AssertionError where it differs from the reference."""
+    generator = torch.Generator().manual_seed(0)
+    for dtype in TYPES:
+        residual = torch.randn(96, 217, generator=generator)
+        x, weight = torch.randn(96, 217, generator=generator).to(dtype), torch.randn(217, generator=generator).to(dtype)
+        for added in (x, None):
+            found = add_rms_norm(residual, added, weight, 1e-5, 0.5)
+            expected = reference.add_rms_norm(residual, added, weight, 1e-5, 0.5)
+            assert_agrees(found[0], expected[0], rtol=1e-6)
+            assert_agrees(found[1], expected[1], rtol=1e-5 if dtype == torch.float32 else 0.01)
+
+
+native.declare(
+    NAME,
+    [INT64, INT64, POINTER, INT, POINTER, INT, POINTER, INT, FLOAT, FLOAT, POINTER, POINTER],
+    check,
+)
