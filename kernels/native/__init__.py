@@ -1,4 +1,4 @@
-"""Compiled kernels: found or built, cached, loaded and checked here. An operation's native.py declares its functions."""
+"""Compiled kernels: found or built, cached, loaded and checked; an operation's native.py declares its functions."""
 
 from kernels.native.library import declare, declared, function, install, uninstall, use_threads
 from kernels.native.types import FLOAT, INT, INT64, POINTER, TYPES

@@ -15,7 +15,7 @@ def use_pool(library: ctypes.CDLL, threads: int) -> bool:
     use = library.baton_use_pool
     use.argtypes, use.restype = [ctypes.c_void_p] * len(SYMBOLS) + [ctypes.c_int], None
     found = torch_pool()
-    use(*(found or [None] * len(SYMBOLS)), threads)
+    use(*(found or [0] * len(SYMBOLS)), threads)
     return found is not None
 
 
