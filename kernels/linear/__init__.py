@@ -1,4 +1,4 @@
-"""Projections, by weights packed for this CPU: native code's layout where it is installed, else oneDNN's, else plain."""
+"""Projections by weights packed for this CPU: for native code where it is installed, else for oneDNN, else plain."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ __all__ = ["PackedWeight", "linear", "look_up", "pack"]
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight [outputs, inputs] in another layout; with_rows: its rows can be looked up, so no plain copy is needed."""
+    """A weight [outputs, inputs] in another layout; with_rows: rows can be looked up in it."""
 
     data: Tensor
     outputs: int

@@ -188,9 +188,12 @@ template <class T>
 void look_up(const Matrix<T> &m, const int64_t *tokens, T *y) {
     parallel_for(m.rows, 16, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++) {
-            const T *from = m.block(tokens[row] / OUT) + tokens[row] % OUT * Step<T>::INPUTS;
-            for (int64_t i = 0; i < m.inputs; i++)
-                y[row * m.inputs + i] = from[i / Step<T>::INPUTS * OUT * Step<T>::INPUTS + i % Step<T>::INPUTS];
+            constexpr int64_t side = Step<T>::INPUTS;
+            const T *from = m.block(tokens[row] / OUT) + tokens[row] % OUT * side;
+            T *to = y + row * m.inputs;
+            for (int64_t step = 0; step < m.whole_steps(); step++)
+                std::memcpy(to + step * side, from + step * OUT * side, side * sizeof(T));
+            if (m.whole_steps() < m.steps()) to[m.inputs - 1] = from[m.whole_steps() * OUT * side];
         }
     });
 }

@@ -1,4 +1,4 @@
-"""The Mamba-2 mixer of decoding rows: convolution, state update, gate and norm in one where native code is installed."""
+"""The Mamba-2 mixer of decoding rows: convolution, state update, gate and norm, in one where native code is there."""
 
 from torch import Tensor
 

@@ -42,7 +42,7 @@ class Embedding(nn.Module):
         return linear(hidden, self.packed or self.weight, None)
 
     def pack(self) -> None:
-        """Pack the table for `logits` where that is faster; beside it only a layout without rows needs the plain one."""
+        """Pack the table for `logits` where that is faster; the plain one goes if rows can be looked up there too."""
         self.packed = pack(self.weight) if self.tied else None
         if self.packed and self.packed.with_rows:
             self.weight = nn.Parameter(self.packed.data, requires_grad=False)
