@@ -13,7 +13,7 @@ constexpr int64_t GRAIN = 16384;  // Numbers of the states that are worth anothe
 constexpr int64_t AHEAD = 1024;   // Numbers of them that are on their way from memory: a tenth to a seventh less time.
 
 struct Shape {
-    int64_t heads, width, groups, norm_groups, state, kernel;
+    int64_t heads, width, groups, state, kernel, norm_groups;
 
     int64_t inner() const { return heads * width; }
     int64_t shared() const { return 2 * groups * state; }  // Channels of B and C.
@@ -176,14 +176,14 @@ extern "C" void baton_mixer_decode(
     const float *A, const float *D, const float *dt_bias, const float *norm, float dt_low, float dt_high, float eps,
     float *conv_pool, int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride,
     const int64_t *slots, void *y, int64_t y_stride, int64_t rows, int64_t heads, int64_t width, int64_t groups,
-    int64_t norm_groups, int64_t state, int64_t kernel
+    int64_t state, int64_t kernel, int64_t norm_groups
 ) {
     using namespace baton;
     with_type(type, [=](auto *t) {
         with_type(state_type, [=](auto *h) {
             using T = std::remove_pointer_t<decltype(t)>;
             using S = std::remove_pointer_t<decltype(h)>;
-            Mixer<T, S>{{heads, width, groups, norm_groups, state, kernel},
+            Mixer<T, S>{{heads, width, groups, state, kernel, norm_groups},
                         {taps, conv_bias, A, D, dt_bias, norm, dt_low, dt_high, eps},
                         static_cast<const T *>(projected), projected_stride, conv_pool, conv_stride,
                         static_cast<S *>(state_pool), state_stride, slots, static_cast<T *>(y), y_stride,

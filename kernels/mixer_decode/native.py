@@ -1,5 +1,8 @@
 """The same as reference.py, by cpu.cpp: one call, and one pass over the states."""
 
+from functools import lru_cache
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -14,9 +17,10 @@ ARGUMENTS = [
     *(POINTER,) * 6,
     *(FLOAT,) * 3,
     *(POINTER, INT64, INT, POINTER, INT64),
-    *(POINTER, POINTER, INT64),
-    *(INT64,) * 7,
+    *(POINTER, POINTER, INT64, INT64),
+    *(INT64,) * 6,
 ]
+Shape = tuple[int, ...]
 
 
 def takes(projected: Tensor, constants: MixerConstants, conv_pool: Tensor, state_pool: Tensor) -> bool:
@@ -38,24 +42,17 @@ def mixer_decode(
 
     Slots may lie apart, and rows of `projected`; ValueError for other layouts.
     """
-    heads, width, size = state_pool.shape[1:]
-    kernel, channels = constants.taps.shape
-    rows, inner = len(slots), heads * width
-    groups = (channels - inner) // (2 * size)
-    layouts = [
-        (projected, (rows, inner + channels + heads)),
-        (conv_pool, (len(conv_pool), kernel - 1, channels)),
-        (state_pool, (len(state_pool), heads, width, size)),
-    ]
-    for tensor, shape in layouts:
-        if tensor.shape != shape or not tensor[:1].is_contiguous():
-            raise ValueError(f"{tuple(tensor.shape)} with strides {tensor.stride()} is not {shape}")
-    if slots.dtype != torch.int64 or not slots.is_contiguous():
-        raise ValueError("slots are not int64 and contiguous")
-    if channels != inner + 2 * groups * size or heads % groups:
-        raise ValueError(f"{channels} channels do not fit {heads} heads of {width} and states of {size}")
     run, c = native.function(NAME), constants
     assert run is not None
+    dimensions = _dimensions(
+        c.taps.shape,
+        *(projected.shape, projected.stride()),
+        *(conv_pool.shape, conv_pool.stride()),
+        *(state_pool.shape, state_pool.stride()),
+    )
+    rows, inner = len(projected), dimensions[0] * dimensions[1]
+    if slots.dtype != torch.int64 or slots.shape != (rows,) or not slots.is_contiguous():
+        raise ValueError(f"slots are not {rows} of int64 side by side")
     y = torch.empty(rows, inner, dtype=projected.dtype)
     run(
         *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0)),
@@ -64,10 +61,36 @@ def mixer_decode(
         *(*c.dt_limits, c.eps),
         *(conv_pool.data_ptr(), conv_pool.stride(0)),
         *(TYPES[state_pool.dtype], state_pool.data_ptr(), state_pool.stride(0)),
-        *(slots.data_ptr(), y.data_ptr(), inner),
-        *(rows, heads, width, groups, c.norm_groups, size, kernel),
+        *(slots.data_ptr(), y.data_ptr(), inner, rows),
+        *dimensions,
+        c.norm_groups,
     )
     return y
+
+
+@lru_cache(maxsize=1024)
+def _dimensions(
+    taps: Shape, projected: Shape, rows: Shape, conv_pool: Shape, conv: Shape, state_pool: Shape, state: Shape
+) -> tuple[int, int, int, int, int]:
+    """heads, width, groups, state, kernel; rows, conv and state: strides. Asked again and again for the same."""
+    (kernel, channels), (heads, width, size) = taps, state_pool[1:]
+    inner = heads * width
+    groups = (channels - inner) // (2 * size)
+    if groups < 1 or channels != inner + 2 * groups * size or heads % groups:
+        raise ValueError(f"{channels} channels do not fit {heads} heads of {width} and states of {size}")
+    given = {
+        "projected": (projected[1:], rows[1:], (inner + channels + heads,)),
+        "the convolution's pool": (conv_pool[1:], conv[1:], (kernel - 1, channels)),
+        "the pool of states": (state_pool[1:], state[1:], (heads, width, size)),
+    }
+    for name, (shape, strides, wanted) in given.items():
+        if shape != wanted or not _side_by_side(shape, strides):
+            raise ValueError(f"a row of {name} is {shape} with strides {strides}, not {wanted} side by side")
+    return heads, width, groups, size, kernel
+
+
+def _side_by_side(shape: Shape, strides: Shape) -> bool:
+    return all(shape[i] == 1 or strides[i] == prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def check() -> None:

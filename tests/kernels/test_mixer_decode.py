@@ -196,10 +196,13 @@ def test_other_layouts_are_refused() -> None:
     g = drawn(replace(TYPICAL, rows=2), F32)
     conv, state = g.conv_pools[:, 1], g.state_pools[:, 1]
     for projected, pools, slots, fault in [
-        (g.projected[:, 1:], (conv, state), g.slots, "is not"),
-        (g.projected, (conv[:, 1:], state), g.slots, "is not"),
-        (g.projected, (conv, state.transpose(2, 3)), g.slots, "is not"),
+        (g.projected[:, 1:], (conv, state), g.slots, "a row of projected is"),
+        (g.projected.t().contiguous().t(), (conv, state), g.slots, "a row of projected is"),
+        (g.projected, (conv[:, 1:], state), g.slots, "a row of the convolution's pool is"),
+        (g.projected, (conv, state[:, :23]), g.slots, "channels do not fit"),
+        (g.projected, (conv, state.transpose(2, 3).contiguous().transpose(2, 3)), g.slots, "a row of the pool of st"),
         (g.projected, (conv, state), g.slots.int(), "int64"),
+        (g.projected, (conv, state), g.slots[:1], "int64"),
     ]:
         with pytest.raises(ValueError, match=fault):
             native.mixer_decode(projected, g.constants, *pools, slots)
