@@ -1,6 +1,7 @@
 // Residual addition and RMS norm: kernels/rms_norm/reference.py.
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "../native/numbers.h"
 #include "../native/parallel.h"
@@ -8,34 +9,34 @@
 namespace baton {
 namespace {
 
-constexpr int LANES = 16;
+constexpr int COLUMNS = 16;
 // Numbers that a thread must have to be worth waking.
 constexpr int64_t GRAIN = 16384;
 
-// to = residual + multiplier·x; its sum of squares, added up in LANES columns whatever the target's vectors are.
+// to = residual + multiplier·x; its sum of squares, added up in COLUMNS columns whatever the target's vectors are.
 template <class R, class X>
 float add_row(int64_t hidden, const R *residual, const X *x, float multiplier, R *to) {
-    float squares[LANES] = {};
+    float squares[COLUMNS] = {};
     const auto add = [&](int64_t i, int lane) {
-        if (x) store(to[i], to_float(residual[i]) + multiplier * to_float(x[i]));
+        if (x) put(to + i, to_float(residual[i]) + multiplier * to_float(x[i]));
         const float value = x ? to_float(to[i]) : to_float(residual[i]);
         squares[lane] += value * value;
     };
-    const int64_t whole = hidden / LANES * LANES;
-    for (int64_t i = 0; i < whole; i += LANES)
-        for (int lane = 0; lane < LANES; ++lane) add(i + lane, lane);
+    const int64_t whole = hidden / COLUMNS * COLUMNS;
+    for (int64_t i = 0; i < whole; i += COLUMNS)
+        for (int lane = 0; lane < COLUMNS; ++lane) add(i + lane, lane);
     for (int64_t i = whole; i < hidden; ++i) add(i, static_cast<int>(i - whole));
-    for (int step = LANES / 2; step > 0; step /= 2)
+    for (int step = COLUMNS / 2; step > 0; step /= 2)
         for (int lane = 0; lane < step; ++lane) squares[lane] += squares[lane + step];
     return squares[0];
 }
 
 template <class R, class W> void scale_row(int64_t hidden, const R *x, const W *weight, float scale, W *normed) {
-    for (int64_t i = 0; i < hidden; ++i) store(normed[i], to_float(x[i]) * scale * to_float(weight[i]));
+    for (int64_t i = 0; i < hidden; ++i) put(normed + i, to_float(x[i]) * scale * to_float(weight[i]));
 }
 
-} // namespace
-} // namespace baton
+}  // namespace
+}  // namespace baton
 
 // residual, added: R [rows, hidden]; x: X [rows, hidden] or null, and then added is not written; weight: W [hidden];
 // normed: W [rows, hidden]. All contiguous.

@@ -17,20 +17,27 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from torch import Tensor, nn
 
+from models.layers.linear import Embedding, Linear
+
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 300.0
 
 
-def plain(weight: Tensor) -> Tensor:
-    """A weight in a checkpoint's layout, also one that was packed for this CPU."""
-    return weight.to_dense() if weight.is_mkldnn else weight
+def plain_weights(model: nn.Module) -> dict[str, Tensor]:
+    """By name, in a checkpoint's layout, also those that were packed for this CPU."""
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    for name, layer in model.named_modules():
+        if isinstance(layer, Linear) and layer.packed:
+            weights[f"{name}.weight"] = layer.packed.plain()
+        if isinstance(layer, Embedding) and layer.packed and layer.packed.with_rows:
+            weights[f"{name}.weight"] = layer.packed.plain()
+    return weights
 
 
 def write_checkpoint(folder: Path, config: dict[str, Any], model: nn.Module) -> None:
     """config.json, model.safetensors and a tokenizer whose words are t0, t1, ..."""
     (folder / "config.json").write_text(json.dumps(config))
-    weights = {name: plain(parameter.detach()) for name, parameter in model.named_parameters()}
-    save_file(weights, folder / "model.safetensors")
+    save_file(plain_weights(model), folder / "model.safetensors")
     words = {f"t{id}": id for id in range(config["vocab_size"])}
     tokenizer = Tokenizer(WordLevel(words, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

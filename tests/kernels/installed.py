@@ -1,11 +1,17 @@
 """Libraries of this checkout's kernels for tests: each compiled once a run."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from kernels import native
 from kernels.native.build import build, key
 from kernels.native.cache import cache_folder, fetch, open_folder
 from kernels.native.compiler import Compiler, find_compiler
 from kernels.native.targets import Target, cpu_features, machine, usable_targets
+
+SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 
 def compiler() -> Compiler:
@@ -20,7 +26,18 @@ def runnable() -> list[Target]:
 
 
 def library_for(target: Target | None = None) -> Path:
-    """The library for a target, by default the one that a server here uses."""
+    """The library for a target, by default the one that a server here uses; with sanitizers where BATON_SANITIZE is."""
     chosen, found = target or runnable()[0], compiler()
+    extra = ("-Wextra", "-Werror", *(SANITIZED if "BATON_SANITIZE" in os.environ else ()))
     open_folder(cache_folder())
-    return fetch(cache_folder(), key(found, chosen), lambda path: build(found, chosen, path))
+    name = f"{key(found, chosen)}{'-sanitized' * ('BATON_SANITIZE' in os.environ)}"
+    return fetch(cache_folder(), name, lambda path: build(found, chosen, path, extra))
+
+
+@contextmanager
+def installed(target: Target | None = None, threads: int = 1) -> Iterator[None]:
+    assert native.install(library_for(target), threads) == {}
+    try:
+        yield
+    finally:
+        native.uninstall()

@@ -1,14 +1,15 @@
 import pytest
 import torch
 
-from models.layers.linear import Embedding, Linear, can_pack
+from kernels.linear import cpu
+from models.layers.linear import Embedding, Linear
 
 BF16 = torch.bfloat16
 
 
 @pytest.fixture
 def packable() -> None:
-    if not can_pack(torch.empty(1, dtype=BF16)):
+    if not cpu.takes(torch.empty(1, dtype=BF16)):
         pytest.skip("this processor has no packed bfloat16 weights")
 
 
@@ -35,7 +36,7 @@ def test_only_a_tied_embedding_keeps_a_packed_head(tied: bool) -> None:
     table = Embedding(20, 32, tied, BF16)
     table.weight.data.normal_()
     table.pack()
-    assert (table.head is not None) == tied
+    assert (table.packed is not None) == tied
     hidden = table(torch.tensor([3, 7]))
     torch.testing.assert_close(table.logits(hidden), (hidden @ table.weight.t()).detach(), atol=0.05, rtol=0.01)
     assert torch.equal(hidden, table.weight[[3, 7]])
@@ -44,4 +45,4 @@ def test_only_a_tied_embedding_keeps_a_packed_head(tied: bool) -> None:
 def test_float32_weights_stay_plain() -> None:
     layer = Linear(8, 8, False, torch.float32)
     layer.pack()
-    assert not layer.weight.is_mkldnn
+    assert layer.packed is None

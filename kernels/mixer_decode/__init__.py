@@ -1,0 +1,22 @@
+"""The Mamba-2 mixer of decoding rows: convolution, state update, gate and norm, in one where native code is there."""
+
+from torch import Tensor
+
+from kernels.conv1d import conv1d_update
+from kernels.gated_norm import gated_norm
+from kernels.mixer_decode import native, reference
+from kernels.mixer_decode.constants import MixerConstants
+from kernels.state_update import selective_state_update
+
+__all__ = ["MixerConstants", "mixer_decode"]
+
+TORCH = reference.Forms(conv1d_update, selective_state_update, gated_norm)
+
+
+def mixer_decode(
+    projected: Tensor, constants: MixerConstants, conv_pool: Tensor, state_pool: Tensor, slots: Tensor
+) -> Tensor:
+    """See reference.mixer_decode."""
+    if native.takes(projected, constants, conv_pool, state_pool):
+        return native.mixer_decode(projected, constants, conv_pool, state_pool, slots)
+    return reference.mixer_decode(projected, constants, conv_pool, state_pool, slots, TORCH)

@@ -1,0 +1,194 @@
+// Mamba-2 decode of a layer: everything between its two projections, with one pass over the states. See reference.py.
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "../native/numbers.h"
+#include "../native/parallel.h"
+
+namespace baton {
+namespace {
+
+constexpr int64_t GRAIN = 16384;  // Numbers of the states that are worth another thread.
+constexpr int64_t AHEAD = 1024;   // Numbers of them that are on their way from memory: a tenth to a seventh less time.
+
+struct Shape {
+    int64_t heads, width, groups, state, kernel, norm_groups;
+
+    int64_t inner() const { return heads * width; }
+    int64_t shared() const { return 2 * groups * state; }  // Channels of B and C.
+    int64_t channels() const { return inner() + shared(); }
+};
+
+struct Constants {
+    const float *taps, *conv_bias, *A, *D, *dt_bias, *norm;
+    float dt_low, dt_high, eps;
+};
+
+// y = silu(convolution) of `count` channels of one row, the first of them at x, taps, bias and history; that is
+// [kernel - 1, channels], and moves on by one input.
+template <class T>
+void convolve(const Shape &s, const T *x, const float *taps, const float *bias, float *history, float *y, int64_t count) {
+    const int64_t channels = s.channels(), kept = s.kernel - 1;
+    over(count, [&](int64_t i, auto v) {
+        using V = decltype(v);
+        const V now = get<V>(x + i);
+        V total{};
+        for (int64_t k = 0; k < kept; k++) {
+            float *past = history + k * channels + i;
+            total += get<V>(past) * get<V>(taps + k * channels + i);
+            if (k > 0) put(past - channels, get<V>(past));
+        }
+        total += now * get<V>(taps + kept * channels + i);
+        if (kept) put(history + (kept - 1) * channels + i, now);
+        if (bias) total += get<V>(bias + i);
+        put(y + i, silu(total));
+    });
+}
+
+// state [width, size] ← decay·state + dt·x⊗B; y [width] = state·C + D·x. SIZE is `size` where it is known, else 0.
+template <int SIZE, class S>
+void update(S *state, const float *x, const float *B, const float *C, float decay, float dt, float D, float *y,
+            int64_t width, int64_t any_size) {
+    const int64_t size = SIZE ? SIZE : any_size, whole = size / LANES * LANES;
+    for (int64_t p = 0; p < width; p++, state += size) {
+        const float fed = dt * x[p];
+        floats even{}, odd{};
+        for (int64_t n = 0; n < whole; n += LANES) {
+            __builtin_prefetch(state + n + AHEAD);
+            const floats h = load(state + n) * decay + load(B + n) * fed;
+            put(state + n, h);
+            (n / LANES % 2 ? odd : even) += h * load(C + n);
+        }
+        float total = sum(even + odd);
+        for (int64_t n = whole; n < size; n++) {
+            const float h = to_float(state[n]) * decay + B[n] * fed;
+            put(state + n, h);
+            total += h * C[n];
+        }
+        y[p] = total + D * x[p];
+    }
+}
+
+template <class S>
+void update(const Shape &s, S *state, const float *x, const float *B, const float *C, float decay, float dt, float D,
+            float *y) {
+    if (s.state == 128) return update<128>(state, x, B, C, decay, dt, D, y, s.width, s.state);
+    if (s.state == 64) return update<64>(state, x, B, C, decay, dt, D, y, s.width, s.state);
+    update<0>(state, x, B, C, decay, dt, D, y, s.width, s.state);
+}
+
+// y ·= silu(z); the sum of its squares.
+template <class T>
+float gate(const T *z, float *y, int64_t width) {
+    floats squares{};
+    float rest = 0.0f;
+    over(width, [&](int64_t i, auto v) {
+        using V = decltype(v);
+        const V gated = get<V>(y + i) * silu(get<V>(z + i));
+        put(y + i, gated);
+        if constexpr (sizeof(V) == sizeof(floats))
+            squares += gated * gated;
+        else
+            rest += gated * gated;
+    });
+    return sum(squares) + rest;
+}
+
+// T: of projected and y; S: of the states.
+template <class T, class S>
+struct Mixer {
+    Shape s;
+    Constants c;
+    const T *projected;  // A row: z [inner], x [inner], B [groups, state], C [groups, state], dt [heads].
+    int64_t projected_stride;
+    float *conv_pool;
+    int64_t conv_stride;
+    S *state_pool;
+    int64_t state_stride;
+    const int64_t *slots;
+    T *y;
+    int64_t y_stride;
+    // Between the passes: B and C, [rows, shared]; what the norm takes, [rows, inner], and its squares, [rows, heads].
+    float *shared, *gated, *squares;
+
+    void share(int64_t row) const {
+        float *history = conv_pool + slots[row] * conv_stride + s.inner();
+        convolve(s, projected + row * projected_stride + 2 * s.inner(), c.taps + s.inner(),
+                 c.conv_bias ? c.conv_bias + s.inner() : nullptr, history, shared + row * s.shared(), s.shared());
+    }
+
+    void head(int64_t row, int64_t head, float *x) const {
+        const T *given = projected + row * projected_stride;
+        const int64_t first = head * s.width, group = head / (s.heads / s.groups);
+        convolve(s, given + s.inner() + first, c.taps + first, c.conv_bias ? c.conv_bias + first : nullptr,
+                 conv_pool + slots[row] * conv_stride + first, x, s.width);
+        float dt = softplus(to_float(given[s.inner() + s.channels() + head]) + c.dt_bias[head]);
+        dt = std::min(std::max(dt, c.dt_low), c.dt_high);
+        const float *B = shared + row * s.shared() + group * s.state, *C = B + s.groups * s.state;
+        float *out = gated + row * s.inner() + first;
+        update(s, state_pool + slots[row] * state_stride + first * s.state, x, B, C, std::exp(dt * c.A[head]), dt,
+               c.D[head], out);
+        squares[row * s.heads + head] = gate(given + first, out, s.width);
+    }
+
+    void norm(int64_t row) const {
+        const int64_t part = s.inner() / s.norm_groups, heads = s.heads / s.norm_groups;
+        for (int64_t group = 0; group < s.norm_groups; group++) {
+            float total = 0.0f;
+            for (int64_t head = group * heads; head < (group + 1) * heads; head++) total += squares[row * s.heads + head];
+            const float scale = 1.0f / std::sqrt(total / static_cast<float>(part) + c.eps);
+            over(part, [&](int64_t i, auto v) {
+                using V = decltype(v);
+                const int64_t at = group * part + i;
+                put(y + row * y_stride + at, get<V>(gated + row * s.inner() + at) * scale * get<V>(c.norm + at));
+            });
+        }
+    }
+
+    // Few numbers beside the states': B and C first and the norm last, by the calling thread.
+    void run(int64_t rows) {
+        const FlushDenormals flush;
+        thread_local std::vector<float> scratch;
+        const size_t needed = rows * (s.shared() + s.inner() + s.heads);
+        if (scratch.size() < needed) scratch.resize(needed);
+        shared = scratch.data(), gated = shared + rows * s.shared(), squares = gated + rows * s.inner();
+        for (int64_t row = 0; row < rows; row++) share(row);
+        parallel_for(rows * s.heads, GRAIN / (s.width * s.state) + 1, [&](int64_t begin, int64_t end) {
+            const FlushDenormals flush_here;  // The pool's threads have settings of their own.
+            thread_local std::vector<float> x;
+            x.resize(s.width);
+            for (int64_t i = begin; i < end; i++) head(i / s.heads, i % s.heads, x.data());
+        });
+        for (int64_t row = 0; row < rows; row++) norm(row);
+    }
+};
+
+}  // namespace
+}  // namespace baton
+
+// projected: [rows, inner + channels + heads] and y: [rows, inner], of `type`, rows `stride` apart. taps: [kernel,
+// channels]; conv_bias: [channels] or null; A, D, dt_bias: [heads]; norm: [inner]; all float32. conv_pool: float32
+// [slots, kernel - 1, channels] and state_pool: of `state_type`, [slots, heads, width, state], slots `stride` apart. heads are a multiple of groups and of
+// norm_groups.
+extern "C" void baton_mixer_decode(
+    int type, const void *projected, int64_t projected_stride, const float *taps, const float *conv_bias,
+    const float *A, const float *D, const float *dt_bias, const float *norm, float dt_low, float dt_high, float eps,
+    float *conv_pool, int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride,
+    const int64_t *slots, void *y, int64_t y_stride, int64_t rows, int64_t heads, int64_t width, int64_t groups,
+    int64_t state, int64_t kernel, int64_t norm_groups
+) {
+    using namespace baton;
+    with_type(type, [=](auto *t) {
+        with_type(state_type, [=](auto *h) {
+            using T = std::remove_pointer_t<decltype(t)>;
+            using S = std::remove_pointer_t<decltype(h)>;
+            Mixer<T, S>{{heads, width, groups, state, kernel, norm_groups},
+                        {taps, conv_bias, A, D, dt_bias, norm, dt_low, dt_high, eps},
+                        static_cast<const T *>(projected), projected_stride, conv_pool, conv_stride,
+                        static_cast<S *>(state_pool), state_stride, slots, static_cast<T *>(y), y_stride,
+                        nullptr, nullptr, nullptr}
+                .run(rows);
+        });
+    });
+}
