@@ -10,8 +10,8 @@ import torch
 from api.threads import SETTINGS
 from api.version import VERSION
 from kernels import native
-from kernels.native.build import KERNELS
 from kernels.native.bandwidth import read_bandwidth
+from kernels.native.build import KERNELS
 from kernels.native.cache import cache_folder
 from kernels.native.pool import torch_pool
 from kernels.native.prepare import Prepared, prepare
