@@ -1,0 +1,18 @@
+"""Compiled kernels: found or built, cached, loaded and checked; an operation's native.py declares its functions."""
+
+from kernels.native.library import declare, declared, function, install, uninstall, use_threads
+from kernels.native.types import FLOAT, INT, INT64, POINTER, TYPES
+
+__all__ = [
+    "FLOAT",
+    "INT",
+    "INT64",
+    "POINTER",
+    "TYPES",
+    "declare",
+    "declared",
+    "function",
+    "install",
+    "uninstall",
+    "use_threads",
+]

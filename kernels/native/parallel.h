@@ -1,0 +1,42 @@
+// Loops over the threads of torch's pool: whoever compiles this needs no OpenMP.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace baton {
+
+struct Pool {
+    using Run = void (*)(void (*body)(void *), void *data, unsigned threads, unsigned flags);
+    using Number = int (*)();
+    Run run = nullptr;
+    Number thread = nullptr;
+    Number team = nullptr;
+    int threads = 1;
+};
+extern Pool pool;
+
+// Calls f(begin, end) for parts of [0, n) of at least `grain` each, one a thread; all are done when it returns.
+// What f computes for an index must not depend on the part, for their number is that of the threads. f must not throw.
+template <class F> void parallel_for(int64_t n, int64_t grain, F f) {
+    const int64_t parts = std::min<int64_t>(pool.threads, n / std::max<int64_t>(grain, 1));
+    if (parts <= 1) {
+        if (n > 0) f(int64_t(0), n);
+        return;
+    }
+    struct Work {
+        F &f;
+        int64_t n, parts;
+    } work{f, n, parts};
+    // The pool may run fewer threads than it was asked for, so each takes every team-th part.
+    auto body = [](void *data) {
+        const Work &work = *static_cast<Work *>(data);
+        for (int64_t part = pool.thread(); part < work.parts; part += pool.team())
+            work.f(work.n * part / work.parts, work.n * (part + 1) / work.parts);
+    };
+    pool.run(body, &work, static_cast<unsigned>(pool.threads), 0);
+}
+
+template <class F> void parallel_for(int64_t n, F f) { parallel_for(n, 1, f); }
+
+} // namespace baton
