@@ -1,14 +1,15 @@
 """The Mamba-2 mixer."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernels.conv1d import conv1d_prefill, conv1d_update
+from kernels.conv1d import conv1d_update
 from kernels.gated_norm import gated_norm
-from kernels.ssd import ssd_prefill
+from kernels.mixer_prefill import MixerConstants, mixer_prefill
 from kernels.state_update import selective_state_update
 from models.batch import TensorSpec
 from models.config import ModelError
@@ -62,8 +63,8 @@ class Conv1d(nn.Module):
 
     def taps_and_bias(self) -> tuple[Tensor, Tensor | None]:
         """float32 [K, channels] and [channels]."""
-        taps = self.weight[:, 0].t().contiguous().float()
-        return taps, None if self.bias is None else self.bias.float()
+        taps = self.weight.detach()[:, 0].t().contiguous().float()
+        return taps, None if self.bias is None else self.bias.detach().float()
 
 
 class GateNorm(nn.Module):
@@ -93,29 +94,33 @@ class Mamba2Mixer(nn.Module):
         self.norm = GateNorm(s.inner, dtype)
         self.out_proj = Linear(s.inner, s.hidden, s.bias, dtype)
 
+    @cached_property
+    def constants(self) -> MixerConstants:
+        """Worked out when first used; the model must have been loaded."""
+        taps, bias = self.conv1d.taps_and_bias()
+        A, norm, s = -self.A_log.detach().exp(), self.norm.weight.detach().float(), self.settings
+        dt_bias, D = self.dt_bias.detach(), self.D.detach()
+        return MixerConstants(taps, bias, dt_bias, A, D, norm, s.groups, s.eps, s.dt_limits)
+
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
         """hidden: [T, hidden] → [T, hidden]."""
-        s = self.settings
-        gate, inputs, dt = torch.split(self.in_proj(hidden), [s.inner, s.channels, s.heads], dim=-1)
-        dt = F.softplus(dt.float() + self.dt_bias).clamp(*s.dt_limits)
-        y = self._mix(inputs, dt, step).flatten(1)
-        y = gated_norm(y, gate, self.norm.weight, s.eps, s.groups)
-        projected: Tensor = self.out_proj(y)
-        return projected
-
-    def _mix(self, inputs: Tensor, dt: Tensor, step: BatchPlan) -> Tensor:
-        """inputs: [T, channels] before the convolution; dt: float32 [T, heads] → float32 [T, heads, width]."""
         conv_pool, state_pool = step.pools.state[2 * self.index : 2 * self.index + 2]
-        taps, bias = self.conv1d.taps_and_bias()
-        A = -self.A_log.exp()
-        outputs, cut = list[Tensor](), step.prefilled
-        if step.chunks and step.conv:
-            x, B, C = self._split(conv1d_prefill(inputs[:cut], taps, bias, conv_pool, step.conv))
-            outputs.append(ssd_prefill(x, dt[:cut], A, B, C, self.D, state_pool, step.chunks))
+        projected, cut, mixed = self.in_proj(hidden), step.prefilled, list[Tensor]()
+        if step.prefill:
+            mixed.append(mixer_prefill(projected[:cut], self.constants, conv_pool, state_pool, step.prefill))
         if step.slots is not None:
-            x, B, C = self._split(conv1d_update(inputs[cut:], taps, bias, conv_pool, step.slots))
-            outputs.append(selective_state_update(x, dt[cut:], A, B, C, self.D, state_pool, step.slots))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+            mixed.append(self._decode(projected[cut:], conv_pool, state_pool, step.slots))
+        output: Tensor = self.out_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
+        return output
+
+    def _decode(self, projected: Tensor, conv_pool: Tensor, state_pool: Tensor, slots: Tensor) -> Tensor:
+        """projected: one token a row → [rows, inner]."""
+        s, c = self.settings, self.constants
+        gate, inputs, dt = torch.split(projected, [s.inner, s.channels, s.heads], dim=-1)
+        dt = F.softplus(dt.float() + c.dt_bias).clamp(*s.dt_limits)
+        x, B, C = self._split(conv1d_update(inputs, c.taps, c.conv_bias, conv_pool, slots))
+        y = selective_state_update(x, dt, c.A, B, C, c.D, state_pool, slots).flatten(1)
+        return gated_norm(y, gate, self.norm.weight, s.eps, s.groups)
 
     def _split(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s = self.settings
