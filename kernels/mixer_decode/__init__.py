@@ -4,11 +4,11 @@ from torch import Tensor
 
 from kernels.conv1d import conv1d_update
 from kernels.gated_norm import gated_norm
+from kernels.mixer_constants import MixerConstants
 from kernels.mixer_decode import native, reference
-from kernels.mixer_decode.constants import MixerConstants
 from kernels.state_update import selective_state_update
 
-__all__ = ["MixerConstants", "mixer_decode"]
+__all__ = ["mixer_decode"]
 
 TORCH = reference.Forms(conv1d_update, selective_state_update, gated_norm)
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kernels import native
+from kernels.mixer_constants import MixerConstants
 from kernels.mixer_decode import reference
-from kernels.mixer_decode.constants import MixerConstants
 from kernels.native import FLOAT, INT, INT64, POINTER, TYPES
 
 NAME = "baton_mixer_decode"

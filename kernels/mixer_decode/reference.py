@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import kernels.conv1d.reference
 import kernels.gated_norm.reference
 import kernels.state_update.reference
-from kernels.mixer_decode.constants import MixerConstants
+from kernels.mixer_constants import MixerConstants
 
 
 class Forms(NamedTuple):

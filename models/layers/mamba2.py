@@ -5,12 +5,10 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from kernels.conv1d import ConvPlan, conv1d_prefill
-from kernels.gated_norm import gated_norm
-from kernels.mixer_decode import MixerConstants, mixer_decode
-from kernels.ssd import ChunkPlan, ssd_prefill
+from kernels.mixer_constants import MixerConstants
+from kernels.mixer_decode import mixer_decode
+from kernels.mixer_prefill import mixer_prefill
 from models.batch import TensorSpec
 from models.config import ModelError
 from models.layers.linear import Linear
@@ -106,30 +104,9 @@ class Mamba2Mixer(nn.Module):
         """hidden: [T, hidden] → [T, hidden]."""
         conv_pool, state_pool = step.pools.state[2 * self.index : 2 * self.index + 2]
         projected, cut, mixed = self.in_proj(hidden), step.prefilled, list[Tensor]()
-        if step.chunks and step.conv:
-            mixed.append(self._prefill(projected[:cut], conv_pool, state_pool, step.conv, step.chunks))
+        if step.prefill:
+            mixed.append(mixer_prefill(projected[:cut], self.constants, conv_pool, state_pool, step.prefill))
         if step.slots is not None:
             mixed.append(mixer_decode(projected[cut:], self.constants, conv_pool, state_pool, step.slots))
         output: Tensor = self.out_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
         return output
-
-    def _prefill(
-        self, projected: Tensor, conv_pool: Tensor, state_pool: Tensor, conv: ConvPlan, chunks: ChunkPlan
-    ) -> Tensor:
-        """projected: packed segments → [T, inner]."""
-        s, c = self.settings, self.constants
-        gate, inputs, dt = torch.split(projected, [s.inner, s.channels, s.heads], dim=-1)
-        dt = F.softplus(dt.float() + c.dt_bias).clamp(*s.dt_limits)
-        x, B, C = self._split(conv1d_prefill(inputs, c.taps, c.conv_bias, conv_pool, conv))
-        y = ssd_prefill(x, dt, c.A, B, C, c.D, state_pool, chunks).flatten(1)
-        return gated_norm(y, gate, self.norm.weight, s.eps, s.groups)
-
-    def _split(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        s = self.settings
-        x, B, C = torch.split(convolved, [s.inner, s.groups * s.state, s.groups * s.state], dim=-1)
-        rows = len(convolved)
-        return (
-            x.view(rows, s.heads, s.width),
-            B.view(rows, s.groups, s.state),
-            C.view(rows, s.groups, s.state),
-        )

@@ -6,8 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kernels.conv1d import ConvPlan, plan_conv
-from kernels.ssd import ChunkPlan, plan_chunks
+from kernels.mixer_prefill import PrefillPlan, plan_prefill
 from models.batch import Batch, Pools
 
 
@@ -30,8 +29,7 @@ class BatchPlan:
 
     pools: Pools
     prefilled: int
-    chunks: ChunkPlan | None
-    conv: ConvPlan | None
+    prefill: PrefillPlan | None
     slots: Tensor | None
     pages: PagePlan | None
 
@@ -39,16 +37,14 @@ class BatchPlan:
 def plan_batch(batch: Batch, pools: Pools, chunk_size: int, kernel: int) -> BatchPlan:
     """chunk_size and kernel (the convolution's width) are the model's."""
     prefill, decode, device = batch.prefill, batch.decode, batch.tokens.device
-    chunks, conv = None, None
+    plan = None
     if prefill:
         wanted = [(c.segment, c.position, c.slot) for c in prefill.checkpoints]
-        chunks = plan_chunks(prefill.offsets, prefill.starts, prefill.slots, wanted, chunk_size, device)
-        conv = plan_conv(prefill.offsets, prefill.starts, prefill.slots, wanted, kernel, device)
+        plan = plan_prefill(prefill.offsets, prefill.starts, prefill.slots, wanted, chunk_size, kernel, device)
     return BatchPlan(
         pools,
         prefill.offsets[-1] if prefill else 0,
-        chunks,
-        conv,
+        plan,
         decode.slots if decode else None,
         _plan_pages(batch, pools.page_size) if pools.pages else None,
     )

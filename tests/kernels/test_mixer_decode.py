@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.mixer_decode import MixerConstants, mixer_decode, native, reference
+from kernels.mixer_constants import MixerConstants
+from kernels.mixer_decode import mixer_decode, native, reference
 from tests.kernels.installed import installed, runnable
 
 F32, BF16 = torch.float32, torch.bfloat16

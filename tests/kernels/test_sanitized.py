@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-WATCHED = ["test_linear.py", "test_mixer_decode.py"]
+WATCHED = ["test_linear.py", "test_mixer_decode.py", "test_mixer_prefill.py", "test_rms_norm.py"]
 
 
 @pytest.mark.soak

@@ -1,0 +1,23 @@
+"""The Mamba-2 mixer of a prefill: convolution, scan, gate and norm in one, where native code is installed."""
+
+from torch import Tensor
+
+from kernels.conv1d import conv1d_prefill
+from kernels.gated_norm import gated_norm
+from kernels.mixer_constants import MixerConstants
+from kernels.mixer_prefill import native, reference
+from kernels.mixer_prefill.plan import PrefillPlan, plan_prefill
+from kernels.ssd import ssd_prefill
+
+__all__ = ["PrefillPlan", "mixer_prefill", "plan_prefill"]
+
+TORCH = reference.Parts(conv1d_prefill, ssd_prefill, gated_norm)
+
+
+def mixer_prefill(
+    projected: Tensor, constants: MixerConstants, conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan
+) -> Tensor:
+    """See reference.mixer_prefill."""
+    if native.takes(projected, conv_pool, state_pool):
+        return native.mixer_prefill(projected, constants, conv_pool, state_pool, plan)
+    return reference.mixer_prefill(projected, constants, conv_pool, state_pool, plan, TORCH)

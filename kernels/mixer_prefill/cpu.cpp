@@ -1,0 +1,369 @@
+// The Mamba-2 mixer between its projections, over packed segments; see reference.py for what it computes.
+// The chunked form of Dao and Gu (2024, arXiv:2405.21060, section 6). One head's state stays in the cache, transposed to
+// [size, width], while the chunks of a segment pass over it, so that all products of a chunk have the head's width as
+// their columns: y = exp(a)·C·h + M·x, h ← exp(a_end)·h + Bᵀ·x.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "../native/numbers.h"
+#include "../native/parallel.h"
+#include "../native/tails.h"
+#include "../native/tile.h"
+#include "../native/transpose.h"
+
+namespace {
+
+using namespace baton;
+
+struct Shape {
+    int64_t heads, width, groups, norm_groups, size, kernel;
+
+    int64_t inner() const { return heads * width; }
+    int64_t channels() const { return inner() + 2 * groups * size; }
+    int64_t columns() const { return round_up(width); }
+};
+
+// Prepared at load, all float32.
+struct Constants {
+    const float *taps;  // [kernel, channels]
+    const float *conv_bias;  // [channels] or null
+    const float *A, *D, *dt_bias;  // [heads]
+    const float *norm;  // [inner]
+    float dt_min, dt_max, eps;
+};
+
+// Chunk c is tokens [starts[c], starts[c + 1]), and its end is kept in slots saved[saves[c]] to saved[saves[c + 1] - 1].
+// Segment s is chunks [first[s], first[s + 1]), and its state is in slots[s].
+struct Plan {
+    int64_t segments, chunks;
+    const int64_t *slots, *first, *starts, *saves, *saved;
+
+    int64_t tokens() const { return starts[chunks]; }
+    int64_t length(int64_t chunk) const { return starts[chunk + 1] - starts[chunk]; }
+    // Where a chunk's tokens begin if each chunk's are padded to whole vectors.
+    int64_t padded(int64_t chunk) const { return starts[chunk] + chunk * (LANES - 1); }
+};
+
+template <class State> struct Pools {
+    float *conv;  // [slots, kernel - 1, channels]
+    State *state;  // [slots, heads, width, size]
+    int64_t conv_stride, state_stride;
+};
+
+// log(1 + e^x) = max(x, 0) + log1p(u) with u = e^−|x|, and log1p(u) = 2·artanh(u / (2 + u)), argument at most 1/3.
+floats softplus(floats x) {
+    const floats u = exp(x > 0.0f ? -x : x), s = u / (2.0f + u), square = s * s;
+    floats p = square * (1.0f / 15) + 1.0f / 13;
+    p = p * square + 1.0f / 11;
+    p = p * square + 1.0f / 9;
+    p = p * square + 1.0f / 7;
+    p = p * square + 1.0f / 5;
+    p = p * square + 1.0f / 3;
+    p = p * square + 1.0f;
+    return (x > 0.0f ? x : floats{}) + 2.0f * s * p;
+}
+
+// Grows and is kept: a thread's own, so that no call has to ask for memory.
+float *reserve(std::vector<float> &buffer, int64_t count) {
+    if (static_cast<int64_t>(buffer.size()) < count) buffer.resize(count);
+    return buffer.data();
+}
+
+// What all heads of a group share, and what the norm waits for.
+struct Shared {
+    float *dt;  // [heads, T]
+    float *C;  // [groups, T, padded size]
+    float *B;  // [groups, chunk, size, padded tokens]: transposed
+    float *scores;  // [groups, chunk, tokens, padded tokens]: C·Bᵀ
+    float *gated;  // [T, inner]
+};
+
+template <class Activation, class State> class Prefill {
+public:
+    Prefill(const Shape &shape, const Constants &constants, const Plan &plan, const Pools<State> &pools,
+            const Activation *projected, int64_t stride, Activation *y)
+        : shape(shape), constants(constants), plan(plan), pools(pools), projected(projected), stride(stride), y(y) {}
+
+    void run() {
+        for (int64_t c = 0; c < plan.chunks; ++c) longest = std::max(longest, round_up(plan.length(c)));
+        reserve_shared();
+        each(plan.chunks, [&](int64_t chunk) { prepare(chunk); });
+        // A head's segments lie together: then a long one beside short ones does not leave a thread without work.
+        each(shape.heads * plan.segments, [&](int64_t i) { scan(i / plan.segments, i % plan.segments); });
+        each(plan.tokens(), [&](int64_t token) { normalize(token); });
+        save_inputs();
+    }
+
+private:
+    const Shape shape;
+    const Constants constants;
+    const Plan plan;
+    const Pools<State> pools;
+    const Activation *const projected;  // [T, inner (gate) + channels + heads (dt)]
+    const int64_t stride;
+    Activation *const y;  // [T, inner]
+    int64_t longest = 0;
+    Shared shared{};
+
+    // f(i) for i < n, over the threads.
+    template <class F> static void each(int64_t n, F f) {
+        parallel_for(n, [&](int64_t begin, int64_t end) {
+            const FlushDenormals flush;
+            for (int64_t i = begin; i < end; ++i) f(i);
+        });
+    }
+
+    void reserve_shared() {
+        thread_local std::vector<float> dt, C, B, scores, gated;
+        const int64_t tokens = plan.tokens(), padded = plan.padded(plan.chunks);
+        shared.dt = reserve(dt, shape.heads * (tokens + LANES));
+        shared.C = reserve(C, shape.groups * tokens * round_up(shape.size));
+        shared.B = reserve(B, shape.groups * padded * shape.size);
+        shared.scores = reserve(scores, shape.groups * padded * longest);
+        shared.gated = reserve(gated, tokens * shape.inner());
+    }
+
+    float *dt_of(int64_t head) const { return shared.dt + head * (plan.tokens() + LANES); }
+    float *C_of(int64_t group, int64_t chunk) const {
+        return shared.C + (group * plan.tokens() + plan.starts[chunk]) * round_up(shape.size);
+    }
+    float *B_of(int64_t group, int64_t chunk) const {
+        return shared.B + (group * plan.padded(plan.chunks) + plan.padded(chunk)) * shape.size;
+    }
+    float *scores_of(int64_t group, int64_t chunk) const {
+        return shared.scores + (group * plan.padded(plan.chunks) + plan.padded(chunk)) * longest;
+    }
+    int64_t segment_of(int64_t chunk) const { return std::upper_bound(plan.first, plan.first + plan.segments, chunk) - plan.first - 1; }
+
+    // dt, B, C and the scores of a chunk.
+    void prepare(int64_t chunk) {
+        thread_local std::vector<float> buffer;
+        const int64_t length = plan.length(chunk), padded = round_up(length), size = shape.size, wide = round_up(size);
+        float *const B = reserve(buffer, padded * wide);
+        const int64_t segment = segment_of(chunk);
+        time_steps(chunk);
+        for (int64_t group = 0; group < shape.groups; ++group) {
+            const int64_t channel = shape.inner() + group * size;
+            float *const C = C_of(group, chunk), *const B_turned = B_of(group, chunk), *const scores = scores_of(group, chunk);
+            convolve(segment, chunk, channel, size, B);
+            convolve(segment, chunk, channel + shape.groups * size, size, C);
+            std::fill(B + length * wide, B + padded * wide, 0.0f);
+            transpose(B, wide, padded, size, B_turned, padded);
+            for_tiles(length, padded, [&](auto tile, int64_t row, int64_t column) {
+                tile.add(C + row * wide, wide, B_turned + column, padded, size);
+                tile.each([&](floats x, int r, int c) { put(scores + (row + r) * padded + column + c, x); });
+            });
+        }
+    }
+
+    // softplus(dt + bias), clamped, by head.
+    void time_steps(int64_t chunk) {
+        const Activation *const from = projected + shape.inner() + shape.channels();
+        for (int64_t t = plan.starts[chunk]; t < plan.starts[chunk + 1]; ++t)
+            for (int64_t head = 0; head < shape.heads; head += LANES) {
+                const int64_t count = std::min<int64_t>(LANES, shape.heads - head);
+                floats dt = softplus(load(from + t * stride + head, count) + load(constants.dt_bias + head, count));
+                dt = dt < constants.dt_min ? splat(constants.dt_min) : dt;
+                dt = dt > constants.dt_max ? splat(constants.dt_max) : dt;
+                for (int64_t i = 0; i < count; ++i) dt_of(head + i)[t] = dt[i];
+            }
+    }
+
+    // Inputs of the convolution at `count` channels, as many as fit into a vector, for tokens [begin, end): [tokens, LANES].
+    // Those before the segment's first are in its slot.
+    void gather(int64_t segment, int64_t begin, int64_t end, int64_t channel, int64_t count, float *to) const {
+        const int64_t first = plan.starts[plan.first[segment]], history = shape.kernel - 1;
+        const float *const slot = pools.conv + plan.slots[segment] * pools.conv_stride;
+        for (; begin < std::min(first, end); ++begin, to += LANES)
+            put(to, load(slot + (history + begin - first) * shape.channels() + channel, count));
+        const Activation *from = projected + begin * stride + shape.inner() + channel;
+        for (; begin < end; ++begin, to += LANES, from += stride) put(to, load(from, count));
+    }
+
+    // SiLU of the convolution of a chunk's tokens at `count` channels from `channel` on: [tokens, padded count].
+    void convolve(int64_t segment, int64_t chunk, int64_t channel, int64_t count, float *to) const {
+        thread_local std::vector<float> buffer;
+        const int64_t history = shape.kernel - 1, begin = plan.starts[chunk], end = plan.starts[chunk + 1];
+        float *const rows = reserve(buffer, (history + end - begin + shape.kernel) * LANES);
+        float *const taps = rows + (history + end - begin) * LANES;
+        for (int64_t c = 0; c < count; c += LANES) {
+            const int64_t at = channel + c, lanes = count - c;
+            gather(segment, begin - history, end, at, lanes, rows);
+            for (int64_t k = 0; k < shape.kernel; ++k) put(taps + k * LANES, load(constants.taps + k * shape.channels() + at, lanes));
+            const floats bias = constants.conv_bias ? load(constants.conv_bias + at, lanes) : floats{};
+            if (shape.kernel == 4)
+                slide<4>(rows, taps, bias, end - begin, to + c, round_up(count));
+            else
+                slide<0>(rows, taps, bias, end - begin, to + c, round_up(count));
+        }
+    }
+
+    // Width: of the kernel, or 0 for any.
+    template <int Width> void slide(const float *rows, const float *taps, floats bias, int64_t length, float *to, int64_t wide) const {
+        const int64_t width = Width ? Width : shape.kernel;
+        for (int64_t i = 0; i < length; ++i) {
+            floats x = bias;
+            for (int64_t k = 0; k < width; ++k) x += load(rows + (i + k) * LANES) * load(taps + k * LANES);
+            put(to + i * wide, silu(x));
+        }
+    }
+
+    // All chunks of a segment for one head.
+    void scan(int64_t head, int64_t segment) {
+        thread_local std::vector<float> states, inputs, decays;
+        const int64_t columns = shape.columns();
+        float *const h = reserve(states, shape.size * columns);
+        float *const x = reserve(inputs, longest * columns);
+        float *const a = reserve(decays, 2 * longest), *const weights = a + longest;
+        std::fill(h, h + shape.size * columns, 0.0f);
+        transpose(state_of(plan.slots[segment], head), shape.size, shape.width, shape.size, h, columns);
+        for (int64_t chunk = plan.first[segment]; chunk < plan.first[segment + 1]; ++chunk) {
+            const int64_t length = plan.length(chunk);
+            const float *const dt = dt_of(head) + plan.starts[chunk];
+            float total = 0;
+            for (int64_t i = 0; i < length; ++i) a[i] = total += dt[i] * constants.A[head];
+            std::fill(a + length, a + round_up(length), total);
+            convolve(segment, chunk, head * shape.width, shape.width, x);
+            output(chunk, head, h, x, a);
+            for (int64_t i = 0; i < length; i += LANES)
+                put(weights + i, exp(total - load(a + i)) * load(dt + i));
+            advance(chunk, head, h, x, weights, exp(splat(total))[0]);
+            for (int64_t i = plan.saves[chunk]; i < plan.saves[chunk + 1]; ++i) save(h, plan.saved[i], head);
+        }
+        save(h, plan.slots[segment], head);
+    }
+
+    State *state_of(int64_t slot, int64_t head) const {
+        return pools.state + slot * pools.state_stride + head * shape.width * shape.size;
+    }
+
+    void save(const float *h, int64_t slot, int64_t head) const {
+        transpose(h, shape.columns(), shape.size, shape.width, state_of(slot, head), shape.size);
+    }
+
+    // gated = (exp(a)·C·h + M·x + D·x)·silu(gate), where M[l, s] = scores[l, s]·exp(a_l − a_s)·dt_s for s ≤ l.
+    void output(int64_t chunk, int64_t head, const float *h, const float *x, const float *a) const {
+        thread_local std::vector<float> buffer;
+        const int64_t length = plan.length(chunk), padded = round_up(length), columns = shape.columns();
+        const int64_t wide = round_up(shape.size), group = head / (shape.heads / shape.groups);
+        const float *const C = C_of(group, chunk);
+        float *const M = reserve(buffer, padded * (padded + 1 + columns));
+        float *const carried = M + padded * padded, *const y = carried + padded;
+        mix(length, scores_of(group, chunk), a, dt_of(head) + plan.starts[chunk], M);
+        for (int64_t i = 0; i < length; i += LANES) put(carried + i, exp(load(a + i)));
+        // In two passes, since the state and x do not fit into the first cache together.
+        for_tiles(length, columns, [&](auto tile, int64_t row, int64_t column) {
+            tile.add(C + row * wide, wide, h + column, columns, shape.size);
+            tile.each([&](floats sum, int r, int c) { put(y + (row + r) * columns + column + c, sum * carried[row + r]); });
+        });
+        for_tiles(length, columns, [&](auto tile, int64_t row, int64_t column) {
+            float *const at = y + row * columns + column;
+            tile.each([&](floats &sum, int r, int c) { sum = load(at + r * columns + c); });
+            tile.add(M + row * padded, padded, x + column, columns, std::min(row + tile.rows, length));
+            tile.each([&](floats sum, int r, int c) { put(at + r * columns + c, sum); });
+        });
+        for (int64_t i = 0; i < length; ++i) gate(plan.starts[chunk] + i, head, y + i * columns, x + i * columns);
+    }
+
+    // Zero from the diagonal on to the end of a tile's rows.
+    void mix(int64_t length, const float *scores, const float *a, const float *dt, float *M) const {
+        const int64_t padded = round_up(length);
+        for (int64_t l = 0; l < length; ++l) {
+            float *const row = M + l * padded;
+            for (int64_t s = 0; s <= l; s += LANES)
+                put(row + s, load(scores + l * padded + s) * exp(a[l] - load(a + s)) * load(dt + s));
+            std::fill(row + l + 1, row + std::min(padded, l + TILE_ROWS), 0.0f);
+        }
+    }
+
+    // gated = (y + D·x)·silu(gate) of a token.
+    void gate(int64_t token, int64_t head, const float *y, const float *x) const {
+        const Activation *const z = projected + token * stride + head * shape.width;
+        float *const to = shared.gated + token * shape.inner() + head * shape.width;
+        for (int64_t c = 0; c < shape.width; c += LANES) {
+            const int64_t count = shape.width - c;
+            put(to + c, (load(y + c) + constants.D[head] * load(x + c)) * silu(load(z + c, count)), count);
+        }
+    }
+
+    // h ← decay·h + Bᵀ·(weights·x); x is weighted in place.
+    void advance(int64_t chunk, int64_t head, float *h, float *x, const float *weights, float decay) const {
+        const int64_t length = plan.length(chunk), columns = shape.columns();
+        const float *const B = B_of(head / (shape.heads / shape.groups), chunk);
+        for (int64_t i = 0; i < length; ++i)
+            for (int64_t c = 0; c < columns; c += LANES) put(x + i * columns + c, load(x + i * columns + c) * weights[i]);
+        for_tiles(shape.size, columns, [&](auto tile, int64_t row, int64_t column) {
+            float *const at = h + row * columns + column;
+            tile.each([&](floats &sum, int r, int c) { sum = load(at + r * columns + c) * decay; });
+            tile.add(B + row * round_up(length), round_up(length), x + column, columns, length);
+            tile.each([&](floats sum, int r, int c) { put(at + r * columns + c, sum); });
+        });
+    }
+
+    // y = norm·gated / rms(gated), over each group of channels.
+    void normalize(int64_t token) const {
+        const int64_t count = shape.inner() / shape.norm_groups;
+        for (int64_t begin = 0; begin < shape.inner(); begin += count) {
+            const float *const from = shared.gated + token * shape.inner() + begin;
+            floats squares{};
+            for (int64_t c = 0; c < count; c += LANES) {
+                const floats x = load(from + c, count - c);
+                squares += x * x;
+            }
+            const float scale = 1 / std::sqrt(sum(squares) / count + constants.eps);
+            for (int64_t c = 0; c < count; c += LANES)
+                put(y + token * shape.inner() + begin + c,
+                      load(from + c, count - c) * scale * load(constants.norm + begin + c, count - c), count - c);
+        }
+    }
+
+    // The convolution's last inputs at checkpoints and ends. Checkpoints come first: an end overwrites the segment's slot.
+    void save_inputs() const {
+        for (int64_t segment = 0; segment < plan.segments; ++segment) {
+            const int64_t last = plan.first[segment + 1];
+            for (int64_t chunk = plan.first[segment]; chunk < last; ++chunk)
+                for (int64_t i = plan.saves[chunk]; i < plan.saves[chunk + 1]; ++i)
+                    save_inputs(segment, plan.starts[chunk + 1], plan.saved[i]);
+            save_inputs(segment, plan.starts[last], plan.slots[segment]);
+        }
+    }
+
+    // Oldest first: where a segment is shorter than the history, its slot's rows move up within it.
+    void save_inputs(int64_t segment, int64_t end, int64_t slot) const {
+        float *const to = pools.conv + slot * pools.conv_stride;
+        float row[LANES];
+        for (int64_t k = 0; k < shape.kernel - 1; ++k)
+            for (int64_t c = 0; c < shape.channels(); c += LANES) {
+                const int64_t token = end - (shape.kernel - 1) + k, count = shape.channels() - c;
+                gather(segment, token, token + 1, c, count, row);
+                put(to + k * shape.channels() + c, load(row), count);
+            }
+    }
+};
+
+}  // namespace
+
+// Types are those of numbers.h: `type` of projected [T, inner + channels + heads], whose rows are `stride` apart, and of
+// y [T, inner]; `state_type` of the states. Strides of the pools count elements from slot to slot.
+extern "C" void baton_mixer_prefill(int type, const void *projected, int64_t stride, const float *taps,
+                                    const float *conv_bias, const float *A, const float *D, const float *dt_bias,
+                                    const float *norm, float dt_min, float dt_max, float eps, float *conv_pool,
+                                    int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride,
+                                    int64_t segments, int64_t chunks, const int64_t *slots, const int64_t *first,
+                                    const int64_t *starts, const int64_t *saves, const int64_t *saved, void *y,
+                                    int64_t heads, int64_t width, int64_t groups, int64_t norm_groups, int64_t size,
+                                    int64_t kernel) {
+    with_type(type, [&](auto *activation) {
+        with_type(state_type, [&](auto *state) {
+            using Activation = std::remove_pointer_t<decltype(activation)>;
+            using State = std::remove_pointer_t<decltype(state)>;
+            Prefill<Activation, State>({heads, width, groups, norm_groups, size, kernel},
+                                       {taps, conv_bias, A, D, dt_bias, norm, dt_min, dt_max, eps},
+                                       {segments, chunks, slots, first, starts, saves, saved},
+                                       {conv_pool, static_cast<State *>(state_pool), conv_stride, state_stride},
+                                       static_cast<const Activation *>(projected), stride, static_cast<Activation *>(y))
+                .run();
+        });
+    });
+}

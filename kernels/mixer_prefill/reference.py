@@ -1,0 +1,63 @@
+"""The Mamba-2 mixer between its two projections, over packed segments: made of the operations that have a reference."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import kernels.conv1d.reference
+import kernels.gated_norm.reference
+import kernels.ssd.reference
+from kernels.mixer_constants import MixerConstants
+from kernels.mixer_prefill.plan import PrefillPlan
+
+
+class Parts(NamedTuple):
+    """Forms of kernels.conv1d, kernels.ssd and kernels.gated_norm."""
+
+    conv1d_prefill: Callable[..., Tensor]
+    ssd_prefill: Callable[..., Tensor]
+    gated_norm: Callable[..., Tensor]
+
+
+REFERENCES = Parts(
+    kernels.conv1d.reference.conv1d_prefill,
+    kernels.ssd.reference.ssd_prefill,
+    kernels.gated_norm.reference.gated_norm,
+)
+
+
+def mixer_prefill(
+    projected: Tensor,
+    constants: MixerConstants,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    plan: PrefillPlan,
+    parts: Parts = REFERENCES,
+) -> Tensor:
+    """Convolution, recurrence, gate and norm: [T, inner] in the dtype of `projected`; float32 throughout.
+
+    projected: [T, inner + channels + H], each token's gate, its x (inner), B and C (G·N each), and its dt.
+    conv_pool: float32 [slots, K-1, channels]; state_pool: float32 [slots, H, P, N]. Both hold each segment's state
+    before its first token, afterwards that at its end, and in each checkpoint's slot that at its position.
+    """
+    heads, width, size = state_pool.shape[1:]
+    inner, channels, tokens = heads * width, constants.taps.shape[1], len(projected)
+    gate, inputs, dt = torch.split(projected, [inner, channels, heads], dim=-1)
+    dt = F.softplus(dt.float() + constants.dt_bias).clamp(*constants.dt_limits)
+    convolved = parts.conv1d_prefill(inputs, constants.taps, constants.conv_bias, conv_pool, plan.conv)
+    x, B, C = torch.split(convolved, [inner, (channels - inner) // 2, (channels - inner) // 2], dim=-1)
+    y = parts.ssd_prefill(
+        x.view(tokens, heads, width),
+        dt,
+        constants.A,
+        B.view(tokens, -1, size),
+        C.view(tokens, -1, size),
+        constants.D,
+        state_pool,
+        plan.chunks,
+    )
+    y = parts.gated_norm(y.flatten(1), gate, constants.norm, constants.eps, constants.norm_groups)
+    return y.to(projected.dtype)

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <type_traits>
+
+#include "numbers.h"
+
+// A matrix product's block of results, held in registers.
+namespace baton {
+
+// So that the results, a row of the right side and a value of the left fit into 32 or 16 registers.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int TILE_VECS = 4;
+#else
+constexpr int TILE_VECS = 2;
+#endif
+constexpr int TILE_ROWS = 4;
+
+template <int Rows, int Vecs> struct Tile {
+    static constexpr int64_t rows = Rows;
+    floats sum[Rows][Vecs] = {};
+
+    // sum[r, c] += Σ_k left[r, k] · right[k, c] for k < count, in this order whatever the tile; strides in elements.
+    void add(const float *left, int64_t left_stride, const float *right, int64_t right_stride, int64_t count) {
+        for (int64_t k = 0; k < count; ++k) {
+            floats row[Vecs];
+            for (int v = 0; v < Vecs; ++v) row[v] = load(right + k * right_stride + v * LANES);
+            for (int r = 0; r < Rows; ++r)
+                for (int v = 0; v < Vecs; ++v) sum[r][v] += left[r * left_stride + k] * row[v];
+        }
+    }
+
+    // f(sum, row, column) for each of its vectors.
+    template <class F> void each(F f) {
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < Vecs; ++v) f(sum[r][v], r, v * LANES);
+    }
+};
+
+// Calls f(tile, row, column) for tiles that cover [rows, columns]; columns is a multiple of LANES.
+template <class F> void for_tiles(int64_t rows, int64_t columns, F f) {
+    const auto across = [&](auto height, int64_t row) {
+        int64_t column = 0;
+        for (; column + TILE_VECS * LANES <= columns; column += TILE_VECS * LANES)
+            f(Tile<decltype(height)::value, TILE_VECS>(), row, column);
+        for (; column < columns; column += LANES) f(Tile<decltype(height)::value, 1>(), row, column);
+    };
+    int64_t row = 0;
+    for (; row + TILE_ROWS <= rows; row += TILE_ROWS) across(std::integral_constant<int, TILE_ROWS>(), row);
+    for (; row < rows; ++row) across(std::integral_constant<int, 1>(), row);
+}
+
+}  // namespace baton
