@@ -65,7 +65,7 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
         str(path) for path in (ROOT / "tests" / "kernels").glob("test_*.py") if "native_kernels" in path.read_text()
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not soak", *tests],
+        [sys.executable, "-m", "pytest", "-q", "-s", "-x", "-p", "no:cacheprovider", "-m", "not soak", *tests],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
