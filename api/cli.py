@@ -10,8 +10,8 @@ import msgspec
 
 from api import config as configuration
 from api.config import Config, ConfigError, flag, is_size, variable
+from api.machine.threads import spin_briefly
 from api.terminal.client import DEFAULT_URL
-from api.threads import spin_briefly
 from api.version import VERSION
 
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return chat(**options)
     spin_briefly()
     if command == "doctor":
-        from api.doctor import doctor
+        from api.machine.doctor import doctor
 
         return doctor(options["json"])
     try:

@@ -21,10 +21,10 @@ from api.config import Config
 from api.generation.fields import check_defaults
 from api.generation.gateway import Gateway
 from api.generation.served_model import ServedModel
-from api.native import start_native
+from api.machine.native import start_native
+from api.machine.threads import default_threads
 from api.serve import LoadedModel, Progress, StartError
 from api.telemetry.trace_file import TraceFile
-from api.threads import default_threads
 from kernels.native import use_threads
 from models.batch import Model, Pools, allocate
 from models.loading.checkpoint import load_model

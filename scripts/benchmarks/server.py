@@ -59,7 +59,18 @@ class Served:
         self.url = f"http://127.0.0.1:{port}"
         self._log = (folder / "server.log").open("wb")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "api.cli", "serve", str(folder), "--port", str(port), *options],
+            [
+                sys.executable,
+                "-m",
+                "api.cli",
+                "serve",
+                str(folder),
+                "--port",
+                str(port),
+                "--threads",
+                str(threads),
+                *options,
+            ],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             stdout=self._log,

@@ -1,4 +1,17 @@
+from collections.abc import Iterator
+
 import pytest
+import torch
+
+from kernels import native
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_installed() -> Iterator[None]:
+    """Loading a model in this process installs native code and sets the threads."""
+    yield
+    native.uninstall()
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

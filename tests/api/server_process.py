@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 from urllib.error import HTTPError, URLError
@@ -17,11 +17,16 @@ ROOT = Path(__file__).resolve().parents[2]
 SERVE = ("api.cli", "serve", "--port", "0", "--log-format", "json")
 
 
+def is_option(variable: str) -> bool:
+    """Whether a server would take it for one of its options; the cache is the run's and stays."""
+    return variable.startswith("BATON_") and variable != "BATON_CACHE"
+
+
 class ServerProcess:
     """`with ServerProcess(...) as server:` waits for /ready, and at the end expects a clean exit after SIGTERM.
 
     arguments: a module and its arguments, which must make it listen on a port of its own choice and log as JSON.
-    key: what it is asked with.
+    key: what it is asked with. variables: of its environment, in place of this process's. folder: where it runs.
     """
 
     def __init__(
@@ -31,6 +36,8 @@ class ServerProcess:
         exit_code: int = 0,
         patience_s: float = 120.0,
         key: str = "",
+        variables: Mapping[str, str] | None = None,
+        folder: Path = ROOT,
     ) -> None:
         self.log: list[dict[str, Any]] = []
         self.output: list[str] = []
@@ -41,8 +48,8 @@ class ServerProcess:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
-            cwd=ROOT,
-            env={name: value for name, value in environment.items() if not name.startswith("BATON_")},
+            cwd=folder,
+            env={name: value for name, value in environment.items() if not is_option(name)} | dict(variables or {}),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -7,7 +7,7 @@ import platform
 import msgspec
 import torch
 
-from api.threads import SETTINGS
+from api.machine.threads import SETTINGS
 from api.version import VERSION
 from kernels import native
 from kernels.native.bandwidth import read_bandwidth

@@ -1,0 +1,1 @@
+"""What this machine computes with: native code, threads, and what `baton doctor` tells of them."""

@@ -1,0 +1,42 @@
+"""From which size of model on more threads pay: tokens a second of one row, by size and by number of threads."""
+
+import statistics
+from typing import Any
+
+import torch
+from torch import nn
+
+from kernels import native
+from models.loading.checkpoint import random_model
+from scripts.benchmarks.bare import Bare
+
+# hidden size, layers, vocabulary
+SHAPES = ((192, 5, 256), (256, 10, 4096), (384, 16, 8192), (512, 20, 32_000), (768, 24, 50_288))
+STEPS = 16
+
+
+def measure(config: dict[str, Any], threads: int, rounds: int) -> None:
+    """One thread and `threads` in turns; the median of each, and of the rounds' ratios with its middle half."""
+    print(f"{'parameters':<12}{'1 thread':>10}{f'{threads} threads':>12}{'ratio':>8}  middle half")
+    for hidden, layers, vocabulary in SHAPES:
+        shape = {
+            "hidden_size": hidden,
+            "num_heads": hidden // 32,
+            "num_hidden_layers": layers,
+            "vocab_size": vocabulary,
+        }
+        model = random_model(config | shape, torch.bfloat16, torch.device("cpu"), seed=0)
+        assert isinstance(model, nn.Module)
+        parameters = sum(tensor.numel() for tensor in model.parameters())
+        pairs = [(decode(model, 1), decode(model, threads)) for _ in range(rounds + 1)][1:]
+        ratios = sorted(many / one for one, many in pairs)
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        one, many = (statistics.median(side) for side in zip(*pairs, strict=True))
+        print(
+            f"{parameters / 1e6:<10.1f} M{one:>10.1f}{many:>12.1f}{middle:>8.2f}  {low:.2f} to {high:.2f}", flush=True
+        )
+
+
+def decode(model: Any, threads: int) -> float:
+    native.use_threads(threads)
+    return Bare(model, rows=1, step_tokens=16).decode([[1, 2, 3]], STEPS)

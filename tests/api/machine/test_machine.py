@@ -1,0 +1,102 @@
+"""Native code through the server: made ready at the start, told of, and the same tokens as torch's."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from api.config import Config
+from api.machine.doctor import doctor
+from api.machine.threads import SPINS, default_threads, spin_briefly
+from api.wiring import load
+from tests.api.hash_traffic import make_checkpoint
+from tests.api.server_process import ROOT, SERVE, ServerProcess
+
+MEMORY = ("--memory", "64M")
+QUESTION = {"messages": [{"role": "user", "content": "What is 12 plus 7?"}], "temperature": 0, "max_tokens": 40}
+
+
+def answer_of(server: ServerProcess) -> Any:
+    status, answer = server.post("/v1/chat/completions", QUESTION)
+    assert status == 200
+    return answer["choices"][0]["message"]["content"]
+
+
+def events(server: ServerProcess) -> list[str]:
+    return [line["event"] for line in server.log]
+
+
+def test_a_first_start_compiles_before_it_is_ready_and_the_next_does_not(tmp_path: Path) -> None:
+    cache = {"BATON_CACHE": str(tmp_path / "cache")}
+    with ServerProcess([*SERVE, *MEMORY, "--dtype", "float32"], variables=cache) as first:
+        native = answer_of(first)
+        assert "19" in native
+        ready = first.wait_for("native code")
+    assert (ready["compiled"], ready["functions"] > 0, ready["level"]) == (True, True, "info")
+    order = [event for event in events(first) if event in ("compiling native code", "native code", "ready")]
+    assert order == ["compiling native code", "native code", "ready"]
+    with ServerProcess([*SERVE, *MEMORY], variables=cache) as second:
+        assert second.wait_for("native code")["compiled"] is False
+    with ServerProcess([*SERVE, *MEMORY, "--dtype", "float32", "--kernels", "torch"], variables=cache) as reference:
+        assert answer_of(reference) == native
+        assert "native code" not in events(reference)
+
+
+def test_without_a_compiler_torch_serves_and_the_log_says_what_it_costs(tmp_path: Path) -> None:
+    nowhere = {"PATH": str(tmp_path), "CXX": "", "BATON_CACHE": str(tmp_path / "cache")}
+    with ServerProcess([*SERVE, *MEMORY], variables=nowhere) as server:
+        told = server.wait_for("no native code")
+        assert "19" in answer_of(server)
+    assert told["level"] == "warning"
+    assert "C++ compiler" in told["why"] and "ziglang" in told["why"] and "half the speed" in told["cost"]
+
+
+def test_threads_are_the_users_or_fit_the_model(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    load(Config(model=str(tmp_path), threads=3, kernels="torch"), lambda done, total: None)
+    assert torch.get_num_threads() == 3
+    load(Config(model=str(tmp_path), kernels="torch"), lambda done, total: None)
+    assert torch.get_num_threads() == 1
+    assert default_threads(1_450_000, available=8) == 1
+    assert default_threads(129_000_000, available=8) == 8
+
+
+def test_a_short_spin_unless_the_user_says_how_to_wait() -> None:
+    for given in ({}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "passive"}):
+        environment = dict(given)
+        spin_briefly(environment)
+        assert environment == (given or {"GOMP_SPINCOUNT": SPINS})
+
+
+def test_the_command_line_is_read_before_torch_is_imported() -> None:
+    """Torch's OpenMP reads how long to spin when it is loaded."""
+    code = "import sys, api.cli; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_the_doctor_tells_what_runs() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "api.cli", "doctor", "--json"], cwd=ROOT, capture_output=True, timeout=120, check=True
+    )
+    found = json.loads(told.stdout)
+    assert found["kernel rms_norm"] == "baton_add_rms_norm: native"
+    assert found["kernel attention"] == "torch"
+    assert "ready in" in found["native code"] and "GB/s" in found["memory"]
+    assert f"GOMP_SPINCOUNT={SPINS}" in found["threads"]
+    assert found["cache"] == os.environ["BATON_CACHE"]
+
+
+def test_the_doctor_tells_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert doctor(as_json=False) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line[0] != "k")
+    assert lines["compiler"] == "none"
+    assert lines["native"].startswith("code") and "no C++ compiler" in lines["native"]

@@ -1,0 +1,55 @@
+"""An installed wheel has everything: it compiles its kernels, serves, and shows the page."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from urllib.request import urlopen
+
+from tests.api.server_process import SERVE, ServerProcess
+from tests.test_house import PACKAGES, ROOT
+
+ALSO = ("pyproject.toml", "README.md", "LICENSE")
+IGNORED = shutil.ignore_patterns("__pycache__", "*.egg-info")
+
+
+def build_wheel(folder: Path) -> Path:
+    """From a copy, since a build leaves its traces beside the sources."""
+    source = folder / "source"
+    source.mkdir()
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=IGNORED)
+    for name in ALSO:
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    offline = ["--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "wheel", *offline, "--wheel-dir", str(folder), str(source)], check=True, timeout=120)
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+def test_a_wheel_serves(tmp_path: Path) -> None:
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(build_wheel(tmp_path)) as wheel:
+        wheel.extractall(installed)
+    expected = {
+        path.relative_to(ROOT)
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert {path for path in expected if not (installed / path).is_file()} == set()
+    variables = {"PYTHONPATH": str(installed), "BATON_CACHE": str(tmp_path / "cache")}
+    where = subprocess.run(
+        [sys.executable, "-c", "import api, kernels; print(api.__file__, kernels.__file__)"],
+        env=os.environ | variables, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert where.stdout.count(str(installed)) == 2
+    with ServerProcess([*SERVE, "--memory", "64M"], variables=variables, folder=tmp_path) as server:
+        assert server.wait_for("native code")["compiled"]
+        with urlopen(server.url + "/", timeout=10) as page:
+            assert b"<html" in page.read()
+        status, answer = server.post("/generate", {"text": "Hello", "sampling_params": {"max_new_tokens": 4}})
+    assert (status, bool(answer["text"])) == (200, True)
