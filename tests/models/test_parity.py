@@ -1,4 +1,5 @@
 import itertools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ from torch import Tensor
 
 from models.batch import Batch, Decode, Model, Pools, Prefill, StateCheckpoint, allocate
 from models.loading.checkpoint import load_model
+from tests.kernels.compiled import installed, runnable
 from tests.models.oracle import CHECKPOINTS, VOCABULARY, Oracle
 
 CPU = torch.device("cpu")
@@ -13,6 +15,16 @@ PAGE = 16
 LENGTH = 150
 DECODED = 64
 FAMILIES = pytest.mark.parametrize("name", CHECKPOINTS)
+
+
+@pytest.fixture(params=["torch", "native"], autouse=True)
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test with native code, and without."""
+    if request.param == "torch":
+        yield
+    else:
+        with installed(runnable()[0], threads=2):
+            yield
 
 
 def ids(length: int, seed: int = 0) -> Tensor:
