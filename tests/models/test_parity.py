@@ -7,7 +7,7 @@ from torch import Tensor
 
 from models.batch import Batch, Decode, Model, Pools, Prefill, StateCheckpoint, allocate
 from models.loading.checkpoint import load_model
-from tests.kernels.compiled import installed, runnable
+from tests.kernels.installed import installed, runnable
 from tests.models.oracle import CHECKPOINTS, VOCABULARY, Oracle
 
 CPU = torch.device("cpu")
