@@ -54,6 +54,7 @@ void update(S *state, const float *x, const float *B, const float *C, float deca
     for (int64_t p = 0; p < width; p++, state += size) {
         const float fed = dt * x[p];
         floats even{}, odd{};
+#pragma GCC unroll 8
         for (int64_t n = 0; n < whole; n += LANES) {
             __builtin_prefetch(state + n + AHEAD);
             const floats h = load(state + n) * decay + load(B + n) * fed;

@@ -91,13 +91,19 @@ void over(int64_t n, F f) {
 }
 
 // The sum of all lanes, by halves.
-inline float sum(floats x) {
-    float lanes[LANES];
-    std::memcpy(lanes, &x, sizeof x);
-    for (int width = LANES / 2; width; width /= 2)
-        for (int lane = 0; lane < width; lane++) lanes[lane] += lanes[lane + width];
-    return lanes[0];
+template <int COUNT, class V>
+float sum_of(V x) {
+    if constexpr (COUNT == 4) {
+        return (x[0] + x[2]) + (x[1] + x[3]);
+    } else {
+        typedef float Half __attribute__((vector_size(2 * COUNT)));
+        Half parts[2];
+        std::memcpy(parts, &x, sizeof x);
+        return sum_of<COUNT / 2>(parts[0] + parts[1]);
+    }
 }
+
+inline float sum(floats x) { return sum_of<LANES>(x); }
 
 // e^x to about 2 units in the last place, for x held within [-87.3, 88.3]: 2^n times a polynomial of the rest, as in
 // Cephes' expf.
@@ -118,8 +124,6 @@ inline floats exp(floats x) {
 }
 
 inline floats silu(floats x) { return x / (1.0f + exp(-x)); }
-
-inline float sum(float x) { return x; }
 
 inline float silu(float x) { return silu(splat(x))[0]; }
 
