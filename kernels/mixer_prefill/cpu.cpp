@@ -1,5 +1,5 @@
-// The Mamba-2 mixer between its projections, over packed segments; see reference.py for what it computes.
-// The chunked form of Dao and Gu (2024, arXiv:2405.21060, section 6). One head's state stays in the cache, transposed to
+// The Mamba-2 mixer between its projections, over packed segments, as reference.py defines it.
+// The chunked form of Dao and Gu (2024, arXiv:2405.21060, section 6). A head's state stays in the cache, transposed to
 // [size, width], while the chunks of a segment pass over it, so that all products of a chunk have the head's width as
 // their columns: y = exp(a)·C·h + M·x, h ← exp(a_end)·h + Bᵀ·x.
 #include <algorithm>
@@ -33,7 +33,7 @@ struct Constants {
     float dt_min, dt_max, eps;
 };
 
-// Chunk c is tokens [starts[c], starts[c + 1]), and its end is kept in slots saved[saves[c]] to saved[saves[c + 1] - 1].
+// Chunk c is tokens [starts[c], starts[c + 1]); its end is kept in slots saved[saves[c]] to saved[saves[c + 1] - 1].
 // Segment s is chunks [first[s], first[s + 1]), and its state is in slots[s].
 struct Plan {
     int64_t segments, chunks;
@@ -120,7 +120,7 @@ private:
         shared.dt = reserve(dt, shape.heads * (tokens + LANES));
         shared.C = reserve(C, shape.groups * tokens * round_up(shape.size));
         shared.B = reserve(B, shape.groups * padded * shape.size);
-        shared.scores = reserve(scores, shape.groups * padded * longest);
+        shared.scores = reserve(scores, shape.groups * tokens * longest);
         shared.gated = reserve(gated, tokens * shape.inner());
     }
 
@@ -132,9 +132,11 @@ private:
         return shared.B + (group * plan.padded(plan.chunks) + plan.padded(chunk)) * shape.size;
     }
     float *scores_of(int64_t group, int64_t chunk) const {
-        return shared.scores + (group * plan.padded(plan.chunks) + plan.padded(chunk)) * longest;
+        return shared.scores + (group * plan.tokens() + plan.starts[chunk]) * longest;
     }
-    int64_t segment_of(int64_t chunk) const { return std::upper_bound(plan.first, plan.first + plan.segments, chunk) - plan.first - 1; }
+    int64_t segment_of(int64_t chunk) const {
+        return std::upper_bound(plan.first, plan.first + plan.segments, chunk) - plan.first - 1;
+    }
 
     // dt, B, C and the scores of a chunk.
     void prepare(int64_t chunk) {
@@ -145,7 +147,8 @@ private:
         time_steps(chunk);
         for (int64_t group = 0; group < shape.groups; ++group) {
             const int64_t channel = shape.inner() + group * size;
-            float *const C = C_of(group, chunk), *const B_turned = B_of(group, chunk), *const scores = scores_of(group, chunk);
+            float *const C = C_of(group, chunk), *const B_turned = B_of(group, chunk);
+            float *const scores = scores_of(group, chunk);
             convolve(segment, chunk, channel, size, B);
             convolve(segment, chunk, channel + shape.groups * size, size, C);
             std::fill(B + length * wide, B + padded * wide, 0.0f);
@@ -170,8 +173,8 @@ private:
             }
     }
 
-    // Inputs of the convolution at `count` channels, as many as fit into a vector, for tokens [begin, end): [tokens, LANES].
-    // Those before the segment's first are in its slot.
+    // Inputs of the convolution at the vector of channels from `channel` on, of which `count` are wanted, for tokens
+    // [begin, end): [tokens, LANES]. Those before the segment's first are in its slot.
     void gather(int64_t segment, int64_t begin, int64_t end, int64_t channel, int64_t count, float *to) const {
         const int64_t first = plan.starts[plan.first[segment]], history = shape.kernel - 1;
         const float *const slot = pools.conv + plan.slots[segment] * pools.conv_stride;
@@ -190,7 +193,8 @@ private:
         for (int64_t c = 0; c < count; c += LANES) {
             const int64_t at = channel + c, lanes = count - c;
             gather(segment, begin - history, end, at, lanes, rows);
-            for (int64_t k = 0; k < shape.kernel; ++k) put(taps + k * LANES, load(constants.taps + k * shape.channels() + at, lanes));
+            for (int64_t k = 0; k < shape.kernel; ++k)
+                put(taps + k * LANES, load(constants.taps + k * shape.channels() + at, lanes));
             const floats bias = constants.conv_bias ? load(constants.conv_bias + at, lanes) : floats{};
             if (shape.kernel == 4)
                 slide<4>(rows, taps, bias, end - begin, to + c, round_up(count));
@@ -200,7 +204,8 @@ private:
     }
 
     // Width: of the kernel, or 0 for any.
-    template <int Width> void slide(const float *rows, const float *taps, floats bias, int64_t length, float *to, int64_t wide) const {
+    template <int Width>
+    void slide(const float *rows, const float *taps, floats bias, int64_t length, float *to, int64_t wide) const {
         const int64_t width = Width ? Width : shape.kernel;
         for (int64_t i = 0; i < length; ++i) {
             floats x = bias;
@@ -226,8 +231,7 @@ private:
             std::fill(a + length, a + round_up(length), total);
             convolve(segment, chunk, head * shape.width, shape.width, x);
             output(chunk, head, h, x, a);
-            for (int64_t i = 0; i < length; i += LANES)
-                put(weights + i, exp(total - load(a + i)) * load(dt + i));
+            for (int64_t i = 0; i < length; i += LANES) put(weights + i, exp(total - load(a + i)) * load(dt + i));
             advance(chunk, head, h, x, weights, exp(splat(total))[0]);
             for (int64_t i = plan.saves[chunk]; i < plan.saves[chunk + 1]; ++i) save(h, plan.saved[i], head);
         }
@@ -255,7 +259,8 @@ private:
         // In two passes, since the state and x do not fit into the first cache together.
         for_tiles(length, columns, [&](auto tile, int64_t row, int64_t column) {
             tile.add(C + row * wide, wide, h + column, columns, shape.size);
-            tile.each([&](floats sum, int r, int c) { put(y + (row + r) * columns + column + c, sum * carried[row + r]); });
+            float *const at = y + row * columns + column;
+            tile.each([&](floats sum, int r, int c) { put(at + r * columns + c, sum * carried[row + r]); });
         });
         for_tiles(length, columns, [&](auto tile, int64_t row, int64_t column) {
             float *const at = y + row * columns + column;
@@ -292,7 +297,7 @@ private:
         const int64_t length = plan.length(chunk), columns = shape.columns();
         const float *const B = B_of(head / (shape.heads / shape.groups), chunk);
         for (int64_t i = 0; i < length; ++i)
-            for (int64_t c = 0; c < columns; c += LANES) put(x + i * columns + c, load(x + i * columns + c) * weights[i]);
+            for (int64_t c = i * columns; c < (i + 1) * columns; c += LANES) put(x + c, load(x + c) * weights[i]);
         for_tiles(shape.size, columns, [&](auto tile, int64_t row, int64_t column) {
             float *const at = h + row * columns + column;
             tile.each([&](floats &sum, int r, int c) { sum = load(at + r * columns + c) * decay; });
@@ -306,6 +311,7 @@ private:
         const int64_t count = shape.inner() / shape.norm_groups;
         for (int64_t begin = 0; begin < shape.inner(); begin += count) {
             const float *const from = shared.gated + token * shape.inner() + begin;
+            Activation *const to = y + token * shape.inner() + begin;
             floats squares{};
             for (int64_t c = 0; c < count; c += LANES) {
                 const floats x = load(from + c, count - c);
@@ -313,12 +319,11 @@ private:
             }
             const float scale = 1 / std::sqrt(sum(squares) / count + constants.eps);
             for (int64_t c = 0; c < count; c += LANES)
-                put(y + token * shape.inner() + begin + c,
-                      load(from + c, count - c) * scale * load(constants.norm + begin + c, count - c), count - c);
+                put(to + c, load(from + c, count - c) * scale * load(constants.norm + begin + c, count - c), count - c);
         }
     }
 
-    // The convolution's last inputs at checkpoints and ends. Checkpoints come first: an end overwrites the segment's slot.
+    // The convolution's last inputs at checkpoints, then at ends, which overwrite the segment's slot.
     void save_inputs() const {
         for (int64_t segment = 0; segment < plan.segments; ++segment) {
             const int64_t last = plan.first[segment + 1];
@@ -362,7 +367,8 @@ extern "C" void baton_mixer_prefill(int type, const void *projected, int64_t str
                                        {taps, conv_bias, A, D, dt_bias, norm, dt_min, dt_max, eps},
                                        {segments, chunks, slots, first, starts, saves, saved},
                                        {conv_pool, static_cast<State *>(state_pool), conv_stride, state_stride},
-                                       static_cast<const Activation *>(projected), stride, static_cast<Activation *>(y))
+                                       static_cast<const Activation *>(projected), stride,
+                                       static_cast<Activation *>(y))
                 .run();
         });
     });

@@ -1,10 +1,10 @@
+// A matrix product's block of results, held in registers.
 #pragma once
 
 #include <type_traits>
 
 #include "numbers.h"
 
-// A matrix product's block of results, held in registers.
 namespace baton {
 
 // So that the results, a row of the right side and a value of the left fit into 32 or 16 registers.
