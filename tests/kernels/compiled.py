@@ -12,6 +12,7 @@ from kernels import native
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+FLAGS += ["-fno-exceptions"]
 SANITIZED = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 TARGETS = {
     "v4-bf16": (["-march=x86-64-v4", "-mavx512bf16"], "avx512_bf16"),
