@@ -4,10 +4,10 @@
 // their columns: y = exp(a)·C·h + M·x, h ← exp(a_end)·h + Bᵀ·x.
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "../native/numbers.h"
 #include "../native/parallel.h"
+#include "../native/scratch.h"
 #include "../native/tails.h"
 #include "../native/tile.h"
 #include "../native/transpose.h"
@@ -64,11 +64,8 @@ floats softplus(floats x) {
     return (x > 0.0f ? x : floats{}) + 2.0f * s * p;
 }
 
-// Grows and is kept: a thread's own, so that no call has to ask for memory.
-float *reserve(std::vector<float> &buffer, int64_t count) {
-    if (static_cast<int64_t>(buffer.size()) < count) buffer.resize(count);
-    return buffer.data();
-}
+// Buffers that are in use at the same time; the first five are the calling thread's, for all of them.
+enum Buffer { SHARED_DT, SHARED_C, SHARED_B, SHARED_SCORES, SHARED_GATED, ROWS_OF_B, INPUTS, HEAD, MIXED };
 
 // What all heads of a group share, and what the norm waits for.
 struct Shared {
@@ -115,13 +112,12 @@ private:
     }
 
     void reserve_shared() {
-        thread_local std::vector<float> dt, C, B, scores, gated;
         const int64_t tokens = plan.tokens(), padded = plan.padded(plan.chunks);
-        shared.dt = reserve(dt, shape.heads * (tokens + LANES));
-        shared.C = reserve(C, shape.groups * tokens * round_up(shape.size));
-        shared.B = reserve(B, shape.groups * padded * shape.size);
-        shared.scores = reserve(scores, shape.groups * tokens * longest);
-        shared.gated = reserve(gated, tokens * shape.inner());
+        shared.dt = scratch(SHARED_DT, shape.heads * (tokens + LANES));
+        shared.C = scratch(SHARED_C, shape.groups * tokens * round_up(shape.size));
+        shared.B = scratch(SHARED_B, shape.groups * padded * shape.size);
+        shared.scores = scratch(SHARED_SCORES, shape.groups * tokens * longest);
+        shared.gated = scratch(SHARED_GATED, tokens * shape.inner());
     }
 
     float *dt_of(int64_t head) const { return shared.dt + head * (plan.tokens() + LANES); }
@@ -140,9 +136,8 @@ private:
 
     // dt, B, C and the scores of a chunk.
     void prepare(int64_t chunk) {
-        thread_local std::vector<float> buffer;
         const int64_t length = plan.length(chunk), padded = round_up(length), size = shape.size, wide = round_up(size);
-        float *const B = reserve(buffer, padded * wide);
+        float *const B = scratch(ROWS_OF_B, padded * wide);
         const int64_t segment = segment_of(chunk);
         time_steps(chunk);
         for (int64_t group = 0; group < shape.groups; ++group) {
@@ -186,9 +181,8 @@ private:
 
     // SiLU of the convolution of a chunk's tokens at `count` channels from `channel` on: [tokens, padded count].
     void convolve(int64_t segment, int64_t chunk, int64_t channel, int64_t count, float *to) const {
-        thread_local std::vector<float> buffer;
         const int64_t history = shape.kernel - 1, begin = plan.starts[chunk], end = plan.starts[chunk + 1];
-        float *const rows = reserve(buffer, (history + end - begin + shape.kernel) * LANES);
+        float *const rows = scratch(INPUTS, (history + end - begin + shape.kernel) * LANES);
         float *const taps = rows + (history + end - begin) * LANES;
         for (int64_t c = 0; c < count; c += LANES) {
             const int64_t at = channel + c, lanes = count - c;
@@ -216,11 +210,9 @@ private:
 
     // All chunks of a segment for one head.
     void scan(int64_t head, int64_t segment) {
-        thread_local std::vector<float> states, inputs, decays;
         const int64_t columns = shape.columns();
-        float *const h = reserve(states, shape.size * columns);
-        float *const x = reserve(inputs, longest * columns);
-        float *const a = reserve(decays, 2 * longest), *const weights = a + longest;
+        float *const h = scratch(HEAD, (shape.size + longest) * columns + 2 * longest);
+        float *const x = h + shape.size * columns, *const a = x + longest * columns, *const weights = a + longest;
         std::fill(h, h + shape.size * columns, 0.0f);
         transpose(state_of(plan.slots[segment], head), shape.size, shape.width, shape.size, h, columns);
         for (int64_t chunk = plan.first[segment]; chunk < plan.first[segment + 1]; ++chunk) {
@@ -248,11 +240,10 @@ private:
 
     // gated = (exp(a)·C·h + M·x + D·x)·silu(gate), where M[l, s] = scores[l, s]·exp(a_l − a_s)·dt_s for s ≤ l.
     void output(int64_t chunk, int64_t head, const float *h, const float *x, const float *a) const {
-        thread_local std::vector<float> buffer;
         const int64_t length = plan.length(chunk), padded = round_up(length), columns = shape.columns();
         const int64_t wide = round_up(shape.size), group = head / (shape.heads / shape.groups);
         const float *const C = C_of(group, chunk);
-        float *const M = reserve(buffer, padded * (padded + 1 + columns));
+        float *const M = scratch(MIXED, padded * (padded + 1 + columns));
         float *const carried = M + padded * padded, *const y = carried + padded;
         mix(length, scores_of(group, chunk), a, dt_of(head) + plan.starts[chunk], M);
         for (int64_t i = 0; i < length; i += LANES) put(carried + i, exp(load(a + i)));
@@ -349,8 +340,8 @@ private:
 
 }  // namespace
 
-// Types are those of numbers.h: `type` of projected [T, inner + channels + heads], whose rows are `stride` apart, and of
-// y [T, inner]; `state_type` of the states. Strides of the pools count elements from slot to slot.
+// Types are those of numbers.h: `type` of y [T, inner] and of projected [T, inner + channels + heads], whose rows are
+// `stride` apart; `state_type` of the states. Strides of the pools count elements from slot to slot.
 extern "C" void baton_mixer_prefill(int type, const void *projected, int64_t stride, const float *taps,
                                     const float *conv_bias, const float *A, const float *D, const float *dt_bias,
                                     const float *norm, float dt_min, float dt_max, float eps, float *conv_pool,
