@@ -11,7 +11,7 @@ from tempfile import mkdtemp
 from kernels import native
 
 KERNELS = Path(__file__).parents[2] / "kernels"
-FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fno-exceptions", "-fno-math-errno", "-fno-trapping-math"]
 SANITIZED = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 TARGETS = {
     "v4-bf16": (["-march=x86-64-v4", "-mavx512bf16"], "avx512_bf16"),
@@ -31,7 +31,7 @@ def runnable() -> list[str]:
 def library(target: str) -> Path:
     sources = [*KERNELS.glob("*/cpu.cpp"), *KERNELS.glob("native/*.cpp")]
     built = Path(mkdtemp()) / "kernels.so"
-    flags = [*FLAGS, "-Wall", "-Wextra", "-Werror", *TARGETS[target][0]]
+    flags = [*FLAGS, "-Wall", "-Wextra", "-Werror", "-ffp-contract=fast", *TARGETS[target][0]]
     flags += SANITIZED if "BATON_SANITIZE" in os.environ else []
     subprocess.run(["g++", *flags, *map(str, sources), "-o", str(built)], check=True)
     return built
