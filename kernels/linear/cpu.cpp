@@ -2,7 +2,6 @@
 // rows and threads, so what a row gets depends on nothing else.
 #include <algorithm>
 #include <type_traits>
-#include <vector>
 
 #include "../native/numbers.h"
 #include "../native/parallel.h"
@@ -13,6 +12,7 @@ namespace {
 constexpr int OUT = 32;  // Outputs of a block, side by side in memory for each step along the inputs.
 constexpr int VECTORS = OUT / LANES;
 constexpr int MAX_ROWS = VECTORS <= 2 ? 12 : VECTORS == 4 ? 3 : 1;  // Of a tile: its sums stay in registers.
+constexpr int64_t ROWS_AT_ONCE = 96;  // Rows that a block's sums are held for.
 constexpr int64_t DEPTH = 256;  // Steps that several tiles share: their weights stay in the first cache.
 constexpr int64_t STEP_BYTES = OUT * 4;
 constexpr int64_t LINE = 64;
@@ -122,6 +122,9 @@ struct Matrix {
     int64_t blocks() const { return (outputs + OUT - 1) / OUT; }
     int64_t steps() const { return (inputs + Step<T>::INPUTS - 1) / Step<T>::INPUTS; }
     int64_t whole_steps() const { return inputs / Step<T>::INPUTS; }
+    Matrix from_row(int64_t row, int64_t count) const {
+        return {x + row * x_stride, weights, bias, x_stride, count, inputs, outputs};
+    }
     const T *block(int64_t index) const { return weights + index * steps() * OUT * Step<T>::INPUTS; }
 };
 
@@ -173,13 +176,13 @@ template <class T>
 void linear(const Matrix<T> &m, T *y, int64_t y_stride) {
     parallel_for(m.blocks(), grain(m), [&](int64_t begin, int64_t end) {
         const FlushDenormals flush;
-        thread_local std::vector<float> scratch;
-        if (scratch.size() < static_cast<size_t>(m.rows * OUT)) scratch.resize(m.rows * OUT);
-        float *sums = scratch.data();
-        for (int64_t block = begin; block < end; block++) {
-            multiply(m, block, sums);
-            finish(m, block, sums, y, y_stride);
-        }
+        float sums[ROWS_AT_ONCE * OUT];
+        for (int64_t block = begin; block < end; block++)
+            for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {
+                const Matrix<T> part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
+                multiply(part, block, sums);
+                finish(part, block, sums, y + row * y_stride, y_stride);
+            }
     });
 }
 

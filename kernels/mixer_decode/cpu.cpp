@@ -1,7 +1,6 @@
 // Mamba-2 decode of a layer: everything between its two projections, with one pass over the states. See reference.py.
 #include <algorithm>
 #include <type_traits>
-#include <vector>
 
 #include "../native/numbers.h"
 #include "../native/parallel.h"
@@ -28,7 +27,8 @@ struct Constants {
 // y = silu(convolution) of `count` channels of one row, the first of them at x, taps, bias and history; that is
 // [kernel - 1, channels], and moves on by one input.
 template <class T>
-void convolve(const Shape &s, const T *x, const float *taps, const float *bias, float *history, float *y, int64_t count) {
+void convolve(const Shape &s, const T *x, const float *taps, const float *bias, float *history, float *y,
+              int64_t count) {
     const int64_t channels = s.channels(), kept = s.kernel - 1;
     over(count, [&](int64_t i, auto v) {
         using V = decltype(v);
@@ -46,10 +46,10 @@ void convolve(const Shape &s, const T *x, const float *taps, const float *bias, 
     });
 }
 
-// state [width, size] ← decay·state + dt·x⊗B; y [width] = state·C + D·x. SIZE is `size` where it is known, else 0.
+// state [width, size] ← decay·state + dt·x⊗B; x [width] ← state·C + D·x. SIZE is `size` where it is known, else 0.
 template <int SIZE, class S>
-void update(S *state, const float *x, const float *B, const float *C, float decay, float dt, float D, float *y,
-            int64_t width, int64_t any_size) {
+void update(S *state, float *x, const float *B, const float *C, float decay, float dt, float D, int64_t width,
+            int64_t any_size) {
     const int64_t size = SIZE ? SIZE : any_size, whole = size / LANES * LANES;
     for (int64_t p = 0; p < width; p++, state += size) {
         const float fed = dt * x[p];
@@ -67,16 +67,15 @@ void update(S *state, const float *x, const float *B, const float *C, float deca
             put(state + n, h);
             total += h * C[n];
         }
-        y[p] = total + D * x[p];
+        x[p] = total + D * x[p];
     }
 }
 
 template <class S>
-void update(const Shape &s, S *state, const float *x, const float *B, const float *C, float decay, float dt, float D,
-            float *y) {
-    if (s.state == 128) return update<128>(state, x, B, C, decay, dt, D, y, s.width, s.state);
-    if (s.state == 64) return update<64>(state, x, B, C, decay, dt, D, y, s.width, s.state);
-    update<0>(state, x, B, C, decay, dt, D, y, s.width, s.state);
+void update(const Shape &s, S *state, float *x, const float *B, const float *C, float decay, float dt, float D) {
+    if (s.state == 128) return update<128>(state, x, B, C, decay, dt, D, s.width, s.state);
+    if (s.state == 64) return update<64>(state, x, B, C, decay, dt, D, s.width, s.state);
+    update<0>(state, x, B, C, decay, dt, D, s.width, s.state);
 }
 
 // y ·= silu(z); the sum of its squares.
@@ -111,33 +110,35 @@ struct Mixer {
     T *y;
     int64_t y_stride;
     // Between the passes: B and C, [rows, shared]; what the norm takes, [rows, inner], and its squares, [rows, heads].
-    float *shared, *gated, *squares;
+    float *const shared, *const gated, *const squares;
 
     void share(int64_t row) const {
+        const FlushDenormals flush;
         float *history = conv_pool + slots[row] * conv_stride + s.inner();
         convolve(s, projected + row * projected_stride + 2 * s.inner(), c.taps + s.inner(),
                  c.conv_bias ? c.conv_bias + s.inner() : nullptr, history, shared + row * s.shared(), s.shared());
     }
 
-    void head(int64_t row, int64_t head, float *x) const {
+    void head(int64_t row, int64_t head) const {
         const T *given = projected + row * projected_stride;
         const int64_t first = head * s.width, group = head / (s.heads / s.groups);
+        float *values = gated + row * s.inner() + first;
         convolve(s, given + s.inner() + first, c.taps + first, c.conv_bias ? c.conv_bias + first : nullptr,
-                 conv_pool + slots[row] * conv_stride + first, x, s.width);
+                 conv_pool + slots[row] * conv_stride + first, values, s.width);
         float dt = softplus(to_float(given[s.inner() + s.channels() + head]) + c.dt_bias[head]);
         dt = std::min(std::max(dt, c.dt_low), c.dt_high);
         const float *B = shared + row * s.shared() + group * s.state, *C = B + s.groups * s.state;
-        float *out = gated + row * s.inner() + first;
-        update(s, state_pool + slots[row] * state_stride + first * s.state, x, B, C, std::exp(dt * c.A[head]), dt,
-               c.D[head], out);
-        squares[row * s.heads + head] = gate(given + first, out, s.width);
+        update(s, state_pool + slots[row] * state_stride + first * s.state, values, B, C, std::exp(dt * c.A[head]), dt,
+               c.D[head]);
+        squares[row * s.heads + head] = gate(given + first, values, s.width);
     }
 
     void norm(int64_t row) const {
+        const FlushDenormals flush;
         const int64_t part = s.inner() / s.norm_groups, heads = s.heads / s.norm_groups;
         for (int64_t group = 0; group < s.norm_groups; group++) {
             float total = 0.0f;
-            for (int64_t head = group * heads; head < (group + 1) * heads; head++) total += squares[row * s.heads + head];
+            for (int64_t head = 0; head < heads; head++) total += squares[row * s.heads + group * heads + head];
             const float scale = 1.0f / std::sqrt(total / static_cast<float>(part) + c.eps);
             over(part, [&](int64_t i, auto v) {
                 using V = decltype(v);
@@ -148,18 +149,11 @@ struct Mixer {
     }
 
     // Few numbers beside the states': B and C first and the norm last, by the calling thread.
-    void run(int64_t rows) {
-        const FlushDenormals flush;
-        thread_local std::vector<float> scratch;
-        const size_t needed = rows * (s.shared() + s.inner() + s.heads);
-        if (scratch.size() < needed) scratch.resize(needed);
-        shared = scratch.data(), gated = shared + rows * s.shared(), squares = gated + rows * s.inner();
+    void run(int64_t rows) const {
         for (int64_t row = 0; row < rows; row++) share(row);
         parallel_for(rows * s.heads, GRAIN / (s.width * s.state) + 1, [&](int64_t begin, int64_t end) {
-            const FlushDenormals flush_here;  // The pool's threads have settings of their own.
-            thread_local std::vector<float> x;
-            x.resize(s.width);
-            for (int64_t i = begin; i < end; i++) head(i / s.heads, i % s.heads, x.data());
+            const FlushDenormals flush;  // Here, for the pool's threads have settings of their own.
+            for (int64_t i = begin; i < end; i++) head(i / s.heads, i % s.heads);
         });
         for (int64_t row = 0; row < rows; row++) norm(row);
     }
@@ -170,25 +164,27 @@ struct Mixer {
 
 // projected: [rows, inner + channels + heads] and y: [rows, inner], of `type`, rows `stride` apart. taps: [kernel,
 // channels]; conv_bias: [channels] or null; A, D, dt_bias: [heads]; norm: [inner]; all float32. conv_pool: float32
-// [slots, kernel - 1, channels] and state_pool: of `state_type`, [slots, heads, width, state], slots `stride` apart. heads are a multiple of groups and of
-// norm_groups.
+// [slots, kernel - 1, channels] and state_pool: of `state_type`, [slots, heads, width, state], slots `stride` apart.
+// groups and norm_groups divide heads. scratch: [rows, inner + 2·groups·state + heads].
 extern "C" void baton_mixer_decode(
     int type, const void *projected, int64_t projected_stride, const float *taps, const float *conv_bias,
     const float *A, const float *D, const float *dt_bias, const float *norm, float dt_low, float dt_high, float eps,
     float *conv_pool, int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride,
     const int64_t *slots, void *y, int64_t y_stride, int64_t rows, int64_t heads, int64_t width, int64_t groups,
-    int64_t state, int64_t kernel, int64_t norm_groups
+    int64_t state, int64_t kernel, int64_t norm_groups, float *scratch
 ) {
     using namespace baton;
     with_type(type, [=](auto *t) {
         with_type(state_type, [=](auto *h) {
             using T = std::remove_pointer_t<decltype(t)>;
             using S = std::remove_pointer_t<decltype(h)>;
-            Mixer<T, S>{{heads, width, groups, state, kernel, norm_groups},
+            const Shape s{heads, width, groups, state, kernel, norm_groups};
+            float *gated = scratch + rows * s.shared();
+            Mixer<T, S>{s,
                         {taps, conv_bias, A, D, dt_bias, norm, dt_low, dt_high, eps},
                         static_cast<const T *>(projected), projected_stride, conv_pool, conv_stride,
                         static_cast<S *>(state_pool), state_stride, slots, static_cast<T *>(y), y_stride,
-                        nullptr, nullptr, nullptr}
+                        scratch, gated, gated + rows * s.inner()}
                 .run(rows);
         });
     });

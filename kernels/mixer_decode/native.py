@@ -19,6 +19,7 @@ ARGUMENTS = [
     *(POINTER, INT64, INT, POINTER, INT64),
     *(POINTER, POINTER, INT64, INT64),
     *(INT64,) * 6,
+    POINTER,
 ]
 Shape = tuple[int, ...]
 
@@ -54,6 +55,7 @@ def mixer_decode(
     if slots.dtype != torch.int64 or slots.shape != (rows,) or not slots.is_contiguous():
         raise ValueError(f"slots are not {rows} of int64 side by side")
     y = torch.empty(rows, inner, dtype=projected.dtype)
+    scratch = torch.empty(rows, projected.shape[1], dtype=torch.float32)
     run(
         *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0)),
         *(c.taps.data_ptr(), None if c.conv_bias is None else c.conv_bias.data_ptr()),
@@ -63,7 +65,7 @@ def mixer_decode(
         *(TYPES[state_pool.dtype], state_pool.data_ptr(), state_pool.stride(0)),
         *(slots.data_ptr(), y.data_ptr(), inner, rows),
         *dimensions,
-        c.norm_groups,
+        *(c.norm_groups, scratch.data_ptr()),
     )
     return y
 
