@@ -7,7 +7,6 @@
 
 #include "../native/numbers.h"
 #include "../native/parallel.h"
-#include "../native/scratch.h"
 #include "../native/tile.h"
 #include "../native/transpose.h"
 

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from kernels.native.targets import Target
 
 NAMES = ("c++", "g++", "clang++")
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wall")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fno-exceptions",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-Wall",
+)
 PATIENCE_S = 120.0
 PATIENCE_FOR_VERSION_S = 20.0
 
