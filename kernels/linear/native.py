@@ -56,7 +56,8 @@ def look_up(tokens: Tensor, weight: Tensor, shape: tuple[int, int]) -> Tensor:
     assert run is not None
     outputs, inputs = shape
     tokens = tokens.contiguous()
-    if len(tokens) and (tokens.min() < 0 or tokens.max() >= outputs):
+    low, high = (int(bound) for bound in tokens.aminmax()) if len(tokens) else (0, 0)
+    if low < 0 or high >= outputs:
         raise IndexError(f"a token is not in a table of {outputs}")
     rows = torch.empty(len(tokens), inputs, dtype=weight.dtype)
     run(TYPES[weight.dtype], weight.data_ptr(), tokens.data_ptr(), rows.data_ptr(), len(tokens), inputs)

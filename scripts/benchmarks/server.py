@@ -27,9 +27,7 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     """By name, in a checkpoint's layout, also those that were packed for this CPU."""
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     for name, layer in model.named_modules():
-        if isinstance(layer, Linear) and layer.packed:
-            weights[f"{name}.weight"] = layer.packed.plain()
-        if isinstance(layer, Embedding) and layer.packed and layer.packed.with_rows:
+        if isinstance(layer, Linear | Embedding) and layer.packed:
             weights[f"{name}.weight"] = layer.packed.plain()
     return weights
 

@@ -24,8 +24,11 @@ def test_packed_projection_equals_the_plain_one(bias: bool, rows: int) -> None:
     exact = x.float() @ layer.weight.detach().float().t() + (
         layer.bias.detach().float() if layer.bias is not None else 0
     )
+    plain = layer.weight.detach()
     layer.pack()
     assert layer.weight.is_mkldnn
+    assert layer.packed is not None
+    assert torch.equal(layer.packed.plain(), plain)
     torch.testing.assert_close(layer(x).float(), exact, atol=0.05, rtol=0.01)
 
 
