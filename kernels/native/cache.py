@@ -51,6 +51,8 @@ def fetch(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
             if path.name == _name(key, path.read_bytes()):
                 return path
             path.unlink()
+        for abandoned in folder.glob("*.new"):
+            abandoned.unlink()
         beside = folder / f"{key}.{os.getpid()}.new"
         try:
             build(beside)

@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from kernels.native import library
 from kernels.native.build import build, key
 from kernels.native.cache import CacheError, cache_folder, fetch, open_folder
-from kernels.native.compiler import CompileError, Compiler, find_compiler
-from kernels.native.library import LoadError
+from kernels.native.compiler import Compiler, find_compiler
 from kernels.native.targets import Target, cpu_features, machine, usable_targets
 
 
@@ -80,8 +79,8 @@ class Prepared:
         began = time.monotonic()
         try:
             yield
-        except (CompileError, LoadError, OSError) as error:
-            self.problem = str(error)
+        except Exception as error:
+            self.problem = str(error) or type(error).__name__
         self.seconds += time.monotonic() - began
 
 

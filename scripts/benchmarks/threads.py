@@ -17,7 +17,7 @@ STEPS = 16
 
 def measure(config: dict[str, Any], threads: int, rounds: int) -> None:
     """One thread and `threads` in turns; the median of each, and of the rounds' ratios with its middle half."""
-    print(f"{'parameters':<12}{'1 thread':>10}{f'{threads} threads':>12}{'ratio':>8}  middle half")
+    print(f"{'10^6 weights':<12}{'1 thread':>10}{f'{threads} threads':>12}{'ratio':>8}  middle half")
     for hidden, layers, vocabulary in SHAPES:
         shape = {
             "hidden_size": hidden,
@@ -32,9 +32,7 @@ def measure(config: dict[str, Any], threads: int, rounds: int) -> None:
         ratios = sorted(many / one for one, many in pairs)
         low, middle, high = statistics.quantiles(ratios, n=4)
         one, many = (statistics.median(side) for side in zip(*pairs, strict=True))
-        print(
-            f"{parameters / 1e6:<10.1f} M{one:>10.1f}{many:>12.1f}{middle:>8.2f}  {low:.2f} to {high:.2f}", flush=True
-        )
+        print(f"{parameters / 1e6:<12.1f}{one:>10.1f}{many:>12.1f}{middle:>8.2f}  {low:.2f} to {high:.2f}", flush=True)
 
 
 def decode(model: Any, threads: int) -> float:

@@ -6,6 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
+from scripts.benchmarks import threads as thread_bench
+from tests.api.server_process import is_option
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -14,7 +20,7 @@ def bench(*arguments: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "scripts/bench", *arguments],
         cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if not name.startswith("BATON_")},
+        env={name: value for name, value in os.environ.items() if not is_option(name)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -63,3 +69,19 @@ def test_sessions() -> None:
     assert max(early[1], late[1]) < cold[1] and late[1] < transformers[1]
     assert ratio(lines, "turn 4 / turn 2")[1] == ratio(lines, "transformers / turn 4")[1] == 2
     assert lines[-1] == "the first token is the same as transformers' in 2 of 2"
+
+
+def test_threads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {
+        "model_type": "mamba2", "head_dim": 64, "state_size": 16, "n_groups": 1, "expand": 2, "conv_kernel": 4,
+        "chunk_size": 64, "tie_word_embeddings": True,
+    }  # fmt: skip
+    monkeypatch.setattr(thread_bench, "SHAPES", ((64, 1, 256), (128, 2, 512)))
+    try:
+        thread_bench.measure(config, threads=2, rounds=3)
+    finally:
+        torch.set_num_threads(1)
+    rows = [re.findall(r"[\d.]+", line) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [float(row[0]) for row in rows] == [0.0, 0.3]
+    for _, one, many, middle, low, high in rows:
+        assert float(one) > 0 and float(many) > 0 and float(low) <= float(middle) <= float(high)

@@ -61,6 +61,7 @@ def test_what_is_there_is_not_built_again_unless_it_is_damaged(tmp_path: Path) -
     assert len(built) == 1
     assert fetch(tmp_path, "v4-def", build) != first
     first.write_bytes(b"cod")
+    (tmp_path / "v4-abc.123.new").write_bytes(b"of a process that was killed")
     assert fetch(tmp_path, "v4-abc", build).read_bytes() == b"code"
     assert len(built) == 3
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".so") == ["lock"]

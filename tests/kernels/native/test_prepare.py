@@ -12,6 +12,8 @@ import torch
 
 from kernels import native
 from kernels.native import library
+from kernels.native.cache import cache_folder
+from kernels.native.compiler import find_compiler
 from kernels.native.prepare import Prepared, prepare
 from kernels.rms_norm import add_rms_norm
 from tests.kernels.installed import compiler, library_for, runnable
@@ -84,6 +86,15 @@ def test_a_compiler_from_pypi_is_the_last_resort(monkeypatch: pytest.MonkeyPatch
         (sys.executable, "-m", "ziglang", "c++"), "clang version 20.1", True,
     )  # fmt: skip
     assert f"-mcpu={runnable()[0].zig}" in found.flags(runnable()[0])
+
+
+@pytest.mark.parametrize(("variable", "value"), [("CXX", "c++ 'unclosed"), ("BATON_CACHE", "~nobody\0")])
+def test_variables_that_make_no_sense(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = dict(os.environ) | {variable: value}
+    monkeypatch.setattr("kernels.native.prepare.find_compiler", lambda: find_compiler(environment))
+    monkeypatch.setattr("kernels.native.prepare.cache_folder", lambda: cache_folder(environment))
+    assert prepared().problem
+    assert_torch_runs()
 
 
 def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
