@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-WATCHED = ["test_mixer_prefill.py"]
+WATCHED = ["test_mixer_prefill.py", "test_attention_native.py"]
 
 
 @pytest.mark.soak
