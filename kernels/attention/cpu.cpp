@@ -35,6 +35,27 @@ struct Heads {
     int64_t columns() const { return round_up(width); }
 };
 
+// A head's keys or values, position by position; a division for each would take as long as what is done with them.
+template <class Stored> class Rows {
+public:
+    Rows(const Heads &h, const Stored *from, int64_t stride, const int32_t *pages, int64_t kv_head, int64_t position)
+        : h(h), from(from + kv_head * h.width), stride(stride), page(pages + position / h.page_size),
+          offset(position % h.page_size) {}
+
+    const Stored *next() {
+        const Stored *const row = from + *page * stride + offset * h.kv_heads * h.width;
+        if (++offset == h.page_size) offset = 0, ++page;
+        return row;
+    }
+
+private:
+    const Heads &h;
+    const Stored *const from;
+    const int64_t stride;
+    const int32_t *page;
+    int64_t offset;
+};
+
 template <class Activation, class Stored> class Attention {
 public:
     const Segments s;
@@ -70,7 +91,7 @@ private:
         std::fill(totals, totals + rows, 0.0f);
         const int64_t end = position + last - first;
         for (int64_t key = 0; key < end; key += KEYS)
-            add(segment, kv_head, key, std::min(key + KEYS, end), position, rows, queries, sums, highest, totals);
+            add(segment, kv_head, key, end, position, rows, queries, sums, highest, totals);
         for (int64_t row = 0; row < rows; row++)
             for (int64_t c = 0; c < h.width; c += LANES)
                 put(output + place(first, kv_head, row) + c, load(sums + row * columns + c) / totals[row], h.width - c);
@@ -81,14 +102,14 @@ private:
         return ((first + row / h.repeats()) * h.heads + kv_head * h.repeats() + row % h.repeats()) * h.width;
     }
 
-    // The keys at positions [begin, end), for rows whose first token stands at `position`.
-    void add(int64_t segment, int64_t kv_head, int64_t begin, int64_t end, int64_t position, int64_t rows,
+    // The block of keys from `begin` on, of those before `last`, for rows whose first token stands at `position`.
+    void add(int64_t segment, int64_t kv_head, int64_t begin, int64_t last, int64_t position, int64_t rows,
              const float *queries, float *sums, float *highest, float *totals) const {
-        const int64_t columns = h.columns();
+        const int64_t columns = h.columns(), end = std::min(begin + KEYS, last);
         float *const plain = scratch(PLAIN_KEYS, KEYS * columns), *const turned = scratch(TURNED_KEYS, KEYS * columns);
         float *const block = scratch(VALUES, KEYS * columns), *const weights = scratch(WEIGHTS, rows * KEYS);
-        gather(keys, h.key_stride, segment, kv_head, begin, end, plain);
-        gather(values, h.value_stride, segment, kv_head, begin, end, block);
+        gather(keys, h.key_stride, segment, kv_head, begin, end, last, plain);
+        gather(values, h.value_stride, segment, kv_head, begin, end, last, block);
         transpose(plain, columns, KEYS, h.width, turned, KEYS);
         for_tiles(rows, KEYS, [&](auto tile, int64_t row, int64_t column) {
             tile.add(queries + row * columns, columns, turned + column, KEYS, h.width);
@@ -96,7 +117,8 @@ private:
         });
         for (int64_t row = 0; row < rows; row++) {
             const int64_t seen = position + row / h.repeats() + 1 - begin;
-            const float kept = weigh(std::clamp<int64_t>(seen, 0, KEYS), weights + row * KEYS, highest[row], totals[row]);
+            float *const scores = weights + row * KEYS;
+            const float kept = weigh(std::clamp<int64_t>(seen, 0, KEYS), scores, highest[row], totals[row]);
             for (int64_t c = row * columns; c < (row + 1) * columns; c += LANES) put(sums + c, load(sums + c) * kept);
         }
         for_tiles(rows, columns, [&](auto tile, int64_t row, int64_t column) {
@@ -107,13 +129,18 @@ private:
         });
     }
 
-    // Keys or values at positions [begin, end) as [KEYS, padded width]; zeros behind them.
+    // Keys or values at positions [begin, end) as [KEYS, padded width], zeros behind them. The next block's, before
+    // `last`, are asked for meanwhile: pages lie anywhere, so no prefetcher does.
     void gather(const Stored *from, int64_t stride, int64_t segment, int64_t kv_head, int64_t begin, int64_t end,
-                float *to) const {
+                int64_t last, float *to) const {
         const int32_t *const pages = s.table + segment * s.table_stride;
+        Rows<Stored> rows{h, from, stride, pages, kv_head, begin}, ahead{h, from, stride, pages, kv_head, begin + KEYS};
         for (int64_t p = begin; p < end; p++, to += h.columns()) {
-            const Stored *const row = from + pages[p / h.page_size] * stride +
-                                      (p % h.page_size * h.kv_heads + kv_head) * h.width;
+            if (p + KEYS < last) {
+                const Stored *const row = ahead.next();
+                for (int64_t c = 0; c < h.width; c += 64 / sizeof(Stored)) __builtin_prefetch(row + c);
+            }
+            const Stored *const row = rows.next();
             for (int64_t c = 0; c < h.width; c += LANES) put(to + c, load(row + c, h.width - c));
         }
         std::fill(to, to + (KEYS - (end - begin)) * h.columns(), 0.0f);
@@ -126,7 +153,10 @@ private:
             return 1;
         }
         const float before = highest;
-        for (int64_t i = 0; i < seen; i++) highest = std::max(highest, scores[i]);
+        std::fill(scores + seen, scores + KEYS, -FLT_MAX);
+        floats top = splat(before);
+        for (int64_t i = 0; i < KEYS; i += LANES) top = load(scores + i) > top ? load(scores + i) : top;
+        for (int lane = 0; lane < LANES; lane++) highest = std::max(highest, top[lane]);
         for (int64_t i = 0; i < seen; i += LANES) put(scores + i, exp(load(scores + i) - highest));
         std::fill(scores + seen, scores + KEYS, 0.0f);
         floats sums{};
