@@ -48,7 +48,9 @@ template <class F> void for_tiles(int64_t rows, int64_t columns, F f) {
     };
     int64_t row = 0;
     for (; row + TILE_ROWS <= rows; row += TILE_ROWS) across(std::integral_constant<int, TILE_ROWS>(), row);
-    for (; row < rows; ++row) across(std::integral_constant<int, 1>(), row);
+    if (rows - row == 3) across(std::integral_constant<int, 3>(), row);
+    if (rows - row == 2) across(std::integral_constant<int, 2>(), row);
+    if (rows - row == 1) across(std::integral_constant<int, 1>(), row);
 }
 
 }  // namespace baton
