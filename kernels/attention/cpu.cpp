@@ -6,8 +6,6 @@
 
 #include "../native/numbers.h"
 #include "../native/parallel.h"
-#include "../native/scratch.h"
-#include "../native/tails.h"
 #include "../native/tile.h"
 #include "../native/transpose.h"
 

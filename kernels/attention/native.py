@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels import native
 from kernels.attention import reference
 from kernels.native import FLOAT, INT, INT64, POINTER, TYPES
+from kernels.native.checks import assert_agrees
 
 NAME = "baton_paged_attention"
 ARGUMENTS = [
@@ -78,7 +79,7 @@ def check() -> None:
         found = paged_attention(query, keys, values, table, offsets, starts, 0.3)
         exact = reference.paged_attention(query.float(), keys.float(), values.float(), table, offsets, starts, 0.3)
         tolerance = 1e-4 if dtype == torch.float32 else 0.02
-        torch.testing.assert_close(found.float(), exact, rtol=tolerance, atol=tolerance)
+        assert_agrees(found.float(), exact, rtol=tolerance, atol=tolerance)
 
 
 native.declare(NAME, ARGUMENTS, check)

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from kernels import native
 from kernels.linear import reference
 from kernels.native import INT, INT64, POINTER, TYPES
+from kernels.native.checks import assert_agrees
 
 LINEAR = "baton_linear"
 LOOK_UP = "baton_look_up"
@@ -79,7 +80,7 @@ def check_linear() -> None:
             x = torch.randn(rows, 71, generator=generator).to(dtype)
             found, expected = linear(x, packed(weight), 45, bias), reference.linear(x, weight, bias)
             tolerance = 1e-4 if dtype == torch.float32 else 0.05
-            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+            assert_agrees(found, expected, rtol=tolerance, atol=tolerance)
 
 
 def check_look_up() -> None:

@@ -10,6 +10,7 @@ from kernels import native
 from kernels.mixer_constants import MixerConstants
 from kernels.mixer_decode import reference
 from kernels.native import FLOAT, INT, INT64, POINTER, TYPES
+from kernels.native.checks import assert_agrees
 
 NAME = "baton_mixer_decode"
 ARGUMENTS = [
@@ -118,8 +119,9 @@ def check() -> None:
         y = mixer_decode(projected, constants, found[0], found[1], slots)
         exact = reference.mixer_decode(projected, constants, expected[0], expected[1], slots)
         tolerance = 1e-4 if dtype == torch.float32 else 0.02
-        torch.testing.assert_close(y, exact, rtol=tolerance, atol=tolerance)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        assert_agrees(y, exact, rtol=tolerance, atol=tolerance)
+        for pool, exact_pool in zip(found, expected, strict=True):
+            assert_agrees(pool, exact_pool, rtol=1e-4, atol=1e-4)
 
 
 native.declare(NAME, ARGUMENTS, check)
