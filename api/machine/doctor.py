@@ -71,7 +71,7 @@ def tell_threads(threads: int) -> str:
 def operations() -> list[str]:
     """The folders of kernels/ that hold an operation, all of which a model's loading has imported."""
     assert checkpoint.FAMILIES
-    found = [module.name for module in pkgutil.iter_modules([str(KERNELS)])]
+    found = [module.name for module in pkgutil.iter_modules([str(KERNELS)]) if module.ispkg]
     return sorted(name for name in found if name != "native")
 
 
