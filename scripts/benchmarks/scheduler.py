@@ -50,7 +50,7 @@ class Decoding:
         self._sent: deque[Message] = deque()
         self._steps: deque[Step] = deque()
         self._ledger = Ledger(2 * rows)
-        limits = Limits(rows, rows, STEP_TOKENS, PAGE_SIZE, track_interval=TRACK_INTERVAL)
+        limits = Limits(rows, rows, STEP_TOKENS, page_size=PAGE_SIZE, track_interval=TRACK_INTERVAL)
         self._scheduler = Scheduler(lambda to, message: self._sent.append(message), limits)
         # Of many lengths, so that the rows reach the ends of their pages and intervals one after another.
         prompts = [pack([index % 100] * (40 + index * TRACK_INTERVAL // rows)) for index in range(rows)]

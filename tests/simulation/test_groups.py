@@ -36,7 +36,8 @@ class World:
 
     def scenario(self, prompts: Prompts) -> Scenario:
         page_size = 4 if self.pages else 0
-        limits = Limits(6, 100, STEP_TOKENS, page_size, min_saving=1, depth=self.depth, strategy=self.strategy)
+        shape = {"page_size": page_size, "min_saving": 1, "depth": self.depth}
+        limits = Limits(6, 100, STEP_TOKENS, strategy=self.strategy, **shape)
         return Scenario(
             slots=self.slots,
             pages=self.pages,

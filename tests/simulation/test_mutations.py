@@ -101,6 +101,7 @@ FOUND_BY = {
     "first_come_first_served": 9,
     "rows_are_no_turns": 9,
     "first_prompt_takes_all": 29,
+    "prompts_take_their_time": 6,
     "nobody_gives_way": 60,
     "superseded_state_counted_twice": 0,
     "worth_not_updated_after_a_split": 0,

@@ -85,7 +85,7 @@ def test_the_doctor_tells_what_runs() -> None:
     )
     found = json.loads(told.stdout)
     assert found["kernel rms_norm"] == "baton_add_rms_norm: native"
-    assert found["kernel attention"] == "torch"
+    assert found["kernel sampling"] == "torch"
     assert "ready in" in found["native code"] and "GB/s" in found["memory"]
     assert f"GOMP_SPINCOUNT={SPINS}" in found["threads"]
     assert found["cache"] == os.environ["BATON_CACHE"]
