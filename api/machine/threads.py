@@ -4,7 +4,7 @@ import os
 from collections.abc import MutableMapping
 
 # Turns of libgomp's waiting loop.
-SPINS = "1000"
+SPINS = "3000"
 SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # Below it the threads wait for each other longer than the second one saves.
 PARAMETERS_FOR_MORE = 20_000_000
