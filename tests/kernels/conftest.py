@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kernels import native
-from tests.kernels.installed import library_for
+from kernels.native.targets import Target
+from tests.kernels.installed import installed, library_for, runnable
 
 
 @pytest.fixture(autouse=True)
@@ -18,3 +19,10 @@ def native_kernels() -> Iterator[None]:
     assert native.install(library_for(), threads=1) == {}
     yield
     native.uninstall()
+
+
+@pytest.fixture(params=runnable(), ids=lambda target: target.name, scope="module")
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """The C++ of this checkout, for each set of instructions that this CPU has, in one thread."""
+    with installed(request.param):
+        yield request.param

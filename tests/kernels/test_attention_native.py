@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,12 +12,6 @@ from tests.kernels.installed import installed, runnable
 
 F32, BF16 = torch.float32, torch.bfloat16
 many = settings(max_examples=40, deadline=None)
-
-
-@pytest.fixture(params=runnable(), ids=lambda target: target.name, scope="module")
-def target(request: pytest.FixtureRequest) -> Iterator[str]:
-    with installed(request.param):
-        yield request.param
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,3 @@
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,12 +12,6 @@ F32, BF16 = torch.float32, torch.bfloat16
 DTYPES = st.sampled_from([F32, BF16])
 SIZES = st.integers(1, 100)
 many = settings(max_examples=40, deadline=None)
-
-
-@pytest.fixture(params=runnable(), ids=lambda target: target.name, scope="module")
-def target(request: pytest.FixtureRequest) -> Iterator[str]:
-    with installed(request.param):
-        yield request.param
 
 
 def drawn(seed: int, rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

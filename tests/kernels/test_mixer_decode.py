@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -14,12 +14,6 @@ from tests.kernels.installed import installed, runnable
 F32, BF16 = torch.float32, torch.bfloat16
 LAYERS = 3
 many = settings(max_examples=50, deadline=None)
-
-
-@pytest.fixture(params=runnable(), ids=lambda target: target.name, scope="module")
-def target(request: pytest.FixtureRequest) -> Iterator[str]:
-    with installed(request.param):
-        yield request.param
 
 
 @dataclass(frozen=True)

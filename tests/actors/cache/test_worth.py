@@ -1,6 +1,8 @@
 """What a state is worth: chances learned from what became of others, weighed against what it saves and holds."""
 
 import random
+import statistics
+import time
 from math import exp
 from statistics import median, quantiles
 
@@ -173,6 +175,27 @@ def test_among_ten_thousand_states_it_looks_at_few(monkeypatch: pytest.MonkeyPat
         grove.add([5, token, *[7] * chance.randint(1, 3000)], chance.choice(list(Kind)))
     assert looked_at < 1000 * 10
     grove.check()
+
+
+@pytest.mark.soak
+def test_choosing_among_ten_thousand_states_takes_microseconds() -> None:
+    grove, chance = Grove(), random.Random(3)
+    for number in range(10_000):
+        grove.add([number % 97, *[number] * chance.randint(1, 3000)], chance.choice(list(Kind)))
+    grove.least()
+    choosing, all_of_it = [], []
+    for token in range(5000):
+        began = time.perf_counter()
+        gone = grove.least()
+        choosing.append(time.perf_counter() - began)
+        assert gone is not None
+        grove.tree.take_state(gone)
+        grove.order.put(gone, False)
+        grove.add([5, token, *[7] * chance.randint(1, 3000)], chance.choice(list(Kind)))
+        all_of_it.append(time.perf_counter() - began)
+    figures = [1e6 * statistics.mean(times) for times in (choosing, all_of_it)]
+    print(f"choosing {figures[0]:.1f} µs, with what comes and goes {figures[1]:.1f}")
+    assert figures[0] <= 20
 
 
 @pytest.mark.parametrize("seed", range(5))
