@@ -34,5 +34,6 @@ def test_packed_chunks_and_decode_rows_attend_to_their_own_pages(seed: int) -> N
         queries.append(torch.randn(length, HEADS, WIDTH))
         expected.append(attend_by_definition(queries[-1], keys, values, start))
         offsets.append(offsets[-1] + length)
-    actual = paged_attention(torch.cat(queries), key_pages, value_pages, table, offsets, starts, 0.3)
+    layout = torch.tensor(offsets), torch.tensor(starts)
+    actual = paged_attention(torch.cat(queries), key_pages, value_pages, table, *layout, 0.3, len(lengths), max(lengths))
     torch.testing.assert_close(actual, torch.cat(expected), atol=1e-5, rtol=1e-5)

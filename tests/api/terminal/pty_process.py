@@ -15,6 +15,7 @@ from typing import Self
 ROOT = Path(__file__).resolve().parents[3]
 CTRL_C, CTRL_D, UP, CTRL_U = "\x03", "\x04", "\x1b[A", "\x15"
 PATIENCE_S = 60.0
+READING_S = 0.3
 OWN_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
 # A parent that ignores SIGINT, as a shell does for what runs in the background, hands that on.
 RUN = """\
@@ -61,6 +62,11 @@ class PtyProcess:
 
     def press(self, keys: str) -> None:
         os.write(self._master, keys.encode())
+
+    def interrupt_reading(self) -> None:
+        """Ctrl-C once it waits for a key: CPython's readline overlooks one between two keys until the next key."""
+        time.sleep(READING_S)
+        self.press(CTRL_C)
 
     def enter(self, line: str) -> None:
         self.press(line + "\r")

@@ -53,7 +53,7 @@ def test_a_stopped_answer_leaves_the_session_usable(pausing: ServerProcess, talk
         chat.expect("> ")
         chat.press("half a li")
         chat.expect("half a li")
-        chat.press(CTRL_C)
+        chat.interrupt_reading()
         chat.expect("/quit or Ctrl-D leaves.\n> ")
         chat.press(CTRL_D)
         assert chat.wait() == 0
