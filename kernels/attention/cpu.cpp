@@ -2,12 +2,14 @@
 // softmax (Dao et al., 2022, arXiv:2205.14135), so that no matrix of scores is ever whole.
 #include <algorithm>
 #include <cfloat>
+#include <cstring>
 #include <type_traits>
 
 #include "../native/numbers.h"
 #include "../native/parallel.h"
 #include "../native/tile.h"
 #include "../native/transpose.h"
+#include "../recorded/call.h"
 
 namespace {
 
@@ -15,15 +17,24 @@ using namespace baton;
 
 constexpr int64_t KEYS = 64;  // A block of keys begins at a multiple of it: then a row's sums are the same in any step.
 
-enum Buffer { PLAIN_KEYS, TURNED_KEYS, VALUES, QUERIES, WEIGHTS, SUMS, ROWS };
+enum Buffer { TURNED_KEYS, VALUES, QUERIES, WEIGHTS, SUMS, ROWS, BLOCKS };
 
 // Segment s is tokens [offsets[s], offsets[s + 1]) at positions from starts[s] on; its blocks of `tokens` of them are
 // [blocks[s], blocks[s + 1]). Strides count elements from page to page and from row to row of the table.
 struct Segments {
     int64_t count, tokens, table_stride;
-    const int64_t *offsets, *starts, *blocks;
+    const int64_t *offsets, *starts;
     const int32_t *table;
+    const int64_t *blocks;
 };
+
+// [segments + 1], the calling thread's until it asks again.
+int64_t *cut(int64_t segments, int64_t tokens, const int64_t *offsets) {
+    auto *const blocks = reinterpret_cast<int64_t *>(scratch(BLOCKS, 2 * (segments + 1)));
+    blocks[0] = 0;
+    for (int64_t s = 0; s < segments; s++) blocks[s + 1] = blocks[s] + (offsets[s + 1] - offsets[s] + tokens - 1) / tokens;
+    return blocks;
+}
 
 struct Heads {
     int64_t heads, kv_heads, width, page_size, key_stride, value_stride;
@@ -40,9 +51,14 @@ public:
         : h(h), from(from + kv_head * h.width), stride(stride), page(pages + position / h.page_size),
           offset(position % h.page_size) {}
 
-    const Stored *next() {
+    // Of this page.
+    int64_t left() const { return h.page_size - offset; }
+
+    // The row here; then `count` further on, at most to the page's end.
+    const Stored *next(int64_t count) {
         const Stored *const row = from + *page * stride + offset * h.kv_heads * h.width;
-        if (++offset == h.page_size) offset = 0, ++page;
+        offset += count;
+        if (offset == h.page_size) offset = 0, ++page;
         return row;
     }
 
@@ -54,13 +70,14 @@ private:
     int64_t offset;
 };
 
-template <class Activation, class Stored> class Attention {
+template <class Stored> class Attention {
 public:
     const Segments s;
     const Heads h;
-    const Activation *const query;  // [T, heads, width]
+    const int type;  // Of query and output.
+    const void *const query;  // [T, heads, width]
     const Stored *const keys, *const values;  // [pages, page_size, kv_heads, width]
-    Activation *const output;  // [T, heads, width]
+    void *const output;  // [T, heads, width]
 
     // All blocks for a head before the next head's, so that long and short ones are spread over the threads.
     void run() const {
@@ -81,18 +98,24 @@ private:
         const int64_t rows = (last - first) * h.repeats(), columns = h.columns();
         float *const queries = scratch(QUERIES, rows * columns), *const sums = scratch(SUMS, rows * columns);
         float *const highest = scratch(ROWS, 2 * rows), *const totals = highest + rows;
-        for (int64_t row = 0; row < rows; row++)
-            for (int64_t c = 0; c < h.width; c += LANES)
-                put(queries + row * columns + c, load(query + place(first, kv_head, row) + c, h.width - c) * h.scale);
+        with_type(type, [&](auto *activation) {
+            const auto *const from = static_cast<const std::remove_pointer_t<decltype(activation)> *>(query);
+            for (int64_t row = 0; row < rows; row++)
+                for (int64_t c = 0; c < h.width; c += LANES)
+                    put(queries + row * columns + c, load(from + place(first, kv_head, row) + c, h.width - c) * h.scale);
+        });
         std::fill(sums, sums + rows * columns, 0.0f);
         std::fill(highest, highest + rows, -FLT_MAX);
         std::fill(totals, totals + rows, 0.0f);
         const int64_t end = position + last - first;
         for (int64_t key = 0; key < end; key += KEYS)
             add(segment, kv_head, key, end, position, rows, queries, sums, highest, totals);
-        for (int64_t row = 0; row < rows; row++)
-            for (int64_t c = 0; c < h.width; c += LANES)
-                put(output + place(first, kv_head, row) + c, load(sums + row * columns + c) / totals[row], h.width - c);
+        with_type(type, [&](auto *activation) {
+            auto *const to = static_cast<decltype(activation)>(output);
+            for (int64_t row = 0; row < rows; row++)
+                for (int64_t c = 0; c < h.width; c += LANES)
+                    put(to + place(first, kv_head, row) + c, load(sums + row * columns + c) / totals[row], h.width - c);
+        });
     }
 
     // Where a block's row lies in query and output.
@@ -104,44 +127,79 @@ private:
     void add(int64_t segment, int64_t kv_head, int64_t begin, int64_t last, int64_t position, int64_t rows,
              const float *queries, float *sums, float *highest, float *totals) const {
         const int64_t columns = h.columns(), end = std::min(begin + KEYS, last);
-        float *const plain = scratch(PLAIN_KEYS, KEYS * columns), *const turned = scratch(TURNED_KEYS, KEYS * columns);
-        float *const block = scratch(VALUES, KEYS * columns), *const weights = scratch(WEIGHTS, rows * KEYS);
-        gather(keys, h.key_stride, segment, kv_head, begin, end, last, plain);
-        gather(values, h.value_stride, segment, kv_head, begin, end, last, block);
-        transpose(plain, columns, KEYS, h.width, turned, KEYS);
-        for_tiles(rows, KEYS, [&](auto tile, int64_t row, int64_t column) {
-            tile.add(queries + row * columns, columns, turned + column, KEYS, h.width);
-            tile.each([&](floats sum, int r, int c) { put(weights + (row + r) * KEYS + column + c, sum); });
-        });
+        float *const turned = scratch(TURNED_KEYS, KEYS * columns), *const weights = scratch(WEIGHTS, rows * KEYS);
+        turn_keys(segment, kv_head, begin, end, last, turned);
+        multiply<float>(rows, round_up(end - begin), h.width, {queries, columns}, {turned, KEYS}, {}, {weights, KEYS});
         for (int64_t row = 0; row < rows; row++) {
             const int64_t seen = position + row / h.repeats() + 1 - begin;
             float *const scores = weights + row * KEYS;
             const float kept = weigh(std::clamp<int64_t>(seen, 0, KEYS), scores, highest[row], totals[row]);
             for (int64_t c = row * columns; c < (row + 1) * columns; c += LANES) put(sums + c, load(sums + c) * kept);
         }
-        for_tiles(rows, columns, [&](auto tile, int64_t row, int64_t column) {
-            float *const at = sums + row * columns + column;
-            tile.each([&](floats &sum, int r, int c) { sum = load(at + r * columns + c); });
-            tile.add(weights + row * KEYS, KEYS, block + column, columns, end - begin);
-            tile.each([&](floats sum, int r, int c) { put(at + r * columns + c, sum); });
-        });
+        // Few rows take the values from the pages, many from a copy in float32: the sums are the same.
+        Rows<Stored> pages{h, values, h.value_stride, s.table + segment * s.table_stride, kv_head, begin};
+        if (rows <= 2 * TILE_ROWS && columns == h.width) {
+            for (int64_t key = 0, count; key < end - begin; key += count) {
+                count = std::min(pages.left(), end - begin - key);
+                add_values(pages.next(count), h.kv_heads * h.width, count, rows, weights + key, sums);
+            }
+        } else {
+            float *const block = scratch(VALUES, KEYS * columns);
+            for (int64_t key = 0; key < end - begin; key++) {
+                const Stored *const row = pages.next(1);
+                for (int64_t c = 0; c < h.width; c += LANES) put(block + key * columns + c, load(row + c, h.width - c));
+            }
+            add_values(block, columns, end - begin, rows, weights, sums);
+        }
     }
 
-    // Keys or values at positions [begin, end) as [KEYS, padded width], zeros behind them. The next block's, before
-    // `last`, are asked for meanwhile: pages lie anywhere, so no prefetcher does.
-    void gather(const Stored *from, int64_t stride, int64_t segment, int64_t kv_head, int64_t begin, int64_t end,
-                int64_t last, float *to) const {
+    // sums += weights · values, of `count` keys from `from` on.
+    template <class T>
+    void add_values(const T *from, int64_t stride, int64_t count, int64_t rows, const float *weights,
+                    float *sums) const {
+        const float one = 1;
+        multiply<T>(rows, h.columns(), count, {weights, KEYS}, {from, stride}, {&one, 0}, {sums, h.columns()});
+    }
+
+    // Keys at positions [begin, end) as [width, KEYS]; what is behind them means nothing. The next block's rows, of
+    // keys and values before `last`, are asked for meanwhile: pages lie anywhere, so no prefetcher does.
+    void turn_keys(int64_t segment, int64_t kv_head, int64_t begin, int64_t end, int64_t last, float *to) const {
         const int32_t *const pages = s.table + segment * s.table_stride;
-        Rows<Stored> rows{h, from, stride, pages, kv_head, begin}, ahead{h, from, stride, pages, kv_head, begin + KEYS};
-        for (int64_t p = begin; p < end; p++, to += h.columns()) {
-            if (p + KEYS < last) {
-                const Stored *const row = ahead.next();
-                for (int64_t c = 0; c < h.width; c += 64 / sizeof(Stored)) __builtin_prefetch(row + c);
+        Rows<Stored> now{h, keys, h.key_stride, pages, kv_head, begin};
+        Rows<Stored> ahead[] = {{h, keys, h.key_stride, pages, kv_head, begin + KEYS},
+                                {h, values, h.value_stride, pages, kv_head, begin + KEYS}};
+        for (int64_t p = begin; p < end; p += LANES) {
+            const Stored *rows[LANES];
+            for (int64_t i = 0; i < LANES; i++) {
+                rows[i] = p + i < end ? now.next(1) : rows[0];
+                if (p + i + KEYS >= last) continue;
+                for (Rows<Stored> &next : ahead) {
+                    const Stored *const row = next.next(1);
+                    for (int64_t c = 0; c < h.width; c += 64 / sizeof(Stored)) __builtin_prefetch(row + c);
+                }
             }
-            const Stored *const row = rows.next();
-            for (int64_t c = 0; c < h.width; c += LANES) put(to + c, load(row + c, h.width - c));
+            turn_rows(rows, to + p - begin);
         }
-        std::fill(to, to + (KEYS - (end - begin)) * h.columns(), 0.0f);
+    }
+
+    // LANES rows of keys as columns, KEYS apart.
+    void turn_rows(const Stored *const (&rows)[LANES], float *to) const {
+        constexpr int64_t PACKED = sizeof(float) / sizeof(Stored), STEP = LANES * PACKED;
+        for (int64_t c = 0; c < h.width; c += STEP) {
+            const int64_t count = std::min(STEP, h.width - c);
+            words block[LANES] = {};
+            for (int i = 0; i < LANES; i++) {
+                if (count == STEP)
+                    std::memcpy(&block[i], rows[i] + c, sizeof block[i]);
+                else
+                    std::memcpy(&block[i], rows[i] + c, count * sizeof(Stored));
+            }
+            turn(block);
+            for (int64_t i = 0; i < count; i++) {
+                const words both = block[i / PACKED];
+                put(to + (c + i) * KEYS, (floats)(PACKED == 1 ? both : i % 2 ? both & 0xffff0000 : both << 16));
+            }
+        }
     }
 
     // Scores to weights, 0 beyond the first `seen`; what the row's sums are to be multiplied by.
@@ -154,7 +212,7 @@ private:
         std::fill(scores + seen, scores + KEYS, -FLT_MAX);
         floats top = splat(before);
         for (int64_t i = 0; i < KEYS; i += LANES) top = load(scores + i) > top ? load(scores + i) : top;
-        for (int lane = 0; lane < LANES; lane++) highest = std::max(highest, top[lane]);
+        highest = baton::highest(top);
         for (int64_t i = 0; i < seen; i += LANES) put(scores + i, exp(load(scores + i) - highest));
         std::fill(scores + seen, scores + KEYS, 0.0f);
         floats sums{};
@@ -171,18 +229,24 @@ private:
 extern "C" void baton_paged_attention(int type, const void *query, int stored, const void *keys, int64_t key_stride,
                                       const void *values, int64_t value_stride, const int32_t *table,
                                       int64_t table_stride, int64_t segments, int64_t tokens, const int64_t *offsets,
-                                      const int64_t *starts, const int64_t *blocks, int64_t heads, int64_t kv_heads,
-                                      int64_t width, int64_t page_size, float scale, void *output) {
-    with_type(type, [&](auto *activation) {
-        with_type(stored, [&](auto *page) {
-            using Activation = std::remove_pointer_t<decltype(activation)>;
-            using Stored = std::remove_pointer_t<decltype(page)>;
-            const Attention<Activation, Stored> attention{
-                {segments, tokens, table_stride, offsets, starts, blocks, table},
-                {heads, kv_heads, width, page_size, key_stride, value_stride, scale},
-                static_cast<const Activation *>(query), static_cast<const Stored *>(keys),
-                static_cast<const Stored *>(values), static_cast<Activation *>(output)};
-            attention.run();
-        });
+                                      const int64_t *starts, int64_t heads, int64_t kv_heads, int64_t width,
+                                      int64_t page_size, float scale, void *output) {
+    with_type(stored, [&](auto *page) {
+        using Stored = std::remove_pointer_t<decltype(page)>;
+        const Attention<Stored> attention{
+            {segments, tokens, table_stride, offsets, starts, table, cut(segments, tokens, offsets)},
+            {heads, kv_heads, width, page_size, key_stride, value_stride, scale},
+            type, query, static_cast<const Stored *>(keys), static_cast<const Stored *>(values), output};
+        attention.run();
     });
 }
+
+// rows [tokens, bytes] to places [tokens] = page · page_size + offset; pages lie `stride` bytes apart.
+extern "C" void baton_write_pages(const char *rows, char *pages, int64_t stride, const int64_t *places, int64_t tokens,
+                                  int64_t page_size, int64_t bytes) {
+    for (int64_t t = 0; t < tokens; t++)
+        std::memcpy(pages + places[t] / page_size * stride + places[t] % page_size * bytes, rows + t * bytes, bytes);
+}
+
+BATON_RECORDABLE(baton_paged_attention)
+BATON_RECORDABLE(baton_write_pages)

@@ -1,8 +1,5 @@
 """The same as reference.py, by cpu.cpp: pages are read in place, and scores are never kept."""
 
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
-
 import torch
 from torch import Tensor
 
@@ -15,10 +12,11 @@ NAME = "baton_paged_attention"
 ARGUMENTS = [
     *(INT, POINTER, INT, POINTER, INT64, POINTER, INT64),
     *(POINTER, INT64, INT64, INT64),
-    *(POINTER,) * 3,
+    *(POINTER,) * 2,
     *(INT64,) * 4,
     *(FLOAT, POINTER),
 ]
+WRITE = "baton_write_pages"
 # Queries, of all heads that share keys, that pass over a block of keys together.
 ROWS = 64
 
@@ -40,8 +38,8 @@ def paged_attention(
     key_pages: Tensor,
     value_pages: Tensor,
     page_table: Tensor,
-    offsets: Sequence[int],
-    starts: Sequence[int],
+    offsets: Tensor,
+    starts: Tensor,
     scale: float,
 ) -> Tensor:
     """See reference.paged_attention. Pages may lie apart, and rows of the table; ValueError for other layouts."""
@@ -50,11 +48,12 @@ def paged_attention(
     for pages in (key_pages, value_pages):
         if pages.shape[1:] != (page_size, kv_heads, width) or not pages[:1].is_contiguous():
             raise ValueError(f"{tuple(pages.shape)} with strides {pages.stride()} are not pages of {width}")
-    if heads % kv_heads or len(page_table) != len(starts) or page_table.stride(-1) != 1:
+    if heads % kv_heads or not len(page_table) == len(starts) == len(offsets) - 1 or page_table.stride(-1) != 1:
         raise ValueError(f"{heads} heads, {kv_heads} with keys, or the page table do not fit")
     tokens = max(1, ROWS * kv_heads // heads)
-    blocks = accumulate((-(-(end - begin) // tokens) for begin, end in pairwise(offsets)), initial=0)
-    layout = [torch.tensor(list(numbers), dtype=torch.int64) for numbers in (offsets, starts, blocks)]
+    for numbers in (offsets, starts):
+        if numbers.dtype != torch.int64 or not numbers.is_contiguous():
+            raise ValueError(f"the segments are {numbers.dtype} with stride {numbers.stride()}")
     query, run = query.contiguous(), native.function(NAME)
     assert run is not None
     output = torch.empty_like(query)
@@ -62,17 +61,39 @@ def paged_attention(
         *(TYPES[query.dtype], query.data_ptr(), TYPES[key_pages.dtype]),
         *(key_pages.data_ptr(), key_pages.stride(0), value_pages.data_ptr(), value_pages.stride(0)),
         *(page_table.data_ptr(), page_table.stride(0), len(starts), tokens),
-        *(numbers.data_ptr() for numbers in layout),
+        *(offsets.data_ptr(), starts.data_ptr()),
         *(heads, kv_heads, width, page_size),
         *(scale, output.data_ptr()),
     )
     return output
 
 
+def takes_written(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
+    """Whether the C function is installed and made for these."""
+    return (
+        native.function(WRITE) is not None
+        and keys.device.type == "cpu"
+        and keys.dtype == values.dtype == key_pages.dtype == value_pages.dtype
+        and all(tensor.is_contiguous() for tensor in (keys, values, key_pages[:1], value_pages[:1]))
+    )
+
+
+def write_pages(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor, places: Tensor) -> None:
+    """See reference.write_pages; for what `takes_written` says yes to. ValueError for places that do not fit."""
+    if places.dtype != torch.int64 or places.shape != (len(keys),) or not places.is_contiguous():
+        raise ValueError(f"places are not {len(keys)} of int64 side by side")
+    run, row = native.function(WRITE), keys[:1].numel() * keys.itemsize
+    assert run is not None
+    for given, pages in ((keys, key_pages), (values, value_pages)):
+        stride = pages.stride(0) * pages.itemsize
+        run(given.data_ptr(), pages.data_ptr(), stride, places.data_ptr(), len(given), pages.shape[1], row)
+
+
 def check() -> None:
     """Raises AssertionError where it differs from the reference."""
     g = torch.Generator().manual_seed(0)
-    table, offsets, starts = torch.randperm(20, generator=g).view(2, 10).int(), [0, 30, 31], [50, 7]
+    table = torch.randperm(20, generator=g).view(2, 10).int()
+    offsets, starts = torch.tensor([0, 30, 31]), torch.tensor([50, 7])
     pages = torch.randn(2, 20, 8, 2, 20, generator=g)
     for dtype in TYPES:
         query, (keys, values) = torch.randn(31, 6, 20, generator=g).to(dtype), pages.to(dtype)
@@ -82,4 +103,15 @@ def check() -> None:
         assert_agrees(found.float(), exact, rtol=tolerance, atol=tolerance)
 
 
+def check_write() -> None:
+    """Raises AssertionError where it differs from the reference."""
+    places, pages = torch.tensor([9, 2, 5]), torch.zeros(4, 2, 3, 2, 20)
+    keys, values = torch.randn(2, 3, 2, 20, generator=torch.Generator().manual_seed(0))
+    expected = pages.clone()
+    write_pages(keys, values, pages[:, 0], pages[:, 1], places)
+    reference.write_pages(keys, values, expected[:, 0], expected[:, 1], places)
+    assert torch.equal(pages, expected)
+
+
 native.declare(NAME, ARGUMENTS, check)
+native.declare(WRITE, [POINTER, POINTER, INT64, POINTER, INT64, INT64, INT64], check_write)

@@ -1,6 +1,7 @@
 """The same as reference.py, by cpu.cpp: one call, and one pass over the states."""
 
 from functools import lru_cache
+from itertools import product
 from math import prod
 
 import torch
@@ -18,7 +19,7 @@ ARGUMENTS = [
     *(POINTER,) * 6,
     *(FLOAT,) * 3,
     *(POINTER, INT64, INT, POINTER, INT64),
-    *(POINTER, POINTER, INT64, INT64),
+    *(POINTER, POINTER, POINTER, INT64, INT64),
     *(INT64,) * 6,
     POINTER,
 ]
@@ -38,12 +39,14 @@ def takes(projected: Tensor, constants: MixerConstants, conv_pool: Tensor, state
 
 
 def mixer_decode(
-    projected: Tensor, constants: MixerConstants, conv_pool: Tensor, state_pool: Tensor, slots: Tensor
+    projected: Tensor,
+    constants: MixerConstants,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
 ) -> Tensor:
-    """See reference.mixer_decode; also for states in bfloat16, to which they are rounded.
-
-    Slots may lie apart, and rows of `projected`; ValueError for other layouts.
-    """
+    """See reference.mixer_decode. Slots may lie apart, and rows of `projected`; ValueError for other layouts."""
     run, c = native.function(NAME), constants
     assert run is not None
     dimensions = _dimensions(
@@ -53,8 +56,9 @@ def mixer_decode(
         *(state_pool.shape, state_pool.stride()),
     )
     rows, inner = len(projected), dimensions[0] * dimensions[1]
-    if slots.dtype != torch.int64 or slots.shape != (rows,) or not slots.is_contiguous():
-        raise ValueError(f"slots are not {rows} of int64 side by side")
+    for given in (slots, positions):
+        if given.dtype != torch.int64 or given.shape != (rows,) or not given.is_contiguous():
+            raise ValueError(f"slots and positions are not {rows} of int64 side by side")
     y = torch.empty(rows, inner, dtype=projected.dtype)
     scratch = torch.empty(rows, projected.shape[1], dtype=torch.float32)
     run(
@@ -64,7 +68,7 @@ def mixer_decode(
         *(*c.dt_limits, c.eps),
         *(conv_pool.data_ptr(), conv_pool.stride(0)),
         *(TYPES[state_pool.dtype], state_pool.data_ptr(), state_pool.stride(0)),
-        *(slots.data_ptr(), y.data_ptr(), inner, rows),
+        *(slots.data_ptr(), positions.data_ptr(), y.data_ptr(), inner, rows),
         *dimensions,
         *(c.norm_groups, scratch.data_ptr()),
     )
@@ -113,15 +117,15 @@ def check() -> None:
         dt_limits=(0.0, float("inf")),
     )
     pools = torch.randn(4, 3, channels, generator=g), torch.randn(4, heads, width, size, generator=g)
-    for dtype in TYPES:
+    for dtype, state_dtype in product(TYPES, TYPES):
         projected = torch.randn(len(slots), inner + channels + heads, generator=g).to(dtype)
-        found, expected = [pool.clone() for pool in pools], [pool.clone() for pool in pools]
-        y = mixer_decode(projected, constants, found[0], found[1], slots)
-        exact = reference.mixer_decode(projected, constants, expected[0], expected[1], slots)
+        found, expected = ([pools[0].clone(), pools[1].to(state_dtype, copy=True)] for _ in range(2))
+        y = mixer_decode(projected, constants, found[0], found[1], slots, slots)
+        exact = reference.mixer_decode(projected, constants, expected[0], expected[1], slots, slots)
         tolerance = 1e-4 if dtype == torch.float32 else 0.02
         assert_agrees(y, exact, rtol=tolerance, atol=tolerance)
-        for pool, exact_pool in zip(found, expected, strict=True):
-            assert_agrees(pool, exact_pool, rtol=1e-4, atol=1e-4)
+        assert_agrees(found[0], expected[0], rtol=1e-4, atol=1e-4)
+        assert_agrees(found[1], expected[1], rtol=1e-4 if state_dtype == torch.float32 else 0.01, atol=1e-4)
 
 
 native.declare(NAME, ARGUMENTS, check)

@@ -9,6 +9,7 @@
 #include "../native/parallel.h"
 #include "../native/tile.h"
 #include "../native/transpose.h"
+#include "../recorded/call.h"
 
 namespace {
 
@@ -43,9 +44,10 @@ struct Plan {
     int64_t padded(int64_t chunk) const { return starts[chunk] + chunk * (LANES - 1); }
 };
 
-template <class State> struct Pools {
+struct Pools {
     float *conv;  // [slots, kernel - 1, channels]
-    State *state;  // [slots, heads, width, size]
+    int state_type;
+    void *state;  // [slots, heads, width, size]
     int64_t conv_stride, state_stride;
 };
 
@@ -74,9 +76,9 @@ struct Shared {
     float *gated;  // [T, inner]
 };
 
-template <class Activation, class State> class Prefill {
+template <class Activation> class Prefill {
 public:
-    Prefill(const Shape &shape, const Constants &constants, const Plan &plan, const Pools<State> &pools,
+    Prefill(const Shape &shape, const Constants &constants, const Plan &plan, const Pools &pools,
             const Activation *projected, int64_t stride, Activation *y)
         : shape(shape), constants(constants), plan(plan), pools(pools), projected(projected), stride(stride), y(y) {}
 
@@ -94,7 +96,7 @@ private:
     const Shape shape;
     const Constants constants;
     const Plan plan;
-    const Pools<State> pools;
+    const Pools pools;
     const Activation *const projected;  // [T, inner (gate) + channels + heads (dt)]
     const int64_t stride;
     Activation *const y;  // [T, inner]
@@ -146,10 +148,7 @@ private:
             convolve(segment, chunk, channel + shape.groups * size, size, C);
             std::fill(B + length * wide, B + padded * wide, 0.0f);
             transpose(B, wide, padded, size, B_turned, padded);
-            for_tiles(length, padded, [&](auto tile, int64_t row, int64_t column) {
-                tile.add(C + row * wide, wide, B_turned + column, padded, size);
-                tile.each([&](floats x, int r, int c) { put(scores + (row + r) * padded + column + c, x); });
-            });
+            multiply<float>(length, padded, size, {C, wide}, {B_turned, padded}, {}, {scores, padded});
         }
     }
 
@@ -212,7 +211,8 @@ private:
         float *const h = scratch(HEAD, (shape.size + longest) * columns + 2 * longest);
         float *const x = h + shape.size * columns, *const a = x + longest * columns, *const weights = a + longest;
         std::fill(h, h + shape.size * columns, 0.0f);
-        transpose(state_of(plan.slots[segment], head), shape.size, shape.width, shape.size, h, columns);
+        with_state(plan.slots[segment], head,
+                   [&](auto *state) { transpose(state, shape.size, shape.width, shape.size, h, columns); });
         for (int64_t chunk = plan.first[segment]; chunk < plan.first[segment + 1]; ++chunk) {
             const int64_t length = plan.length(chunk);
             const float *const dt = dt_of(head) + plan.starts[chunk];
@@ -228,12 +228,15 @@ private:
         save(h, plan.slots[segment], head);
     }
 
-    State *state_of(int64_t slot, int64_t head) const {
-        return pools.state + slot * pools.state_stride + head * shape.width * shape.size;
+    // f(state [width, size]), in the pool's type.
+    template <class F> void with_state(int64_t slot, int64_t head, F f) const {
+        const int64_t at = slot * pools.state_stride + head * shape.width * shape.size;
+        with_type(pools.state_type, [&](auto *type) { f(static_cast<decltype(type)>(pools.state) + at); });
     }
 
     void save(const float *h, int64_t slot, int64_t head) const {
-        transpose(h, shape.columns(), shape.size, shape.width, state_of(slot, head), shape.size);
+        with_state(slot, head,
+                   [&](auto *state) { transpose(h, shape.columns(), shape.size, shape.width, state, shape.size); });
     }
 
     // gated = (exp(a)·C·h + M·x + D·x)·silu(gate), where M[l, s] = scores[l, s]·exp(a_l − a_s)·dt_s for s ≤ l.
@@ -246,17 +249,10 @@ private:
         mix(length, scores_of(group, chunk), a, dt_of(head) + plan.starts[chunk], M);
         for (int64_t i = 0; i < length; i += LANES) put(carried + i, exp(load(a + i)));
         // In two passes, since the state and x do not fit into the first cache together.
-        for_tiles(length, columns, [&](auto tile, int64_t row, int64_t column) {
-            tile.add(C + row * wide, wide, h + column, columns, shape.size);
-            float *const at = y + row * columns + column;
-            tile.each([&](floats sum, int r, int c) { put(at + r * columns + c, sum * carried[row + r]); });
-        });
-        for_tiles(length, columns, [&](auto tile, int64_t row, int64_t column) {
-            float *const at = y + row * columns + column;
-            tile.each([&](floats &sum, int r, int c) { sum = load(at + r * columns + c); });
-            tile.add(M + row * padded, padded, x + column, columns, std::min(row + tile.rows, length));
-            tile.each([&](floats sum, int r, int c) { put(at + r * columns + c, sum); });
-        });
+        multiply<float>(length, columns, shape.size, {C, wide}, {h, columns}, {}, {y, columns});
+        for (int64_t row = 0; row < length; row += TILE_ROWS)
+            multiply<float>(std::min<int64_t>(TILE_ROWS, length - row), columns, std::min(row + TILE_ROWS, length),
+                            {M + row * padded, padded}, {x, columns}, {carried + row, 1}, {y + row * columns, columns});
         for (int64_t i = 0; i < length; ++i) gate(plan.starts[chunk] + i, head, y + i * columns, x + i * columns);
     }
 
@@ -287,12 +283,8 @@ private:
         const float *const B = B_of(head / (shape.heads / shape.groups), chunk);
         for (int64_t i = 0; i < length; ++i)
             for (int64_t c = i * columns; c < (i + 1) * columns; c += LANES) put(x + c, load(x + c) * weights[i]);
-        for_tiles(shape.size, columns, [&](auto tile, int64_t row, int64_t column) {
-            float *const at = h + row * columns + column;
-            tile.each([&](floats &sum, int r, int c) { sum = load(at + r * columns + c) * decay; });
-            tile.add(B + row * round_up(length), round_up(length), x + column, columns, length);
-            tile.each([&](floats sum, int r, int c) { put(at + r * columns + c, sum); });
-        });
+        const int64_t padded = round_up(length);
+        multiply<float>(shape.size, columns, length, {B, padded}, {x, columns}, {&decay, 0}, {h, columns});
     }
 
     // y = norm·gated / rms(gated), over each group of channels.
@@ -349,16 +341,14 @@ extern "C" void baton_mixer_prefill(int type, const void *projected, int64_t str
                                     int64_t heads, int64_t width, int64_t groups, int64_t norm_groups, int64_t size,
                                     int64_t kernel) {
     with_type(type, [&](auto *activation) {
-        with_type(state_type, [&](auto *state) {
-            using Activation = std::remove_pointer_t<decltype(activation)>;
-            using State = std::remove_pointer_t<decltype(state)>;
-            Prefill<Activation, State>({heads, width, groups, norm_groups, size, kernel},
-                                       {taps, conv_bias, A, D, dt_bias, norm, dt_min, dt_max, eps},
-                                       {segments, chunks, slots, first, starts, saves, saved},
-                                       {conv_pool, static_cast<State *>(state_pool), conv_stride, state_stride},
-                                       static_cast<const Activation *>(projected), stride,
-                                       static_cast<Activation *>(y))
-                .run();
-        });
+        using Activation = std::remove_pointer_t<decltype(activation)>;
+        Prefill<Activation>({heads, width, groups, norm_groups, size, kernel},
+                            {taps, conv_bias, A, D, dt_bias, norm, dt_min, dt_max, eps},
+                            {segments, chunks, slots, first, starts, saves, saved},
+                            {conv_pool, state_type, state_pool, conv_stride, state_stride},
+                            static_cast<const Activation *>(projected), stride, static_cast<Activation *>(y))
+            .run();
     });
 }
+
+BATON_RECORDABLE(baton_mixer_prefill)

@@ -1,6 +1,16 @@
 """Compiled kernels: found or built, cached, loaded and checked; an operation's native.py declares its functions."""
 
-from kernels.native.library import declare, declared, function, install, uninstall, use_threads
+from kernels.native.library import (
+    address_of_words,
+    argtypes,
+    declare,
+    declared,
+    function,
+    install,
+    uninstall,
+    use_threads,
+    watched,
+)
 from kernels.native.types import FLOAT, INT, INT64, POINTER, TYPES
 
 __all__ = [
@@ -9,10 +19,13 @@ __all__ = [
     "INT64",
     "POINTER",
     "TYPES",
+    "address_of_words",
+    "argtypes",
     "declare",
     "declared",
     "function",
     "install",
     "uninstall",
     "use_threads",
+    "watched",
 ]

@@ -36,5 +36,6 @@ def build(compiler: Compiler, target: Target, library: Path, extra: tuple[str, .
             compiler.run([*flags, "-c", str(source), "-o", str(compiled)])
             return str(compiled)
 
-        objects = list(workers.map(compile_one, sources()))
+        largest_first = sorted(sources(), key=lambda source: source.stat().st_size, reverse=True)
+        objects = list(workers.map(compile_one, largest_first))
         compiler.run([*flags, *compiler.link_flags, *objects, "-o", str(library)])

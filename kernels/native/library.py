@@ -1,8 +1,10 @@
 """The one library of this process: its functions, each checked against its reference before it is offered."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ Function = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """module: the operation's native.py.
+    """module: where it is declared, for most an operation's native.py.
 
     check: runs the function, which is offered meanwhile, and raises where it and its reference differ.
     """
@@ -32,6 +34,7 @@ class LoadError(Exception):
 _declared: dict[str, Declared] = {}
 _functions: dict[str, Function] = {}
 _library: ctypes.CDLL | None = None
+_watcher: Callable[[str, tuple[Any, ...]], None] | None = None
 
 
 def declare(name: str, argtypes: Sequence[Any], check: Callable[[], None]) -> None:
@@ -39,14 +42,39 @@ def declare(name: str, argtypes: Sequence[Any], check: Callable[[], None]) -> No
     _declared[name] = Declared(check.__module__, tuple(argtypes), check)
 
 
-def declared(module: str | None = None) -> list[str]:
-    """The names of all functions, or those of one operation's native.py."""
-    return sorted(name for name, found in _declared.items() if module in (None, found.module))
+def declared(package: str | None = None) -> list[str]:
+    """The names of all functions, or those of one operation's package."""
+    return sorted(
+        name for name, found in _declared.items() if package is None or found.module.startswith(f"{package}.")
+    )
 
 
 def function(name: str) -> Function | None:
     """The C function; None where nothing is installed, or its check failed."""
-    return _functions.get(name)
+    found = _functions.get(name)
+    return found if found is None or _watcher is None else partial(_told, _watcher, name)
+
+
+@contextmanager
+def watched(on_call: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Meanwhile functions are not run: on_call is told their names and arguments. In one thread at a time."""
+    global _watcher
+    assert _watcher is None
+    _watcher = on_call
+    try:
+        yield
+    finally:
+        _watcher = None
+
+
+def argtypes(name: str) -> tuple[Any, ...]:
+    """Those that the function was declared with."""
+    return _declared[name].argtypes
+
+
+def address_of_words(name: str) -> int:
+    """Of the function that takes the same arguments as a row of words: kernels/recorded/call.h."""
+    return ctypes.cast(getattr(_library, f"{name}_of_words"), ctypes.c_void_p).value or 0
 
 
 def install(path: Path, threads: int) -> dict[str, str]:
@@ -77,6 +105,10 @@ def uninstall() -> None:
     global _library
     _library = None
     _functions.clear()
+
+
+def _told(on_call: Callable[[str, tuple[Any, ...]], None], name: str, *arguments: Any) -> None:
+    on_call(name, arguments)
 
 
 def _offer(library: ctypes.CDLL, name: str) -> str:

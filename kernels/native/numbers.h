@@ -7,7 +7,7 @@
 #include <cstring>
 
 #if defined(__SSE2__)
-#include <immintrin.h>
+#include <xmmintrin.h>  // And not immintrin.h, which takes a fifth of what a file takes to compile.
 #endif
 
 namespace baton {
@@ -68,9 +68,34 @@ inline floats load(const bfloat16 *source) {
 inline void put(float *target, floats x) { std::memcpy(target, &x, sizeof x); }
 
 inline void put(bfloat16 *target, floats x) {
+#if defined(__AVX512BF16__)
+    halves rounded;
+    asm("vcvtneps2bf16 %1, %0" : "=v"(rounded) : "v"(x));
+    std::memcpy(target, &rounded, sizeof rounded);
+#else
     const words bits = (words)x;
     const words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     const halves y = __builtin_convertvector(x != x ? (bits >> 16) | 0x40 : rounded, halves);
+    std::memcpy(target, &y, sizeof y);
+#endif
+}
+
+// 32 bits from 32, the upper ones the better, as kernels/state_update/rounding.py has them.
+template <class V> V mix(V x) {
+    x *= 0x7feb352du;
+    return (x ^ (x >> 15)) * 0x846ca68bu;
+}
+
+// To one of the two nearest, up where the 16 bits that go and 16 of `chance` reach a whole. A NaN stays one if it has
+// zeros there, as those of arithmetic do: asking would take half as long again as all the rest.
+inline void put_by_chance(bfloat16 *target, float x, uint32_t chance) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    target->bits = static_cast<uint16_t>((bits + (chance & 0xffff)) >> 16);
+}
+
+inline void put_by_chance(bfloat16 *target, floats x, words chance) {
+    const halves y = __builtin_convertvector(((words)x + (chance & 0xffff)) >> 16, halves);
     std::memcpy(target, &y, sizeof y);
 }
 
@@ -123,6 +148,22 @@ float sum_of(V x) {
 }
 
 inline float sum(floats x) { return sum_of<LANES>(x); }
+
+// The highest of all lanes, by halves.
+template <int COUNT, class V>
+float highest_of(V x) {
+    if constexpr (COUNT == 4) {
+        const float even = x[0] > x[2] ? x[0] : x[2], odd = x[1] > x[3] ? x[1] : x[3];
+        return even > odd ? even : odd;
+    } else {
+        typedef float Half __attribute__((vector_size(2 * COUNT)));
+        Half parts[2];
+        std::memcpy(parts, &x, sizeof x);
+        return highest_of<COUNT / 2>(parts[0] > parts[1] ? parts[0] : parts[1]);
+    }
+}
+
+inline float highest(floats x) { return highest_of<LANES>(x); }
 
 // e^x to about 2 units in the last place, for x held within [-87.3, 88.3]: 2^n times a polynomial of the rest, as in
 // Cephes' expf.

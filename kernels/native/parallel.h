@@ -4,37 +4,38 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 
 namespace baton {
 
+constexpr int64_t PARTS = 8;  // For each thread.
+
 struct Pool {
     using Run = void (*)(void (*body)(void *), void *data, unsigned threads, unsigned flags);
-    using Number = int (*)();
     Run run = nullptr;
-    Number thread = nullptr;
-    Number team = nullptr;
     int threads = 1;
 };
 extern Pool pool;
 
-// Calls f(begin, end) for parts of [0, n) of at least `grain` each, one a thread; all are done when it returns.
-// What f computes for an index must not depend on the part, for their number is that of the threads. f must not throw.
+// Calls f(begin, end) for parts of [0, n) of at least `grain` each; all are done when it returns. Each thread takes the
+// next part when it has done one, so one that loses its processor for a while holds up its own part and no more.
+// What f computes for an index must not depend on the part, for threads and chance decide on them. f must not throw.
 template <class F> void parallel_for(int64_t n, int64_t grain, F f) {
-    const int64_t parts = std::min<int64_t>(pool.threads, n / std::max<int64_t>(grain, 1));
-    if (parts <= 1) {
+    const int64_t parts = std::min<int64_t>(pool.threads * PARTS, n / std::max<int64_t>(grain, 1));
+    if (parts <= 1 || pool.threads == 1) {
         if (n > 0) f(int64_t(0), n);
         return;
     }
     struct Work {
         F &f;
         int64_t n, parts;
-    } work{f, n, parts};
-    // The pool may run fewer threads than it was asked for, so each takes every team-th part.
+        std::atomic<int64_t> next;
+    } work{f, n, parts, {0}};
     auto body = [](void *data) {
-        const Work &work = *static_cast<Work *>(data);
-        for (int64_t part = pool.thread(); part < work.parts; part += pool.team())
+        Work &work = *static_cast<Work *>(data);
+        for (int64_t part; (part = work.next.fetch_add(1, std::memory_order_relaxed)) < work.parts;)
             work.f(work.n * part / work.parts, work.n * (part + 1) / work.parts);
     };
     pool.run(body, &work, static_cast<unsigned>(pool.threads), 0);

@@ -4,7 +4,7 @@ import ctypes
 
 import torch
 
-SYMBOLS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+RUN = "GOMP_parallel"
 
 
 def use_pool(library: ctypes.CDLL, threads: int) -> bool:
@@ -13,18 +13,18 @@ def use_pool(library: ctypes.CDLL, threads: int) -> bool:
     threads: as many as torch has, since the pool is made anew where the numbers differ. False without a pool.
     """
     use = library.baton_use_pool
-    use.argtypes, use.restype = [ctypes.c_void_p] * len(SYMBOLS) + [ctypes.c_int], None
+    use.argtypes, use.restype = [ctypes.c_void_p, ctypes.c_int], None
     found = torch_pool()
-    use(*(found or [0] * len(SYMBOLS)), threads)
+    use(found, threads)
     return found is not None
 
 
-def torch_pool() -> list[int] | None:
-    """Addresses of SYMBOLS as torch's own calls resolve; None where its OpenMP has another interface."""
+def torch_pool() -> int | None:
+    """The address of what runs a function on all threads, as torch's own calls resolve it; None where there is none."""
     # A preloaded OpenMP comes before the one that torch brought.
     for scope in (ctypes.CDLL(None), ctypes.CDLL(torch._C.__file__)):
         try:
-            return [ctypes.cast(getattr(scope, name), ctypes.c_void_p).value or 0 for name in SYMBOLS]
+            return ctypes.cast(getattr(scope, RUN), ctypes.c_void_p).value
         except AttributeError:
             continue
     return None

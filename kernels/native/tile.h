@@ -20,11 +20,15 @@ template <int Rows, int Vecs> struct Tile {
     floats sum[Rows][Vecs] = {};
 
     // sum[r, c] += Σ_k left[r, k] · right[k, c] for k < count, in this order whatever the tile; strides in elements.
-    void add(const float *left, int64_t left_stride, const float *right, int64_t right_stride, int64_t count) {
+    template <class T>
+    void add(const float *left, int64_t left_stride, const T *right, int64_t right_stride, int64_t count) {
         for (int64_t k = 0; k < count; ++k) {
             floats row[Vecs];
+#pragma GCC unroll 8
             for (int v = 0; v < Vecs; ++v) row[v] = load(right + k * right_stride + v * LANES);
+#pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
                 for (int v = 0; v < Vecs; ++v) sum[r][v] += left[r * left_stride + k] * row[v];
         }
     }
@@ -51,6 +55,27 @@ template <class F> void for_tiles(int64_t rows, int64_t columns, F f) {
     if (rows - row == 3) across(std::integral_constant<int, 3>(), row);
     if (rows - row == 2) across(std::integral_constant<int, 2>(), row);
     if (rows - row == 1) across(std::integral_constant<int, 1>(), row);
+}
+
+// By rows, `stride` elements apart.
+template <class T> struct Matrix {
+    T *at;
+    int64_t stride;
+};
+
+// to [rows, columns] ← kept·to + left [rows, count] · right [count, columns], with a number in `kept` for each row;
+// where that is null, what was in `to` is not read. columns is a multiple of LANES.
+template <class T>
+void multiply(int64_t rows, int64_t columns, int64_t count, Matrix<const float> left, Matrix<const T> right,
+              Matrix<const float> kept, Matrix<float> to) {
+    for_tiles(rows, columns, [&](auto tile, int64_t row, int64_t column) {
+        float *const at = to.at + row * to.stride + column;
+        if (kept.at) tile.each([&](floats &sum, int r, int c) {
+            sum = load(at + r * to.stride + c) * kept.at[(row + r) * kept.stride];
+        });
+        tile.add(left.at + row * left.stride, left.stride, right.at + column, right.stride, count);
+        tile.each([&](floats sum, int r, int c) { put(at + r * to.stride + c, sum); });
+    });
 }
 
 }  // namespace baton

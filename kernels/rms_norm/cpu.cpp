@@ -5,6 +5,7 @@
 
 #include "../native/numbers.h"
 #include "../native/parallel.h"
+#include "../recorded/call.h"
 
 namespace baton {
 namespace {
@@ -16,23 +17,29 @@ constexpr int64_t GRAIN = 16384;
 // to = residual + multiplier·x; its sum of squares, added up in COLUMNS columns whatever the target's vectors are.
 template <class R, class X>
 float add_row(int64_t hidden, const R *residual, const X *x, float multiplier, R *to) {
-    float squares[COLUMNS] = {};
-    const auto add = [&](int64_t i, int lane) {
-        if (x) put(to + i, to_float(residual[i]) + multiplier * to_float(x[i]));
-        const float value = x ? to_float(to[i]) : to_float(residual[i]);
-        squares[lane] += value * value;
+    const auto square = [=](int64_t i, auto v) {
+        using V = decltype(v);
+        if (x) put(to + i, get<V>(residual + i) + multiplier * get<V>(x + i));
+        const V value = x ? get<V>(to + i) : get<V>(residual + i);
+        return value * value;
     };
+    floats vectors[COLUMNS / LANES] = {};
     const int64_t whole = hidden / COLUMNS * COLUMNS;
     for (int64_t i = 0; i < whole; i += COLUMNS)
-        for (int lane = 0; lane < COLUMNS; ++lane) add(i + lane, lane);
-    for (int64_t i = whole; i < hidden; ++i) add(i, static_cast<int>(i - whole));
+#pragma GCC unroll 4
+        for (int v = 0; v < COLUMNS / LANES; ++v) vectors[v] += square(i + v * LANES, floats{});
+    float squares[COLUMNS];
+    std::memcpy(squares, vectors, sizeof squares);
+    for (int64_t i = whole; i < hidden; ++i) squares[i - whole] += square(i, 0.0f);
     for (int step = COLUMNS / 2; step > 0; step /= 2)
         for (int lane = 0; lane < step; ++lane) squares[lane] += squares[lane + step];
     return squares[0];
 }
 
 template <class R, class W> void scale_row(int64_t hidden, const R *x, const W *weight, float scale, W *normed) {
-    for (int64_t i = 0; i < hidden; ++i) put(normed + i, to_float(x[i]) * scale * to_float(weight[i]));
+    over(hidden, [=](int64_t i, auto v) {
+        put(normed + i, get<decltype(v)>(x + i) * scale * get<decltype(v)>(weight + i));
+    });
 }
 
 }  // namespace
@@ -65,3 +72,5 @@ extern "C" void baton_add_rms_norm(int64_t rows, int64_t hidden, const void *res
         });
     });
 }
+
+BATON_RECORDABLE(baton_add_rms_norm)

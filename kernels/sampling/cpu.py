@@ -27,15 +27,16 @@ BLOCK_ELEMENTS = 2**18  # larger temporaries come from fresh pages at every call
 def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
     """One token for each row of logits, float32 [R, V]; equal to reference.sample."""
     tokens = logits.argmax(-1)
+    finite = logits.gather(1, tokens[:, None])[:, 0].isfinite()
     if params.greedy():
-        return Sampled(tokens)
-    random = (params.temperature > 0) & logits.amax(-1).isfinite()
+        return Sampled(tokens, finite)
+    random = (params.temperature > 0) & finite
     ranked = ((params.top_k > 0) & (params.top_k < logits.shape[1])) | (params.top_p < 1)
     for rows in _blocks(random & ~ranked, logits.shape[1]):
         tokens[rows] = _draw(weights(logits[rows], params.temperature[rows]), params, rows)
     for rows in _blocks(random & ranked, logits.shape[1]):
         tokens[rows] = _draw(_truncated(logits[rows], params, rows), params, rows)
-    return Sampled(tokens)
+    return Sampled(tokens, finite)
 
 
 def _blocks(mask: Tensor, vocab_size: int) -> list[Tensor]:

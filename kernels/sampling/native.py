@@ -1,0 +1,104 @@
+"""The same draws as reference.py, by cpu.cpp; the exponential is torch's, which defines the weights."""
+
+import torch
+from torch import Tensor
+
+from kernels import native
+from kernels.native import INT64, POINTER
+from kernels.native.checks import assert_agrees
+from kernels.sampling import reference
+from kernels.sampling.reference import Sampled, SamplingTensors
+
+ARG_MAX, SCALE, DRAW = "baton_arg_max", "baton_scale_logits", "baton_draw"
+BLOCK_ELEMENTS = 2**19  # Of a temporary that stays in the cache, and comes from memory that has been used before.
+
+
+def takes(logits: Tensor) -> bool:
+    """Whether the C functions are installed and made for these."""
+    installed = all(native.function(name) is not None for name in (ARG_MAX, SCALE, DRAW))
+    return installed and logits.is_cpu and logits.dtype == torch.float32 and logits.stride(1) == 1
+
+
+def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
+    """One token for each row of logits, float32 [R, V]; equal to reference.sample."""
+    tokens, greatest = arg_max(logits)
+    finite = greatest.isfinite()
+    if not params.greedy():
+        random = ((params.temperature > 0) & finite).nonzero()[:, 0]
+        for rows in torch.split(random, max(1, BLOCK_ELEMENTS // logits.shape[1])):
+            draw(logits, rows, scaled(logits, rows, greatest, params.temperature).exp_(), params, tokens)
+    return Sampled(tokens, finite)
+
+
+def arg_max(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """int64 [R], the lowest id of each row's greatest logit, or that of its first NaN; and that logit, float32 [R]."""
+    run = native.function(ARG_MAX)
+    assert run is not None
+    best, greatest = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
+    run(logits.data_ptr(), logits.stride(0), *logits.shape, best.data_ptr(), greatest.data_ptr())
+    return best, greatest
+
+
+def scaled(logits: Tensor, rows: Tensor, greatest: Tensor, temperature: Tensor) -> Tensor:
+    """(logit - greatest) / temperature of the rows, int64 [n]: float32 [n, V]."""
+    run = native.function(SCALE)
+    assert run is not None
+    of_rows, to = [greatest.contiguous(), temperature.contiguous()], torch.empty(len(rows), logits.shape[1])
+    run(*_given(logits, rows), *(values.data_ptr() for values in of_rows), to.data_ptr())
+    return to
+
+
+def draw(logits: Tensor, rows: Tensor, exps: Tensor, params: SamplingTensors, tokens: Tensor) -> None:
+    """Steps 1 to 5 of reference.py for the rows, int64 [n], into `tokens`; exps: e^scaled, contiguous."""
+    run = native.function(DRAW)
+    assert run is not None
+    of_rows = [params.top_k, params.top_p, params.min_p, params.seed, params.position]
+    kept = [values.contiguous() for values in of_rows]
+    run(*_given(logits, rows), exps.data_ptr(), *(values.data_ptr() for values in kept), tokens.data_ptr())
+
+
+def _given(logits: Tensor, rows: Tensor) -> tuple[int, ...]:
+    return logits.data_ptr(), logits.stride(0), logits.shape[1], rows.data_ptr(), len(rows)
+
+
+def check_arg_max() -> None:
+    """Raises AssertionError where it differs from torch's; so do the others from the reference."""
+    logits = _logits()
+    logits[0, 200] = torch.nan
+    assert_agrees(arg_max(logits)[0], logits.argmax(-1), rtol=0, atol=0)
+
+
+def check_scaled() -> None:
+    logits, params = _logits(), _params()
+    rows, greatest = torch.arange(1, 24, 2), logits.amax(-1)
+    found = scaled(logits, rows, greatest, params.temperature)
+    assert_agrees(found, ((logits - greatest[:, None]) / params.temperature[:, None])[rows], rtol=0, atol=0)
+
+
+def check_draw() -> None:
+    logits, params = _logits(), _params()
+    rows, tokens = torch.arange(24), torch.empty(24, dtype=torch.int64)
+    exps = ((logits - logits.amax(-1, keepdim=True)) / params.temperature[:, None]).exp_()
+    draw(logits, rows, exps, params, tokens)
+    assert_agrees(tokens, reference.sample(logits, params).tokens, rtol=0, atol=0)
+
+
+def _logits() -> Tensor:
+    """With ties."""
+    return (torch.randn(24, 307, generator=torch.Generator().manual_seed(0)) * 8).round() / 4
+
+
+def _params() -> SamplingTensors:
+    return SamplingTensors(
+        temperature=torch.tensor([0.3, 0.5, 1.0, 2.0]).repeat(6),
+        top_k=torch.tensor([0, 5, 200]).repeat(8),
+        top_p=torch.tensor([1.0, 0.9]).repeat(12),
+        min_p=torch.tensor([0.0, 0.0, 0.0, 0.0, 0.1, 0.1]).repeat(4),
+        seed=torch.arange(24),
+        position=torch.arange(24) * 7,
+    )
+
+
+native.declare(ARG_MAX, [POINTER, INT64, INT64, INT64, POINTER, POINTER], check_arg_max)
+native.declare(SCALE, [POINTER, INT64, INT64, POINTER, INT64, POINTER, POINTER, POINTER], check_scaled)
+native.declare(DRAW, [POINTER, INT64, INT64, POINTER, INT64, *(POINTER,) * 7], check_draw)
