@@ -1,6 +1,6 @@
 """Causal grouped-query attention over paged keys and values."""
 
-from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -19,20 +19,21 @@ def paged_attention(
     key_pages: Tensor,
     value_pages: Tensor,
     page_table: Tensor,
-    offsets: Sequence[int],
-    starts: Sequence[int],
+    offsets: Tensor,
+    starts: Tensor,
     scale: float,
 ) -> Tensor:
     """Let each segment attend to its pages up to each of its own tokens, whose keys have been written already.
 
-    query: [T, heads, head_dim], segment s is [offsets[s], offsets[s+1]) and its first token stands at starts[s]; a
-    decode row is a segment of one token. key_pages, value_pages: [pages, page_size, kv_heads, head_dim];
-    page_table: int [segments, max_pages]. Reads no entry beyond a segment's end. Returns [T, heads, head_dim].
+    query: [T, heads, head_dim]. offsets, starts: int64 [segments + 1] and [segments], on the host: segment s is
+    [offsets[s], offsets[s+1]) and its first token stands at starts[s]; a decode row is a segment of one token.
+    key_pages, value_pages: [pages, page_size, kv_heads, head_dim]; page_table: int [segments, max_pages]. Reads no
+    entry beyond a segment's end. Returns [T, heads, head_dim].
     """
     page_size = key_pages.shape[1]
     output = torch.empty_like(query)
-    for segment, start in enumerate(starts):
-        rows = slice(offsets[segment], offsets[segment + 1])
+    for segment, (start, (begin, stop)) in enumerate(zip(starts.tolist(), pairwise(offsets.tolist()), strict=True)):
+        rows = slice(begin, stop)
         end = start + rows.stop - rows.start
         pages = page_table[segment, : -(-end // page_size)].long()
         keys = key_pages[pages].flatten(0, 1)[:end].transpose(0, 1)

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
+from kernels import gpu
 from kernels.conv1d import cpu, reference
 from kernels.conv1d.plan import ConvPlan, plan_conv
-from kernels.conv1d.reference import conv1d_update
 
 __all__ = ["ConvPlan", "conv1d_prefill", "conv1d_update", "plan_conv"]
 
@@ -13,3 +13,12 @@ def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, p
     """See reference.conv1d_prefill."""
     run = cpu.conv1d_prefill if x.device.type == "cpu" else reference.conv1d_prefill
     return run(x, taps, bias, pool, plan)
+
+
+def conv1d_update(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, slots: Tensor) -> Tensor:
+    """See reference.conv1d_update."""
+    if gpu.takes(x):
+        from kernels.conv1d import triton_update
+
+        return triton_update.conv1d_update(x, taps, bias, pool, slots)
+    return reference.conv1d_update(x, taps, bias, pool, slots)

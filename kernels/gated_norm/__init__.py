@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from kernels import gpu
 from kernels.gated_norm import cpu, reference
 
 __all__ = ["gated_norm"]
@@ -11,5 +12,9 @@ def gated_norm(
     x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int = 1, norm_before_gate: bool = False
 ) -> Tensor:
     """See reference.gated_norm."""
+    if gpu.takes(x):
+        from kernels.gated_norm import triton
+
+        return triton.gated_norm(x, gate, weight, eps, groups, norm_before_gate)
     run = cpu.gated_norm if x.device.type == "cpu" and len(x) > cpu.BLOCK else reference.gated_norm
     return run(x, gate, weight, eps, groups, norm_before_gate)

@@ -13,7 +13,7 @@ def gated_norm(
     """
     gate = F.silu(gate.float())
     x = x.float() if norm_before_gate else x.float() * gate
-    parts = x.view(len(x), groups, -1)
+    parts = x.view(len(x), groups, x.shape[1] // groups)
     scale = (parts.square().mean(-1, keepdim=True) + eps).rsqrt()
     y = (parts * scale).view(x.shape) * weight.float()
     return (y * gate if norm_before_gate else y).to(weight.dtype)

@@ -1,7 +1,8 @@
-"""The Mamba-2 mixer of decoding rows: convolution, state update, gate and norm, in one where native code is there."""
+"""The Mamba-2 mixer of decoding rows: convolution, state update, gate and norm; in three launches on a GPU."""
 
 from torch import Tensor
 
+from kernels import gpu
 from kernels.conv1d import conv1d_update
 from kernels.gated_norm import gated_norm
 from kernels.mixer_constants import MixerConstants
@@ -14,9 +15,18 @@ TORCH = reference.Forms(conv1d_update, selective_state_update, gated_norm)
 
 
 def mixer_decode(
-    projected: Tensor, constants: MixerConstants, conv_pool: Tensor, state_pool: Tensor, slots: Tensor
+    projected: Tensor,
+    constants: MixerConstants,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
 ) -> Tensor:
     """See reference.mixer_decode."""
+    if gpu.takes(projected):
+        from kernels.mixer_decode import triton
+
+        return triton.mixer_decode(projected, constants, conv_pool, state_pool, slots, positions)
     if native.takes(projected, constants, conv_pool, state_pool):
-        return native.mixer_decode(projected, constants, conv_pool, state_pool, slots)
-    return reference.mixer_decode(projected, constants, conv_pool, state_pool, slots, TORCH)
+        return native.mixer_decode(projected, constants, conv_pool, state_pool, slots, positions)
+    return reference.mixer_decode(projected, constants, conv_pool, state_pool, slots, positions, TORCH)

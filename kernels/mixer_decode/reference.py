@@ -34,13 +34,15 @@ def mixer_decode(
     conv_pool: Tensor,
     state_pool: Tensor,
     slots: Tensor,
+    positions: Tensor,
     forms: Forms = REFERENCES,
 ) -> Tensor:
     """Convolution, recurrence, gate and norm of one token for each row: [R, inner] in the dtype of `projected`.
 
     projected: [R, inner + channels + H]: each row's gate, its x (inner), B and C (G·N each), and its dt.
-    conv_pool: float32 [slots, K-1, channels]; state_pool: float32 [slots, H, P, N]; both are updated in place.
-    slots: int64 [R], no two alike. Computed in float32.
+    conv_pool: float32 [slots, K-1, channels]; state_pool: [slots, H, P, N], float32, or bfloat16 rounded by chance
+    (kernels/state_update/rounding.py); both are updated in place. slots: int64 [R], no two alike; positions: int64 [R].
+    Computed in float32.
     """
     (heads, width, size), (rows, _) = state_pool.shape[1:], projected.shape
     inner, channels = heads * width, constants.taps.shape[1]
@@ -49,6 +51,6 @@ def mixer_decode(
     convolved = forms.conv1d_update(inputs, constants.taps, constants.conv_bias, conv_pool, slots)
     x, B, C = torch.split(convolved, [inner, (channels - inner) // 2, (channels - inner) // 2], dim=-1)
     x, B, C = x.view(rows, heads, width), B.view(rows, -1, size), C.view(rows, -1, size)
-    y = forms.selective_state_update(x, dt, constants.A, B, C, constants.D, state_pool, slots).flatten(1)
-    y = forms.gated_norm(y, gate, constants.norm, constants.eps, constants.norm_groups)
+    y = forms.selective_state_update(x, dt, constants.A, B, C, constants.D, state_pool, slots, positions)
+    y = forms.gated_norm(y.flatten(1), gate, constants.norm, constants.eps, constants.norm_groups)
     return y.to(projected.dtype)

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from kernels import gpu
 from kernels.conv1d import conv1d_prefill
 from kernels.gated_norm import gated_norm
 from kernels.mixer_constants import MixerConstants
@@ -18,6 +19,10 @@ def mixer_prefill(
     projected: Tensor, constants: MixerConstants, conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan
 ) -> Tensor:
     """See reference.mixer_prefill."""
+    if gpu.takes(projected):
+        from kernels.mixer_prefill import triton
+
+        return triton.mixer_prefill(projected, constants, conv_pool, state_pool, plan)
     if native.takes(projected, conv_pool, state_pool):
         return native.mixer_prefill(projected, constants, conv_pool, state_pool, plan)
     return reference.mixer_prefill(projected, constants, conv_pool, state_pool, plan, TORCH)

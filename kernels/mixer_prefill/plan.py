@@ -1,54 +1,43 @@
 """How a packed prefill passes through the mixer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 import torch
-from torch import Tensor
 
+from kernels.chunk_table import ChunkTable, chunk_table, cut
 from kernels.conv1d import ConvPlan, plan_conv
-from kernels.ssd import ChunkPlan, plan_chunks
-
-
-@dataclass(frozen=True)
-class ChunkTable:
-    """A plan as int64 tensors in the order of the tokens, all contiguous.
-
-    Chunk c is tokens [starts[c], starts[c+1]); slots saved[saves[c]:saves[c+1]] receive the state at its end.
-    Segment s is chunks [first[s], first[s+1]), and its state lies in slots[s].
-    """
-
-    slots: Tensor
-    first: Tensor
-    starts: Tensor
-    saves: Tensor
-    saved: Tensor
+from kernels.ssd import ChunkPlan, rounds_of
 
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """The chunks of the scan, and where the convolution's inputs lie: the same segments, slots and checkpoints."""
+    """Segments with their slots and checkpoints, as kernels.chunk_table.cut takes them, and their chunks.
 
-    chunks: ChunkPlan
-    conv: ConvPlan
+    kernel: the width of the convolution. table: the chunks where the model computes. What the references want to know
+    besides is worked out when they ask.
+    """
+
+    offsets: Sequence[int]
+    starts: Sequence[int]
+    slots: Sequence[int]
+    checkpoints: Sequence[tuple[int, int, int]]
+    kernel: int
+    table: ChunkTable
 
     @property
     def tokens(self) -> int:
-        return self.chunks.tokens
+        return self.offsets[-1]
 
     @cached_property
-    def table(self) -> ChunkTable:
-        chunks = sorted(self.chunks.chunks, key=lambda chunk: chunk.begin)
-        first = [number for number, chunk in enumerate(chunks) if chunk.begin in self.conv.offsets]
-        return ChunkTable(
-            _int64(self.conv.slots),
-            _int64([*first, len(chunks)]),
-            _int64([*(chunk.begin for chunk in chunks), self.tokens]),
-            _int64(accumulate((len(chunk.slots) for chunk in chunks), initial=0)),
-            _int64(slot for chunk in chunks for slot in chunk.slots),
-        )
+    def chunks(self) -> ChunkPlan:
+        return rounds_of(self.table.lists, self.table.slots.device)
+
+    @cached_property
+    def conv(self) -> ConvPlan:
+        given = (self.offsets, self.starts, self.slots, self.checkpoints)
+        return plan_conv(*given, self.kernel, self.table.slots.device)
 
 
 def plan_prefill(
@@ -60,12 +49,6 @@ def plan_prefill(
     kernel: int,
     device: torch.device,
 ) -> PrefillPlan:
-    """Arguments as in kernels.ssd.plan_chunks; kernel: the width of the convolution."""
-    return PrefillPlan(
-        plan_chunks(offsets, starts, slots, checkpoints, chunk_size, device),
-        plan_conv(offsets, starts, slots, checkpoints, kernel, device),
-    )
-
-
-def _int64(numbers: Iterable[int]) -> Tensor:
-    return torch.tensor(list(numbers), dtype=torch.int64)
+    """Arguments as in kernels.chunk_table.cut; kernel: the width of the convolution."""
+    table = chunk_table(cut(offsets, starts, slots, checkpoints, chunk_size), device)
+    return PrefillPlan(offsets, starts, slots, checkpoints, kernel, table)

@@ -40,8 +40,9 @@ def mixer_prefill(
     """Convolution, recurrence, gate and norm: [T, inner] in the dtype of `projected`; float32 throughout.
 
     projected: [T, inner + channels + H], each token's gate, its x (inner), B and C (G·N each), and its dt.
-    conv_pool: float32 [slots, K-1, channels]; state_pool: float32 [slots, H, P, N]. Both hold each segment's state
-    before its first token, afterwards that at its end, and in each checkpoint's slot that at its position.
+    conv_pool: float32 [slots, K-1, channels]; state_pool: [slots, H, P, N], float32 or bfloat16. Both hold each
+    segment's state before its first token, afterwards that at its end, and in each checkpoint's slot that at its
+    position; in between, states are not rounded.
     """
     heads, width, size = state_pool.shape[1:]
     inner, channels, tokens = heads * width, constants.taps.shape[1], len(projected)

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from kernels import gpu
 from kernels.rms_norm import native, reference
 
 __all__ = ["add_rms_norm"]
@@ -11,5 +12,9 @@ def add_rms_norm(
     residual: Tensor, x: Tensor | None, weight: Tensor, eps: float, multiplier: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """See reference.add_rms_norm."""
+    if gpu.takes(residual):
+        from kernels.rms_norm import triton
+
+        return triton.add_rms_norm(residual, x, weight, eps, multiplier)
     run = native.add_rms_norm if native.takes(residual, x, weight) else reference.add_rms_norm
     return run(residual, x, weight, eps, multiplier)

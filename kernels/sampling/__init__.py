@@ -2,11 +2,13 @@
 
 from torch import Tensor
 
-from kernels.sampling import cpu, reference
+from kernels import gpu
+from kernels.sampling import cpu, native, reference
 from kernels.sampling.adjust import TokenCounts, apply_bias, apply_penalties
-from kernels.sampling.reference import Sampled, SamplingTensors, log_probabilities, log_probabilities_of
+from kernels.sampling.reference import ALL_GREEDY, Sampled, SamplingTensors, log_probabilities_of
 
 __all__ = [
+    "ALL_GREEDY",
     "Sampled",
     "SamplingTensors",
     "TokenCounts",
@@ -19,10 +21,23 @@ __all__ = [
 
 
 def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
-    """One token for each row of logits, float32 [R, V]. The draw of a row depends on nothing but that row.
+    """One token for each row of logits, float32 [R, V]. The draw of a row depends on nothing but that row."""
+    if gpu.takes(logits):
+        from kernels.sampling import triton
 
-    On an accelerator a full sort is cheaper than waiting to learn whether it was needed.
-    """
+        return triton.sample(logits, params)
+    if native.takes(logits):
+        return native.sample(logits, params)
     if logits.is_cpu:
         return cpu.sample(logits, params)
     return reference.sample(logits, params)
+
+
+def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """See reference.log_probabilities."""
+    if gpu.takes(logits):
+        from kernels.sampling import triton_log_probabilities
+
+        if top <= triton_log_probabilities.MOST:
+            return triton_log_probabilities.log_probabilities(logits, tokens, top)
+    return reference.log_probabilities(logits, tokens, top)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from kernels import gpu
+
 
 class TokenCounts:
     """Which tokens the penalised rows have seen: one line per such row, none for the others.
@@ -28,6 +30,11 @@ class TokenCounts:
 
     def add(self, lines: Tensor, tokens: Tensor) -> None:
         """Count one output token on each line, int64 [n] both: O(1) a line, in place, on the stream."""
+        if gpu.takes(self.output_counts):
+            from kernels.sampling import triton_adjust
+
+            triton_adjust.count(self.output_counts, lines, tokens)
+            return
         self.output_counts.index_put_((lines, tokens), self.output_counts.new_ones(()), accumulate=True)
 
     def close(self, line: int) -> None:
@@ -46,27 +53,41 @@ class TokenCounts:
 
 def apply_penalties(
     logits: Tensor,
+    rows: Tensor,
     prompt_seen: Tensor,
     output_counts: Tensor,
+    lines: Tensor,
     repetition: Tensor,
     presence: Tensor,
     frequency: Tensor,
 ) -> Tensor:
-    """Penalised logits, a new float32 [R, V], as vLLM and Hugging Face define them; the penalties are float32 [R].
+    """Penalise rows of logits, float32 [R, V], in place, as vLLM and Hugging Face define it, and return the logits.
 
-    Repetition (> 0) divides positive and multiplies negative logits of tokens in the prompt or the output; then each
-    output token costs `frequency` for every occurrence and `presence` once.
+    rows, lines: int64 [n], no row twice; the line of TokenCounts that says what a row has seen. The penalties: float32
+    [n]. Repetition (> 0) divides positive and multiplies negative logits of tokens in the prompt or the output; then
+    each output token costs `frequency` for every occurrence and `presence` once.
     """
-    in_output = output_counts > 0
-    scale = repetition[:, None]
-    repeated = torch.where(logits > 0, logits / scale, logits * scale)
-    penalised = torch.where(prompt_seen | in_output, repeated, logits)
-    return penalised.sub_(output_counts * frequency[:, None]).sub_(in_output * presence[:, None])
+    if gpu.takes(logits):
+        from kernels.sampling import triton_adjust
+
+        given = rows, prompt_seen, output_counts, lines, repetition, presence, frequency
+        return triton_adjust.apply_penalties(logits, *given)
+    before, counts, scale = logits[rows], output_counts[lines], repetition[:, None]
+    in_output = counts > 0
+    repeated = torch.where(before > 0, before / scale, before * scale)
+    penalised = torch.where(prompt_seen[lines] | in_output, repeated, before)
+    penalised.sub_(counts * frequency[:, None]).sub_(in_output * presence[:, None])
+    return logits.index_copy_(0, rows, penalised)
 
 
 def apply_bias(logits: Tensor, rows: Tensor, tokens: Tensor, addends: Tensor) -> Tensor:
     """Add addends[i] to logits[rows[i], tokens[i]] in place, and return the logits.
 
     rows, tokens: int64 [n]; addends: float32 [n], finite, or -inf to ban a token (as min_tokens bans the stop tokens).
+    A token may be banned as well as biased, but not biased twice: the order of additions is not defined.
     """
+    if gpu.takes(logits):
+        from kernels.sampling import triton_adjust
+
+        return triton_adjust.apply_bias(logits, rows, tokens, addends)
     return logits.index_put_((rows, tokens), addends, accumulate=True)

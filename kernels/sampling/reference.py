@@ -54,11 +54,17 @@ class SamplingTensors:
         return self.any_truncated
 
 
+_NOTHING = torch.empty(0)
+ALL_GREEDY = SamplingTensors(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, True, False)
+"""Of rows that are all greedy: nothing else of them matters."""
+
+
 @dataclass(frozen=True)
 class Sampled:
-    """tokens: int64 [R]."""
+    """tokens: int64 [R]. finite: bool [R], whether a row's greatest logit is; where not, there is no distribution."""
 
     tokens: Tensor
+    finite: Tensor
 
 
 def uniform(seed: Tensor, position: Tensor) -> Tensor:
@@ -106,14 +112,15 @@ def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
     Logits may be -inf. A row whose greatest logit is not finite (NaN, or all -inf) is drawn greedily.
     """
     best = logits.argmax(-1)
+    finite = logits.gather(1, best[:, None])[:, 0].isfinite()
     if params.greedy():
-        return Sampled(best)
-    random = (params.temperature > 0) & logits.amax(-1).isfinite()
+        return Sampled(best, finite)
+    random = (params.temperature > 0) & finite
     kept = weights(logits, torch.where(random, params.temperature, 1.0))
     if params.truncated():
         kept = _truncate(logits, kept, params.top_k, params.top_p)
     drawn = draw(apply_min_p(kept, params.min_p), uniform(params.seed, params.position))
-    return Sampled(torch.where(random, drawn, best))
+    return Sampled(torch.where(random, drawn, best), finite)
 
 
 def ranking_keys(logits: Tensor) -> Tensor:

@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from kernels.ssd import cpu, reference
-from kernels.ssd.plan import ChunkPlan, plan_chunks
+from kernels.ssd.plan import ChunkPlan, plan_chunks, rounds_of
 
-__all__ = ["ChunkPlan", "plan_chunks", "ssd_prefill"]
+__all__ = ["ChunkPlan", "plan_chunks", "rounds_of", "ssd_prefill"]
 
 
 def ssd_prefill(

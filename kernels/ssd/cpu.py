@@ -14,10 +14,11 @@ def ssd_prefill(
     per_group = heads // groups
     longest = max(chunk.end - chunk.begin for chunk in plan.chunks)
     later = torch.ones(longest, longest, dtype=torch.bool).triu(1)
+    states = [pool[slot].float() for slot in plan.rows]  # The pool's own memory, where that is float32.
     y = x * D[:, None]
     for chunk in plan.chunks:
         rows, length = slice(chunk.begin, chunk.end), chunk.end - chunk.begin
-        state = pool[plan.rows[chunk.row]].view(groups, per_group * width, size)
+        state = states[chunk.row].view(groups, per_group * width, size)
         a = (dt[rows] * A).cumsum(0)
         by_head = a.t().contiguous()
         x_dt = x[rows] * dt[rows, :, None]
@@ -36,4 +37,7 @@ def ssd_prefill(
         state.baddbmm_(x_dt.view(length, groups, per_group * width).permute(1, 2, 0), B_chunk)
         for slot in chunk.slots:
             pool[slot] = state.view(heads, width, size)
+    if pool.dtype != torch.float32:
+        for slot, ended in zip(plan.rows, states, strict=True):
+            pool[slot] = ended
     return y

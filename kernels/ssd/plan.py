@@ -1,13 +1,14 @@
-"""How a packed prefill is cut into chunks."""
+"""The chunks of a packed prefill in rounds: one of each segment at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-LONGEST = 64
+from kernels.chunk_table import ChunkLists, cut
 
 
 @dataclass(frozen=True)
@@ -76,45 +77,25 @@ def plan_chunks(
     chunk_size: int,
     device: torch.device,
 ) -> ChunkPlan:
-    """Cut segments into chunks whose boundaries lie at absolute multiples of chunk_size and at checkpoints.
+    """See kernels.chunk_table.cut."""
+    return rounds_of(cut(offsets, starts, slots, checkpoints, chunk_size), device)
 
-    Segment s is tokens [offsets[s], offsets[s+1]), the first at absolute position starts[s]; its state lives in
-    slots[s]. checkpoints: (segment, absolute position in (start, end], slot). A chunk_size above 64 is divided
-    further, counting from each absolute multiple. ValueError for an empty segment or a position outside its segment.
-    """
-    wanted: list[dict[int, list[int]]] = [{} for _ in slots]
-    for segment, position, slot in checkpoints:
-        end = starts[segment] + offsets[segment + 1] - offsets[segment]
-        if not starts[segment] < position <= end:
-            raise ValueError(f"checkpoint at {position} lies outside ({starts[segment]}, {end}] of segment {segment}")
-        wanted[segment].setdefault(position, []).append(slot)
 
-    cuts = [
-        _boundaries(start, start + offsets[s + 1] - offsets[s], wanted[s], chunk_size) for s, start in enumerate(starts)
-    ]
-    order = sorted(range(len(cuts)), key=lambda s: -len(cuts[s]))
+def rounds_of(lists: ChunkLists, device: torch.device) -> ChunkPlan:
+    """The same chunks in rounds."""
+    counts = [end - begin for begin, end in pairwise(lists.first)]
+    order = sorted(range(len(counts)), key=lambda s: -counts[s])
     rounds = [
         tuple(
-            ScanChunk(
-                row,
-                offsets[s] + cuts[s][number] - starts[s],
-                offsets[s] + cuts[s][number + 1] - starts[s],
-                tuple(wanted[s].get(cuts[s][number + 1], ())),
-            )
-            for row, s in enumerate(order)
-            if number + 1 < len(cuts[s])
+            _scan_chunk(lists, row, lists.first[segment] + number)
+            for row, segment in enumerate(order)
+            if number < counts[segment]
         )
-        for number in range(len(cuts[order[0]]) - 1)
+        for number in range(counts[order[0]])
     ]
-    return ChunkPlan(tuple(slots[s] for s in order), tuple(rounds), offsets[-1], device)
+    return ChunkPlan(tuple(lists.slots[s] for s in order), tuple(rounds), lists.starts[-1], device)
 
 
-def _boundaries(start: int, end: int, wanted: dict[int, list[int]], chunk_size: int) -> list[int]:
-    """Absolute positions start = b0 < b1 < … = end."""
-    if end <= start:
-        raise ValueError(f"a segment from {start} to {end} holds no tokens")
-    step = -(-chunk_size // -(-chunk_size // LONGEST))
-    grid = set(wanted)
-    for base in range(start // chunk_size * chunk_size, end, chunk_size):
-        grid.update(range(base, min(base + chunk_size, end), step))
-    return sorted({start, end, *(b for b in grid if start < b < end)})
+def _scan_chunk(lists: ChunkLists, row: int, chunk: int) -> ScanChunk:
+    saved = lists.saved[lists.saves[chunk] : lists.saves[chunk + 1]]
+    return ScanChunk(row, lists.starts[chunk], lists.starts[chunk + 1], tuple(saved))

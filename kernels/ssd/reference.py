@@ -13,7 +13,8 @@ def ssd_prefill(
 
     x: [T, H, P]; dt: [T, H], positive; A: [H], negative; B, C: [T, G, N], head h reads group h // (H // G); D: [H].
     pool: [slots, H, P, N], holds each segment's state before its first token; afterwards the state at its end,
-    and in each checkpoint's slot the state *after* the chunk that ends there. Returns y [T, H, P].
+    and in each checkpoint's slot the state *after* the chunk that ends there. float32 or bfloat16, to which states are
+    rounded when they are kept, and only then: not from chunk to chunk. Returns y [T, H, P].
     """
     heads, width, groups, size = *x.shape[1:], *B.shape[1:]
     chunks, length = plan.index.shape
@@ -47,7 +48,7 @@ def _decay(a: Tensor) -> Tensor:
 def _scan(added: Tensor, decay: Tensor, pool: Tensor, plan: ChunkPlan) -> Tensor:
     """The state *before* each chunk [chunks, H, P, N]; writes ends and checkpoints to the pool."""
     before = torch.empty_like(added)
-    state = pool[plan.slots]
+    state = pool[plan.slots].float()
     done = 0
     for chunks in plan.rounds:
         part, rows = slice(done, done + len(chunks)), slice(len(chunks))
@@ -57,5 +58,5 @@ def _scan(added: Tensor, decay: Tensor, pool: Tensor, plan: ChunkPlan) -> Tensor
             for slot in chunk.slots:
                 pool[slot] = state[chunk.row]
         done = part.stop
-    pool[plan.slots] = state
+    pool[plan.slots] = state.to(pool.dtype)
     return before

@@ -3,9 +3,19 @@
 import torch
 from torch import Tensor
 
+from kernels.state_update.rounding import round_by_chance
+
 
 def selective_state_update(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, pool: Tensor, slots: Tensor
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
 ) -> Tensor:
     """See reference.selective_state_update."""
     (rows, heads, width), (groups, size) = x.shape, B.shape[1:]
@@ -14,7 +24,10 @@ def selective_state_update(
     B = B.view(rows, groups, 1, 1, size)
     y = torch.empty(rows, groups, heads // groups * width, 1)
     for row, slot in enumerate(slots.tolist()):
-        state = pool[slot].view(groups, heads // groups, width, size)
+        kept = pool[slot].view(groups, heads // groups, width, size)
+        state = kept.float()  # The same memory, where that is float32.
         state.mul_(decay[row]).addcmul_(x_dt[row], B[row])
         torch.bmm(state.view(groups, -1, size), C[row, :, :, None], out=y[row])
+        if state is not kept:
+            kept.copy_(round_by_chance(state[None], positions[row : row + 1])[0])
     return y.view(rows, heads, width).addcmul_(x, D[:, None])

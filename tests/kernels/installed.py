@@ -11,7 +11,8 @@ from kernels.native.cache import cache_folder, fetch, open_folder
 from kernels.native.compiler import Compiler, find_compiler
 from kernels.native.targets import Target, cpu_features, machine, usable_targets
 
-SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+# -O1: with all loops unrolled it would take minutes.
+SANITIZED = ("-O1", "-g1", "-fno-var-tracking", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 def compiler() -> Compiler:

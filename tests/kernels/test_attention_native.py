@@ -52,7 +52,8 @@ class Given:
     def run(self, form: object = native.paged_attention) -> Tensor:
         assert callable(form)
         keys, values = self.pages[:, 2], self.pages[:, 3]
-        attended = form(self.query, keys, values, self.table, self.offsets, self.starts, 0.3)
+        layout = torch.tensor(self.offsets), torch.tensor(self.starts)
+        attended = form(self.query, keys, values, self.table, *layout, 0.3)
         assert isinstance(attended, Tensor)
         return attended
 
@@ -120,4 +121,4 @@ def test_other_layouts_are_refused() -> None:
     keys, values = g.pages[:, 2], g.pages[:, 3]
     for pages, table in [((keys.transpose(1, 2), values), g.table), ((keys, values), g.table.repeat(2, 1))]:
         with pytest.raises(ValueError, match=r"are not pages|do not fit"):
-            native.paged_attention(g.query, *pages, table, g.offsets, g.starts, 0.3)
+            native.paged_attention(g.query, *pages, table, torch.tensor(g.offsets), torch.tensor(g.starts), 0.3)

@@ -273,9 +273,13 @@ def test_rows_without_a_finite_best_logit_leave_the_others_alone(sampler: Sample
     expected = sampler(logits, params).tokens
     logits[1] = -math.inf
     logits[2, 17] = math.nan
-    tokens = sampler(logits, params).tokens
-    assert tokens[[0, 3]].tolist() == expected[[0, 3]].tolist()
-    assert tokens[[1, 2]].tolist() == [0, 17]
+    sampled = sampler(logits, params)
+    assert sampled.tokens[[0, 3]].tolist() == expected[[0, 3]].tolist()
+    assert sampled.tokens[[1, 2]].tolist() == [0, 17]
+    assert sampled.finite.tolist() == [True, False, False, True]
+    logits[0] = math.inf
+    for all_greedy in (True, False):
+        assert sampler(logits, replace(params, all_greedy=all_greedy)).finite.tolist() == [False, False, False, True]
 
 
 def test_hints_replace_what_the_tensors_say() -> None:

@@ -28,7 +28,6 @@ def test_penalties_equal_a_direct_loop(seed: int) -> None:
     rows, vocab_size = 6, 30
     logits = torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 4
     logits[0, 3] = -math.inf
-    before = logits.clone()
     prompts = [[rng.randrange(vocab_size) for _ in range(rng.randrange(20))] for _ in range(rows)]
     outputs = [[rng.randrange(vocab_size) for _ in range(rng.randrange(40))] for _ in range(rows)]
     penalties = [
@@ -41,15 +40,16 @@ def test_penalties_equal_a_direct_loop(seed: int) -> None:
             for prompt, output in zip(prompts, outputs, strict=True)
         ]
     )
-    adjusted = apply_penalties(
-        logits, counts.prompt_seen[lines], counts.output_counts[lines], *torch.tensor(penalties).unbind(1)
-    )
+    others = torch.randn(2, vocab_size)
+    adjusted, at = torch.cat((others, logits)), torch.arange(2, rows + 2)
+    given = at, counts.prompt_seen, counts.output_counts, lines, *torch.tensor(penalties).unbind(1)
+    assert apply_penalties(adjusted, *given) is adjusted
     by_hand = [
         penalise_by_hand(*row)
-        for row in zip(before.tolist(), prompts, outputs, *zip(*penalties, strict=True), strict=True)
+        for row in zip(logits.tolist(), prompts, outputs, *zip(*penalties, strict=True), strict=True)
     ]
-    torch.testing.assert_close(adjusted, torch.tensor(by_hand))
-    assert torch.equal(logits, before)
+    torch.testing.assert_close(adjusted[at], torch.tensor(by_hand))
+    assert torch.equal(adjusted[:2], others)
 
 
 def test_counts_follow_rows_that_come_and_go() -> None:

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -35,6 +36,18 @@ def test_packed_prefill_equals_recurrence_at_every_checkpoint(form: Form, seed: 
     expected_y, expected_pool = recurrence(inputs, packed)
     assert_close(y, expected_y)
     assert_close(pool, expected_pool)
+
+
+@FORMS
+@pytest.mark.parametrize("seed", range(3))
+def test_states_in_bfloat16_are_rounded_where_they_are_kept_and_not_between_chunks(form: Form, seed: int) -> None:
+    packed = random_packed(seed)
+    inputs = random_inputs(packed.tokens, packed.pool_size, seed)
+    rounded = replace(inputs, pool=inputs.pool.bfloat16())
+    y, pool = run(form, rounded, packed, chunk_size=16)
+    exact_y, exact_pool = run(form, replace(rounded, pool=rounded.pool.float()), packed, chunk_size=16)
+    assert torch.equal(y, exact_y)
+    assert torch.equal(pool, exact_pool.bfloat16())
 
 
 @FORMS

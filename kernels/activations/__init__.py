@@ -1,0 +1,26 @@
+"""Activations of feed-forward layers."""
+
+from torch import Tensor
+
+from kernels import gpu
+from kernels.activations import native, reference
+
+__all__ = ["silu_multiply", "squared_relu"]
+
+
+def silu_multiply(x: Tensor) -> Tensor:
+    """See reference.silu_multiply."""
+    if gpu.takes(x):
+        from kernels.activations import triton
+
+        return triton.silu_multiply(x)
+    return native.silu_multiply(x) if native.takes(x) else reference.silu_multiply(x)
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """See reference.squared_relu."""
+    if gpu.takes(x):
+        from kernels.activations import triton
+
+        return triton.squared_relu(x)
+    return native.squared_relu(x) if native.takes(x) else reference.squared_relu(x)

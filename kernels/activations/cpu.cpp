@@ -1,0 +1,55 @@
+// Activations of feed-forward layers: kernels/activations/reference.py.
+#include <type_traits>
+
+#include "../native/numbers.h"
+#include "../native/parallel.h"
+#include "../recorded/call.h"
+
+namespace baton {
+namespace {
+
+constexpr int64_t GRAIN = 16384;  // Numbers that a thread must have to be worth waking.
+
+// f(row) for each of them.
+template <class F>
+void for_rows(int64_t rows, int64_t width, F f) {
+    parallel_for(rows, GRAIN / (width + 1) + 1, [=](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) f(row);
+    });
+}
+
+}  // namespace
+}  // namespace baton
+
+// x: [rows, 2·width], y: [rows, width], both of `type` and contiguous.
+extern "C" void baton_silu_multiply(int type, const void *x, void *y, int64_t rows, int64_t width) {
+    using namespace baton;
+    with_type(type, [=](auto *t) {
+        using T = std::remove_pointer_t<decltype(t)>;
+        for_rows(rows, width, [=](int64_t row) {
+            const T *gate = static_cast<const T *>(x) + 2 * row * width, *up = gate + width;
+            T *to = static_cast<T *>(y) + row * width;
+            over(width, [=](int64_t i, auto v) { put(to + i, silu(get<decltype(v)>(gate + i)) * get<decltype(v)>(up + i)); });
+        });
+    });
+}
+
+// x, y: [rows, width], both of `type` and contiguous.
+extern "C" void baton_squared_relu(int type, const void *x, void *y, int64_t rows, int64_t width) {
+    using namespace baton;
+    with_type(type, [=](auto *t) {
+        using T = std::remove_pointer_t<decltype(t)>;
+        for_rows(rows, width, [=](int64_t row) {
+            const T *from = static_cast<const T *>(x) + row * width;
+            T *to = static_cast<T *>(y) + row * width;
+            over(width, [=](int64_t i, auto v) {
+                using V = decltype(v);
+                const V given = get<V>(from + i), positive = given < 0 ? V{} : given;  // A NaN stays one.
+                put(to + i, positive * positive);
+            });
+        });
+    });
+}
+
+BATON_RECORDABLE(baton_silu_multiply)
+BATON_RECORDABLE(baton_squared_relu)

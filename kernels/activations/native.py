@@ -1,0 +1,64 @@
+"""The same as reference.py, in cpu.cpp."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kernels import native
+from kernels.activations import reference
+from kernels.native import INT, INT64, POINTER, TYPES
+from kernels.native.checks import assert_agrees
+
+SILU_MULTIPLY = "baton_silu_multiply"
+SQUARED_RELU = "baton_squared_relu"
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the C functions are installed and made for this."""
+    return (
+        native.function(SILU_MULTIPLY) is not None
+        and native.function(SQUARED_RELU) is not None
+        and x.device.type == "cpu"
+        and x.dtype in TYPES
+        and x.is_contiguous()
+    )
+
+
+def silu_multiply(x: Tensor) -> Tensor:
+    """See reference.silu_multiply; for what `takes` says yes to."""
+    run = native.function(SILU_MULTIPLY)
+    assert run is not None
+    rows, width = len(x), x.shape[1] // 2
+    y = torch.empty(rows, width, dtype=x.dtype)
+    run(TYPES[x.dtype], x.data_ptr(), y.data_ptr(), rows, width)
+    return y
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """See reference.squared_relu; for what `takes` says yes to."""
+    run = native.function(SQUARED_RELU)
+    assert run is not None
+    y = torch.empty_like(x)
+    run(TYPES[x.dtype], x.data_ptr(), y.data_ptr(), *x.shape)
+    return y
+
+
+def check_silu_multiply() -> None:
+    """Raises AssertionError where it differs from the reference."""
+    _check(silu_multiply, reference.silu_multiply)
+
+
+def check_squared_relu() -> None:
+    """Raises AssertionError where it differs from the reference."""
+    _check(squared_relu, reference.squared_relu)
+
+
+def _check(found: Callable[[Tensor], Tensor], expected: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(3, 74, generator=torch.Generator().manual_seed(0))
+    for dtype, tolerance in zip(TYPES, (1e-5, 2**-7), strict=True):
+        assert_agrees(found(x.to(dtype)), expected(x.to(dtype)), rtol=tolerance, atol=1e-6)
+
+
+native.declare(SILU_MULTIPLY, [INT, POINTER, POINTER, INT64, INT64], check_silu_multiply)
+native.declare(SQUARED_RELU, [INT, POINTER, POINTER, INT64, INT64], check_squared_relu)

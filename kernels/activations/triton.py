@@ -1,0 +1,54 @@
+"""The same as reference.py, by Triton: a program for a stretch of a row."""
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from kernels.gpu import KernelConfig, config_of, launch
+from kernels.gpu.functions import silu
+from kernels.gpu.jit import jit
+from kernels.gpu.layout import row_stride
+
+
+def silu_multiply(x: Tensor) -> Tensor:
+    """See reference.silu_multiply. Rows may lie apart."""
+    return _launch("silu_multiply", _silu_multiply, x, x.shape[1] // 2)
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """See reference.squared_relu, of [T, n]. Rows may lie apart."""
+    return _launch("squared_relu", _squared_relu, x, x.shape[1])
+
+
+def candidates(width: int) -> list[KernelConfig]:
+    """The first is the default."""
+    least = triton.next_power_of_2(width)
+    sizes = [(1024, 4), (1024, 2), (1024, 8), (2048, 4), (2048, 8), (512, 2), (512, 4), (4096, 8)]
+    return [KernelConfig({"BLOCK": min(block, least)}, warps) for block, warps in sizes]
+
+
+def _launch(name: str, kernel: object, x: Tensor, width: int) -> Tensor:
+    y = torch.empty(len(x), width, dtype=x.dtype, device=x.device)
+    config = config_of(f"activations.{name}", f"width={width}", x.device, *candidates(width))
+    grid = (len(x), triton.cdiv(width, config.blocks["BLOCK"]))
+    launch(kernel, grid, x, y, config=config, WIDTH=width, ROW=row_stride(x))
+    return y
+
+
+@jit
+def _silu_multiply(x_ptr, y_ptr, WIDTH: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr):
+    row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    gate = tl.load(x_ptr + row * ROW + columns, inside, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * ROW + WIDTH + columns, inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row * WIDTH + columns, (silu(gate) * up).to(y_ptr.dtype.element_ty), inside)
+
+
+@jit
+def _squared_relu(x_ptr, y_ptr, WIDTH: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr):
+    row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    x = tl.load(x_ptr + row * ROW + columns, inside, other=0.0).to(tl.float32)
+    x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(y_ptr + row * WIDTH + columns, (x * x).to(y_ptr.dtype.element_ty), inside)

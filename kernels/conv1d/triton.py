@@ -1,0 +1,159 @@
+"""The same as reference.py, by Triton: a program a chunk, then one for what each segment leaves."""
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from kernels.chunk_table import LONGEST, ChunkTable
+from kernels.gpu import KernelConfig, config_of, launch
+from kernels.gpu.functions import silu
+from kernels.gpu.jit import jit
+from kernels.gpu.layout import row_stride
+
+# The first is the default.
+CANDIDATES = [KernelConfig({"BLOCK": block}, warps) for block, warps in [(64, 4), (128, 8), (64, 8), (128, 4)]]
+
+
+def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, table: ChunkTable) -> Tensor:
+    """See reference.conv1d_prefill, but the result is in x's dtype, float32 or bfloat16.
+
+    Rows of x may lie apart, and slots of the pool.
+    """
+    (tokens, channels), kernel = x.shape, len(taps)
+    y = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
+    config = config_of("conv1d.prefill", f"channels={channels} kernel={kernel}", x.device, *CANDIDATES)
+    sizes = {
+        "CHANNELS": channels,
+        "KERNEL": kernel,
+        "X_ROW": row_stride(x),
+        "SLOT": row_stride(pool),
+        "ROWS": triton.next_power_of_2(max(1, kernel - 1)),
+    }
+    launch(
+        _convolve,
+        (triton.cdiv(channels, config.blocks["BLOCK"]) * table.chunks,),
+        *(x, taps, bias, pool, y),
+        *(table.slots, table.first, table.starts, table.owner, table.saves, table.saved),
+        config=config,
+        TOKENS=LONGEST,
+        **sizes,
+    )
+    # Behind it, since it reads what this overwrites.
+    launch(
+        _keep_ends,
+        (triton.cdiv(channels, 256), table.segments if kernel > 1 else 0),
+        *(x, pool, table.slots, table.first, table.starts),
+        config=KernelConfig({"BLOCK": 256}, 2),
+        **sizes,
+    )
+    return y
+
+
+@jit
+def _convolve(
+    x_ptr,
+    taps_ptr,
+    bias_ptr,
+    pool_ptr,
+    y_ptr,
+    slots_ptr,
+    first_ptr,
+    starts_ptr,
+    owner_ptr,
+    saves_ptr,
+    saved_ptr,
+    CHANNELS: tl.constexpr,
+    KERNEL: tl.constexpr,
+    X_ROW: tl.constexpr,
+    SLOT: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """BLOCK channels of one chunk, and of the checkpoints at its end."""
+    BLOCKS: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
+    chunk, token = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.arange(0, TOKENS)
+    channel = (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < CHANNELS
+    begin, end = tl.load(starts_ptr + chunk).to(tl.int64), tl.load(starts_ptr + chunk + 1).to(tl.int64)
+    segment = tl.load(owner_ptr + chunk)
+    segment_begin = tl.load(starts_ptr + tl.load(first_ptr + segment)).to(tl.int64)
+    history_ptr = pool_ptr + tl.load(slots_ptr + segment).to(tl.int64) * SLOT
+    live = token < (end - begin).to(tl.int32)
+    behind = tl.minimum(begin - segment_begin, KERNEL).to(tl.int32)  # How far back in x the segment's inputs are.
+
+    y = tl.zeros([TOKENS, BLOCK], tl.float32)
+    for k in tl.static_range(KERNEL):
+        place = token - (KERNEL - 1 - k)
+        of_x = (live & (place >= -behind))[:, None] & inside[None, :]
+        places = place[:, None] * X_ROW + channel[None, :]
+        values = tl.load(x_ptr + begin * X_ROW + places, of_x, other=0.0).to(tl.float32)
+        if behind < KERNEL - 1 - k:
+            of_history = (live & (place < -behind))[:, None] & inside[None, :]
+            places = (place + behind + KERNEL - 1)[:, None] * CHANNELS + channel[None, :]
+            values = tl.where(of_history, tl.load(history_ptr + places, of_history, other=0.0), values)
+        y += values * tl.load(taps_ptr + k * CHANNELS + channel, inside, other=0.0)[None, :]
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + channel, inside, other=0.0)[None, :]
+    y_places = token[:, None] * CHANNELS + channel[None, :]
+    tl.store(y_ptr + begin * CHANNELS + y_places, silu(y).to(y_ptr.dtype.element_ty), live[:, None] & inside[None, :])
+
+    if KERNEL > 1:
+        for save in range(tl.load(saves_ptr + chunk).to(tl.int32), tl.load(saves_ptr + chunk + 1).to(tl.int32)):
+            segment_ptr, length = x_ptr + segment_begin * X_ROW, end - segment_begin
+            last = _last_inputs(segment_ptr, history_ptr, length, channel, CHANNELS, KERNEL, X_ROW, ROWS)
+            kept_ptr = pool_ptr + tl.load(saved_ptr + save).to(tl.int64) * SLOT
+            _keep(kept_ptr, last, channel, CHANNELS, KERNEL, ROWS)
+
+
+@jit
+def _keep_ends(
+    x_ptr,
+    pool_ptr,
+    slots_ptr,
+    first_ptr,
+    starts_ptr,
+    CHANNELS: tl.constexpr,
+    KERNEL: tl.constexpr,
+    X_ROW: tl.constexpr,
+    SLOT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """BLOCK channels of a segment's last inputs into its own slot."""
+    segment, channel = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    begin = tl.load(starts_ptr + tl.load(first_ptr + segment)).to(tl.int64)
+    length = tl.load(starts_ptr + tl.load(first_ptr + segment + 1)).to(tl.int64) - begin
+    own_ptr = pool_ptr + tl.load(slots_ptr + segment).to(tl.int64) * SLOT
+    last = _last_inputs(x_ptr + begin * X_ROW, own_ptr, length, channel, CHANNELS, KERNEL, X_ROW, ROWS)
+    tl.debug_barrier()  # Rows of a short segment move within the slot: all are read before any is written.
+    _keep(own_ptr, last, channel, CHANNELS, KERNEL, ROWS)
+
+
+@jit
+def _last_inputs(
+    x_ptr,
+    history_ptr,
+    length,
+    channel,
+    CHANNELS: tl.constexpr,
+    KERNEL: tl.constexpr,
+    X_ROW: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """[ROWS, channels] of which the first K-1 are the last inputs of a segment that begins at x_ptr."""
+    row = tl.arange(0, ROWS)
+    place = length - (KERNEL - 1) + row  # int64
+    wanted = (row < KERNEL - 1)[:, None] & (channel < CHANNELS)[None, :]
+    of_x, of_history = wanted & (place >= 0)[:, None], wanted & (place < 0)[:, None]
+    values = tl.load(x_ptr + (place[:, None] * X_ROW + channel[None, :]), of_x, other=0.0).to(tl.float32)
+    places = (place + KERNEL - 1)[:, None] * CHANNELS + channel[None, :]
+    return tl.where(of_x, values, tl.load(history_ptr + places, of_history, other=0.0))
+
+
+@jit
+def _keep(slot_ptr, rows, channel, CHANNELS: tl.constexpr, KERNEL: tl.constexpr, ROWS: tl.constexpr):
+    row = tl.arange(0, ROWS)
+    wanted = (row < KERNEL - 1)[:, None] & (channel < CHANNELS)[None, :]
+    tl.store(slot_ptr + (row[:, None] * CHANNELS + channel[None, :]), rows, wanted)

@@ -1,0 +1,67 @@
+"""The same as reference.conv1d_update, by Triton: each row's last inputs are read once and shifted in place."""
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from kernels.gpu import KernelConfig, config_of, launch
+from kernels.gpu.functions import silu
+from kernels.gpu.jit import jit
+from kernels.gpu.layout import row_stride
+
+# The first is the default. Each thread has channels of its own: none reads what another has shifted.
+CANDIDATES = [KernelConfig({"BLOCK": block}, warps) for block, warps in [(256, 2), (128, 1), (512, 4), (1024, 4)]]
+
+
+def conv1d_update(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, slots: Tensor) -> Tensor:
+    """See reference.conv1d_update. Rows of x, float32 or bfloat16, may lie apart, and slots of the pool.
+
+    Rows may share a slot if nobody wants what is then in it, or those rows of the result.
+    """
+    rows, (kernel, channels) = len(x), taps.shape
+    y = torch.empty(rows, channels, dtype=torch.float32, device=x.device)
+    config = config_of("conv1d.update", f"channels={channels} kernel={kernel}", x.device, *CANDIDATES)
+    launch(
+        _update,
+        (triton.cdiv(channels, config.blocks["BLOCK"]), rows),
+        *(x, taps, bias, pool, slots, y),
+        config=config,
+        CHANNELS=channels,
+        KERNEL=kernel,
+        X_ROW=row_stride(x),
+        SLOT=row_stride(pool),
+    )
+    return y
+
+
+@jit
+def _update(
+    x_ptr,
+    taps_ptr,
+    bias_ptr,
+    pool_ptr,
+    slots_ptr,
+    y_ptr,
+    CHANNELS: tl.constexpr,
+    KERNEL: tl.constexpr,
+    X_ROW: tl.constexpr,
+    SLOT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    channels = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = channels < CHANNELS
+    history_ptr = pool_ptr + tl.load(slots_ptr + row).to(tl.int64) * SLOT + channels
+    # All is read before anything is written, so that no load waits for another.
+    window = tl.tuple([])
+    for k in tl.static_range(KERNEL - 1):
+        window += (tl.load(history_ptr + k * CHANNELS, inside, other=0.0),)
+    window += (tl.load(x_ptr + row * X_ROW + channels, inside, other=0.0).to(tl.float32),)
+    y = window[0] * tl.load(taps_ptr + channels, inside, other=0.0)
+    for k in tl.static_range(1, KERNEL):
+        y += window[k] * tl.load(taps_ptr + k * CHANNELS + channels, inside, other=0.0)
+        tl.store(history_ptr + (k - 1) * CHANNELS, window[k], inside)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + channels, inside, other=0.0)
+    tl.store(y_ptr + row * CHANNELS + channels, silu(y), inside)

@@ -1,0 +1,43 @@
+"""The same as reference.py, in cpu.cpp."""
+
+import torch
+from torch import Tensor
+
+from kernels import native
+from kernels.native import INT, INT64, POINTER, TYPES
+from kernels.native.checks import assert_agrees
+from kernels.rotary import reference
+
+NAME = "baton_rotate"
+
+
+def takes(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether the C function is installed and made for these."""
+    return (
+        native.function(NAME) is not None
+        and x.dtype in TYPES
+        and all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in (x, cos, sin))
+        and cos.dtype == sin.dtype == torch.float32
+        and cos.shape == sin.shape == (len(x), 1, x.shape[2])
+    )
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """See reference.rotate; for what `takes` says yes to."""
+    run = native.function(NAME)
+    assert run is not None
+    y = torch.empty_like(x)
+    run(TYPES[x.dtype], x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr(), *x.shape)
+    return y
+
+
+def check() -> None:
+    """Raises AssertionError where it differs from the reference."""
+    g = torch.Generator().manual_seed(0)
+    x, angle = torch.randn(3, 2, 74, generator=g), torch.randn(3, 1, 37, generator=g).repeat(1, 1, 2)
+    for dtype, tolerance in zip(TYPES, (1e-5, 2**-7), strict=True):
+        given = x.to(dtype), angle.cos(), angle.sin()
+        assert_agrees(rotate(*given), reference.rotate(*given), rtol=tolerance, atol=1e-5)
+
+
+native.declare(NAME, [INT, POINTER, POINTER, POINTER, POINTER, INT64, INT64, INT64], check)

@@ -1,0 +1,78 @@
+"""The same as reference.py, by Triton: a program for each token, of all its heads."""
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from kernels.gpu import KernelConfig, config_of, launch
+from kernels.gpu.jit import jit
+from kernels.gpu.layout import row_stride
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """See reference.rotate. Tokens of x may lie apart."""
+    _, heads, width = x.shape
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    config = config_of("rotary.rotate", f"heads={heads} width={width}", x.device, *candidates(heads, width))
+    launch(
+        _rotate,
+        (len(x),),
+        *(x, cos, sin, y),
+        config=config,
+        HEADS=heads,
+        HALF=width // 2,
+        X_ROW=row_stride(x),
+        BLOCK_HEADS=triton.next_power_of_2(heads),
+        BLOCK_HALF=triton.next_power_of_2(width // 2),
+    )
+    return y
+
+
+def candidates(heads: int, width: int) -> list[KernelConfig]:
+    """The first is the default: some 16 pairs a thread."""
+    pairs = triton.next_power_of_2(heads) * triton.next_power_of_2(width // 2)
+    default = min(16, max(1, pairs // 512))
+    return [KernelConfig({}, default), *(KernelConfig({}, warps) for warps in (1, 2, 4, 8) if warps != default)]
+
+
+@jit
+def _rotate(
+    x_ptr,
+    cos_ptr,
+    sin_ptr,
+    y_ptr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    X_ROW: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    cos_ptr += token * (2 * HALF)
+    sin_ptr += token * (2 * HALF)
+    target = y_ptr + token * (HEADS * 2 * HALF)
+    rotate_row(x_ptr + token * X_ROW, cos_ptr, sin_ptr, target, HEADS, HALF, BLOCK_HEADS, BLOCK_HALF)
+
+
+@jit
+def rotate_row(
+    x_ptr,
+    cos_ptr,
+    sin_ptr,
+    y_ptr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    """The heads of a token, from x_ptr to y_ptr, each turned by the angles of one."""
+    heads, columns = tl.arange(0, BLOCK_HEADS)[:, None], tl.arange(0, BLOCK_HALF)[None, :]
+    is_column = columns < HALF
+    cos = tl.load(cos_ptr + columns, is_column, other=0.0)
+    sin = tl.load(sin_ptr + columns, is_column, other=0.0)
+    places, inside = heads * (2 * HALF) + columns, (heads < HEADS) & is_column
+    low = tl.load(x_ptr + places, inside, other=0.0).to(tl.float32)
+    high = tl.load(x_ptr + places + HALF, inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + places, (low * cos - high * sin).to(y_ptr.dtype.element_ty), inside)
+    tl.store(y_ptr + places + HALF, (high * cos + low * sin).to(y_ptr.dtype.element_ty), inside)

@@ -1,0 +1,30 @@
+"""Positions of query and keys, and the writing of keys and values: in one where Triton computes."""
+
+from torch import Tensor
+
+from kernels import gpu
+from kernels.attention import write_pages
+from kernels.rotary import rotate
+
+__all__ = ["rotate_and_write"]
+
+
+def rotate_and_write(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    places: Tensor,
+) -> Tensor:
+    """See reference.rotate_and_write."""
+    if cos is not None and sin is not None:
+        if gpu.takes(query):
+            from kernels.rotate_and_write import triton
+
+            return triton.rotate_and_write(query, keys, values, cos, sin, key_pages, value_pages, places)
+        query, keys = rotate(query, cos, sin), rotate(keys, cos, sin)
+    write_pages(keys, values, key_pages, value_pages, places)
+    return query

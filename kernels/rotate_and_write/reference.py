@@ -1,0 +1,28 @@
+"""What lies between attention's projections and attention: positions are encoded, and keys and values kept."""
+
+from torch import Tensor
+
+import kernels.attention.reference
+import kernels.rotary.reference
+
+
+def rotate_and_write(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    places: Tensor,
+) -> Tensor:
+    """Rotate query [T, heads, head_dim] and keys, store keys and values at their places; return the query, rotated.
+
+    Rotated as kernels.rotary.reference says, stored as kernels.attention.reference does. cos and sin None: query and
+    keys stay as they are.
+    """
+    if cos is not None and sin is not None:
+        query = kernels.rotary.reference.rotate(query, cos, sin)
+        keys = kernels.rotary.reference.rotate(keys, cos, sin)
+    kernels.attention.reference.write_pages(keys, values, key_pages, value_pages, places)
+    return query

@@ -1,0 +1,202 @@
+"""The same draws as reference.py, by Triton, without a sort of the vocabulary.
+
+A row is split over programs, which find the greatest logit, then what the splits weigh; one program a row draws. Where
+top_k or top_p cut a row, the splits also tell what lies within each of a few distances of the greatest logit. From that
+follows a distance that the cut is within, and if few tokens are, they are listed and then sorted. Else the program of
+the row searches the cut by bisection. All sums are of whole numbers, so a draw depends neither on the splits nor on the
+rows beside it.
+"""
+
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from kernels.gpu import KernelConfig, config_of, launch
+from kernels.gpu.jit import jit
+from kernels.sampling.reference import Sampled, SamplingTensors
+from kernels.sampling.triton_cut import NO_LIMIT, amounts_of, distance, limit_of, narrowed
+from kernels.sampling.triton_draw import best_of, draw, sums_of
+from kernels.sampling.triton_numbers import (
+    LOWEST,
+    ids_of,
+    is_finite,
+    least_weight,
+    logits_of,
+    ranks_of,
+    scaled_of,
+    top_p_threshold,
+    weights_of,
+)
+
+DISTANCES = 16
+SPLIT_CONFIG = KernelConfig({"SPLIT": 4096}, warps=8)
+DRAW_CONFIG = KernelConfig({"LIST": 16384, "SORT": 512, "CHUNK": 512}, warps=8)
+
+
+@cache
+def split_candidates() -> list[KernelConfig]:
+    return [KernelConfig({"SPLIT": split}, warps=warps) for split in (1024, 2048, 4096, 8192) for warps in (4, 8)]
+
+
+@cache
+def draw_candidates() -> list[KernelConfig]:
+    chunks = (256, 512, 1024)
+    return [
+        KernelConfig({"LIST": 16384, "SORT": 512, "CHUNK": chunk}, warps=warps) for chunk in chunks for warps in (4, 8)
+    ]
+
+
+def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
+    """See reference.sample. Logits of a row are consecutive. A hint that is None is never read: it costs launches.
+
+    The exponential is within one unit in the last place, as torch's is, but not the same one. So weights may differ by
+    2**-22 of themselves, and a draw from the reference's where its uniform number is as close to the end of a token's
+    part.
+    """
+    rows, vocab = logits.shape
+    config = config_of("sampling.split", f"vocab={vocab}", logits.device, SPLIT_CONFIG, *split_candidates())
+    splits = triton.cdiv(vocab, config.blocks["SPLIT"])
+    split_row = {"SPLITS": splits, "LANES": triton.next_power_of_2(splits)}
+    of_row = {"VOCAB": vocab, "STRIDE": logits.stride(0), **split_row}
+    best = logits.new_empty(rows, splits, dtype=torch.int64)
+    tokens, finite = best.new_empty(rows), best.new_empty(rows, dtype=torch.bool)
+    launch(_find_best, (rows, splits), logits, best, config=config, **of_row)
+    if params.all_greedy:
+        launch(_take_best, (rows,), best, tokens, finite, config=KernelConfig(warps=1), **split_row)
+        return Sampled(tokens, finite)
+
+    draw_config = config_of("sampling.draw", f"vocab={vocab}", logits.device, DRAW_CONFIG, *draw_candidates())
+    temperature, top_k, top_p, min_p, seed, position = (
+        values.contiguous()
+        for values in (params.temperature, params.top_k, params.top_p, params.min_p, params.seed, params.position)
+    )
+    sums, within, listed = torch.empty_like(best), None, None
+    if params.any_truncated is not False:
+        within = best.new_empty(rows, splits, DISTANCES)
+        listed = best.new_empty(rows, draw_config.blocks["LIST"], dtype=torch.int32)
+    asked = temperature, top_k, top_p, min_p
+    of_row["DISTANCES"] = DISTANCES
+    launch(_weigh, (rows, splits), logits, best, *asked, sums, within, config=config, **of_row)
+    if listed is not None:
+        launch(
+            _list,
+            (rows, splits),
+            logits,
+            best,
+            *asked,
+            sums,
+            within,
+            listed,
+            config=config,
+            **of_row,
+            LIST=listed.shape[1],
+        )
+    given = logits, best, *asked, seed, position, sums, within, listed, tokens, finite
+    launch(draw, (rows,), *given, config=draw_config, **of_row, SPLIT=config.blocks["SPLIT"])
+    return Sampled(tokens, finite)
+
+
+@jit
+def _find_best(
+    logits_ptr,
+    best_ptr,
+    VOCAB: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LANES: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """The highest rank of each split."""
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    ids = split * SPLIT + tl.arange(0, SPLIT)
+    logits = tl.load(logits_ptr + row * STRIDE + ids, ids < VOCAB, other=float("-inf"))
+    tl.store(best_ptr + row * SPLITS + split, tl.max(tl.where(ids < VOCAB, ranks_of(logits, ids), LOWEST), 0))
+
+
+@jit
+def _take_best(best_ptr, tokens_ptr, finite_ptr, SPLITS: tl.constexpr, LANES: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    best = best_of(best_ptr, row, SPLITS, LANES)
+    tl.store(tokens_ptr + row, ids_of(best))
+    tl.store(finite_ptr + row, is_finite(logits_of(best)))
+
+
+@jit
+def _weigh(
+    logits_ptr,
+    best_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    sums_ptr,
+    within_ptr,
+    VOCAB: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LANES: tl.constexpr,
+    DISTANCES: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """What each split weighs: what min_p keeps, or all where the row is cut, and then what is within each distance.
+
+    within_ptr None: no row is cut.
+    """
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(temperature_ptr + row)
+    greatest = logits_of(best_of(best_ptr, row, SPLITS, LANES))
+    if (temperature > 0) & is_finite(greatest):
+        ids = split * SPLIT + tl.arange(0, SPLIT)
+        logits = tl.load(logits_ptr + row * STRIDE + ids, ids < VOCAB, other=float("-inf"))
+        scaled = scaled_of(logits, greatest, temperature)
+        weights = weights_of(scaled)
+        least = least_weight(tl.load(min_p_ptr + row))
+        if within_ptr is not None:
+            is_cut = (limit_of(tl.load(top_k_ptr + row), VOCAB) < NO_LIMIT) | (tl.load(top_p_ptr + row) < 1)
+            least = tl.where(is_cut, 0, least)
+            if is_cut:
+                amounts = tl.where(ids < VOCAB, amounts_of(weights), 0)
+                for index in tl.static_range(DISTANCES):
+                    sum = tl.sum(tl.where(scaled >= distance(index, DISTANCES), amounts, 0), 0)
+                    tl.store(within_ptr + (row * SPLITS + split) * DISTANCES + index, sum)
+        tl.store(sums_ptr + row * SPLITS + split, tl.sum(tl.where(weights >= least, weights, 0), 0))
+
+
+@jit
+def _list(
+    logits_ptr,
+    best_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    sums_ptr,
+    within_ptr,
+    listed_ptr,
+    VOCAB: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LANES: tl.constexpr,
+    DISTANCES: tl.constexpr,
+    LIST: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """The ids, in ascending order, of those that the cut of the row is among, if they are at most LIST."""
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature, top_p = tl.load(temperature_ptr + row), tl.load(top_p_ptr + row)
+    limit = limit_of(tl.load(top_k_ptr + row), VOCAB)
+    greatest = logits_of(best_of(best_ptr, row, SPLITS, LANES))
+    if (temperature > 0) & is_finite(greatest) & ((limit < NO_LIMIT) | (top_p < 1)):
+        threshold = top_p_threshold(top_p, tl.sum(sums_of(sums_ptr, row, SPLITS, LANES), 0))
+        of_row_ptr = within_ptr + row * SPLITS * DISTANCES
+        lowest, counts = narrowed(of_row_ptr, limit, threshold, SPLITS, LANES, DISTANCES)
+        if tl.sum(counts, 0) <= LIST:
+            ids = split * SPLIT + tl.arange(0, SPLIT)
+            logits = tl.load(logits_ptr + row * STRIDE + ids, ids < VOCAB, other=float("-inf"))
+            is_within = (scaled_of(logits, greatest, temperature) >= lowest) & (ids < VOCAB)
+            before = tl.sum(tl.where(tl.arange(0, LANES) < split, counts, 0), 0)
+            places = before + tl.cumsum(is_within.to(tl.int32), 0) - 1
+            tl.store(listed_ptr + row * LIST + places, ids, is_within)

@@ -1,0 +1,106 @@
+"""The same as adjust.py, by Triton: a launch for the penalties of a batch, one for its biases, one to count."""
+
+from functools import cache
+
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from kernels.gpu import KernelConfig, config_of, launch
+from kernels.gpu.jit import jit
+
+PENALTIES_CONFIG = KernelConfig({"BLOCK": 2048}, warps=8)
+ENTRIES_CONFIG = KernelConfig({"BLOCK": 128}, warps=4)
+
+
+@cache
+def penalties_candidates() -> list[KernelConfig]:
+    return [KernelConfig({"BLOCK": block}, warps=warps) for block in (1024, 2048, 4096) for warps in (4, 8)]
+
+
+def apply_penalties(
+    logits: Tensor,
+    rows: Tensor,
+    prompt_seen: Tensor,
+    output_counts: Tensor,
+    lines: Tensor,
+    repetition: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+) -> Tensor:
+    """See adjust.apply_penalties. Logits of a row, and counts of a line, are consecutive."""
+    vocab = logits.shape[1]
+    config = config_of("sampling.penalties", f"vocab={vocab}", logits.device, PENALTIES_CONFIG, *penalties_candidates())
+    launch(
+        _apply_penalties,
+        (len(rows), triton.cdiv(vocab, config.blocks["BLOCK"])),
+        *(logits, rows, prompt_seen, output_counts, lines, repetition, presence, frequency),
+        config=config,
+        VOCAB=vocab,
+        STRIDE=logits.stride(0),
+    )
+    return logits
+
+
+def apply_bias(logits: Tensor, rows: Tensor, tokens: Tensor, addends: Tensor) -> Tensor:
+    """See adjust.apply_bias. By atomic additions, whose order does not matter there."""
+    grid = (triton.cdiv(len(rows), ENTRIES_CONFIG.blocks["BLOCK"]),)
+    given = logits, rows, tokens, addends, len(rows)
+    launch(_apply_bias, grid, *given, config=ENTRIES_CONFIG, STRIDE=logits.stride(0))
+    return logits
+
+
+def count(output_counts: Tensor, lines: Tensor, tokens: Tensor) -> None:
+    """See adjust.TokenCounts.add."""
+    grid = (triton.cdiv(len(lines), ENTRIES_CONFIG.blocks["BLOCK"]),)
+    given = output_counts, lines, tokens, len(lines)
+    launch(_count, grid, *given, config=ENTRIES_CONFIG, STRIDE=output_counts.stride(0))
+
+
+@jit
+def _apply_penalties(
+    logits_ptr,
+    rows_ptr,
+    prompt_seen_ptr,
+    output_counts_ptr,
+    lines_ptr,
+    repetition_ptr,
+    presence_ptr,
+    frequency_ptr,
+    VOCAB: tl.constexpr,
+    STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Logits are read and written only where the line has seen the token."""
+    index = tl.program_id(0).to(tl.int64)
+    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = ids < VOCAB
+    line = tl.load(lines_ptr + index) * VOCAB
+    counts = tl.load(output_counts_ptr + line + ids, inside, other=0)
+    is_seen = inside & ((counts > 0) | (tl.load(prompt_seen_ptr + line + ids, inside, other=0) != 0))
+    places = logits_ptr + tl.load(rows_ptr + index) * STRIDE + ids
+    logits = tl.load(places, is_seen, other=0.0)
+    repetition = tl.load(repetition_ptr + index)
+    penalised = tl.where(logits > 0, tl.div_rn(logits, repetition), logits * repetition)
+    penalised -= counts.to(tl.float32) * tl.load(frequency_ptr + index)
+    penalised -= tl.where(counts > 0, tl.load(presence_ptr + index), 0.0)
+    tl.store(places, penalised, is_seen)
+
+
+@jit
+def _apply_bias(logits_ptr, rows_ptr, tokens_ptr, addends_ptr, count, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < count
+    rows = tl.load(rows_ptr + places, inside, other=0)
+    tokens = tl.load(tokens_ptr + places, inside, other=0)
+    addends = tl.load(addends_ptr + places, inside, other=0.0)
+    tl.atomic_add(logits_ptr + rows * STRIDE + tokens, addends, inside, sem="relaxed")
+
+
+@jit
+def _count(output_counts_ptr, lines_ptr, tokens_ptr, count, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < count
+    lines = tl.load(lines_ptr + places, inside, other=0)
+    tokens = tl.load(tokens_ptr + places, inside, other=0)
+    tl.atomic_add(output_counts_ptr + lines * STRIDE + tokens, 1, inside, sem="relaxed")

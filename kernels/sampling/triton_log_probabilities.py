@@ -1,0 +1,103 @@
+"""Log probabilities by Triton: each split of a row tells its best tokens and its sum, one program a row joins them."""
+
+from functools import cache
+
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from kernels.gpu import KernelConfig, config_of, launch
+from kernels.gpu.jit import jit
+from kernels.sampling.triton_numbers import LOWEST, ids_of, logits_of, ranks_of
+
+MOST = 32
+SPLIT_CONFIG = KernelConfig({"SPLIT": 4096}, warps=8)
+
+
+@cache
+def candidates() -> list[KernelConfig]:
+    return [KernelConfig({"SPLIT": split}, warps=warps) for split in (2048, 4096, 8192) for warps in (4, 8)]
+
+
+def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """See reference.log_probabilities; top: at most MOST. Logits of a row are consecutive, and one of them is finite.
+
+    Sums are added split by split in order, so they do not depend on the rows beside it.
+    """
+    rows, vocab = logits.shape
+    top = min(top, vocab)
+    config = config_of("sampling.log_probabilities", f"vocab={vocab}", logits.device, SPLIT_CONFIG, *candidates())
+    splits = triton.cdiv(vocab, config.blocks["SPLIT"])
+    best = tokens.new_empty(rows, splits, MOST)
+    greatest, sums = logits.new_empty(rows, splits), logits.new_empty(rows, splits)
+    of_split = {"VOCAB": vocab, "STRIDE": logits.stride(0), "SPLITS": splits, "MOST": MOST}
+    launch(_best_of_splits, (rows, splits), logits, best, greatest, sums, top, config=config, **of_split)
+    chosen, values, ids = logits.new_empty(rows), logits.new_empty(rows, top), tokens.new_empty(rows, top)
+    given = logits, tokens, best, greatest, sums, chosen, values, ids, top
+    of_row = {"STRIDE": logits.stride(0), "SPLITS": splits, "LANES": triton.next_power_of_2(splits), "MOST": MOST}
+    launch(_join, (rows,), *given, config=KernelConfig(warps=4), **of_row)
+    return chosen, values, ids
+
+
+@jit
+def _best_of_splits(
+    logits_ptr,
+    best_ptr,
+    greatest_ptr,
+    sums_ptr,
+    top,
+    VOCAB: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    MOST: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """The `top` highest ranks of each split, its greatest logit, and the sum of exponentials against that."""
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    ids = split * SPLIT + tl.arange(0, SPLIT)
+    logits = tl.load(logits_ptr + row * STRIDE + ids, ids < VOCAB, other=float("-inf"))
+    greatest = tl.max(logits, 0)
+    against = tl.where(greatest == float("-inf"), 0.0, greatest)
+    at = row * SPLITS + split
+    tl.store(greatest_ptr + at, greatest)
+    tl.store(sums_ptr + at, tl.sum(tl.exp(logits - against), 0))
+    ranks = tl.where(ids < VOCAB, ranks_of(logits, ids), LOWEST)
+    for index in range(top):
+        best = tl.max(ranks, 0)
+        tl.store(best_ptr + at * MOST + index, best)
+        ranks = tl.where(ranks == best, LOWEST, ranks)
+
+
+@jit
+def _join(
+    logits_ptr,
+    tokens_ptr,
+    best_ptr,
+    greatest_ptr,
+    sums_ptr,
+    chosen_ptr,
+    values_ptr,
+    ids_ptr,
+    top,
+    STRIDE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LANES: tl.constexpr,
+    MOST: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    lanes, indices = tl.arange(0, LANES), tl.arange(0, MOST)
+    greatest = tl.load(greatest_ptr + row * SPLITS + lanes, lanes < SPLITS, other=float("-inf"))
+    sums = tl.load(sums_ptr + row * SPLITS + lanes, lanes < SPLITS, other=0.0)
+    most = tl.max(greatest, 0)
+    normalizer = most + tl.log(tl.sum(sums * tl.exp(greatest - most), 0))
+    token = tl.load(tokens_ptr + row)
+    tl.store(chosen_ptr + row, tl.load(logits_ptr + row * STRIDE + token) - normalizer)
+
+    places = row * SPLITS * MOST + lanes[:, None] * MOST + indices[None, :]
+    inside = (lanes < SPLITS)[:, None] & (indices < top)[None, :]
+    ranks = tl.load(best_ptr + places, inside, other=LOWEST)
+    for index in range(top):
+        best = tl.max(tl.max(ranks, 1), 0)
+        tl.store(values_ptr + row * top + index, logits_of(best) - normalizer)
+        tl.store(ids_ptr + row * top + index, ids_of(best))
+        ranks = tl.where(ranks == best, LOWEST, ranks)

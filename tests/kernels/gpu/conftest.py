@@ -1,0 +1,1 @@
+import tests.kernels.gpu.interpreter  # noqa: F401

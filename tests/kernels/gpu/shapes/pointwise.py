@@ -1,0 +1,45 @@
+"""What lies between projections, at the shapes of models."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+import kernels.activations.triton
+import kernels.attention.triton
+import kernels.rotary.triton
+import kernels.rotate_and_write.triton
+
+
+def write(heads: int, kv_heads: int, width: int, dtype: torch.dtype) -> None:
+    """Query, keys and values are slices of a projection; with rotation and without."""
+    projected = torch.empty(3, heads + 2 * kv_heads, width, dtype=dtype, device="meta")
+    query, keys, values = projected.split([heads, kv_heads, kv_heads], 1)
+    pages = torch.empty(64, 4, 2, 16, kv_heads, width, dtype=dtype, device="meta")[:, 1].unbind(1)
+    cos = sin = torch.empty(3, 1, width, device="meta")
+    places = torch.empty(3, dtype=torch.int64, device="meta")
+    kernels.rotate_and_write.triton.rotate_and_write(query, keys, values, cos, sin, *pages, places)
+    kernels.attention.triton.write_pages(keys, values, *pages, places)
+    kernels.rotary.triton.rotate(query, cos, sin)
+
+
+def activate(run: Callable[[Tensor], Tensor], width: int, dtype: torch.dtype) -> None:
+    run(torch.empty(3, width, dtype=dtype, device="meta"))
+
+
+TYPES = (torch.bfloat16, torch.float32)
+MODELS = {"Nemotron-H 8B": (32, 8, 128), "Granite 4 h-tiny": (12, 4, 128), "odd": (10, 2, 96), "large": (128, 8, 128)}
+CASES: list[tuple[str, Callable[[], None]]] = [
+    *(
+        (f"rotary and pages, {name}, {dtype}", partial(write, *shape, dtype))
+        for name, shape in MODELS.items()
+        for dtype in TYPES
+    ),
+    *(
+        (f"{run.__name__} of {width}, {dtype}", partial(activate, run, width, dtype))
+        for run in (kernels.activations.triton.silu_multiply, kernels.activations.triton.squared_relu)
+        for width in (21504, 3072, 1000)
+        for dtype in TYPES
+    ),
+]

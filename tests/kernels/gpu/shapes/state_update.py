@@ -1,0 +1,26 @@
+"""One step of the recurrence from slot to slot, with dt as it is."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from kernels.state_update import triton
+from tests.kernels.gpu.shapes.mamba2 import SHAPES, MixerShape
+
+
+def step(s: MixerShape, states: torch.dtype) -> None:
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(*shape, device="meta")
+
+    index = torch.empty(5, dtype=torch.int64, device="meta")
+    B = empty(5, s.groups, s.state)
+    given = empty(5, s.heads, s.width), empty(5, s.heads), empty(s.heads), B, B, empty(s.heads)
+    triton.selective_state_update(*given, s.pools(9, states)[1], index, index, targets=index)
+
+
+CASES: list[tuple[str, Callable[[], None]]] = [
+    (f"{name} {states}", partial(step, shape, states))
+    for name, shape in SHAPES.items()
+    for states in (torch.float32, torch.bfloat16)
+]

@@ -1,0 +1,32 @@
+"""Activations by Triton: equal to the references."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.activations import reference, triton
+
+FORMS = [(triton.silu_multiply, reference.silu_multiply), (triton.squared_relu, reference.squared_relu)]
+
+
+@pytest.mark.parametrize(("run", "define"), FORMS)
+@given(rows=st.integers(0, 4), half=st.integers(1, 3000), apart=st.integers(0, 9), seed=st.integers(0, 2**32))
+@settings(max_examples=20, deadline=None)
+def test_equals_the_reference(
+    run: Callable[[Tensor], Tensor], define: Callable[[Tensor], Tensor], rows: int, half: int, apart: int, seed: int
+) -> None:
+    x = torch.randn(rows, 2 * half + apart, generator=torch.Generator().manual_seed(seed)) * 5
+    x[:, 2 * half :] = torch.nan
+    found = run(x[:, : 2 * half])
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, define(x[:, : 2 * half]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("run", "define"), FORMS)
+def test_what_is_not_finite_stays_so(run: Callable[[Tensor], Tensor], define: Callable[[Tensor], Tensor]) -> None:
+    x = torch.tensor([[torch.nan, 1e4, -1e4, torch.inf, -1.0, torch.nan, 1.0, 2.0, 1.0, 1.0]])
+    torch.testing.assert_close(run(x), define(x), equal_nan=True)

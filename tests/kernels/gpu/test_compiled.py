@@ -1,0 +1,78 @@
+"""Every kernel compiles for every target, and takes no more of a GPU than it has."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+TARGETS = ("80", "86", "89", "90", "100", "120", "gfx942")
+TABLE = ROOT / "kernels" / "gpu" / "configs.json"
+
+
+@pytest.fixture(scope="module")
+def triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where compiled kernels go: none is found that was compiled before."""
+    return tmp_path_factory.mktemp("triton")
+
+
+@pytest.fixture(scope="module")
+def of_widest(triton_cache: Path) -> dict[str, Any]:
+    return compiled(triton_cache, "--widest")
+
+
+def compiled(triton_cache: Path, *options: str) -> dict[str, Any]:
+    """What compile_shapes writes, in a process that does not interpret."""
+    command = [sys.executable, "-m", "tests.kernels.gpu.compile_shapes", *options]
+    environment = os.environ | {"TRITON_CACHE_DIR": str(triton_cache)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def test_every_kernel_fits_every_target(of_widest: dict[str, Any]) -> None:
+    """In its widest variant; test_all_variants_fit has the others."""
+    assert of_widest["excess"] == []
+    by_target = {
+        target: {each["kernel"] for each in of_widest["taken"] if each["target"] == target} for target in TARGETS
+    }
+    assert len(set(map(frozenset, by_target.values()))) == 1
+    assert {"attention.triton._prefill", "ssd.triton._scan", "state_update.triton._step"} <= by_target["90"]
+
+
+def test_no_kernel_is_left_out(of_widest: dict[str, Any]) -> None:
+    assert of_widest["unused"] == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.soak
+def test_all_variants_fit(triton_cache: Path, target: str) -> None:
+    assert compiled(triton_cache, "--targets", target)["excess"] == []
+
+
+def test_every_configuration_of_the_table_fits_its_gpu(triton_cache: Path) -> None:
+    found = compiled(triton_cache, "--table", str(TABLE))
+    assert found["excess"] == []
+    assert found["unmet"] == []
+
+
+def test_what_does_not_fit_is_found(triton_cache: Path, tmp_path: Path) -> None:
+    """Too much shared memory, too few registers, and a shape that nothing has."""
+    attention = "heads=32 kv_heads=8 width=128 page=16 bfloat16"
+    tables = {
+        "NVIDIA GeForce RTX 4090": {
+            "attention.prefill": {attention: {"blocks": {"BLOCK_M": 128, "BLOCK_N": 128}, "warps": 8, "stages": 4}},
+            "gated_norm.gated_norm": {"width=8192": {"blocks": {"PARTS": 1}, "warps": 1}},
+            "slots.move": {"words=3": {"blocks": {"BLOCK": 1024}}},
+        }
+    }
+    (tmp_path / "table.json").write_text(json.dumps(tables))
+    found = compiled(triton_cache, "--table", str(tmp_path / "table.json"))
+    assert {each["target"] for each in found["taken"]} == {"89"}
+    told = " ".join(found["excess"])
+    assert "attention.triton._prefill on 89" in told and "bytes of shared memory" in told
+    assert "gated_norm.triton._gated_norm on 89" in told and "bytes of registers spilled" in told
+    assert found["unmet"] == ["NVIDIA GeForce RTX 4090: slots.move: words=3"]

@@ -1,0 +1,30 @@
+"""Which configuration a kernel is launched with."""
+
+import torch
+
+from kernels.gpu import KernelConfig, chosen, config_of
+from kernels.gpu.configs import table_of
+
+CPU = torch.device("cpu")
+SMALL, LARGE = KernelConfig({"BLOCK": 64}), KernelConfig({"BLOCK": 128}, 8)
+
+
+def test_the_first_is_the_default() -> None:
+    assert config_of("slots.move", "words=3", CPU, SMALL, LARGE) is SMALL
+
+
+def test_meanwhile_someone_chooses() -> None:
+    with chosen(lambda kernel, shape, candidates: candidates[(kernel, shape) == ("slots.move", "words=3")]):
+        assert config_of("slots.move", "words=3", CPU, SMALL, LARGE) is LARGE
+        assert config_of("slots.move", "words=4", CPU, SMALL, LARGE) is SMALL
+    assert config_of("slots.move", "words=3", CPU, SMALL, LARGE) is SMALL
+
+
+def test_a_table_is_read() -> None:
+    text = '{"NVIDIA H200": {"slots.move": {"words=3": {"blocks": {"BLOCK": 128}, "warps": 8, "stages": 2}}}}'
+    assert table_of(text) == {("NVIDIA H200", "slots.move", "words=3"): LARGE}
+
+
+def test_threads_are_as_many_where_warps_are_larger() -> None:
+    assert [KernelConfig({}, warps).warps_of(32) for warps in (1, 4, 8)] == [1, 4, 8]
+    assert [KernelConfig({}, warps).warps_of(64) for warps in (1, 4, 8)] == [1, 2, 4]

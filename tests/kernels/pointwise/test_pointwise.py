@@ -1,0 +1,91 @@
+"""Operations on single numbers and rows: references against definitions, native forms against references."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.activations import native as activations
+from kernels.activations import reference, silu_multiply, squared_relu
+from kernels.attention import native as attention
+from kernels.attention import reference as paged
+from kernels.attention import write_pages
+from kernels.rotary import native as rotary
+from kernels.rotary import rotate
+from kernels.rotary.reference import rotate as rotate_by_definition
+
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
+many = settings(max_examples=40, deadline=None)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(found: Tensor, exact: Tensor) -> None:
+    """exact: computed in float32 from the same numbers."""
+    assert not exact.dtype.is_complex and exact.dtype == torch.float32
+    tolerance = 1e-5 if found.dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(found.float(), exact, rtol=tolerance, atol=1e-5)
+
+
+def test_definitions() -> None:
+    x = drawn(3, 10)
+    gate, up = x[:, :5], x[:, 5:]
+    torch.testing.assert_close(reference.silu_multiply(x), gate / (1 + (-gate).exp()) * up)
+    torch.testing.assert_close(reference.squared_relu(x), x.clamp(min=0) ** 2)
+    turned = rotate_by_definition(torch.tensor([[[3.0, 0.0]]]), torch.zeros(1, 1, 2), torch.ones(1, 1, 2))
+    assert turned.flatten().tolist() == [0.0, 3.0], "a quarter turn"
+
+
+@pytest.mark.usefixtures("target")
+@many
+@given(rows=st.integers(0, 40), width=st.integers(1, 300), dtype=DTYPES)
+def test_activations(rows: int, width: int, dtype: torch.dtype) -> None:
+    x = 8 * drawn(rows, 2 * width).to(dtype)
+    assert activations.takes(x)
+    assert_close(silu_multiply(x), reference.silu_multiply(x.float()))
+    assert_close(squared_relu(x), reference.squared_relu(x.float()))
+
+
+@pytest.mark.usefixtures("target")
+def test_a_nan_stays_one() -> None:
+    x = torch.full((1, 66), torch.nan)
+    assert silu_multiply(x).isnan().all() and squared_relu(x).isnan().all()
+
+
+@pytest.mark.usefixtures("target")
+@many
+@given(tokens=st.integers(0, 40), heads=st.integers(1, 5), half=st.integers(1, 70), dtype=DTYPES)
+def test_rotation(tokens: int, heads: int, half: int, dtype: torch.dtype) -> None:
+    x, angle = drawn(tokens, heads, 2 * half).to(dtype), drawn(tokens, 1, half, seed=1).repeat(1, 1, 2)
+    assert rotary.takes(x, angle.cos(), angle.sin())
+    found = rotate(x, angle.cos(), angle.sin())
+    assert_close(found, rotate_by_definition(x.float(), angle.cos(), angle.sin()))
+
+
+@pytest.mark.usefixtures("target")
+@many
+@given(
+    places=st.lists(st.integers(0, 4 * 8 - 1), unique=True),
+    heads=st.integers(1, 3),
+    width=st.integers(1, 40),
+    dtype=DTYPES,
+)
+def test_written_pages(places: list[int], heads: int, width: int, dtype: torch.dtype) -> None:
+    """Two layers' pages lie beside each other; all but the places stays as it was."""
+    memory = drawn(8, 3, 4, heads, width).to(dtype)
+    keys, values = drawn(2, len(places), heads, width, seed=1).to(dtype)
+    expected, at = memory.clone(), torch.tensor(places, dtype=torch.int64)
+    paged.write_pages(keys, values, expected[:, 1], expected[:, 2], at)
+    assert attention.takes_written(keys, values, memory[:, 1], memory[:, 2])
+    write_pages(keys, values, memory[:, 1], memory[:, 2], at)
+    assert torch.equal(memory, expected)
+
+
+@pytest.mark.usefixtures("native_kernels")
+def test_places_that_do_not_fit_are_refused() -> None:
+    keys, pages = drawn(2, 1, 4), torch.zeros(3, 2, 1, 4)
+    with pytest.raises(ValueError, match="places are not 2"):
+        attention.write_pages(keys, keys, pages, pages, torch.tensor([1]))
