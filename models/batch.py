@@ -6,6 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.chunk_table import ChunkTable
+
 ALIGNMENT = 64  # bytes of a line of a CPU's cache
 
 
@@ -25,6 +27,7 @@ class Prefill:
     starts: absolute position of each segment's first token. Its slot holds the state at that position (zeros at 0) and
     receives the state at its end. A checkpoint lies in (start, end]; the one at the end is a copy of the final state.
     page_table: int32 [segments, max_pages]; entry i names the page of positions [i·page_size, (i+1)·page_size).
+    table: the chunks of the model's chunk_size; None: to be worked out where they are needed.
     """
 
     offsets: list[int]
@@ -32,6 +35,11 @@ class Prefill:
     slots: list[int]
     checkpoints: list[StateCheckpoint]
     page_table: Tensor
+    table: ChunkTable | None = None
+
+    def saved(self) -> list[tuple[int, int, int]]:
+        """The checkpoints as kernels.chunk_table.cut takes them."""
+        return [(c.segment, c.position, c.slot) for c in self.checkpoints]
 
 
 @dataclass(frozen=True)
@@ -44,16 +52,34 @@ class Decode:
 
 
 @dataclass(frozen=True)
+class PagePlan:
+    """Segments of attention: the prefill's, then one of one token for each decode row.
+
+    offsets, starts: int64 [segments + 1] and [segments]. table: int32 [segments, max_pages].
+    places: int64 [T], where each token's keys and values go, page · page_size + offset.
+    prompts: the first so many segments are of the prefill, none longer than `longest` tokens.
+    """
+
+    offsets: Tensor
+    starts: Tensor
+    table: Tensor
+    places: Tensor
+    prompts: int
+    longest: int
+
+
+@dataclass(frozen=True)
 class Batch:
     """The tokens of one step, packed: prefill segments first, then one token for each decoding row.
 
-    tokens, positions (absolute): int64 [T].
+    tokens, positions (absolute): int64 [T]. pages: None: to be worked out where they are needed.
     """
 
     tokens: Tensor
     positions: Tensor
     prefill: Prefill | None
     decode: Decode | None
+    pages: PagePlan | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +95,14 @@ class Pools:
     state: list[Tensor]
     pages: list[Tensor]
     page_size: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.slots.nbytes + self.blocks.nbytes
+
+    def pages_for(self, tokens: int) -> int:
+        """How many entries of a page table so many tokens need; 0 without pages."""
+        return -(-tokens // self.page_size) if self.pages else 0
 
     def clear(self, slot: int) -> None:
         self.slots[slot].zero_()
@@ -123,13 +157,13 @@ class Model(Protocol):
 
 def allocate(model: Model, slots: int, pages: int, page_size: int, device: torch.device) -> Pools:
     """Zeroed pools for `slots` states and `pages` pages."""
-    state, views = _stretches(slots, model.state_specs(), device)
+    state, views = stretches(slots, model.state_specs(), device)
     of_pages = [TensorSpec((page_size, *spec.shape), spec.dtype) for spec in model.kv_specs()]
-    blocks, page_views = _stretches(pages, of_pages, device)
+    blocks, page_views = stretches(pages, of_pages, device)
     return Pools(state, blocks, views, page_views, page_size)
 
 
-def _stretches(count: int, specs: list[TensorSpec], device: torch.device) -> tuple[Tensor, list[Tensor]]:
+def stretches(count: int, specs: list[TensorSpec], device: torch.device) -> tuple[Tensor, list[Tensor]]:
     """uint8 [count, bytes], zeroed, and a view of it for each tensor: [count, ...]."""
     sizes = [-(-spec.nbytes // ALIGNMENT) * ALIGNMENT for spec in specs]
     memory = torch.zeros(count, sum(sizes), dtype=torch.uint8, device=device)

@@ -30,12 +30,10 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden, eps, dtype)
         self.shared_mlp = GatedMLP(hidden, config.integer("shared_intermediate_size"), dtype)
 
-    def forward(
-        self, residual: Tensor, x: Tensor | None, step: BatchPlan, rotation: Rotation | None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
         """x, the output of the layer before, is not yet added to the residual; nor is what is returned with it."""
         residual, normed = self.input_layernorm(residual, x, self.multiplier)
-        mixed = self.self_attn(normed, step, rotation) if self.self_attn else self.mamba(normed, step)  # type: ignore[misc]
+        mixed = self.self_attn(normed, step) if self.self_attn else self.mamba(normed, step)  # type: ignore[misc]
         residual, normed = self.post_attention_layernorm(residual, mixed, self.multiplier)
         return residual, self.shared_mlp(normed)
 
@@ -51,7 +49,7 @@ class Decoder(nn.Module):
 
 
 class GraniteMoeHybrid(nn.Module):
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
         super().__init__()
         refuse_unsupported(config)
         self.kinds = read_layers(config)
@@ -59,7 +57,7 @@ class GraniteMoeHybrid(nn.Module):
         self.chunk_size = config.integer("mamba_chunk_size", default=256)
         self.max_position = config.integer("max_position_embeddings", default=2048)
         self.dtype = dtype
-        self.mamba, self.attention = read_mamba(config), read_attention(config)
+        self.mamba, self.attention = read_mamba(config, state_dtype), read_attention(config)
         self.theta = read_rope_theta(config)
         if self.theta and self.attention.head_dim % 2:
             raise ModelError(f"config.json: head_dim = {self.attention.head_dim} cannot be rotated: it is odd")
@@ -85,12 +83,21 @@ class GraniteMoeHybrid(nn.Module):
         return self.attention.kv_specs(self.dtype) * self.kinds.count("attention")
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        step = plan_batch(batch, pools, self.chunk_size, self.mamba.kernel)
-        rotation = Rotation(batch.positions, self.attention.head_dim, self.theta) if self.theta else None
-        residual: Tensor = self.model.embed_tokens(batch.tokens) * self.embedding_multiplier
+        return self.run(self.embed(batch.tokens), self.plan(batch, pools))
+
+    def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
+        theta, width = self.theta, self.attention.head_dim
+        rotate = (lambda positions: Rotation.of(positions, width, theta)) if theta else None
+        return plan_batch(batch, pools, self.chunk_size, self.mamba.kernel, rotate)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.model.embed_tokens(tokens) * self.embedding_multiplier
+        return embedded
+
+    def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
         x: Tensor | None = None
         for block in self.model.layers:
-            residual, x = block(residual, x, step, rotation)
+            residual, x = block(residual, x, step)
         hidden: Tensor = self.model.norm(residual, x, self.residual_multiplier)[1]
         return hidden
 
@@ -122,7 +129,7 @@ def read_layers(config: ModelConfig) -> list[str]:
     return kinds
 
 
-def read_mamba(config: ModelConfig) -> Mamba2Settings:
+def read_mamba(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settings:
     hidden, heads = config.integer("hidden_size"), config.integer("mamba_n_heads", default=128)
     inner = config.integer("mamba_expand", default=2) * hidden
     automatic = config.values.get("mamba_d_head", "auto") == "auto"
@@ -137,6 +144,7 @@ def read_mamba(config: ModelConfig) -> Mamba2Settings:
         dt_limits=config.limits("time_step_limit"),
         bias=config.flag("mamba_proj_bias", default=False),
         conv_bias=config.flag("mamba_conv_bias", default=True),
+        state_dtype=state_dtype,
     )
     if settings.inner != inner:
         raise ModelError(f"config.json: mamba_n_heads · mamba_d_head = {settings.inner}, but the inner size is {inner}")

@@ -35,10 +35,10 @@ class Backbone(nn.Module):
 class Mamba2(nn.Module):
     max_position = UNLIMITED
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
         super().__init__()
         config.require("hidden_act", "silu", "swish")
-        self.settings = read_settings(config)
+        self.settings = read_settings(config, state_dtype)
         self.layers = config.integer("num_hidden_layers")
         self.vocab_size = config.integer("vocab_size")
         self.chunk_size = config.integer("chunk_size", default=256)
@@ -54,8 +54,16 @@ class Mamba2(nn.Module):
         return []
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        step = plan_batch(batch, pools, self.chunk_size, self.settings.kernel)
-        residual: Tensor = self.backbone.embeddings(batch.tokens).to(self.residual_dtype)
+        return self.run(self.embed(batch.tokens), self.plan(batch, pools))
+
+    def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
+        return plan_batch(batch, pools, self.chunk_size, self.settings.kernel)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.backbone.embeddings(tokens).to(self.residual_dtype)
+        return embedded
+
+    def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
         mixed: Tensor | None = None
         for block in self.backbone.layers:
             residual, mixed = block(residual, mixed, step)
@@ -67,7 +75,7 @@ class Mamba2(nn.Module):
         return logits.float()
 
 
-def read_settings(config: ModelConfig) -> Mamba2Settings:
+def read_settings(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settings:
     hidden, expand = config.integer("hidden_size"), config.number("expand", default=2)
     settings = Mamba2Settings(
         hidden=hidden,
@@ -80,6 +88,7 @@ def read_settings(config: ModelConfig) -> Mamba2Settings:
         dt_limits=config.limits("time_step_limit"),
         bias=config.flag("use_bias", default=False),
         conv_bias=config.flag("use_conv_bias", default=True),
+        state_dtype=state_dtype,
     )
     if settings.inner != int(expand * hidden):
         raise ModelError(

@@ -38,7 +38,7 @@ class Backbone(nn.Module):
 
 
 class NemotronH(nn.Module):
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
         super().__init__()
         config.require("mamba_hidden_act", "silu", "swish")
         config.require("mlp_hidden_act", "relu2")
@@ -50,7 +50,7 @@ class NemotronH(nn.Module):
         self.max_position = config.integer("max_position_embeddings", default=4096)
         self.dtype = dtype
         self.residual_dtype = torch.float32 if config.flag("residual_in_fp32", default=False) else dtype
-        self.mamba, self.attention = read_mamba(config), read_attention(config)
+        self.mamba, self.attention = read_mamba(config, state_dtype), read_attention(config)
         hidden, eps = self.mamba.hidden, self.mamba.eps
         blocks = [Block(hidden, eps, self._mixer(config, layer), dtype) for layer in range(len(self.kinds))]
         self.backbone = Backbone(blocks, self.vocab_size, hidden, eps, dtype)
@@ -73,8 +73,16 @@ class NemotronH(nn.Module):
         return self.attention.kv_specs(self.dtype) * self.kinds.count("attention")
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        step = plan_batch(batch, pools, self.chunk_size, self.mamba.kernel)
-        residual: Tensor = self.backbone.embeddings(batch.tokens).to(self.residual_dtype)
+        return self.run(self.embed(batch.tokens), self.plan(batch, pools))
+
+    def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
+        return plan_batch(batch, pools, self.chunk_size, self.mamba.kernel)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.backbone.embeddings(tokens).to(self.residual_dtype)
+        return embedded
+
+    def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
         mixed: Tensor | None = None
         for block in self.backbone.layers:
             residual, mixed = block(residual, mixed, step)
@@ -108,7 +116,7 @@ def read_layers(config: ModelConfig) -> list[str]:
     return kinds
 
 
-def read_mamba(config: ModelConfig) -> Mamba2Settings:
+def read_mamba(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settings:
     return Mamba2Settings(
         hidden=config.integer("hidden_size"),
         heads=config.integer("mamba_num_heads"),
@@ -120,6 +128,7 @@ def read_mamba(config: ModelConfig) -> Mamba2Settings:
         dt_limits=config.limits("time_step_limit"),
         bias=config.flag("use_bias", "mamba_proj_bias", default=False),
         conv_bias=config.flag("use_conv_bias", "mamba_conv_bias", default=True),
+        state_dtype=state_dtype,
     )
 
 

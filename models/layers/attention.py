@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kernels.attention import paged_attention, write_pages
+from kernels.attention import paged_attention
+from kernels.rotate_and_write import rotate_and_write
 from models.batch import TensorSpec
 from models.config import ModelError
 from models.layers.linear import Linear
-from models.layers.rope import Rotation
 from models.layers.step import BatchPlan
 
 
@@ -45,8 +45,8 @@ class Attention(nn.Module):
         self.v_proj = Linear(s.hidden, s.kv_heads * s.head_dim, s.bias, dtype)
         self.o_proj = Linear(s.heads * s.head_dim, s.hidden, s.bias, dtype)
 
-    def forward(self, hidden: Tensor, step: BatchPlan, rotation: Rotation | None = None) -> Tensor:
-        """hidden: [T, hidden] → [T, hidden]; without rotation, positions are not encoded."""
+    def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
+        """hidden: [T, hidden] → [T, hidden]; without step.rotation, positions are not encoded."""
         s, pages = self.settings, step.pages
         if pages is None:
             raise ValueError("an attention layer needs page tensors in the pools")
@@ -54,9 +54,9 @@ class Attention(nn.Module):
         query = self.q_proj(hidden).unflatten(1, (s.heads, s.head_dim))
         keys = self.k_proj(hidden).unflatten(1, (s.kv_heads, s.head_dim))
         values = self.v_proj(hidden).unflatten(1, (s.kv_heads, s.head_dim))
-        if rotation:
-            query, keys = rotation.apply(query), rotation.apply(keys)
-        write_pages(keys, values, key_pages, value_pages, pages.places)
-        attended = paged_attention(query, key_pages, value_pages, pages.table, pages.offsets, pages.starts, s.scale)
+        cos, sin = (step.rotation.cos, step.rotation.sin) if step.rotation else (None, None)
+        query = rotate_and_write(query, keys, values, cos, sin, key_pages, value_pages, pages.places)
+        layout = (pages.table, pages.offsets, pages.starts)
+        attended = paged_attention(query, key_pages, value_pages, *layout, s.scale, pages.prompts, pages.longest)
         projected: Tensor = self.o_proj(attended.flatten(1))
         return projected

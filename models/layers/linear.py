@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from kernels.linear import PackedWeight, linear, look_up, pack
+from kernels import linear, quantized_linear
+from kernels.linear import PackedWeight
+from kernels.quantized_linear import QuantizedWeight
 
 
 class Linear(nn.Module):
@@ -13,14 +15,17 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if bias else None
-        self.packed: PackedWeight | None = None
+        self.packed: PackedWeight | QuantizedWeight | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.packed or self.weight, self.bias)
+        return project(x, self.packed or self.weight, self.bias)
 
-    def pack(self) -> None:
-        """Replace the weight by its packed form where that is faster; the model must have been loaded."""
-        self.packed = pack(self.weight)
+    def pack(self, bits: int | None = None) -> None:
+        """Replace the weight by its packed form where that is faster, or by integers of `bits` bits.
+
+        The model must have been loaded.
+        """
+        self.packed = pack(self.weight, bits)
         if self.packed:
             self.weight = nn.Parameter(self.packed.data, requires_grad=False)
 
@@ -32,17 +37,31 @@ class Embedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, hidden, dtype=dtype))
         self.tied = tied
-        self.packed: PackedWeight | None = None
+        self.packed: PackedWeight | QuantizedWeight | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
+        if isinstance(self.packed, QuantizedWeight):
+            return quantized_linear.look_up(tokens, self.packed)
         table = self.packed if self.packed and self.packed.with_rows else self.weight
-        return look_up(tokens, table)
+        return linear.look_up(tokens, table)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return linear(hidden, self.packed or self.weight, None)
+        return project(hidden, self.packed or self.weight, None)
 
-    def pack(self) -> None:
-        """Pack the table for `logits` where that is faster; the plain one goes if rows can be looked up there too."""
-        self.packed = pack(self.weight) if self.tied else None
-        if self.packed and self.packed.with_rows:
+    def pack(self, bits: int | None = None) -> None:
+        """Pack the table for `logits`, see Linear.pack; the plain one goes if rows can be looked up there too."""
+        self.packed = pack(self.weight, bits) if self.tied else None
+        if self.packed and (isinstance(self.packed, QuantizedWeight) or self.packed.with_rows):
             self.weight = nn.Parameter(self.packed.data, requires_grad=False)
+
+
+def pack(weight: Tensor, bits: int | None) -> PackedWeight | QuantizedWeight | None:
+    """None where the plain weight is best."""
+    return linear.pack(weight) if bits is None else quantized_linear.quantize(weight, bits)
+
+
+def project(x: Tensor, weight: Tensor | PackedWeight | QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias."""
+    if isinstance(weight, QuantizedWeight):
+        return quantized_linear.linear(x, weight, bias)
+    return linear.linear(x, weight, bias)

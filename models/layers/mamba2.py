@@ -17,7 +17,10 @@ from models.layers.step import BatchPlan
 
 @dataclass(frozen=True)
 class Mamba2Settings:
-    """heads · width is the inner size; each of `groups` groups of heads shares its B and C of size `state`."""
+    """heads · width is the inner size; each of `groups` groups of heads shares its B and C of size `state`.
+
+    state_dtype: in which recurrent states are kept; they are computed in float32.
+    """
 
     hidden: int
     heads: int
@@ -29,6 +32,7 @@ class Mamba2Settings:
     dt_limits: tuple[float, float]
     bias: bool
     conv_bias: bool
+    state_dtype: torch.dtype
 
     def __post_init__(self) -> None:
         if self.heads % self.groups:
@@ -47,7 +51,7 @@ class Mamba2Settings:
         """What one layer keeps in a slot: the convolution's last inputs and the recurrent state."""
         return [
             TensorSpec((self.kernel - 1, self.channels), torch.float32),
-            TensorSpec((self.heads, self.width, self.state), torch.float32),
+            TensorSpec((self.heads, self.width, self.state), self.state_dtype),
         ]
 
 
@@ -106,7 +110,9 @@ class Mamba2Mixer(nn.Module):
         projected, cut, mixed = self.in_proj(hidden), step.prefilled, list[Tensor]()
         if step.prefill:
             mixed.append(mixer_prefill(projected[:cut], self.constants, conv_pool, state_pool, step.prefill))
-        if step.slots is not None:
-            mixed.append(mixer_decode(projected[cut:], self.constants, conv_pool, state_pool, step.slots))
+        if rows := step.decode:
+            mixed.append(
+                mixer_decode(projected[cut:], self.constants, conv_pool, state_pool, rows.slots, rows.positions)
+            )
         output: Tensor = self.out_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
         return output

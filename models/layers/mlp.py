@@ -2,8 +2,8 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from kernels.activations import silu_multiply, squared_relu
 from models.layers.linear import Linear
 
 
@@ -16,7 +16,7 @@ class SquaredReluMLP(nn.Module):
         self.down_proj = Linear(intermediate, hidden, bias, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.down_proj(F.relu(self.up_proj(x)).square())
+        projected: Tensor = self.down_proj(squared_relu(self.up_proj(x)))
         return projected
 
 
@@ -29,6 +29,5 @@ class GatedMLP(nn.Module):
         self.output_linear = Linear(intermediate, hidden, False, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.input_linear(x).chunk(2, dim=-1)
-        projected: Tensor = self.output_linear(F.silu(gate) * up)
+        projected: Tensor = self.output_linear(silu_multiply(self.input_linear(x)))
         return projected

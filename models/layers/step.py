@@ -1,26 +1,15 @@
 """What every layer of a step needs to know about it, worked out once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from kernels.mixer_prefill import PrefillPlan, plan_prefill
-from models.batch import Batch, Pools
-
-
-@dataclass(frozen=True)
-class PagePlan:
-    """Segments of attention: the prefill's, then one of one token for each decode row.
-
-    places: int64 [T], where each token's keys and values go, page · page_size + offset.
-    """
-
-    offsets: list[int]
-    starts: list[int]
-    table: Tensor
-    places: Tensor
+from kernels.chunk_table import chunk_table, cut
+from kernels.mixer_prefill import PrefillPlan
+from models.batch import Batch, Decode, PagePlan, Pools, Prefill
+from models.layers.rope import Rotation
 
 
 @dataclass(frozen=True)
@@ -30,41 +19,52 @@ class BatchPlan:
     pools: Pools
     prefilled: int
     prefill: PrefillPlan | None
-    slots: Tensor | None
+    decode: Decode | None
     pages: PagePlan | None
+    rotation: Rotation | None = None
 
 
-def plan_batch(batch: Batch, pools: Pools, chunk_size: int, kernel: int) -> BatchPlan:
-    """chunk_size and kernel (the convolution's width) are the model's."""
-    prefill, decode, device = batch.prefill, batch.decode, batch.tokens.device
-    plan = None
-    if prefill:
-        wanted = [(c.segment, c.position, c.slot) for c in prefill.checkpoints]
-        plan = plan_prefill(prefill.offsets, prefill.starts, prefill.slots, wanted, chunk_size, kernel, device)
+def plan_batch(
+    batch: Batch, pools: Pools, chunk_size: int, kernel: int, rotate: Callable[[Tensor], Rotation] | None = None
+) -> BatchPlan:
+    """chunk_size and kernel (the convolution's width) are the model's; rotate: of positions, where it encodes them."""
+    prefill, pages = batch.prefill, batch.pages
+    if pools.pages and pages is None:
+        pages = _plan_pages(batch, pools.page_size)
     return BatchPlan(
         pools,
         prefill.offsets[-1] if prefill else 0,
-        plan,
-        decode.slots if decode else None,
-        _plan_pages(batch, pools.page_size) if pools.pages else None,
+        _plan_prefill(prefill, chunk_size, kernel, batch.tokens.device) if prefill else None,
+        batch.decode,
+        pages,
+        rotate(batch.positions) if rotate else None,
     )
 
 
+def _plan_prefill(prefill: Prefill, chunk_size: int, kernel: int, device: torch.device) -> PrefillPlan:
+    given = (prefill.offsets, prefill.starts, prefill.slots, prefill.saved())
+    table = prefill.table or chunk_table(cut(*given, chunk_size), device)
+    return PrefillPlan(*given, kernel, table)
+
+
 def _plan_pages(batch: Batch, page_size: int) -> PagePlan:
-    offsets, starts, tables = [0], list[int](), list[Tensor]()
+    offsets, starts, tables = [torch.zeros(1, dtype=torch.int64)], list[Tensor](), list[Tensor]()
+    prompts, longest, device = 0, 0, batch.tokens.device
     if batch.prefill:
-        offsets, starts = list(batch.prefill.offsets), list(batch.prefill.starts)
+        offsets, starts = [torch.tensor(batch.prefill.offsets)], [torch.tensor(batch.prefill.starts)]
         tables.append(batch.prefill.page_table)
+        prompts, longest = len(tables[0]), int(offsets[0].diff().max())
     if batch.decode:
-        rows = len(batch.decode.slots)
-        offsets += range(offsets[-1] + 1, offsets[-1] + 1 + rows)
-        starts += cast(list[int], batch.decode.positions.tolist())
+        rows, first = len(batch.decode.slots), int(offsets[0][-1])
+        offsets.append(torch.arange(first + 1, first + 1 + rows))
+        starts.append(batch.decode.positions)
         tables.append(batch.decode.page_table)
-    table = _stack(tables)
-    lengths = torch.tensor(offsets, device=table.device).diff()
-    segment = torch.repeat_interleave(torch.arange(len(starts), device=table.device), lengths)
+    bounds, table = torch.cat(offsets), _stack(tables)
+    segment = torch.repeat_interleave(torch.arange(len(table)), bounds.diff()).to(table.device)
     page = table[segment, batch.positions // page_size].long()
-    return PagePlan(offsets, starts, table, page * page_size + batch.positions % page_size)
+    places = page * page_size + batch.positions % page_size
+    of_segments = torch.cat([start.to(device) for start in starts])
+    return PagePlan(bounds.to(device), of_segments, table, places, prompts, longest)
 
 
 def _stack(tables: list[Tensor]) -> Tensor:

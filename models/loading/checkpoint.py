@@ -22,7 +22,7 @@ FAMILIES: dict[str, Family] = {
     "nemotron_h": nemotron_h.FAMILY,
     "granitemoehybrid": granitemoehybrid.FAMILY,
     "hash": Family(
-        build=lambda config, dtype: HashModel.from_config(config.values), rename=lambda name: name, embedding=""
+        build=lambda config, *dtypes: HashModel.from_config(config.values), rename=lambda name: name, embedding=""
     ),
 }
 Progress = Callable[[int, int], None]
@@ -36,34 +36,52 @@ def load_model(
     device: torch.device,
     on_progress: Progress | None = None,
     before_packing: Callable[[], None] = lambda: None,
+    state_dtype: torch.dtype = torch.float32,
+    bits: int | None = None,
 ) -> Model:
     """Load config.json and the safetensors shards of the folder `path`.
 
     dtype: of the weights, float32 or bfloat16; None takes the checkpoint's. on_progress(done, total) counts bytes.
-    before_packing: called when the weights are read, before they are laid out for the kernels that there are.
+    before_packing: called before weights are laid out for the kernels that there are, after reading if bits is None.
+    state_dtype: in which recurrent states are kept, float32 or bfloat16.
+    bits: 8 or 4 make integers of each projection's weights as it is read: no more room is taken than the result needs
+    and one tensor.
     Raises ModelError for a folder that is none, a family, quantization or setting that is not supported, and for
     tensors that are missing, surplus, misshapen or not finite.
     """
     check_folder(path)
     config = read_config(path)
     family = find_family(config)
-    model = _build(family, config, dtype or config.dtype())
+    model = _build(family, config, dtype or config.dtype(), state_dtype)
+    if bits is not None:
+        before_packing()
     if isinstance(model, nn.Module):
-        _fill(model, family, path, device, on_progress or (lambda done, total: None))
-    before_packing()
-    if isinstance(model, nn.Module):
+        _fill(model, family, path, device, on_progress or (lambda done, total: None), bits)
+    if bits is None:
+        before_packing()
+    if isinstance(model, nn.Module) and bits is None:
         _pack(model)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # Else what packing took for a while counts as taken when pools are sized.
     return model
 
 
-def random_model(config: dict[str, Any], dtype: torch.dtype, device: torch.device, seed: int) -> Model:
-    """A model of this config.json with random weights of the usual sizes."""
-    model = _build(find_family(ModelConfig(config)), ModelConfig(config), dtype)
+def random_model(
+    config: dict[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+    state_dtype: torch.dtype = torch.float32,
+    bits: int | None = None,
+) -> Model:
+    """A model of this config.json with random weights of the usual sizes; state_dtype, bits: see load_model."""
+    model = _build(find_family(ModelConfig(config)), ModelConfig(config), dtype, state_dtype)
     if isinstance(model, nn.Module):
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
         for name, parameter in list(model.named_parameters()):
-            _assign(model, name, _random(name, parameter.shape, generator).to(device, parameter.dtype))
-        _pack(model)
+            _assign(model, name, _random(name, parameter.shape, generator).to(device, parameter.dtype), bits)
+        if bits is None:
+            _pack(model)
     return model
 
 
@@ -92,26 +110,24 @@ def find_family(config: ModelConfig) -> Family:
     return FAMILIES[name]
 
 
-def _build(family: Family, config: ModelConfig, dtype: torch.dtype) -> Model:
+def _build(family: Family, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Model:
     with torch.device("meta"):
-        return family.build(config, dtype)
+        return family.build(config, dtype, state_dtype)
 
 
-def _fill(model: nn.Module, family: Family, path: Path, device: torch.device, tell: Progress) -> None:
+def _fill(model: nn.Module, family: Family, path: Path, device: torch.device, tell: Progress, bits: int | None) -> None:
     files, parameters = find_shards(path), dict(model.named_parameters())
     targets = _match(files, parameters, family)
     total, done = sum(file.stat().st_size for file in files), 0
     for source, tensor in _tensors(files, targets):
         target = targets[source]
         if target in parameters:
-            weights = tensor.to(device, parameters[target].dtype, copy=True)
-            _check_finite(source, weights)
-            _assign(model, target, weights)
+            _assign(model, target, _finite(source, tensor.to(device, parameters[target].dtype, copy=True)), bits)
         done += tensor.nbytes
         tell(done, total)
     tell(total, total)
     if HEAD in targets.values() and HEAD not in parameters:
-        _check_tied(model.get_parameter(family.embedding), files, targets)
+        _check_tied(files, targets, family.embedding, parameters[family.embedding].dtype)
 
 
 def find_shards(path: Path) -> list[Path]:
@@ -169,18 +185,19 @@ def _match(files: list[Path], parameters: dict[str, nn.Parameter], family: Famil
     return targets
 
 
-def _check_finite(name: str, weights: Tensor) -> None:
+def _finite(name: str, weights: Tensor) -> Tensor:
     # aminmax lets NaN through, and reads as fast as memory does: isfinite takes 20 times as long.
     low, high = weights.aminmax()
     if not (low.isfinite() and high.isfinite()):
         raise ModelError(f"{name} holds NaN or infinity")
+    return weights
 
 
-def _check_tied(embedding: Tensor, files: list[Path], targets: dict[str, str]) -> None:
-    source = next(source for source, target in targets.items() if target == HEAD)
-    head = next(tensor for _, tensor in _tensors(files, {source}))
-    if not torch.equal(head.to(embedding.device, embedding.dtype), embedding):
-        raise ModelError(f"config.json ties the embeddings, but {source} differs from them")
+def _check_tied(files: list[Path], targets: dict[str, str], embedding: str, dtype: torch.dtype) -> None:
+    sources = {target: source for source, target in targets.items()}
+    head, table = (next(tensor for _, tensor in _tensors(files, {sources[name]})) for name in (HEAD, embedding))
+    if not torch.equal(head.to(dtype), table.to(dtype)):
+        raise ModelError(f"config.json ties the embeddings, but {sources[HEAD]} differs from them")
 
 
 def _headers(files: list[Path]) -> Iterator[tuple[str, list[int], str]]:
@@ -207,9 +224,13 @@ def _opened(file: Path) -> Any:
         raise ModelError(f"{file} is damaged: {error}") from None
 
 
-def _assign(model: nn.Module, name: str, tensor: Tensor) -> None:
-    owner, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
+def _assign(model: nn.Module, name: str, tensor: Tensor, bits: int | None) -> None:
+    """bits: if not None, a projection's weight becomes integers at once."""
+    path, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(path)
+    setattr(owner, leaf, nn.Parameter(tensor, requires_grad=False))
+    if bits is not None and leaf == "weight" and isinstance(owner, Linear | Embedding):
+        owner.pack(bits)
 
 
 def _pack(model: nn.Module) -> None:
@@ -225,14 +246,14 @@ def _listed(names: list[str], limit: int = 5) -> str:
 
 def _random(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
     """Of the sizes that Mamba-2 is initialised with, so that states neither vanish nor grow."""
-    leaf = name.rpartition(".")[2]
+    leaf, empty = name.rpartition(".")[2], torch.empty(shape, device=generator.device)
     if leaf == "A_log":
-        return torch.empty(shape).uniform_(1, 16, generator=generator).log()
+        return empty.uniform_(1, 16, generator=generator).log()
     if leaf == "dt_bias":
-        dt = torch.empty(shape).uniform_(math.log(1e-3), math.log(0.1), generator=generator).exp()
+        dt = empty.uniform_(math.log(1e-3), math.log(0.1), generator=generator).exp()
         return dt + torch.log(-torch.expm1(-dt))
     if leaf == "bias":
-        return torch.zeros(shape)
+        return empty.zero_()
     if len(shape) == 1:
-        return torch.ones(shape)
-    return torch.empty(shape).normal_(0, shape[-1] ** -0.5, generator=generator)
+        return empty.fill_(1)
+    return empty.normal_(0, shape[-1] ** -0.5, generator=generator)

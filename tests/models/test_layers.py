@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from kernels.linear import cpu
+from kernels.quantized_linear import QuantizedWeight
 from models.layers.linear import Embedding, Linear
 
 BF16 = torch.bfloat16
@@ -49,3 +50,20 @@ def test_float32_weights_stay_plain() -> None:
     layer = Linear(8, 8, False, torch.float32)
     layer.pack()
     assert layer.packed is None
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_torch_computes_with_integers_where_there_is_no_native_code(bits: int) -> None:
+    torch.manual_seed(0)
+    layer, table, x = Linear(96, 33, True, BF16), Embedding(33, 96, True, BF16), torch.randn(5, 96).to(BF16)
+    for parameter in (*layer.parameters(), *table.parameters()):
+        parameter.data.normal_()
+    exact, of_table = layer(x).float(), table.logits(x).float()
+    for module in (layer, table):
+        module.pack(bits)
+        assert isinstance(module.packed, QuantizedWeight) and module.packed.layout == "torch"
+        assert module.weight.dtype == torch.uint8
+    most = 96**0.5 * (0.05 if bits == 8 else 0.5)
+    torch.testing.assert_close(layer(x).float(), exact, atol=most, rtol=0.01)
+    torch.testing.assert_close(table.logits(x).float(), of_table, atol=most, rtol=0.01)
+    assert table(torch.tensor([3, 7])).dtype == BF16

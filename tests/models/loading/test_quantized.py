@@ -1,0 +1,118 @@
+"""Models whose projections are integers: which weights they are, and that native code and torch agree."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from actors.runtime.sizing import count_parameters, weight_bytes
+from kernels.quantized_linear import QuantizedWeight
+from models.batch import Batch, Model, Prefill, allocate
+from models.layers.linear import Embedding, Linear
+from models.loading import checkpoint
+from models.loading.checkpoint import load_model
+from models.text.tokenizer import load_text
+from tests.kernels.installed import installed
+from tests.models.oracle import Oracle
+from tests.models.test_bundled import BUNDLED, greedy
+
+CPU = torch.device("cpu")
+FAMILIES = pytest.mark.parametrize("name", ["mamba2", "mamba2-groups", "nemotron_h", "granitemoehybrid-rope"])
+
+
+def load(path: Path, bits: int | None, dtype: torch.dtype = torch.float32) -> Model:
+    return load_model(path, dtype, CPU, bits=bits)
+
+
+@torch.inference_mode()
+def logits(model: Model) -> Tensor:
+    tokens = torch.arange(48) * 5
+    pools = allocate(model, 1, 3, 16, CPU)
+    table = torch.tensor([[2, 1, 0]], dtype=torch.int32)
+    hidden = model.forward(Batch(tokens, torch.arange(48), Prefill([0, 48], [0], [0], [], table), None), pools)
+    return model.logits(hidden)
+
+
+def modules(model: Model) -> Iterator[tuple[str, nn.Module]]:
+    assert isinstance(model, nn.Module)
+    return model.named_modules()
+
+
+@FAMILIES
+@pytest.mark.parametrize("bits", [8, 4])
+def test_projections_are_integers_and_nothing_else(oracle: Oracle, name: str, bits: int) -> None:
+    model, plain = load(oracle.checkpoint(name), bits), load(oracle.checkpoint(name), None)
+    kept = dict(plain.named_parameters()) if isinstance(plain, nn.Module) else {}
+    for path, module in modules(model):
+        integers = isinstance(module, Linear) or (isinstance(module, Embedding) and module.tied)
+        if integers:
+            assert isinstance(module.packed, QuantizedWeight)
+            assert (module.packed.bits, module.packed.dtype) == (bits, torch.float32)
+        for leaf, parameter in module.named_parameters(recurse=False):
+            if leaf == "weight" and integers:
+                assert parameter.dtype == torch.uint8
+            else:
+                assert torch.equal(parameter, kept[f"{path}.{leaf}"])
+    assert count_parameters(model) == count_parameters(plain)
+    assert weight_bytes(model) < weight_bytes(plain)
+
+
+@FAMILIES
+def test_more_bits_are_nearer(oracle: Oracle, name: str) -> None:
+    exact, eight, four = (logits(load(oracle.checkpoint(name), bits)) for bits in (None, 8, 4))
+    size = exact.square().mean().sqrt()
+    errors = [float((found - exact).square().mean().sqrt() / size) for found in (eight, four)]
+    assert errors[0] < 0.05 < errors[1] < 0.7
+
+
+@FAMILIES
+@pytest.mark.parametrize("bits", [8, 4])
+def test_native_code_and_torch_compute_the_same(oracle: Oracle, name: str, bits: int) -> None:
+    by_torch = logits(load(oracle.checkpoint(name), bits))
+    with installed():
+        by_native = logits(load(oracle.checkpoint(name), bits))
+    torch.testing.assert_close(by_native, by_torch, rtol=1e-4, atol=1e-4)
+
+
+def test_the_bundled_model_still_answers_and_by_the_same_tokens() -> None:
+    text = load_text(BUNDLED)
+    ids, _ = text.encode_chat([{"role": "user", "content": "What is 12 plus 7?"}])
+    by_torch = list(islice(greedy(load(BUNDLED, 8), ids), 30))
+    with installed():
+        by_native = list(islice(greedy(load(BUNDLED, 8), ids), 30))
+    assert by_native == by_torch
+    assert text.decode(by_native).startswith("12 plus 7 is 19.")
+
+
+def test_a_tensor_at_a_time_becomes_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So loading takes no more room than the integers and one weight: none waits for the others to be read."""
+    assign, steps = checkpoint._assign, list[str]()
+
+    def watched(model: nn.Module, name: str, tensor: Tensor, bits: int | None) -> None:
+        assign(model, name, tensor, bits)
+        steps.append("read")
+        for path, module in model.named_modules():
+            if isinstance(module, Linear) and not module.weight.is_meta:
+                assert module.weight.dtype == torch.uint8, path
+                assert module.packed is not None and module.weight.data_ptr() == module.packed.data.data_ptr()
+
+    monkeypatch.setattr(checkpoint, "_assign", watched)
+    model = load_model(BUNDLED, None, CPU, before_packing=lambda: steps.append("kernels"), bits=8)
+    assert steps == ["kernels", *["read"] * len(steps[1:])]
+    assert all(not parameter.is_meta for _, module in modules(model) for parameter in module.parameters())
+
+
+def test_without_bits_the_kernels_may_come_while_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    assign, steps = checkpoint._assign, list[str]()
+
+    def watched(*given: Any) -> None:
+        assign(*given)
+        steps.append("read")
+
+    monkeypatch.setattr(checkpoint, "_assign", watched)
+    load_model(BUNDLED, None, CPU, before_packing=lambda: steps.append("kernels"))
+    assert steps.index("kernels") == len(steps) - 1 > 0
