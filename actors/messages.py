@@ -198,7 +198,7 @@ class Export(Struct, tag=True, array_like=True):
 
 
 class Exported(Struct, tag=True, array_like=True):
-    """forward → cache: the copy is on the stream; slot and pages may be used again."""
+    """forward → cache: slot and pages may be used again; the copy is made, or on the one stream."""
 
     key: int
     state: Lease
@@ -320,7 +320,13 @@ class Admitted(Struct, tag=True, array_like=True):
 
 
 class Copied(Struct, tag=True, array_like=True):
-    """forward → cache: the copies of this grant are on the stream; its loans have ended."""
+    """forward → cache: the copies of this grant are made, or on the one stream; its loans have ended."""
+
+    grant: int
+
+
+class Filled(Struct, tag=True, array_like=True):
+    """forward → scheduler: what this grant goes on from has come from host memory, so that a step may have it."""
 
     grant: int
 
@@ -367,7 +373,7 @@ class Delta(Struct, tag=True, array_like=True):
 
 
 class Unmade(Struct, tag=True, array_like=True):
-    """device → forward → cache, after Exported: the copy under `key` could not be made."""
+    """forward → cache, after Exported: the copy under `key` could not be made."""
 
     key: int
     error: str
@@ -400,13 +406,23 @@ class Loaded(Struct, tag=True, array_like=True):
 class Ran(Struct, tag=True, array_like=True):
     """device → forward: the step's event has passed. tokens[i] was sampled by the i-th row of the step that samples.
 
-    error: why the step failed, if it did; then the states of all its rows are worth nothing.
+    error: why the step failed, if it did; then the states of all its rows are worth nothing. not_finite: of which
+    tokens no logit was finite; nor is the state.
     """
 
     step: int
     tokens: Tokens
     logprobs: list[RowLogprobs]
     prompt_logprobs: list[RowLogprobs]
+    error: str = ""
+    not_finite: list[int] = []
+
+
+class Transferred(Struct, tag=True, array_like=True):
+    """device → forward: the copy `key` has been made, or read for `grant`; `error` says why it has not."""
+
+    key: int
+    grant: int | None = None
     error: str = ""
 
 
@@ -416,5 +432,5 @@ Message: TypeAlias = (
     | SaveFromReq | Export | Exported | Unmade | Drop | Written | Loaded | Cleared | Name | Unname | Suspend
     | Suspended | Kept | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed
     | Mark | Passed | Retire | Admitted | Copied | Settled | Requeue | Over | Ended | Delta | Flush | Flushed | Pause
-    | Paused | Continue | Drain | Drained | Ran | Restarted | Speeds
+    | Paused | Continue | Drain | Drained | Ran | Transferred | Filled | Restarted | Speeds
 )  # fmt: skip

@@ -12,6 +12,8 @@ class TierLimits:
     """Bytes for copies in host memory and on disk; bytes of a state, and of one token's KV in all layers.
 
     session_slots: how many slots of the pool sessions may keep between their turns; None: all.
+    page_size: tokens of a page, of which host memory holds whole ones. pinned: host memory is what a GPU copies from by
+    itself; torch keeps that in blocks of a power of two.
     """
 
     host_bytes: int = 0
@@ -19,12 +21,26 @@ class TierLimits:
     state_bytes: int = 1
     token_bytes: int = 0
     session_slots: int | None = None
+    page_size: int = 1
+    pinned: bool = False
 
-    def memory_bytes(self, position: int) -> int:
+    def copied_bytes(self, position: int) -> int:
+        """Of a state and its KV."""
         return self.state_bytes + self.token_bytes * position
 
+    def memory_bytes(self, position: int) -> int:
+        """What a copy takes of host memory."""
+        tokens = -(-position // self.page_size) * self.page_size
+        parts = self.state_bytes, self.token_bytes * tokens
+        return sum(map(_power_of_two, parts)) if self.pinned else sum(parts)
+
     def file_bytes(self, position: int) -> int:
-        return self.memory_bytes(position) + WIDTH * position + FILE_OVERHEAD
+        return self.copied_bytes(position) + WIDTH * position + FILE_OVERHEAD
+
+
+def _power_of_two(nbytes: int) -> int:
+    """The next one, if it is none; 0 of 0."""
+    return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 
 NO_TIERS = TierLimits()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from actors.actor import Send
-from actors.forward.device import Device, Work, WorkCheckpoint, WorkChunk
+from actors.forward.device import DeviceQueue, Work, WorkCheckpoint, WorkChunk
 from actors.grants import Failure
 from actors.lease import Lease
 from actors.messages import (
@@ -17,15 +17,19 @@ from actors.messages import (
     Drop,
     Export,
     Exported,
+    Filled,
     Message,
     Ran,
     Retire,
     Retired,
     Step,
     Stepped,
+    Transferred,
     Unmade,
 )
 from actors.tokens import count, pack, unpack
+
+NOT_FINITE = "what the model computed is not finite"
 
 
 @dataclass(slots=True)
@@ -61,13 +65,15 @@ class Forward:
     """
 
     send: Send
-    device: Device
+    device: DeviceQueue
     max_running: int
     rows: dict[int, RunningRow] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._free_rows = list(range(self.max_running - 1, -1, -1))
-        self._poisoned: set[int] = set()
+        self._poisoned: dict[int, str] = {}  # and why, where no step says it
+        self._exporting: dict[int, Lease] = {}
+        self._filling: dict[int, Retired | None] = {}  # and what is told when that is over, if the row is to go
         self._reports: deque[LaunchedStep | Admitted | Stepped | Retired | Drain] = deque()
 
     def receive(self, message: Message) -> None:
@@ -80,11 +86,10 @@ class Forward:
                 self._retire(message)
             case Ran():
                 self._ran(message)
-            case Export(key, state, pages, position):
-                self.device.export(key, state.slot, pages, position)
-                self.send("cache", Exported(key, state))
-            case Unmade():
-                self.send("cache", message)
+            case Export():
+                self._export(message)
+            case Transferred():
+                self._transferred(message)
             case Drop(keys):
                 for key in keys:
                     self.device.drop(key)
@@ -97,12 +102,13 @@ class Forward:
         while self._reports and not isinstance(report := self._reports[0], LaunchedStep):
             self._reports.popleft()
             if isinstance(report, Retired):
-                report.poisoned = report.grant in self._poisoned
-                self._poisoned.discard(report.grant)
+                report.poisoned = self._poisoned.pop(report.grant, None) is not None
             self.send("results", report)
 
     def leases(self) -> Iterator[Lease]:
         yield from (row.state for row in self.rows.values())
+        yield from self._exporting.values()
+        yield from (retired.state for retired in self._filling.values() if retired is not None)
         for report in self._reports:
             match report:
                 case Retired():
@@ -118,15 +124,17 @@ class Forward:
         if admit.loan is not None:
             self.device.copy(admit.loan.slot, row.state.slot)
         elif admit.fill is not None:
-            self.device.fill(
-                admit.fill.key, row.state.slot, admit.pages[admit.fill.first_page :], admit.fill.first_page
-            )
+            first = admit.fill.first_page
+            self._filling[admit.grant] = None
+            self.device.fill(admit.grant, admit.fill.key, row.state.slot, admit.pages[first:], first)
         elif not admit.moved:
             self.device.clear(row.state.slot)
         if admit.page_copy is not None:
             self.device.copy_page(admit.page_copy.source, admit.page_copy.target)
-        if not (admit.loan is None and admit.page_copy is None and admit.fill is None):
+        if not (admit.loan is None and admit.page_copy is None):
             self.send("cache", Copied(admit.grant))
+        if admit.fill is not None and not self.device.copies_aside:
+            self._filled(admit.grant)
         self.device.open_row(row.index, admit.grant, row.state.slot, admit.request, admit.pages)
         self._reports.append(
             Admitted(admit.grant, admit.request, admit.match, admit.matched_tokens, admit.miss_reason, admit.origin)
@@ -153,17 +161,51 @@ class Forward:
         return WorkChunk(row.index, start, row.position, row.position == row.length)
 
     def _retire(self, retire: Retire) -> None:
+        """A row whose slot is still written from host memory is gone when that is over, and nobody waits behind it."""
         row = self.rows.pop(retire.grant)
         self._free_rows.append(row.index)
-        self._reports.append(Retired(retire.grant, retire.reason, row.state, row.position))
+        retired = Retired(retire.grant, retire.reason, row.state, row.position)
+        if retire.grant in self._filling:
+            self._filling[retire.grant] = retired
+        else:
+            self._reports.append(retired)
+
+    def _export(self, export: Export) -> None:
+        self._exporting[export.key] = export.state
+        self.device.export(export.key, export.state.slot, export.pages, export.position)
+        if not self.device.copies_aside:
+            self._exported(export.key)
+
+    def _exported(self, key: int) -> None:
+        self.send("cache", Exported(key, self._exporting.pop(key)))
+
+    def _filled(self, grant: int) -> None:
+        self.send("cache", Copied(grant))
+        self.send("scheduler", Filled(grant))
+
+    def _transferred(self, done: Transferred) -> None:
+        """A copy is over. Where the stream's order keeps those who follow from it, they were told of it before."""
+        if done.grant is None:
+            if self.device.copies_aside:
+                self._exported(done.key)
+            if done.error:
+                self.send("cache", Unmade(done.key, done.error))
+            return
+        if done.error:
+            self._poisoned[done.grant] = done.error
+        if self.device.copies_aside:
+            self._filled(done.grant)
+        retired = self._filling.pop(done.grant)
+        if retired is not None:
+            self._reports.append(retired)
 
     def _ran(self, ran: Ran) -> None:
         """The oldest step on the stream is done. Rows of one that raised are worth nothing in the next one either."""
         at = next(i for i, report in enumerate(self._reports) if isinstance(report, LaunchedStep))
         running = self._reports[at]
         assert isinstance(running, LaunchedStep) and running.step == ran.step
-        if ran.error:
-            self._poisoned.update(running.positions)
+        for grant in [*(running.positions if ran.error else ()), *(running.sampling[row] for row in ran.not_finite)]:
+            self._poisoned.setdefault(grant, "")
         sampled = [] if ran.error else list(zip(running.sampling, unpack(ran.tokens), strict=True))
         sound = [(grant, token) for grant, token in sampled if grant not in self._poisoned]
         self._reports[at] = Stepped(
@@ -174,5 +216,9 @@ class Forward:
             [row for row in ran.logprobs if row.grant not in self._poisoned],
             [row for row in ran.prompt_logprobs if row.grant not in self._poisoned],
             [Failure(grant, to) for grant, to in running.positions.items() if grant in self._poisoned],
-            ran.error,
+            ran.error or NOT_FINITE * bool(ran.not_finite) or self._unfilled(running),
         )
+
+    def _unfilled(self, running: LaunchedStep) -> str:
+        """Why one of its rows was not filled, if one was not."""
+        return next((why for grant in running.positions if (why := self._poisoned.get(grant))), "")

@@ -1,9 +1,12 @@
 """Faults of a device outside of a step: each stays with the row, or with the copy, that it was for."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic
 
-from actors.forward.device import Device, Work
-from actors.messages import Ran, Unmade
+from actors.forward.device import Device, Done, Pending, Report, Work
+from actors.messages import Ran, Transferred
 from actors.requests import Request
 
 
@@ -13,14 +16,15 @@ class ContainedDevice:
     contains: whether the device can go on after this error; one that it cannot go on after is raised.
     """
 
-    def __init__(
-        self, device: Device, deliver: Callable[[Ran | Unmade], None], contains: Callable[[Exception], bool]
-    ) -> None:
+    def __init__(self, device: Device, contains: Callable[[Exception], bool]) -> None:
         self._device = device
-        self._deliver = deliver
         self._contains = contains
         self._broken: dict[int, str] = {}
         self._setup_error = ""  # of the row that is opened next: its slot and pages are made ready just before
+
+    @property
+    def copies_aside(self) -> bool:
+        return self._device.copies_aside
 
     def clear(self, slot: int) -> None:
         self._set_up(lambda: self._device.clear(slot))
@@ -30,9 +34,6 @@ class ContainedDevice:
 
     def copy_page(self, source: int, target: int) -> None:
         self._set_up(lambda: self._device.copy_page(source, target))
-
-    def fill(self, key: int, slot: int, pages: list[int], first_page: int) -> None:
-        self._set_up(lambda: self._device.fill(key, slot, pages, first_page))
 
     def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
         self._set_up(lambda: self._device.open_row(row, grant, slot, request, pages))
@@ -44,15 +45,21 @@ class ContainedDevice:
         if error := self._error_of(lambda: self._device.extend_row(row, pages)):
             self._broken.setdefault(row, error)
 
-    def run(self, work: Work) -> None:
+    def launch(self, work: Work) -> Pending[Ran]:
         rows = [*(chunk.row for chunk in work.chunks), *work.decodes]
-        broken = next((self._broken[row] for row in rows if row in self._broken), "")
-        if error := broken or self._error_of(lambda: self._device.run(work)):
-            self._deliver(Ran(work.step, b"", [], [], error=error))
+        failed = partial(_failed_step, work.step)
+        if broken := next((self._broken[row] for row in rows if row in self._broken), ""):
+            return failed(broken)
+        return self._contained(lambda: self._device.launch(work), failed)
 
-    def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
-        if error := self._error_of(lambda: self._device.export(key, slot, pages, position)):
-            self._deliver(Unmade(key, error))
+    def export(self, key: int, slot: int, pages: list[int], position: int) -> Pending[Transferred]:
+        return self._contained(
+            lambda: self._device.export(key, slot, pages, position), partial(_failed_copy, key, None)
+        )
+
+    def fill(self, grant: int, key: int, slot: int, pages: list[int], first_page: int) -> Pending[Transferred]:
+        failed = partial(_failed_copy, key, grant)
+        return self._contained(lambda: self._device.fill(grant, key, slot, pages, first_page), failed)
 
     def poison(self, slot: int) -> None:
         self._device.poison(slot)
@@ -74,5 +81,45 @@ class ContainedDevice:
         except Exception as error:
             if not self._contains(error):
                 raise
-            return f"{type(error).__name__}: {error}"
+            return _told(error)
         return ""
+
+    def _contained(self, call: Callable[[], Pending[Report]], failed: Callable[[str], Done[Report]]) -> Pending[Report]:
+        try:
+            return ContainedPending(call(), self._contains, failed)
+        except Exception as error:
+            if not self._contains(error):
+                raise
+            return failed(_told(error))
+
+
+@dataclass(frozen=True, slots=True)
+class ContainedPending(Generic[Report]):
+    """failed: what is reported instead, given the error."""
+
+    pending: Pending[Report]
+    contains: Callable[[Exception], bool]
+    failed: Callable[[str], Done[Report]]
+
+    def passed(self) -> bool:
+        return self.pending.passed()
+
+    def collect(self) -> Done[Report]:
+        try:
+            return self.pending.collect()
+        except Exception as error:
+            if not self.contains(error):
+                raise
+            return self.failed(_told(error))
+
+
+def _failed_step(step: int, error: str) -> Done[Ran]:
+    return Done(Ran(step, b"", [], [], error=error), 0.0)
+
+
+def _failed_copy(key: int, grant: int | None, error: str) -> Done[Transferred]:
+    return Done(Transferred(key, grant, error), 0.0)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

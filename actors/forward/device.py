@@ -1,13 +1,14 @@
-"""The seam to the device: what forward asks of it, in stream order, and the thread that carries it out."""
+"""The seam to the device: what forward asks of it, in stream order, and what comes back."""
 
-import threading
-from collections.abc import Callable
-from queue import SimpleQueue
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Generic, Protocol, Self, TypeVar
 
 from msgspec import Struct
 
+from actors.messages import Ran, Transferred
 from actors.requests import Request
+
+Report = TypeVar("Report", bound=Ran | Transferred, covariant=True)
 
 
 class WorkChunk(Struct, frozen=True, array_like=True):
@@ -37,8 +38,15 @@ class Work(Struct, frozen=True, array_like=True):
     checkpoints: list[WorkCheckpoint]
 
 
-class Device(Protocol):
-    """Each call is enqueued on the one stream and returns at once; the order of calls is the order of execution."""
+class DeviceCalls(Protocol):
+    """Each call is enqueued and returns at once; the order of calls is the order of execution.
+
+    copies_aside: whether copies to and from host memory are the exception. Then each begins behind all calls before it,
+    and none that follow wait for it: who uses its slot, its pages or its copy again has to hear first that it is over.
+    """
+
+    @property
+    def copies_aside(self) -> bool: ...
 
     def clear(self, slot: int) -> None:
         """Zero a state slot."""
@@ -52,12 +60,6 @@ class Device(Protocol):
     def copy_page(self, source: int, target: int) -> None:
         """Copy a KV page, all layers."""
 
-    def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
-        """Copy a state slot, and the KV of the first `position` tokens in `pages`, to host memory under `key`."""
-
-    def fill(self, key: int, slot: int, pages: list[int], first_page: int) -> None:
-        """Fill a state slot from host memory, and `pages`, those of page index `first_page` and on, with its KV."""
-
     def drop(self, key: int) -> None:
         """Forget a copy in host memory."""
 
@@ -70,65 +72,63 @@ class Device(Protocol):
     def extend_row(self, row: int, pages: list[int]) -> None:
         """Append pages to a row's table."""
 
+
+class DeviceQueue(DeviceCalls, Protocol):
+    """What forward asks. What comes of a step or a copy is delivered to its mailbox when that is over."""
+
     def run(self, work: Work) -> None:
-        """Run a step; its Ran is delivered to forward's mailbox when it is done."""
-
-
-class DeviceThread:
-    """A Device that has the calls of another carried out, in order, on a thread of its own.
-
-    A call that raises ends the thread: `failed` is called from it with the error, and later calls do nothing.
-    """
-
-    def __init__(self, device: Device, failed: Callable[[BaseException], None]) -> None:
-        self._device = device
-        self._failed = failed
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="device", daemon=True)
-        self._thread.start()
-
-    def clear(self, slot: int) -> None:
-        self._calls.put(lambda: self._device.clear(slot))
-
-    def poison(self, slot: int) -> None:
-        self._calls.put(lambda: self._device.poison(slot))
-
-    def copy(self, source: int, target: int) -> None:
-        self._calls.put(lambda: self._device.copy(source, target))
-
-    def copy_page(self, source: int, target: int) -> None:
-        self._calls.put(lambda: self._device.copy_page(source, target))
+        """Run a step; Ran follows."""
 
     def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
-        self._calls.put(lambda: self._device.export(key, slot, pages, position))
+        """Copy a state slot, and the KV of the first `position` tokens in `pages`, to host memory under `key`.
 
-    def fill(self, key: int, slot: int, pages: list[int], first_page: int) -> None:
-        self._calls.put(lambda: self._device.fill(key, slot, pages, first_page))
+        Transferred follows.
+        """
 
-    def drop(self, key: int) -> None:
-        self._calls.put(lambda: self._device.drop(key))
+    def fill(self, grant: int, key: int, slot: int, pages: list[int], first_page: int) -> None:
+        """Fill a state slot from host memory, and `pages`, those of page index `first_page` and on, with its KV.
 
-    def drop_all(self) -> None:
-        self._calls.put(self._device.drop_all)
+        Transferred follows.
+        """
 
-    def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
-        self._calls.put(lambda: self._device.open_row(row, grant, slot, request, pages))
 
-    def extend_row(self, row: int, pages: list[int]) -> None:
-        self._calls.put(lambda: self._device.extend_row(row, pages))
+class Device(DeviceCalls, Protocol):
+    """What carries it out."""
 
-    def run(self, work: Work) -> None:
-        self._calls.put(lambda: self._device.run(work))
+    def launch(self, work: Work) -> "Pending[Ran]":
+        """Enqueue a step."""
+        ...
 
-    def close(self) -> None:
-        """Finish what is enqueued, then end the thread."""
-        self._calls.put(None)
-        self._thread.join()
+    def export(self, key: int, slot: int, pages: list[int], position: int) -> "Pending[Transferred]":
+        """Enqueue the copy."""
+        ...
 
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            try:
-                call()
-            except BaseException as error:
-                self._failed(error)
-                return
+    def fill(self, grant: int, key: int, slot: int, pages: list[int], first_page: int) -> "Pending[Transferred]":
+        """Enqueue the copy."""
+        ...
+
+
+class Pending(Protocol[Report]):
+    """What has been enqueued. It holds all that it needs: by then its rows may be other requests'."""
+
+    def passed(self) -> bool:
+        """Whether it is over, so that `collect` need not wait."""
+        ...
+
+    def collect(self) -> "Done[Report]":
+        """Wait until it is over. Once. Raises what went wrong on the device."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[Report]):
+    """What is over, and so a Pending that was born done. seconds: that the device took."""
+
+    report: Report
+    seconds: float
+
+    def passed(self) -> bool:
+        return True
+
+    def collect(self) -> Self:
+        return self

@@ -24,17 +24,18 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.envelopes: deque[Envelope] = deque()
-        self._event = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, envelope: Envelope) -> None:
         self.envelopes.append(envelope)
-        self._event.set()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Until there is a message."""
+        """Until there is a message; for one reader."""
         while not self.envelopes:
-            self._event.clear()
-            await self._event.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
 
 
 class Runtime:

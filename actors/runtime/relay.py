@@ -17,10 +17,11 @@ from actors.cache.limits import NO_TIERS, TierLimits
 from actors.cache.pages import PagePool
 from actors.cache.worth.order import PER_TOKEN, Costs, Policy
 from actors.forward.actor import Forward
-from actors.forward.device import Device, DeviceThread
+from actors.forward.device import Device
+from actors.forward.threads import DeviceThread
 from actors.kinds import Kind
 from actors.lease import Ledger, Move, Place, Violation
-from actors.messages import DiskReport, Message, Ran, Restarted, Speeds, Unmade
+from actors.messages import DiskReport, Message, Ran, Restarted, Speeds, Transferred
 from actors.results.actor import ResultProcessor, Vocabulary
 from actors.runtime.events import Event, UnitEvent, move_event
 from actors.runtime.explain import explain_slots, explain_tree
@@ -76,7 +77,7 @@ class Unit:
             relay.on_event,
         )
         device.drop_all()  # before the disk's thread brings any
-        self.device = DeviceThread(device, self._fail)
+        self.device = DeviceThread(device, self.deliver, self._fail)
         limits, sender = config.limits, self.runtime.sender
         pages = PagePool(config.pages, max(limits.page_size, 1))
         self._disk = relay.disk
@@ -117,8 +118,8 @@ class Unit:
         if self._disk is not None:
             await anyio.to_thread.run_sync(self._disk.close)
 
-    def deliver(self, message: Ran | Unmade | Speeds) -> None:
-        """From the device's thread."""
+    def deliver(self, message: Ran | Transferred | Speeds) -> None:
+        """From the device's threads."""
         to: tuple[Address, ...] = ("cache", "scheduler") if isinstance(message, Speeds) else ("forward",)
         for address in to:
             self._loop.call_soon_threadsafe(self._arrived, "device", address, message)
@@ -161,7 +162,6 @@ class Relay:
     """The ring under supervision: one device, the four actors around it (a Unit), and the api's actor.
 
     Make it inside the event loop that runs it. Where an actor raises, `run` makes a new unit over the same device.
-    device: makes the device, given the function that takes what it reports, which the device's thread calls.
     api: makes the api's actor, given its Send; it outlives the unit. disk: None if no state is written to a file.
     on_restart: called with what broke the old unit. on_event: called with every Event, from the event loop and from the
     device's thread; it has to return at once. clock: seconds, for events and timings.
@@ -170,7 +170,7 @@ class Relay:
     def __init__(
         self,
         config: RelayConfig,
-        device: Callable[[Callable[[Ran | Unmade], None]], Device],
+        device: Device,
         vocabulary: Vocabulary,
         api: Callable[[Send], Actor],
         on_move: Callable[[Move], None] | None = None,
@@ -185,7 +185,7 @@ class Relay:
         self.on_event, self.clock, self.timings, self.numbers = on_event, clock, Timings(), count(1)
         self._config, self._vocabulary, self.disk = config, vocabulary, disk
         page_size, self._speeds = max(config.limits.page_size, 1), Speeds(0.0, 0.0)
-        kept = measured(device(self._deliver), config.costs, page_size, clock, self._measured)
+        kept = measured(device, config.costs, page_size, self._measured)
         self._device = timed(kept, self.timings, clock, on_event)
         self._restarted: deque[float] = deque(maxlen=config.restarts + 1)
         self._before: Counter[str] = Counter()
@@ -302,9 +302,6 @@ class Relay:
             + unit.results.counters
             + own
         )
-
-    def _deliver(self, message: Ran | Unmade) -> None:
-        self.unit.deliver(message)
 
     def _measured(self, speeds: Speeds) -> None:
         self._speeds = speeds

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-import torch
+from torch import nn
 
 from actors.cache.worth.order import Costs
 from actors.scheduler.strategy import Strategy, slots_per_request
 from models.batch import Model
+from models.layers.linear import Embedding, Linear
 
 DEFAULT_MEMORY_FRACTION = 0.5
 
@@ -92,8 +93,19 @@ def costs_of(model: Model) -> Costs:
 
 
 def count_parameters(model: Model) -> int:
-    """None in a model that has no weights."""
-    return sum(tensor.numel() for tensor in model.parameters()) if isinstance(model, torch.nn.Module) else 0
+    """However they are laid out; none in a model that has no weights."""
+    return sum(_own_parameters(module) for module in model.modules()) if isinstance(model, nn.Module) else 0
+
+
+def weight_bytes(model: Model) -> int:
+    return sum(tensor.nbytes for tensor in model.parameters()) if isinstance(model, nn.Module) else 0
+
+
+def _own_parameters(module: nn.Module) -> int:
+    """Those that no module in it has: of a packed weight as many as it stands for."""
+    count = sum(tensor.numel() for tensor in module.parameters(recurse=False))
+    packed = module.packed if isinstance(module, Linear | Embedding) else None
+    return count if packed is None else count - packed.data.numel() + packed.outputs * packed.inputs
 
 
 def _mib(size: int) -> str:

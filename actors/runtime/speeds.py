@@ -1,5 +1,6 @@
 """How fast the device computes prompts, and moves states to host memory and back, measured on its thread."""
 
+import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -7,7 +8,9 @@ from msgspec.structs import astuple
 
 from actors.cache.worth.order import Costs
 from actors.control import Speeds
-from actors.forward.device import Device, Work
+from actors.forward.device import Device, Pending, Work
+from actors.messages import Ran, Transferred
+from actors.runtime.timings import ObservedPending
 
 # Steps with fewer tokens of prompts say little: reading the weights takes most of their time.
 LEAST_TOKENS = 16
@@ -33,29 +36,32 @@ class Pace:
 
 
 class MeasuredDevice:
-    """Runs on the device's thread, around a device, and reports its Speeds when they have changed.
-
-    Where the device only enqueues its copies, as a GPU does, they seem to take no longer than that.
-    """
+    """Around a device, on its threads: reports its Speeds when they have changed."""
 
     def __init__(
         self,
         device: Device,
         costs: Costs,
         page_size: int,
-        clock: Callable[[], float],
         report: Callable[[Speeds], None],
     ) -> None:
-        self._device, self._costs, self._page_size = device, costs, page_size
-        self._clock, self._report = clock, report
+        self._device, self._costs, self._page_size, self._report = device, costs, page_size, report
+        self._changing = threading.Lock()
         self._computing, self._moving, self._decoding, self._beside = Pace(), Pace(), Pace(), Pace()
         self._said = Speeds()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
-    def run(self, work: Work) -> None:
-        seconds = self._timed(lambda: self._device.run(work))
+    def launch(self, work: Work) -> Pending[Ran]:
+        return ObservedPending(self._device.launch(work), lambda seconds: self._done(work, seconds))
+
+    def _done(self, work: Work, seconds: float) -> None:
+        with self._changing:
+            self._computed(work, seconds)
+            self._say()
+
+    def _computed(self, work: Work, seconds: float) -> None:
         tokens = sum(chunk.stop - chunk.start for chunk in work.chunks)
         if tokens >= LEAST_TOKENS:
             prompts = sum(self._costs.saved(chunk.start, chunk.stop) for chunk in work.chunks)
@@ -66,22 +72,23 @@ class MeasuredDevice:
         elif work.decodes or not self._beside.value:
             decoding = self._decoding.value if work.decodes else 0.0
             self._beside.add(tokens, max(seconds - decoding, 0.0))
-        self._say()
 
-    def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
-        self._move(position, lambda: self._device.export(key, slot, pages, position))
+    def export(self, key: int, slot: int, pages: list[int], position: int) -> Pending[Transferred]:
+        return self._timed(position, self._device.export(key, slot, pages, position))
 
-    def fill(self, key: int, slot: int, pages: list[int], first_page: int) -> None:
-        self._move(len(pages) * self._page_size, lambda: self._device.fill(key, slot, pages, first_page))
+    def fill(self, grant: int, key: int, slot: int, pages: list[int], first_page: int) -> Pending[Transferred]:
+        tokens = len(pages) * self._page_size
+        return self._timed(tokens, self._device.fill(grant, key, slot, pages, first_page))
 
-    def _move(self, tokens: int, call: Callable[[], None]) -> None:
-        self._moving.add(self._costs.slot + self._costs.token * tokens, self._timed(call))
-        self._say()
+    def _timed(self, tokens: int, copy: Pending[Transferred]) -> Pending[Transferred]:
+        return ObservedPending(copy, lambda seconds: self._moved(tokens, seconds))
 
-    def _timed(self, call: Callable[[], None]) -> float:
-        began = self._clock()
-        call()
-        return self._clock() - began
+    def _moved(self, tokens: int, seconds: float) -> None:
+        """One that failed took no time."""
+        with self._changing:
+            if seconds > 0:
+                self._moving.add(self._costs.slot + self._costs.token * tokens, seconds)
+            self._say()
 
     def _say(self) -> None:
         now = Speeds(self._computing.value, self._moving.value, self._decoding.value, self._beside.value)
@@ -91,7 +98,5 @@ class MeasuredDevice:
             self._report(now)
 
 
-def measured(
-    device: Device, costs: Costs, page_size: int, clock: Callable[[], float], report: Callable[[Speeds], None]
-) -> Device:
-    return cast(Device, MeasuredDevice(device, costs, page_size, clock, report))
+def measured(device: Device, costs: Costs, page_size: int, report: Callable[[Speeds], None]) -> Device:
+    return cast(Device, MeasuredDevice(device, costs, page_size, report))

@@ -3,9 +3,11 @@
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Generic, cast
 
-from actors.forward.device import Device, Work
+from actors.forward.device import Device, Done, Pending, Report, Work
+from actors.messages import Ran
 from actors.runtime.events import Event, StepEvent
 
 BOUNDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0)
@@ -45,7 +47,7 @@ class Timings:
 
 
 class TimedDevice:
-    """Runs on the device's thread, around a device; of everything but steps it takes no time."""
+    """Around a device, on its threads; of everything but steps it takes no time."""
 
     def __init__(
         self, device: Device, timings: Timings, clock: Callable[[], float], on_event: Callable[[Event], None] | None
@@ -65,19 +67,39 @@ class TimedDevice:
         self._rows.discard(row)
         self._device.open_row(row, *more)
 
-    def run(self, work: Work) -> None:
-        began = self._clock()
+    def launch(self, work: Work) -> Pending[Ran]:
         rows = {*work.decodes, *(chunk.row for chunk in work.chunks)}
-        timings = self._timings
-        if not rows.isdisjoint(self._rows):
-            timings.overhead.observe(began - self._ended)
-        self._device.run(work)
-        self._ended, self._rows = self._clock(), rows
+        follows, self._rows = not rows.isdisjoint(self._rows), rows
+        return ObservedPending(self._device.launch(work), lambda seconds: self._done(work, len(rows), follows, seconds))
+
+    def _done(self, work: Work, rows: int, follows: bool, seconds: float) -> None:
+        """The step is over. On the thread that collects it."""
+        ended, timings = self._clock(), self._timings
+        began = ended - seconds
+        if follows:
+            timings.overhead.observe(max(began - self._ended, 0.0))
+        self._ended = ended
         timings.steps += 1
-        timings.device_busy += self._ended - began
+        timings.device_busy += seconds
         if self._on_event is not None:
             tokens = len(work.decodes) + sum(chunk.stop - chunk.start for chunk in work.chunks)
-            self._on_event(StepEvent(work.step, began, self._ended, len(rows), tokens))
+            self._on_event(StepEvent(work.step, began, ended, rows, tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPending(Generic[Report]):
+    """on_done: called with the seconds that it took, when it is collected."""
+
+    pending: Pending[Report]
+    on_done: Callable[[float], None]
+
+    def passed(self) -> bool:
+        return self.pending.passed()
+
+    def collect(self) -> Done[Report]:
+        done = self.pending.collect()
+        self.on_done(done.seconds)
+        return done
 
 
 def timed(

@@ -15,6 +15,7 @@ from actors.messages import (
     Copied,
     Donate,
     Ended,
+    Filled,
     Free,
     Granted,
     Mark,
@@ -29,12 +30,14 @@ from actors.messages import (
     SaveFromReq,
     Spare,
     Submit,
+    Transferred,
     Want,
 )
 
 OfGrant: TypeAlias = (
     Granted | Spare | Return | Retired | Donate | SaveFromReq | Cancel | Want | Mark | Passed | Retire | Copied
-)
+    | Filled
+)  # fmt: skip
 
 
 class Envelope(Struct, frozen=True, array_like=True, gc=False):
@@ -70,6 +73,7 @@ class Traces:
             Acquire: self._of_acquire,
             Abort: self._of_abort,
             Free: self._of_free,
+            Transferred: self._of_transferred,
         }
 
     def of(self, message: Message) -> str:
@@ -105,3 +109,6 @@ class Traces:
 
     def _of_free(self, message: Free) -> str:
         return self.current if message.closes_grant is None else self._grants.get(message.closes_grant, self.current)
+
+    def _of_transferred(self, message: Transferred) -> str:
+        return self.current if message.grant is None else self._grants.get(message.grant, self.current)

@@ -20,6 +20,7 @@ from actors.messages import (
     Ended,
     Extend,
     Extended,
+    Filled,
     Free,
     Granted,
     Mark,
@@ -93,6 +94,9 @@ class Scheduler:
                 self._mark(grant, position)
             case Extended(pages, starved):
                 self._extended(pages, starved)
+            case Filled(grant):
+                if grant in self.state.rows:
+                    self.state.rows[grant].filling = False
             case Closed(grant):
                 self.state.closing.pop(grant, None)
                 self.state.cancelled.discard(grant)
@@ -217,6 +221,7 @@ class Scheduler:
             budget=request.stops.max_tokens - (count(request.tokens) - request.prompt_len),
             capacity=len(granted.pages) * size if size else None,
             wanted=self._wanted(request, granted),
+            filling=granted.fill is not None,
         )
         self.state.add(row)
         self.send(

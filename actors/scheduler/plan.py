@@ -63,7 +63,7 @@ class ScheduledRow:
     may be sampled since the admission; capacity: positions that its pages cover.
     wanted: positions to checkpoint, and what they are; spares: slots for them at hand; asked: whether some are asked
     for; refill: whether the resident ones of the strategy are to be. marks: those of them that others wait for.
-    saved: positions whose state a step saves that was sent.
+    saved: positions whose state a step saves that was sent. filling: its state is on its way from host memory.
     served: when it moved last, counted in moves of rows. steady_until: see the function of this name; 0: not known.
     """
 
@@ -80,6 +80,7 @@ class ScheduledRow:
     asked: bool = False
     refill: bool = True
     extending: bool = False
+    filling: bool = False
     served: int = 0
     steady_until: int = 0
 
@@ -233,8 +234,11 @@ def plan_retraction(state: SchedulerState, commands: Plan) -> None:
 
 
 def plan_step(state: SchedulerState, retiring: set[int]) -> StepPlan | None:
-    """The rows that are free of suspicion together, and in turn with them one that is suspect by itself."""
-    rows = [row for row in state.rows.values() if row.grant not in retiring]
+    """The rows that are free of suspicion together, and in turn with them one that is suspect by itself.
+
+    None of those whose state is still on its way.
+    """
+    rows = [row for row in state.rows.values() if not row.filling and row.grant not in retiring]
     together = [row for row in rows if row.position < row.steady_until or not row.suspect]
     alone = [row for row in rows if row.suspect][:1] if len(together) < len(rows) else []
     for group in (together, alone) if state.last_step_isolated else (alone, together):

@@ -21,12 +21,13 @@ from torch import Tensor
 
 from actors.messages import Cleared, DiskReport, Loaded, Written
 from actors.storage.disk import StateFile
-from actors.storage.host_memory import HostState, HostStates
+from actors.storage.host_memory import HostStates
 from actors.tokens import Tokens, count
 
 FORMAT, VERSION = "baton-state", "2"
 COPY_TIMEOUT_S = 60.0
 WRITERS, MOST_TOGETHER = 8, 256
+FOREIGN = "it is of another model, or of another --state-dtype"
 SUFFIX, UNFINISHED = ".safetensors", ".tmp"
 
 
@@ -164,7 +165,7 @@ class StateFiles:
         copy = self._host.wait_for(key, COPY_TIMEOUT_S)
         if copy is None:
             raise StateFileError(f"copy {key} was not made, or not within {COPY_TIMEOUT_S:.0f} s")
-        tensors = to_tensors(tokens, copy)
+        tensors = to_tensors(tokens, copy.state, self._host.kv_of(copy))
         path = self._path(salt, tokens)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         unfinished = path.with_suffix(UNFINISHED)
@@ -181,15 +182,16 @@ class StateFiles:
         try:
             header, tensors = read_file(path)
             if (header.salt, header.model) != (salt, self._model):
-                raise StateFileError("it is of another model")
+                raise StateFileError(FOREIGN)
             if checksum(tensors) != header.checksum:
                 raise StateFileError("its checksum is wrong")
             if tensors["tokens"].numpy().tobytes() != tokens:
                 raise StateFileError("its tokens are not those of its name")
-        except (StateFileError, SafetensorError, KeyError) as error:
+            copy = self._host.from_kv(count(tokens), *of_tensors(tensors))
+        except (StateFileError, SafetensorError, KeyError, ValueError) as error:
             path.unlink(missing_ok=True)
             raise StateFileError(f"{path.name}: {error}") from error
-        self._host.put(key, from_tensors(tensors))
+        self._host.put(key, copy)
 
     def _sound(self, paths: list[Path]) -> Iterator[StateFile]:
         log = structlog.get_logger()
@@ -197,7 +199,7 @@ class StateFiles:
             try:
                 header, tokens = read_tokens(path)
                 if header.model != self._model or path != self._path(header.salt, tokens):
-                    raise StateFileError("it is of another model")
+                    raise StateFileError(FOREIGN)
                 yield StateFile(header.salt, tokens, path.stat().st_size)
             except (StateFileError, SafetensorError, OSError) as error:
                 log.warning("a state file is of no use and was deleted", file=path.name, error=str(error))
@@ -210,21 +212,28 @@ class StateFiles:
         return self._folder / f"{digest.hexdigest()}{SUFFIX}"
 
 
-def to_tensors(tokens: Tokens, copy: HostState) -> dict[str, Tensor]:
-    named = {"tokens": torch.frombuffer(bytearray(tokens), dtype=torch.int32)}
-    return named | {"state": copy.state} | {f"kv.{index}": tensor.contiguous() for index, tensor in enumerate(copy.kv)}
+def to_tensors(tokens: Tokens, state: Tensor, kv: list[Tensor]) -> dict[str, Tensor]:
+    named = {"tokens": torch.frombuffer(bytearray(tokens), dtype=torch.int32), "state": state}
+    return named | {f"kv.{index}": tensor for index, tensor in enumerate(kv)}
 
 
-def from_tensors(tensors: dict[str, Tensor]) -> HostState:
-    kv = [tensors[f"kv.{index}"] for index in range(len(tensors) - 2)]
-    return HostState(len(tensors["tokens"]), tensors["state"], kv)
+def of_tensors(tensors: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """The state, and the KV."""
+    return tensors["state"], [tensors[f"kv.{index}"] for index in range(len(tensors) - 2)]
 
 
 def read_file(path: Path) -> tuple[StateFileHeader, dict[str, Tensor]]:
     """Raises StateFileError, SafetensorError, OSError."""
     with safe_open(path, "pt") as file:
         # What it gives is a view of the file, which may change or go.
-        return read_header(file), {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        return read_header(file), {name: copy_of(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    """Not by torch, which would give the disk's thread a team of threads: see TorchDevice."""
+    copied = torch.empty_like(tensor)
+    copied.view(-1).view(torch.uint8).numpy()[:] = tensor.view(-1).view(torch.uint8).numpy()
+    return copied
 
 
 def read_tokens(path: Path) -> tuple[StateFileHeader, Tokens]:

@@ -1,11 +1,13 @@
-"""Copies of states in host memory, by key: made by the device's thread, written and read by the disk's."""
+"""Copies of states in host memory, by key: made and read by the device, and by the disk's thread."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from actors.storage.kv_layout import KvLayout
 from models.batch import Pools
 
 
@@ -13,14 +15,12 @@ from models.batch import Pools
 class HostState:
     """A state in host memory, with the KV of the `position` tokens that it has consumed.
 
-    state: uint8, all of a slot as it lies in the pool. kv: one [position, ...] for each page tensor.
-    ready: the event after which they are complete; None if they are so already.
+    state: uint8, all of a slot as it lies in the pool. blocks: uint8 [pages, bytes], the pages as they lie in theirs.
     """
 
     position: int
     state: Tensor
-    kv: list[Tensor]
-    ready: torch.cuda.Event | None = None
+    blocks: Tensor
 
 
 class HostStates:
@@ -30,6 +30,29 @@ class HostStates:
         self._states: dict[int, HostState | None] = {}
         self._complete = False
         self._changed = threading.Condition()
+
+    def use(self, pools: Pools, buffer: Callable[[int], Tensor]) -> None:
+        """Before the first copy. buffer: gives uint8 [bytes] in host memory, where the device copies by itself."""
+        self._pools, self._buffer, self._layout = pools, buffer, KvLayout.of(pools)
+
+    def room(self, position: int) -> HostState:
+        """What a copy is to be written to. Raises RuntimeError if there is no memory."""
+        count, width = self._pools.pages_for(position), self._pools.blocks.shape[1]
+        blocks = self._buffer(count * width).view(count, width)
+        return HostState(position, self._buffer(self._pools.slots.shape[1]), blocks)
+
+    def kv_of(self, copy: HostState) -> list[Tensor]:
+        """One [position, ...] for each page tensor, whatever the page size."""
+        return self._layout.by_token(copy.blocks, copy.position)
+
+    def from_kv(self, position: int, state: Tensor, kv: list[Tensor]) -> HostState:
+        """Raises ValueError if these are not of this model."""
+        copy = self.room(position)
+        if state.dtype != torch.uint8 or state.shape != copy.state.shape:
+            raise ValueError(f"a state of {state.dtype} {list(state.shape)} is not of this model")
+        copy.state.numpy()[:] = state.numpy()
+        self._layout.to_pages(kv, position, copy.blocks)
+        return copy
 
     def put(self, key: int, state: HostState | None) -> None:
         with self._changed:
@@ -61,47 +84,4 @@ class HostStates:
         """The copy as soon as it has been made; None if that takes longer, or has failed."""
         with self._changed:
             self._changed.wait_for(lambda: key in self._states or self._complete, seconds)
-            state = self._states.get(key)
-        if state is None:
-            return None
-        if state.ready is not None:
-            state.ready.synchronize()
-        return state
-
-
-def export(pools: Pools, slot: int, pages: list[int], position: int) -> HostState:
-    """Enqueue the copy of a slot, and of the KV of `position` tokens in `pages`, to host memory."""
-    device = pools.slots.device
-    state = _to_host(pools.slots[slot])
-    index = torch.tensor(pages, dtype=torch.int64, device=device)
-    kv = [_to_host(tensor[index].flatten(0, 1)[:position]) for tensor in pools.pages]
-    ready = None
-    if device.type == "cuda":
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record(torch.cuda.current_stream(device))
-    return HostState(position, state, kv, ready)
-
-
-def fill(pools: Pools, slot: int, pages: list[int], first_page: int, copy: HostState) -> None:
-    """Enqueue the copy of a state into a slot, and of its KV from page index `first_page` on into `pages`."""
-    pools.slots[slot].copy_(copy.state, non_blocking=True)
-    size = pools.page_size
-    whole = copy.position // size
-    index = torch.tensor(pages[: whole - first_page], dtype=torch.int64, device=pools.slots.device)
-    for tensor, kv in zip(pools.pages, copy.kv, strict=True):
-        if len(index):
-            entries = kv[first_page * size : whole * size].view(len(index), size, *kv.shape[1:])
-            tensor[index] = entries.to(tensor.device, non_blocking=True)
-        tail = kv[whole * size :]
-        if len(tail):
-            tensor[pages[whole - first_page], : len(tail)].copy_(tail, non_blocking=True)
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    if tensor.device.type != "cuda":
-        return tensor.clone()
-    try:
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    except RuntimeError:  # No more memory can be pinned; the copy takes longer.
-        return tensor.cpu()
-    return host.copy_(tensor, non_blocking=True)
+            return self._states.get(key)

@@ -214,14 +214,12 @@ async def running(
     chosen = Limits(**{"page_size": page_size if pages else 0, **limits})
     ring = Ring(model, pools)
     host = HostStates()
-    make: Callable[..., Device] = lambda deliver: ContainedDevice(  # noqa: E731
-        wrap(TorchDevice(model, pools, chosen.max_running, 1024, deliver, host)), deliver, survives
-    )
+    device = ContainedDevice(wrap(TorchDevice(model, pools, chosen.max_running, 1024, host)), survives)
     config = RelayConfig(slots, pages, chosen, tiers, codec_check, poison_freed, restarts, cache_policy=policy)
     disk = StateFiles(folder, "this model", host) if folder is not None else None
     if disk is not None:
         disk.scan()
-    ring.relay = Relay(config, make, Letters(), ring.bind, disk=disk, on_event=record)
+    ring.relay = Relay(config, device, Letters(), ring.bind, disk=disk, on_event=record)
     carrying = ring.carrying = asyncio.create_task(ring.relay.run())
     try:
         yield ring

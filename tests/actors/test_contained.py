@@ -1,13 +1,14 @@
 """The seam to the device: what raises outside of a step fails the row, or the copy, that it was for, and only that."""
 
 import asyncio
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic
 
 import pytest
 
 from actors.forward.contained import ContainedDevice
-from actors.forward.device import Work, WorkChunk
-from actors.messages import Ran, Unmade
+from actors.forward.device import Done, Pending, Report, Work, WorkChunk
+from actors.messages import Ran, Transferred
 from actors.requests import Request, Stops
 from tests.actors.ring import GREEDY, running
 from tests.actors.test_failures import TIGHT, check_all, hash_model, submit_all
@@ -37,17 +38,41 @@ class FaultyDevice:
 
         return call
 
-    def run(self, work: Work) -> None:
+    def launch(self, work: Work) -> Pending[Ran]:
         self.ran.append(work.step)
-        if "run" in self.faults:
-            raise self.faults.pop("run")
+        return self._enqueued("launch", Ran(work.step, b"", [], []))
+
+    def export(self, key: int, slot: int, pages: list[int], position: int) -> Pending[Transferred]:
+        return self._enqueued("export", Transferred(key))
+
+    def fill(self, grant: int, key: int, slot: int, pages: list[int], first_page: int) -> Pending[Transferred]:
+        return self._enqueued("fill", Transferred(key, grant))
+
+    def _enqueued(self, name: str, report: Report) -> Pending[Report]:
+        if name in self.faults:
+            raise self.faults.pop(name)
+        return Collected(report, self.faults.pop("collect", None))
+
+
+@dataclass
+class Collected(Generic[Report]):
+    report: Report
+    fault: Exception | None
+
+    def passed(self) -> bool:
+        return True
+
+    def collect(self) -> Done[Report]:
+        if self.fault:
+            raise self.fault
+        return Done(self.report, 0.5)
 
 
 class Seam:
     def __init__(self) -> None:
         self.inner = FaultyDevice()
-        self.reports: list[Ran | Unmade] = []
-        self.device = ContainedDevice(self.inner, self.reports.append, lambda error: not isinstance(error, Lost))
+        self.reports: list[Ran] = []
+        self.device = ContainedDevice(self.inner, lambda error: not isinstance(error, Lost))  # type: ignore[arg-type]
 
     def admit(self, row: int) -> None:
         self.device.copy(1, 2)
@@ -55,7 +80,10 @@ class Seam:
         self.device.open_row(row, 10 + row, 2, REQUEST, [])
 
     def step(self, number: int, *rows: int) -> None:
-        self.device.run(Work(number, [WorkChunk(rows[0], 0, 1, False)], list(rows[1:]), [5] * len(rows[1:]), []))
+        work = Work(number, [WorkChunk(rows[0], 0, 1, False)], list(rows[1:]), [5] * len(rows[1:]), [])
+        ran = self.device.launch(work).collect().report
+        if ran.error:
+            self.reports.append(ran)
 
 
 @pytest.mark.parametrize("call", ["copy", "copy_page", "open_row"])
@@ -100,22 +128,28 @@ def test_a_row_that_could_not_be_extended_fails() -> None:
     assert seam.reports == [Ran(1, b"", [], [], error="Fault: no")]
 
 
-def test_a_step_that_raises_is_reported_and_the_next_one_runs() -> None:
+@pytest.mark.parametrize("call", ["launch", "collect"])
+def test_a_step_that_raises_is_reported_and_the_next_one_runs(call: str) -> None:
     seam = Seam()
-    seam.inner.faults["run"] = Fault("no")
+    seam.inner.faults[call] = Fault("no")
     seam.step(1, 0)
     seam.step(2, 0)
     assert (seam.inner.ran, seam.reports) == ([1, 2], [Ran(1, b"", [], [], error="Fault: no")])
 
 
-def test_a_copy_that_could_not_be_made_is_told() -> None:
+@pytest.mark.parametrize("when", ["call", "collect"])
+def test_a_copy_that_could_not_be_made_is_told_and_so_is_one_that_could_not_be_read(when: str) -> None:
     seam = Seam()
-    seam.inner.faults["export"] = Fault("no")
-    seam.device.export(5, 0, [], 3)
-    assert seam.reports == [Unmade(5, "Fault: no")]
+    seam.inner.faults["export" if when == "call" else when] = Fault("no")
+    assert seam.device.export(5, 0, [], 3).collect().report == Transferred(5, None, "Fault: no")
+    seam.inner.faults["fill" if when == "call" else when] = Fault("no")
+    assert seam.device.fill(9, 5, 0, [], 0).collect().report == Transferred(5, 9, "Fault: no")
+    seam.admit(1)
+    seam.step(1, 1)
+    assert (seam.inner.ran, seam.reports) == ([1], []), "whose state it was to be forward knows"
 
 
-@pytest.mark.parametrize("call", ["copy", "open_row", "extend_row", "run", "export"])
+@pytest.mark.parametrize("call", ["copy", "open_row", "extend_row", "launch", "collect", "export", "fill"])
 def test_a_device_that_is_lost_is_not_held_up(call: str) -> None:
     seam = Seam()
     seam.admit(0)
@@ -125,6 +159,7 @@ def test_a_device_that_is_lost_is_not_held_up(call: str) -> None:
         seam.device.extend_row(0, [1])
         seam.step(1, 0)
         seam.device.export(1, 0, [], 1)
+        seam.device.fill(9, 1, 0, [], 0)
 
 
 class FailsAt:

@@ -15,12 +15,14 @@ from actors.actor import Address
 from actors.cache.actor import Cache
 from actors.cache.allocator import Allocator
 from actors.cache.limits import TierLimits
+from actors.cache.radix import tokens_to
 from actors.forward.torch_device import TorchDevice
 from actors.messages import Acquire, Message, Restarted
 from actors.runtime.relay import DeviceFailed, Relay, Unit
 from actors.scheduler.strategy import Strategy
 from actors.storage import files
 from actors.storage.files import StateFileHeader, read_tokens
+from actors.tokens import unpack
 from models.batch import Batch, Pools, allocate
 from models.hash import HashModel
 from models.hash_definition import expected_output
@@ -120,6 +122,33 @@ def test_a_request_that_always_raises_fails_alone_and_names_the_cause() -> None:
                 await asyncio.wait_for(answer.done.wait(), 60)
                 assert (answer.end, answer.reason) == ("error", "RuntimeError: no kernel for this")
                 assert answer.tokens == []
+
+    asyncio.run(scenario())
+
+
+class Diverging(HashModel):
+    """Behind MARK nothing that is computed for a row is finite; others in the step are as ever."""
+
+    def forward(self, batch: Batch, pools: Pools) -> Tensor:
+        hidden = super().forward(batch, pools)
+        hidden[batch.tokens == MARK] = -1
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return super().logits(hidden.clamp(min=0)).masked_fill_(hidden < 0, torch.nan)
+
+
+def test_a_row_whose_logits_are_not_finite_fails_alone_and_its_state_is_not_kept() -> None:
+    async def scenario() -> None:
+        async with running(hash_model(Diverging), **TIGHT) as ring:
+            others = submit_all(ring, 2, 6)
+            failing = [ring.submit([3] * length + [MARK], 20) for length in (0, 5, 30)]
+            await check_all(others + submit_all(ring, 3, 6))
+            for answer in failing:
+                await asyncio.wait_for(answer.done.wait(), 60)
+                assert (answer.end, answer.reason) == ("error", "what the model computed is not finite")
+                assert answer.tokens == []
+            assert all(MARK not in unpack(tokens_to(node)) for node in ring.relay.unit.cache.tree.states)
 
     asyncio.run(scenario())
 
@@ -317,7 +346,7 @@ class LostDevice:
         raise torch.AcceleratorError("the device is gone")
 
 
-@pytest.mark.parametrize("call", ["clear", "open_row", "run", "poison"])
+@pytest.mark.parametrize("call", ["clear", "open_row", "launch", "poison"])
 def test_a_lost_device_ends_the_run(call: str) -> None:
     async def scenario() -> None:
         wrap = lambda device: LostDevice(device, call)  # noqa: E731

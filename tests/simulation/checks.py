@@ -93,7 +93,7 @@ def check_shares(state: SchedulerState, step: Step) -> None:
     assert tokens <= limits.step_tokens, f"step {step.step} has {tokens} tokens of {limits.step_tokens}"
     suspects = {grant for grant, row in state.rows.items() if row.position < row.record.suspect_until}
     assert not moved & suspects or len(moved) == 1, f"step {step.step} has a suspect row in company"
-    together = [row for row in state.rows.values() if not row.suspect]
+    together = [row for row in state.rows.values() if not row.suspect and not row.filling]
     if not moved & {row.grant for row in together}:
         return
     left = max(limits.step_tokens - len(decodes), 1)

@@ -35,7 +35,7 @@ from actors.messages import (
     Step,
     Stepped,
     Suspended,
-    Unmade,
+    Transferred,
 )
 from actors.runtime.transport import arrive, depart, leases_in
 from tests.simulation.checks import check_end, check_leases, check_paused, check_rows, check_shares, check_turns
@@ -91,11 +91,13 @@ class Simulation:
         self._read_faults()
         page_size = max(scenario.limits.page_size, 1)
         fault = self._device_fault if self._bad_steps or self._poison else (lambda run, moved: "")
-        self.device = HashDevice(scenario.slots, scenario.pages, page_size, self._ran, self._duration, fault)
+        copies = self._copy_duration if scenario.copy_time is not None else None
+        self.device = HashDevice(scenario.slots, scenario.pages, page_size, self._ran, self._duration, fault, copies)
         self.device.calls.bad_calls = {(bad.how, bad.at) for bad in scenario.faults if isinstance(bad, BadCall)}
         self.disk = SimulatedDisk(
             self.device, scenario.tiers.file_bytes, self._answered, self._disk_duration, scenario.file_byte
         )
+        self._engines = [engine for engine in (self.device, self.device.copies, self.disk) if engine is not None]
         self.disk.bad_writes = self._files_of(BadWrite)
         self.disk.damaged_files = self._files_of(DamagedFile)
         self.client = Client(scenario, self.sender("api"), lambda after, what: self._at(self.now + after, what))
@@ -121,12 +123,11 @@ class Simulation:
         """One delivery, one turn to act, or one call on the device or the disk; False when nothing is left to do."""
         while self._timers and self._timers[0][0] <= self.now:
             self._fire(heappop(self._timers)[2])
-        device, disk = self.device, self.disk
-        device.now = disk.now = self.now
+        for engine in self._engines:
+            engine.now = self.now
         ready = self._ready
-        on_device = device.due is not None and device.due <= self.now
-        on_disk = disk.due is not None and disk.due <= self.now
-        number = len(ready) + on_device + on_disk
+        engines = [engine for engine in self._engines if engine.due is not None and engine.due <= self.now]
+        number = len(ready) + len(engines)
         if not number:
             return self._wait()
         self.now += 1
@@ -134,8 +135,7 @@ class Simulation:
         if choice < len(ready) and ready[choice][1] == self.scenario.lazy and self.rng.random() < 0.9:
             choice = int(self.rng.random() * number)
         if choice >= len(ready):
-            engine = device if on_device and choice == len(ready) else disk
-            engine.execute()
+            engines[choice - len(ready)].execute()
             return True
         try:
             self._carry(choice)
@@ -145,7 +145,7 @@ class Simulation:
 
     def _wait(self) -> bool:
         """Nothing can move now: on to the next moment at which something can; at the end, shut down."""
-        times = [engine.due for engine in (self.device, self.disk) if engine.due is not None]
+        times = [engine.due for engine in self._engines if engine.due is not None]
         assert times or not self.client.pausing, f"nothing moves, and the pauses {self.client.pausing} are not answered"
         times += [self._timers[0][0]] if self._timers else []
         self.unit.session_checks.check_quiet(moving=bool(times))
@@ -270,7 +270,7 @@ class Simulation:
     def _answered(self, answer: DiskReport) -> None:
         self._send("disk", "cache", answer)
 
-    def _ran(self, report: Ran | Unmade) -> None:
+    def _ran(self, report: Ran | Transferred) -> None:
         self._send("device", "forward", report)
 
     def _check_send(self, message: Message) -> None:
@@ -414,6 +414,9 @@ class Simulation:
         """Drawn: steps about the scenario's step_time, other calls a tenth of that."""
         mean = self.scenario.step_time
         return 2 * mean * self.rng.random() * (1.0 if step else 0.1) if mean else 0.0
+
+    def _copy_duration(self) -> float:
+        return 2 * (self.scenario.copy_time or 0.0) * self.rng.random()
 
     def _disk_duration(self) -> float:
         return 2 * self.scenario.disk_time * self.rng.random()

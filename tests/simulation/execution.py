@@ -3,7 +3,8 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from actors.forward.device import Work
+from actors.forward.device import Done, Pending, Work
+from actors.messages import Ran, Transferred
 from actors.requests import Request
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ class Execution:
         self._device = device
         self._calls: Counter[str] = Counter()
 
+    @property
+    def copies_aside(self) -> bool:
+        return self._device.copies_aside
+
     def clear(self, slot: int) -> None:
         self._strike("clear")
         self._device._write(slot, 0)
@@ -38,7 +43,7 @@ class Execution:
         self._strike("copy_page")
         self._device._copy_page(source, target)
 
-    def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
+    def export(self, key: int, slot: int, pages: list[int], position: int) -> Pending[Transferred]:
         self._device.exporting.remove(key)
         try:
             self._strike("export")
@@ -46,12 +51,14 @@ class Execution:
             self._device.unmade.add(key)
             raise
         self._device._export(key, slot, pages, position)
+        return Done(Transferred(key), 0.0)
 
-    def fill(self, key: int, slot: int, pages: list[int], first_page: int) -> None:
+    def fill(self, grant: int, key: int, slot: int, pages: list[int], first_page: int) -> Pending[Transferred]:
         self._strike("fill")
         if key in self._device.unmade:
             raise InjectedFault(f"injected: copy {key} could not be made")
         self._device._fill(key, slot, pages, first_page)
+        return Done(Transferred(key, grant), 0.0)
 
     def drop(self, key: int) -> None:
         self._device._drop(key)
@@ -64,8 +71,8 @@ class Execution:
         self._strike("extend_row")
         self._device._extend_row(row, pages)
 
-    def run(self, work: Work) -> None:
-        self._device._run(work)
+    def launch(self, work: Work) -> Pending[Ran]:
+        return Done(self._device._run(work), 0.0)
 
     def poison(self, slot: int) -> None:
         raise NotImplementedError

@@ -3,15 +3,17 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import mul
 from typing import Any
 
 from actors.forward.contained import ContainedDevice
-from actors.forward.device import Work
-from actors.messages import Ran, Unmade
+from actors.forward.device import Pending, Work
+from actors.messages import Ran, Transferred
 from actors.requests import Request, RowLogprobs, Sampling, TokenLogprob
 from actors.tokens import pack, unpack
 from models.hash_definition import FOLD_PERIOD, MODULUS, add_entry, next_state, output_hash
+from tests.simulation.copy_stream import CopyStream, EnqueuedCopy
 from tests.simulation.execution import Execution, InjectedFault
 
 VOCABULARY = 61
@@ -70,7 +72,8 @@ class HashDevice:
     due: when the oldest call is done, None if there is none. `kept` and `guarded` are the state slots and the page
     entries that the tree names: a write to one is an error at once, and so is a row's slot or page freed under a step.
     vault: the copies in host memory by key, which the disk reads and writes too; `exporting` and `dropping` are the
-    keys of which the stream still holds the call. unmade: copies that could not be made.
+    keys of which a stream still holds the call. unmade: copies that could not be made. copies: the second stream, if
+    copy_duration is given; there whatever uses a copy's slot, pages or key before that is over is an error at once.
     """
 
     def __init__(
@@ -78,9 +81,10 @@ class HashDevice:
         slots: int,
         pages: int,
         page_size: int,
-        deliver: Callable[[Ran | Unmade], None],
+        deliver: Callable[[Ran | Transferred], None],
         duration: Callable[[bool], float] = lambda step: 0.0,
         fault: Callable[[int, list[tuple[Row, int, int]]], str] = lambda run, work: "",
+        copy_duration: Callable[[], float] | None = None,
     ) -> None:
         self.states = [GARBAGE] * slots
         self.entries = [GARBAGE] * (pages * page_size)
@@ -93,21 +97,27 @@ class HashDevice:
         self.page_size = page_size
         self.rows: dict[int, Row] = {}
         self.stream: deque[tuple[int, Callable[..., None], tuple[Any, ...]]] = deque()
+        self.copies = CopyStream(copy_duration) if copy_duration is not None else None
         self.now = 0.0
         self.due: float | None = None
         self.runs = 0
         self.passed = 0
         self.failed_alone: set[str] = set()
+        self._unfilled: set[int] = set()
         self._duration = duration
         self._fault = fault
         self._deliver = deliver
         self._has_run = False
         self.calls = Execution(self)
-        self._contained = ContainedDevice(self.calls, deliver, lambda error: isinstance(error, InjectedFault))
+        self._contained = ContainedDevice(self.calls, lambda error: isinstance(error, InjectedFault))
         self._opened: dict[int, tuple[int, list[int]]] = {}
         self._steps: deque[tuple[set[int], list[int]]] = deque()
 
     # What forward asks for
+
+    @property
+    def copies_aside(self) -> bool:
+        return self.copies is not None
 
     def clear(self, slot: int) -> None:
         self._enqueue(self._contained.clear, slot)
@@ -122,12 +132,30 @@ class HashDevice:
         if key in self.exporting or key in self.vault:
             raise DeviceError(f"there is a copy {key} already")
         self.exporting.add(key)
-        self._enqueue(self._contained.export, key, slot, list(pages), position)
+        copy = partial(self._contained.export, key, slot, list(pages), position)
+        self._transfer(EnqueuedCopy(key, slot, list(pages), False, partial(self._carry_out, copy)))
 
-    def fill(self, key: int, slot: int, pages: list[int], first: int) -> None:
-        self._enqueue(self._contained.fill, key, slot, list(pages), first)
+    def fill(self, grant: int, key: int, slot: int, pages: list[int], first: int) -> None:
+        copy = partial(self._contained.fill, grant, key, slot, list(pages), first)
+        self._transfer(EnqueuedCopy(key, slot, list(pages), True, partial(self._carry_out, copy)))
+
+    def _transfer(self, copy: EnqueuedCopy) -> None:
+        """In its turn; or on the second stream, behind all that is enqueued on the first."""
+        if self.copies is None:
+            self._enqueue(copy.carry_out)
+        else:
+            self.copies.enqueue(copy)
+            self._enqueue(self.copies.release, copy)
+
+    def _carry_out(self, copy: Callable[[], Pending[Transferred]]) -> None:
+        report = copy().collect().report
+        if report.error and report.grant is not None:
+            self._unfilled.add(report.grant)
+        self._deliver(report)
 
     def drop(self, key: int) -> None:
+        if self.copies is not None and self.copies.uses_key(key):
+            raise DeviceError(f"copy {key} is dropped while it is made or read")
         self.dropping.add(key)
         self._enqueue(self._contained.drop, key)
 
@@ -142,6 +170,8 @@ class HashDevice:
     def run(self, work: Work) -> None:
         rows = [*(chunk.row for chunk in work.chunks), *work.decodes]
         slots = {self._opened[row][0] for row in rows} | {checkpoint.slot for checkpoint in work.checkpoints}
+        if self.copies is not None and any(map(self.copies.fills_slot, slots)):
+            raise DeviceError(f"step {work.step} has a row that is still being filled")
         self._steps.append((slots, rows))
         self._enqueue(self._step, work, kind=STEP)
 
@@ -152,6 +182,8 @@ class HashDevice:
         for slots, _ in self._steps:
             if slot in slots:
                 raise DeviceError(f"slot {slot} is freed while a step that uses it is in flight")
+        if self.copies is not None and self.copies.uses_slot(slot):
+            raise DeviceError(f"slot {slot} is freed while it is copied to or from host memory")
         self._scribble(self.states.__setitem__, slot, GARBAGE)
 
     def scribble_page(self, page: int) -> None:
@@ -160,6 +192,8 @@ class HashDevice:
         for _, rows in self._steps:
             if any(page in self._opened[row][1] for row in rows):
                 raise DeviceError(f"page {page} is freed while a step that uses it is in flight")
+        if self.copies is not None and self.copies.uses_page(page):
+            raise DeviceError(f"page {page} is freed while it is copied to or from host memory")
         self._scribble(self._scribble_page, page)
 
     def reset(self) -> None:
@@ -171,6 +205,7 @@ class HashDevice:
         self.kept.clear()
         self.vault.clear()
         self.unmade.clear()
+        self._unfilled.clear()
         self.rows.clear()
         self.passed = 0
 
@@ -179,6 +214,8 @@ class HashDevice:
     def drain(self) -> None:
         while self.stream:
             self.execute()
+        if self.copies is not None:
+            self.copies.drain()
 
     def execute(self) -> None:
         _, call, arguments = self.stream.popleft()
@@ -272,15 +309,18 @@ class HashDevice:
         self.runs += 1
         self._steps.popleft()
         self.passed, self._has_run = work.step, False
-        self._contained.run(work)
+        ran = self._contained.launch(work).collect().report
         if not self._has_run:
             self._spoil(work, self._moved(work), "")
+        self._deliver(ran)
 
-    def _run(self, work: Work) -> None:
+    def _run(self, work: Work) -> Ran:
         self._has_run = True
         moved = self._moved(work)
+        if len(moved) == 1 and moved[0][0].grant in self._unfilled:
+            self.failed_alone.add(moved[0][0].request.id)
         error = self._fault(self.runs, moved)
-        self._deliver(self._spoil(work, moved, error) if error else self._compute(work, moved))
+        return self._spoil(work, moved, error) if error else self._compute(work, moved)
 
     def _moved(self, work: Work) -> list[tuple[Row, int, int]]:
         moved = [(self.rows[chunk.row], chunk.start, chunk.stop) for chunk in work.chunks]

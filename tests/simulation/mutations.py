@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from unittest import mock
 
 from tests.simulation import (
+    mutations_of_copies,
     mutations_of_pauses,
     mutations_of_requests,
     mutations_of_sessions,
@@ -22,6 +24,7 @@ MUTATIONS: dict[str, Callable[[Patch], None]] = {
         mutations_of_state,
         mutations_of_requests,
         mutations_of_sessions,
+        mutations_of_copies,
         mutations_of_pauses,
         mutations_of_turns,
         mutations_of_worth,
@@ -42,13 +45,16 @@ def planted(name: str) -> Iterator[None]:
 
 
 def scenario_for(name: str, seed: int) -> Scenario:
-    """The seed's scenario, with pauses and several flows only where the bug is one of theirs: others are older."""
+    """The seed's scenario, with pauses, several flows and a second stream only where the bug is one of theirs."""
     module = MUTATIONS[name].__module__
-    return draw(
+    of_copies = module == mutations_of_copies.__name__
+    scenario = draw(
         seed,
         may_pause=module == mutations_of_pauses.__name__,
         has_flows=module in (mutations_of_turns.__name__, mutations_of_worth.__name__),
+        copies_aside=of_copies,
     )
+    return replace(scenario, copy_time=12.0) if of_copies and scenario.copy_time is None else scenario
 
 
 def first_seed(name: str, seeds: Iterable[int]) -> int | None:

@@ -162,7 +162,8 @@ class Scenario:
     max_tree_tokens bounds the tree. schedule: the seed of everything that is drawn while it runs. disk_time: the mean
     duration of a call on the disk. hand_over: every session is suspended before the shutdown. flows: of how many
     the requests are; 0: each is one of its own. policy, worth_waiting: the cache's. speeds: what it is told that the
-    device takes; file_byte: seconds that a file is said to take for each byte.
+    device takes; file_byte: seconds that a file is said to take for each byte. copy_time: the mean duration of a copy
+    to or from host memory on a stream of its own; None: they are on the one that there is.
     """
 
     slots: int
@@ -184,6 +185,7 @@ class Scenario:
     worth_waiting: int = 64
     speeds: Speeds = UNKNOWN
     file_byte: float = 0.0
+    copy_time: float | None = None
 
     def flow_of(self, name: str) -> str:
         return str(crc32(name.encode()) % self.flows) if self.flows else name
@@ -210,12 +212,13 @@ def draw(
     may_pause: bool = True,
     bad_calls: bool = True,
     has_flows: bool = True,
+    copies_aside: bool = True,
 ) -> Scenario:
     """A seed's scenario; the strategy and the overlap are drawn too unless they are given.
 
     may_be_narrow: steps may have fewer tokens than there are rows. may_pause: generation may be paused. bad_calls:
-    calls on the device may raise. has_flows: the requests may be of more than one flow. Seeds that are older than these
-    were found without.
+    calls on the device may raise. has_flows: the requests may be of more than one flow. copies_aside: copies to and
+    from host memory may have a stream of their own. Seeds that are older than these were found without.
     """
     rng = random.Random(seed)
     page_size = rng.choice([1, 2, 3, 4, 7])
@@ -269,7 +272,15 @@ def draw(
     policies: list[Policy] = ["worth", "worth", "lru"]
     scenario = replace(scenario, policy=rng.choice(policies), worth_waiting=rng.choice([0, 1, 4, 64]))
     scenario = _with_speeds(random.Random(f"speeds of {seed}"), scenario)
-    return _with_step_time(random.Random(f"step time of {seed}"), scenario)
+    scenario = _with_step_time(random.Random(f"step time of {seed}"), scenario)
+    return _with_copy_stream(random.Random(f"copy stream of {seed}"), scenario) if copies_aside else scenario
+
+
+def _with_copy_stream(rng: random.Random, scenario: Scenario) -> Scenario:
+    """In two of three of those that have copies."""
+    if not scenario.tiers.host_bytes or rng.random() < 1 / 3:
+        return scenario
+    return replace(scenario, copy_time=rng.choice([0.0, 3.0, 40.0, 300.0]))
 
 
 def _with_step_time(rng: random.Random, scenario: Scenario) -> Scenario:

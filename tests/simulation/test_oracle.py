@@ -93,7 +93,7 @@ def exported() -> Device:
 def test_a_copy_is_made_in_stream_order_and_comes_back_whole() -> None:
     device = exported()
     assert 7 in device.exporting and not device.vault
-    device.fill(7, 2, [6], 1)
+    device.fill(1, 7, 2, [6], 1)
     device.drop(7)
     device.drain()
     assert device.states[2] == device.states[0] and device.entries[12] == device.entries[2] and not device.vault
@@ -111,7 +111,7 @@ def test_a_copy_of_what_was_freed_is_an_error() -> None:
 @pytest.mark.parametrize(("pages", "first"), [([6], 0), ([], 1)])
 def test_a_copy_that_does_not_fit_is_an_error(pages: list[int], first: int) -> None:
     device = exported()
-    device.fill(7, 2, pages, first)
+    device.fill(1, 7, 2, pages, first)
     with pytest.raises(DeviceError, match="does not fit"):
         device.drain()
 
@@ -119,7 +119,7 @@ def test_a_copy_that_does_not_fit_is_an_error(pages: list[int], first: int) -> N
 def test_a_copy_that_was_dropped_is_an_error() -> None:
     device = exported()
     device.drop(7)
-    device.fill(7, 2, [5, 6], 0)
+    device.fill(1, 7, 2, [5, 6], 0)
     with pytest.raises(DeviceError, match="no copy 7"):
         device.drain()
 

@@ -53,8 +53,8 @@ def test_fresh_seeds(first_seed: int, part: int) -> None:
 
 
 def test_seeds_that_failed_once() -> None:
-    run(FAILED_ONCE, may_be_narrow=False, may_pause=False, bad_calls=False, has_flows=False)
-    run(FAILED_SINCE, may_pause=False, bad_calls=False, has_flows=False)
+    run(FAILED_ONCE, may_be_narrow=False, may_pause=False, bad_calls=False, has_flows=False, copies_aside=False)
+    run(FAILED_SINCE, may_pause=False, bad_calls=False, has_flows=False, copies_aside=False)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -87,7 +87,7 @@ def test_a_kill_in_the_middle_of_writing_costs_time_only() -> None:
     """What was under way on a late disk is lost with the unit; all turns are right, and copies go on to be used."""
     reached: Counter[str] = Counter()
     for seed in (seed for seed in range(250) if draw(seed).talks):
-        scenario = draw(seed).with_faults(Crash("cache", 90, "send"))
+        scenario = draw(seed).with_faults(Crash("cache", 120, "send"))
         roomy = replace(scenario.tiers, host_bytes=1 << 20, disk_bytes=1 << 20, session_slots=0)
         simulation = Simulation(replace(scenario, tiers=roomy, disk_time=60.0, hand_over=True))
         simulation.run()

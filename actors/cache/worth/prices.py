@@ -46,5 +46,5 @@ class Prices:
         return self._costs.saved(start, end) * self._speeds.operation
 
     def _bringing(self, position: int, in_host: bool) -> float:
-        from_host = self._limits.memory_bytes(position) * self._speeds.byte
+        from_host = self._limits.copied_bytes(position) * self._speeds.byte
         return from_host if in_host else from_host + self._limits.file_bytes(position) * self._file_byte

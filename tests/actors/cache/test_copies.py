@@ -1,5 +1,7 @@
 """The copies below the pool alone: their caps, what goes first, what is written ahead, what stays while it is used."""
 
+from dataclasses import replace
+
 from actors.cache.copies import CopyStore
 from actors.cache.limits import TierLimits
 from actors.cache.radix import Node, tokens_to
@@ -103,6 +105,11 @@ def test_what_a_copy_takes() -> None:
     limits = TierLimits(state_bytes=1000, token_bytes=10)
     assert limits.memory_bytes(7) == 1070
     assert limits.file_bytes(7) == 1070 + 7 * 4 + 8192, "the state, its KV, its tokens, and a header"
+    whole = replace(limits, page_size=16)
+    assert [whole.memory_bytes(at) for at in (0, 1, 16, 17)] == [1000, 1160, 1160, 1320]
+    pinned = replace(whole, pinned=True)
+    assert [pinned.memory_bytes(at) for at in (0, 1, 17, 103)] == [1024, 1024 + 256, 1024 + 512, 1024 + 2048]
+    assert pinned.file_bytes(7) == limits.file_bytes(7)
 
 
 def test_a_copy_fits_that_takes_all_of_host_memory() -> None:

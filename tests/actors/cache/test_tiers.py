@@ -1,11 +1,18 @@
 """States on their way from the pool to host memory, to disk, and back, in a ring around small random models."""
 
 import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from actors.cache.limits import TierLimits
+from actors.forward.device import Device, Done, Pending
+from actors.messages import Transferred
 from actors.storage.files import StateFiles
 from models.batch import Model
 from tests.actors.ring import Ring, running
@@ -33,15 +40,47 @@ async def talk(ring: Ring, model: Model, histories: dict[str, list[int]], new: l
     return origins
 
 
+@dataclass(frozen=True)
+class CopiedLate:
+    """A Pending: the copy itself is made as it is collected, by another thread than the one that runs the steps."""
+
+    copy: Callable[[], Pending[Transferred]]
+
+    def passed(self) -> bool:
+        return False
+
+    def collect(self) -> Done[Transferred]:
+        time.sleep(0.005)
+        return self.copy().collect()
+
+
+class CopiesAside:
+    """Around a device: its copies to and from host memory go on beside its steps, and take a while."""
+
+    copies_aside = True
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def export(self, *given: Any) -> CopiedLate:
+        return CopiedLate(partial(self._device.export, *given))
+
+    def fill(self, *given: Any) -> CopiedLate:
+        return CopiedLate(partial(self._device.fill, *given))
+
+
 @pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("codec_check", [False, True])
-def test_more_sessions_than_slots_go_on_from_host_memory(family: str, codec_check: bool) -> None:
-    model = small(family)
+@pytest.mark.parametrize(("codec_check", "aside"), [(False, False), (True, False), (False, True)])
+def test_more_sessions_than_slots_go_on_from_host_memory(family: str, codec_check: bool, aside: bool) -> None:
+    model, more = small(family), {"tiers": limits(small(family)), "max_running": 2, "pages": 80}
+    if aside:
+        more["wrap"] = CopiesAside
 
     async def scenario() -> None:
-        async with running(
-            model, slots=3, poison_freed=True, codec_check=codec_check, tiers=limits(model), max_running=2, pages=80
-        ) as ring:
+        async with running(model, slots=3, poison_freed=True, codec_check=codec_check, **more) as ring:
             histories = {f"s{i}": prompt for i, prompt in enumerate(prompts(3, 6, longest=60))}
             for session, prompt in histories.items():
                 answer = await ring.turn(session, prompt)

@@ -1,14 +1,22 @@
 """The device's thread: every call arrives, in order, and the first that raises is the last."""
 
 import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from actors.forward.device import DeviceThread, Work
+from actors.forward.device import Done, Work
+from actors.forward.threads import DeviceThread
+from actors.messages import Ran, Transferred
 from actors.requests import Request, Sampling, Stops
 
 
+def ran(step: int) -> Ran:
+    return Ran(step, b"", [], [])
+
+
 class NotedCalls:
-    """A device of which `run` raises if its step is 0."""
+    """A device of which `launch` raises if its step is 0."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -17,16 +25,21 @@ class NotedCalls:
     def __getattr__(self, name: str) -> Any:
         return lambda *given: self._note(name, *given)
 
-    def _note(self, name: str, *given: Any) -> None:
+    def _note(self, name: str, *given: Any) -> Done[Any] | None:
         self.calls.append((name, *given))
         self.threads.add(threading.current_thread().name)
-        if name == "run" and given[0].step == 0:
+        if name in ("export", "fill"):
+            return Done(Transferred(given[name == "fill"]), 0.0)
+        if name != "launch":
+            return None
+        if given[0].step == 0:
             raise RuntimeError("the device is gone")
+        return Done(ran(given[0].step), 0.0)
 
 
 def test_every_call_is_carried_out_in_order_on_the_thread() -> None:
-    device, failed = NotedCalls(), list[BaseException]()
-    thread = DeviceThread(device, failed.append)  # type: ignore[arg-type]
+    device, delivered, failed = NotedCalls(), list[Any](), list[BaseException]()
+    thread = DeviceThread(device, delivered.append, failed.append)  # type: ignore[arg-type]
     request = Request("r", b"", 0, Sampling(), Stops(1))
     work = Work(1, [], [], [], [])
     expected = [
@@ -35,24 +48,144 @@ def test_every_call_is_carried_out_in_order_on_the_thread() -> None:
         ("copy", 3, 4),
         ("copy_page", 5, 6),
         ("export", 7, 8, [9], 10),
-        ("fill", 11, 12, [13], 14),
+        ("fill", 10, 11, 12, [13], 14),
         ("drop", 15),
         ("drop_all",),
         ("open_row", 16, 17, 18, request, [19]),
         ("extend_row", 20, [21]),
-        ("run", work),
+        ("launch", work),
     ]
     for name, *given in expected:
-        getattr(thread, name)(*given)
+        getattr(thread, "run" if name == "launch" else name)(*given)
     thread.close()
     assert device.calls == expected and not failed and device.threads == {"device"}
+    assert delivered == [Transferred(7), Transferred(11), ran(1)]
 
 
 def test_behind_a_call_that_raises_none_is_carried_out() -> None:
-    device, failed = NotedCalls(), list[BaseException]()
-    thread = DeviceThread(device, failed.append)  # type: ignore[arg-type]
+    device, delivered, failed = NotedCalls(), list[Any](), list[BaseException]()
+    thread = DeviceThread(device, delivered.append, failed.append)  # type: ignore[arg-type]
     thread.run(Work(0, [], [], [], []))
     thread.clear(1)
     thread.close()
-    assert [name for name, *_ in device.calls] == ["run"]
+    assert [name for name, *_ in device.calls] == ["launch"]
+    assert [str(error) for error in failed] == ["the device is gone"]
+
+
+class Late:
+    """A step that is over when it is told so; threads: those that it was collected by."""
+
+    def __init__(self, step: int, error: Exception | None = None) -> None:
+        self.step, self.error = step, error
+        self.over = threading.Event()
+        self.threads: list[str] = []
+
+    def passed(self) -> bool:
+        return self.over.is_set()
+
+    def collect(self) -> Done[Ran]:
+        assert self.over.wait(10)
+        self.threads.append(threading.current_thread().name)
+        if self.error:
+            raise self.error
+        return Done(ran(self.step), 0.0)
+
+
+class LateDevice:
+    copies_aside = True
+
+    def __init__(self, steps: list[Late], copies: Sequence[Late] = ()) -> None:
+        self.steps, self.copies = steps, copies
+        self.cleared = threading.Event()
+
+    def launch(self, work: Work) -> Late:
+        return self.steps[work.step]
+
+    def export(self, key: int, *more: Any) -> Late:
+        return self.copies[key]
+
+    def fill(self, grant: int, key: int, *more: Any) -> Late:
+        return self.copies[key]
+
+    def clear(self, slot: int) -> None:
+        self.cleared.set()
+
+
+def run_steps(steps: list[Late]) -> tuple[LateDevice, DeviceThread, list[Any], list[BaseException]]:
+    """Behind them, a slot is cleared."""
+    device, delivered, failed = LateDevice(steps), list[Any](), list[BaseException]()
+    thread = DeviceThread(device, delivered.append, failed.append)  # type: ignore[arg-type]
+    for number in range(len(steps)):
+        thread.run(Work(number, [], [], [], []))
+    thread.clear(0)
+    assert device.cleared.wait(10)
+    return device, thread, delivered, failed
+
+
+def test_the_thread_that_enqueues_does_not_wait_for_steps_which_are_delivered_in_order() -> None:
+    steps = [Late(0), Late(1), Late(2)]
+    steps[1].over.set()
+    _, thread, delivered, failed = run_steps(steps)
+    assert delivered == [], "the second is over, but the first is not"
+    for step in steps:
+        step.over.set()
+    thread.close()
+    assert delivered == [ran(0), ran(1), ran(2)] and not failed
+    assert [step.threads for step in steps] == [["device-steps"]] * 3
+
+
+def test_no_step_waits_behind_a_copy() -> None:
+    steps, copies = [Late(0), Late(1)], [Late(7), Late(8)]
+    device, delivered, failed = LateDevice(steps, copies), list[Any](), list[BaseException]()
+    thread = DeviceThread(device, delivered.append, failed.append)  # type: ignore[arg-type]
+    assert thread.copies_aside
+    thread.export(0, 1, [], 2)
+    thread.fill(5, 1, 1, [], 0)
+    for number in range(2):
+        thread.run(Work(number, [], [], [], []))
+    thread.clear(0)
+    assert device.cleared.wait(10)
+    for step in steps:
+        step.over.set()
+    wait_for(lambda: len(delivered) == 2)
+    for copy in reversed(copies):
+        copy.over.set()
+    thread.close()
+    assert delivered == [ran(0), ran(1), ran(7), ran(8)] and not failed
+    assert [copy.threads for copy in copies] == [["device-copies"]] * 2
+
+
+def test_behind_a_copy_that_is_lost_nothing_is_carried_out() -> None:
+    copy = Late(7, RuntimeError("the device is gone"))
+    device, delivered, failed = LateDevice([], [copy]), list[Any](), list[BaseException]()
+    thread = DeviceThread(device, delivered.append, failed.append)  # type: ignore[arg-type]
+    thread.export(0, 1, [], 2)
+    thread.clear(0)
+    assert device.cleared.wait(10)
+    copy.over.set()
+    thread._copies._thread.join(10)
+    device.cleared.clear()
+    thread.clear(1)
+    thread.close()
+    assert delivered == [] and not device.cleared.is_set()
+    assert [str(error) for error in failed] == ["the device is gone"]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_behind_a_step_that_is_lost_nothing_is_delivered_or_carried_out() -> None:
+    steps = [Late(0, RuntimeError("the device is gone")), Late(1)]
+    device, thread, delivered, failed = run_steps(steps)
+    for step in steps:
+        step.over.set()
+    thread._steps._thread.join(10)
+    device.cleared.clear()
+    thread.clear(1)
+    thread.close()
+    assert delivered == [] and not device.cleared.is_set()
     assert [str(error) for error in failed] == ["the device is gone"]

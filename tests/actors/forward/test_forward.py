@@ -20,6 +20,7 @@ from actors.messages import (
     Exported,
     Failure,
     Fill,
+    Filled,
     GrantPages,
     Message,
     PageCopy,
@@ -28,6 +29,8 @@ from actors.messages import (
     Retired,
     Step,
     Stepped,
+    Transferred,
+    Unmade,
 )
 from actors.requests import Request, RowLogprobs, Sampling, Stops
 from actors.tokens import pack, unpack
@@ -35,6 +38,8 @@ from actors.tokens import pack, unpack
 
 class NotedDevice:
     """Notes each call, by name, with what it was given."""
+
+    copies_aside = False
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -103,7 +108,7 @@ def test_a_slot_is_filled_from_a_loan_from_a_copy_or_not_at_all(bench: Bench) ->
     assert bench.device.calls[:2] == [("copy", 5, 0), ("copy_page", 7, 8)]
     bench.device.calls.clear()
     bench.admit(2, pages=(3, 4, 5), fill=Fill(9, 1))
-    assert bench.device.calls[0] == ("fill", 9, 1, [4, 5], 1)
+    assert bench.device.calls[0] == ("fill", 2, 9, 1, [4, 5], 1)
     assert [message.grant for message in bench.of(Copied)] == [1, 2]
     moved = Bench()
     moved.admit(1, moved=True)
@@ -202,3 +207,47 @@ def test_copies_to_and_from_host_memory(bench: Bench) -> None:
     assert bench.device.calls == [("export", 7, 0, [1, 2], 9), ("drop", 3), ("drop", 4)]
     assert [(to, message.key, message.state) for to, message in bench.sent] == [("cache", 7, state)]  # type: ignore[attr-defined]
     assert isinstance(bench.sent[0][1], Exported)
+    bench.receive(Transferred(7, error="no memory"))
+    assert bench.sent[1:] == [("cache", Unmade(7, "no memory"))]
+
+
+def test_a_copy_beside_the_stream_is_told_of_when_it_is_made(bench: Bench) -> None:
+    bench.device.copies_aside = True
+    for key in (7, 8):
+        bench.receive(Export(key, bench.lease(), [1, 2], 9))
+    assert bench.sent == [] and [lease.slot for lease in bench.forward.leases()] == [0, 1]
+    bench.receive(Transferred(7))
+    bench.receive(Transferred(8, error="no memory"))
+    assert [(type(message), message.key) for _, message in bench.sent] == [(Exported, 7), (Exported, 8), (Unmade, 8)]  # type: ignore[attr-defined]
+    assert list(bench.forward.leases()) == []
+
+
+def test_a_row_is_filled_beside_the_stream_and_nobody_waits_for_it_but_those_who_must(bench: Bench) -> None:
+    bench.device.copies_aside = True
+    bench.admit(1)
+    bench.step(1, Chunk(1, 4))
+    bench.admit(2, fill=Fill(9, 0))
+    assert bench.of(Copied) == bench.of(Filled) == []
+    bench.receive(Retire(2, "aborted"))
+    bench.ran(1, 7)
+    assert [stepped.step for stepped in bench.of(Stepped)] == [1] and bench.of(Retired) == []
+    assert [lease.slot for lease in bench.forward.leases()] == [0, 1]
+    bench.receive(Transferred(9, 2))
+    assert bench.of(Copied) == [Copied(2)] and bench.of(Filled) == [Filled(2)]
+    assert [(retired.grant, retired.position, retired.poisoned) for retired in bench.of(Retired)] == [(2, 0, False)]
+
+
+@pytest.mark.parametrize("aside", [True, False])
+def test_a_row_that_could_not_be_filled_fails_alone(bench: Bench, aside: bool) -> None:
+    bench.device.copies_aside = aside
+    bench.admit(1)
+    bench.admit(2, fill=Fill(9, 0))
+    assert bench.of(Filled) == [] if aside else [Filled(2)]
+    bench.receive(Transferred(9, 2, "no memory"))
+    assert bench.of(Filled) == [Filled(2)] and bench.of(Copied) == [Copied(2)]
+    bench.step(1, Chunk(1, 4), Chunk(2, 4))
+    bench.ran(1, 7, 8)
+    [stepped] = bench.of(Stepped)
+    assert (stepped.grants, stepped.failed, stepped.error) == ([1], [Failure(2, 4)], "no memory")
+    bench.receive(Retire(2, "failed"))
+    assert [retired.poisoned for retired in bench.of(Retired)] == [True]

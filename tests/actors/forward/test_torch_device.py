@@ -1,6 +1,9 @@
 """The torch device over a model that is a table: which batch a step is, what is drawn, what is reported of it."""
 
 import math
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -8,7 +11,8 @@ import torch
 from torch import Tensor
 
 from actors.forward.device import Work, WorkCheckpoint, WorkChunk
-from actors.forward.torch_device import LOGITS_ROWS, TorchDevice, survives
+from actors.forward.step.reporting import LOGITS_ROWS
+from actors.forward.torch_device import TorchDevice, survives
 from actors.messages import Ran
 from actors.requests import Request, Sampling, Stops
 from actors.tokens import pack, unpack
@@ -57,9 +61,8 @@ class Table:
 class Bench:
     def __init__(self, attention: bool = True, rows: int = 4) -> None:
         self.model = Table(attention)
-        self.ran: list[Ran] = []
         self.pools = allocate(self.model, 8, 8 if attention else 0, PAGE, torch.device("cpu"))
-        self.device = TorchDevice(self.model, self.pools, rows, 15, self.ran.append)
+        self.device = TorchDevice(self.model, self.pools, rows, 15)
         self._steps = 0
 
     def open(
@@ -74,8 +77,8 @@ class Bench:
         """decodes: positions by row."""
         self._steps += 1
         decodes = decodes or {}
-        self.device.run(Work(self._steps, chunks, list(decodes), list(decodes.values()), list(checkpoints)))
-        return self.ran[-1]
+        work = Work(self._steps, chunks, list(decodes), list(decodes.values()), list(checkpoints))
+        return self.device.launch(work).collect().report
 
 
 def prompt(row: int, length: int) -> WorkChunk:
@@ -282,7 +285,7 @@ def test_log_probabilities_of_a_prompt_come_chunk_by_chunk(begin: int) -> None:
 
 def test_a_long_prompt_s_logits_are_computed_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = [index * index % VOCABULARY for index in range(2 * LOGITS_ROWS + 30)]
-    bench, rows = Bench(), []
+    bench, rows = Bench(attention=False), []
     logits = bench.model.logits
     monkeypatch.setattr(bench.model, "logits", lambda hidden: rows.append(len(hidden)) or logits(hidden))
     bench.open(0, tokens, prompt_logprobs_from=0)
@@ -306,17 +309,60 @@ def test_a_state_goes_to_host_memory_and_comes_back() -> None:
     bench = Bench()
     bench.pools.state[0][3] = 42
     bench.pools.pages[0][:] = torch.arange(8 * PAGE, dtype=torch.float32).view(8, PAGE, 1)
-    bench.device.export(1, 3, [5, 2], 6)
+    bench.device.export(1, 3, [5, 2], 6).collect()
     bench.device.clear(3)
-    bench.device.fill(1, 0, [7], 1)
+    bench.device.fill(10, 1, 0, [7], 1)
     assert float(bench.pools.state[0][0]) == 42
-    assert bench.pools.pages[0][7].flatten().tolist() == [2 * PAGE, 2 * PAGE + 1, 30, 31]
-    bench.device.fill(1, 0, [6, 7], 0)
+    assert bench.pools.pages[0][7].flatten().tolist()[:2] == [2 * PAGE, 2 * PAGE + 1]
+    bench.device.fill(10, 1, 0, [6, 7], 0)
     assert bench.pools.pages[0][6].flatten().tolist() == [20, 21, 22, 23]
     bench.device.drop(1)
     with pytest.raises(KeyError):
-        bench.device.fill(1, 0, [], 0)
-    bench.device.export(2, 3, [], 0)
+        bench.device.fill(10, 1, 0, [], 0)
+    bench.device.export(2, 3, [], 0).collect()
     bench.device.drop_all()
     with pytest.raises(KeyError):
-        bench.device.fill(2, 0, [], 0)
+        bench.device.fill(10, 2, 0, [], 0)
+
+
+ALONE = """
+import os, threading, torch
+from models.batch import allocate
+from models.loading.checkpoint import random_model
+from models.recorded import recording
+from actors.forward.torch_device import TorchDevice
+from tests.models.oracle import GRANITE
+
+torch.set_num_threads(2)
+config = {"model_type": "granitemoehybrid", "vocab_size": 300, **GRANITE}
+model = random_model(config, torch.float32, torch.device("cpu"), seed=0)
+pools = allocate(model, 2, 4, 16, torch.device("cpu"))
+tasks = lambda: len(os.listdir("/proc/self/task"))
+
+def make():
+    before = tasks()
+    TorchDevice(recording(model, pools, 64, pools.pages_for(131072)), pools, 64, 131072)
+    made = tasks()
+    torch.zeros(64, 8192)
+    counts.append((made - before, tasks() - made))
+
+counts = []
+thread = threading.Thread(target=make)
+thread.start()
+thread.join()
+assert counts == [(0, 1)], counts
+"""
+
+
+def test_the_thread_that_makes_a_device_gets_no_team_of_its_own() -> None:
+    """More threads than processors, and libgomp lets none of them spin: a decoding step took a fifth longer."""
+    subprocess.run([sys.executable, "-c", ALONE], check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "2"})
+
+
+def test_an_inbox_grows_with_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.forward.torch_device.INBOX_BYTES", 16)
+    bench = Bench()
+    bench.open(0, [1, 2, 3, 4, 5], pages=[7, 6])
+    assert unpack(bench.run([prompt(0, 5)]).tokens) == [best(5)]
+    batch = bench.model.batches[-1]
+    assert batch.tokens.tolist() == [1, 2, 3, 4, 5] and batch.positions.tolist() == [0, 1, 2, 3, 4]

@@ -26,7 +26,7 @@ def relay(restarts: int = 3, **more: Any) -> Relay:
     api: Any = type("Api", (), {"act": lambda self: None, "receive": lambda self, message: None})()
     device: Any = type("Device", (), {"drop_all": lambda self: None})()
     config = RelayConfig(4, 0, Limits(), restarts=restarts)
-    return Relay(config, lambda deliver: device, Letters(), lambda send: api, **more)
+    return Relay(config, device, Letters(), lambda send: api, **more)
 
 
 @pytest.mark.parametrize(("third", "allowed"), [(1060.0, False), (1060.5, True)])

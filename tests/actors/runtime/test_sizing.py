@@ -5,11 +5,22 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from actors.cache.worth.order import Costs
-from actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, PoolSizes, SizingError, costs_of, size_pools
+from actors.runtime.sizing import (
+    DEFAULT_MEMORY_FRACTION,
+    PoolSizes,
+    SizingError,
+    costs_of,
+    count_parameters,
+    size_pools,
+    weight_bytes,
+)
 from actors.scheduler.strategy import Strategy
 from models.batch import TensorSpec
+from models.loading.checkpoint import random_model
+from tests.models.oracle import MAMBA2
 
 MIB = 1 << 20
 
@@ -104,3 +115,13 @@ def test_what_a_token_costs() -> None:
     assert costs_of(weighed) == Costs(compute=600, attend=10, slot=28, token=10)
     table: Any = type("Table", (), {"state_specs": Weighed.state_specs, "kv_specs": Weighed.kv_specs})()
     assert costs_of(table) == Costs(compute=1, attend=0, slot=28, token=10), "of one without weights tokens count"
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_parameters_count_once_however_they_are_laid_out(bits: int | None) -> None:
+    config = {"model_type": "mamba2", "vocab_size": 300, **MAMBA2}
+    plain = random_model(config, torch.float32, torch.device("cpu"), seed=0)
+    packed = random_model(config, torch.float32, torch.device("cpu"), seed=0, bits=bits)
+    assert isinstance(plain, nn.Module) and isinstance(packed, nn.Module)
+    assert count_parameters(packed) == sum(tensor.numel() for tensor in plain.parameters())
+    assert (weight_bytes(packed) < weight_bytes(plain)) == (bits is not None)

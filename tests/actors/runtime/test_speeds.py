@@ -5,7 +5,8 @@ from typing import Any
 
 from actors.cache.worth.order import Costs
 from actors.control import Speeds
-from actors.forward.device import Work, WorkChunk
+from actors.forward.device import Device, Done, Work, WorkChunk
+from actors.messages import Ran, Transferred
 from actors.runtime.speeds import REMEMBERED, Pace, measured
 from models.hash import HashModel
 from tests.actors.ring import running
@@ -17,54 +18,58 @@ class Sleeper:
     """Each call takes so many seconds."""
 
     def __init__(self) -> None:
-        self.now, self.takes, self.cleared = 0.0, 1.0, list[int]()
+        self.takes, self.cleared = 1.0, list[int]()
 
     def clear(self, slot: int) -> None:
         self.cleared.append(slot)
 
-    def run(self, work: Work) -> None:
-        self.now += self.takes
+    def launch(self, work: Work) -> Done[Ran]:
+        return Done(Ran(work.step, b"", [], []), self.takes)
 
-    def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
-        self.now += self.takes
+    def export(self, key: int, slot: int, pages: list[int], position: int) -> Done[Transferred]:
+        return Done(Transferred(key), self.takes)
 
-    def fill(self, key: int, slot: int, pages: list[int], first_page: int) -> None:
-        self.now += self.takes
+    def fill(self, grant: int, key: int, slot: int, pages: list[int], first_page: int) -> Done[Transferred]:
+        return Done(Transferred(key, grant), self.takes)
+
+
+def run(device: Device, work: Work) -> None:
+    device.launch(work).collect()
 
 
 def test_prompts_and_copies_are_measured() -> None:
     sleeper, told = Sleeper(), list[Speeds]()
     costs = Costs(compute=2.0, attend=1.0, slot=100.0, token=10.0)
-    device = measured(sleeper, costs, 4, lambda: sleeper.now, told.append)  # type: ignore[arg-type]
+    device = measured(sleeper, costs, 4, told.append)  # type: ignore[arg-type]
     device.clear(3)
-    device.run(Work(1, [WorkChunk(0, 10, 25, True)], [], [], []))
+    run(device, Work(1, [WorkChunk(0, 10, 25, True)], [], [], []))
     assert sleeper.cleared == [3] and told.pop().operation == 0.0, "fifteen tokens say little"
-    device.run(Work(2, [WorkChunk(0, 10, 30, True)], [1], [5], []))
+    run(device, Work(2, [WorkChunk(0, 10, 30, True)], [1], [5], []))
     operations = 2 * 20 + (900 - 100) / 2 + 2 + (36 - 25) / 2
     assert told.pop().operation == 1 / operations
-    device.export(1, 3, [7], 20)
+    device.export(1, 3, [7], 20).collect()
     last = told.pop()
     assert (last.operation, last.byte) == (1 / operations, 1 / 300)
-    device.fill(1, 3, [7, 8, 9, 10, 11], 0)
+    device.fill(2, 1, 3, [7, 8, 9, 10, 11], 0).collect()
     assert not told, "that is as it was"
     sleeper.takes = 2.0
-    device.fill(1, 3, [7, 8, 9, 10, 11], 0)
+    device.fill(2, 1, 3, [7, 8, 9, 10, 11], 0).collect()
     assert len(told) == 1 and 1 / 300 < told[0].byte < 2 / 300
 
 
 def test_what_prompts_take_beside_rows_that_decode_is_measured() -> None:
     sleeper, told = Sleeper(), list[Speeds]()
-    device = measured(sleeper, Costs(), 4, lambda: sleeper.now, told.append)  # type: ignore[arg-type]
-    device.run(Work(1, [WorkChunk(0, 0, 4, True)], [], [], []))
+    device = measured(sleeper, Costs(), 4, told.append)  # type: ignore[arg-type]
+    run(device, Work(1, [WorkChunk(0, 0, 4, True)], [], [], []))
     assert (told[-1].decode, told[-1].prompt) == (0.0, 0.25), "as long as nothing else is known"
-    device.run(Work(2, [], [0], [4], []))
+    run(device, Work(2, [], [0], [4], []))
     assert (told[-1].decode, told[-1].prompt) == (1.0, 0.25)
     sleeper.takes = 3.0
-    device.run(Work(3, [WorkChunk(1, 0, 8, True)], [0], [5], []))
+    run(device, Work(3, [WorkChunk(1, 0, 8, True)], [0], [5], []))
     assert told[-1].decode == 1.0
     assert told[-1].prompt == (REMEMBERED * 1 + 2) / (REMEMBERED * 4 + 8)
     before = len(told)
-    device.run(Work(4, [WorkChunk(1, 8, 80, True)], [], [], []))
+    run(device, Work(4, [WorkChunk(1, 8, 80, True)], [], [], []))
     assert told[-1].prompt == told[before - 1].prompt, "that was beside none"
 
 

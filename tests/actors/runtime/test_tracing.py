@@ -10,9 +10,9 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from actors.forward.device import Work, WorkChunk
+from actors.forward.device import Done, Work, WorkChunk
 from actors.lease import Ledger
-from actors.messages import Abort, Acquire, Closed, Ended, Free, Message, Over, Retire, Settled, Submit, Want
+from actors.messages import Abort, Acquire, Closed, Ended, Free, Message, Over, Ran, Retire, Settled, Submit, Want
 from actors.requests import Request, Sampling, Stops
 from actors.runtime.events import ActEvent, Event, MessageEvent, MoveEvent, RequestEvent, StepEvent, UnitEvent
 from actors.runtime.mailboxes import Runtime
@@ -218,8 +218,9 @@ class Sleeper:
     def open_row(self, row: int, *more: Any) -> None:
         pass
 
-    def run(self, work: Work) -> None:
+    def launch(self, work: Work) -> Done:
         self.now += 1.0
+        return Done(Ran(work.step, b"", [], []), 1.0)
 
 
 def test_overhead_is_the_pause_between_steps_that_have_a_row_in_common() -> None:
@@ -228,16 +229,20 @@ def test_overhead_is_the_pause_between_steps_that_have_a_row_in_common() -> None
     prompt = request("r", "")
     device.clear(3)
     device.open_row(0, 1, 3, prompt, [])
-    device.run(Work(1, [WorkChunk(0, 0, 8, True)], [], [], []))
+
+    def run(work: Work) -> None:
+        device.launch(work).collect()
+
+    run(Work(1, [WorkChunk(0, 0, 8, True)], [], [], []))
     sleeper.now += 0.125
-    device.run(Work(2, [], [0], [8], []))
+    run(Work(2, [], [0], [8], []))
     assert (timings.overhead.total, sum(timings.overhead.counts)) == (0.125, 1)
     sleeper.now += 100
     device.open_row(1, 2, 4, prompt, [])
-    device.run(Work(3, [WorkChunk(1, 0, 4, True)], [], [], []))
+    run(Work(3, [WorkChunk(1, 0, 4, True)], [], [], []))
     sleeper.now += 100
     device.open_row(1, 3, 4, prompt, [])
-    device.run(Work(4, [WorkChunk(1, 0, 4, True)], [], [], []))
+    run(Work(4, [WorkChunk(1, 0, 4, True)], [], [], []))
     assert sum(timings.overhead.counts) == 1, "the device had nothing to do before these steps"
     assert (timings.steps, timings.device_busy, sleeper.cleared) == (4, 4.0, [3])
     assert events[0] == StepEvent(1, 0.0, 1.0, 1, 8) and events[1] == StepEvent(2, 1.125, 2.125, 1, 1)

@@ -6,9 +6,12 @@ from actors.messages import (
     Abort,
     Acquire,
     Admit,
+    Chunk,
     Closed,
     Extend,
     Extended,
+    Fill,
+    Filled,
     Granted,
     GrantPages,
     Message,
@@ -55,6 +58,24 @@ def test_overlap_keeps_two_steps_in_flight(depth: int, steps: int) -> None:
     assert len(bench.of(Admit)) == 1 and len(bench.of(Step)) == steps
     bench.receive(Settled(1, []))
     assert len(bench.of(Step)) == steps + 1
+    bench.ledger.close()
+
+
+def test_a_row_is_in_no_step_until_it_is_filled() -> None:
+    bench = Bench(depth=2)
+    bench.submit("a", [1, 2, 3])
+    bench.submit("b", [1, 2, 3])
+    state = bench.ledger.take("scheduler")
+    assert state is not None
+    bench.receive(Granted(1, state, 2, 2, "", False, None, [], None, None, Fill(7, 0), "host"))
+    assert len(bench.of(Admit)) == 1 and bench.of(Step) == []
+    bench.grant(2)
+    [chunks] = [step.chunks for step in bench.of(Step)[:1]]  # type: ignore[attr-defined]
+    assert chunks == [Chunk(2, 3)]
+    bench.receive(Filled(1))
+    bench.receive(Settled(1, []))
+    assert Chunk(1, 1) in bench.of(Step)[-1].chunks  # type: ignore[attr-defined]
+    bench.receive(Filled(9))  # whose row is gone
     bench.ledger.close()
 
 

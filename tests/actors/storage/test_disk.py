@@ -18,10 +18,12 @@ from structlog.testing import capture_logs
 
 from actors.messages import Loaded, Written
 from actors.storage.files import StateFileHeader, StateFiles, checksum, to_tensors
-from actors.storage.host_memory import HostState, HostStates
+from actors.storage.host_memory import HostStates
 from actors.tokens import pack
+from models.batch import TensorSpec
+from tests.actors.storage.host import host_states
 
-STATE = HostState(3, torch.arange(24, dtype=torch.uint8), [torch.arange(12.0).view(3, 4)])
+STATE, KV = torch.arange(24, dtype=torch.uint8), [torch.arange(12.0).view(3, 4)]
 TOKENS = pack([1, 2, 3])
 
 
@@ -29,9 +31,11 @@ class Bench:
     """The state files of a folder, each call carried out before the next."""
 
     def __init__(self, folder: Path, model: str = "model") -> None:
-        self.host, self.told, self.folder = HostStates(), list[Written | Loaded](), folder
+        self.host = host_states(24, TensorSpec((4,), torch.float32))
+        self.told, self.folder = list[Written | Loaded](), folder
         self.files = StateFiles(folder, model, self.host)
-        self.host.put(1, STATE)
+        self.copy = self.host.from_kv(3, STATE, KV)
+        self.host.put(1, self.copy)
 
     def do(self, *calls: Callable[[StateFiles], None]) -> list[Any]:
         """The log's entries. What is still waited for at the end never comes."""
@@ -41,7 +45,7 @@ class Bench:
                 call(self.files)
             self.files.close()
         self.host.clear()
-        self.host.put(1, STATE)
+        self.host.put(1, self.copy)
         return log
 
     def write(self, salt: str = "", tokens: bytes = TOKENS) -> Path:
@@ -81,7 +85,7 @@ def test_a_file_says_what_it_holds_and_is_its_owners(bench: Bench, monkeypatch: 
     assert (header["format"], header["version"], header["model"]) == ("baton-state", "2", "model")
     assert json.loads(header["salt"]) == "sält" and header["checksum"] == checksum(tensors)
     assert tensors["tokens"].tolist() == [1, 2, 3] and set(tensors) == {"tokens", "state", "kv.0"}
-    assert torch.equal(tensors["state"], STATE.state) and torch.equal(tensors["kv.0"], STATE.kv[0])
+    assert torch.equal(tensors["state"], STATE) and torch.equal(tensors["kv.0"], KV[0])
 
 
 def test_salts_tokens_and_models_have_files_of_their_own(bench: Bench) -> None:
@@ -140,7 +144,7 @@ def test_a_copy_that_never_comes_fails_its_write(bench: Bench) -> None:
 
 
 def test_a_copy_may_come_later_than_the_wish_to_write_it(bench: Bench) -> None:
-    waiting = threading.Timer(0.05, lambda: bench.host.put(5, STATE))
+    waiting = threading.Timer(0.05, lambda: bench.host.put(5, bench.copy))
     bench.files.start(bench.told.append)
     bench.files.write(5, "", TOKENS)
     waiting.start()
@@ -165,10 +169,8 @@ def test_what_is_read_is_what_was_written(bench: Bench) -> None:
     bench.files.read(2, "", TOKENS)
     bench.files.close()
     found = bench.host.get(2)
-    assert found.position == 3 and found.ready is None
-    assert [tensor.tolist() for tensor in (*found.state, *found.kv)] == [
-        tensor.tolist() for tensor in (*STATE.state, *STATE.kv)
-    ]
+    assert found.position == 3 and torch.equal(found.state, STATE)
+    assert found.blocks.shape == bench.copy.blocks.shape and torch.equal(bench.host.kv_of(found)[0], KV[0])
 
 
 def forge(path: Path, tensors: dict[str, torch.Tensor], **changed: str) -> None:
@@ -192,13 +194,13 @@ def test_a_file_that_is_not_what_it_should_be_is_refused_and_deleted(
     bench: Bench, changed: dict[str, str], error: str
 ) -> None:
     path = bench.write()
-    forge(path, to_tensors(TOKENS, STATE), **changed)
+    forge(path, to_tensors(TOKENS, STATE, KV), **changed)
     assert bench.read().startswith(f"{path.name}: {error}") and not path.exists()
 
 
 def test_a_file_of_other_tokens_is_refused(bench: Bench) -> None:
     path = bench.write()
-    forge(path, to_tensors(pack([3, 2, 1]), STATE))
+    forge(path, to_tensors(pack([3, 2, 1]), STATE, KV))
     assert bench.read() == f"{path.name}: its tokens are not those of its name"
 
 
@@ -215,6 +217,23 @@ def test_the_checksum_knows_names_shapes_and_types() -> None:
     assert len(set(sums)) == len(sums) and {len(found) for found in sums} == {40}
     assert checksum({"b": tensor, "a": tensor}) == checksum({"a": tensor, "b": tensor})
     assert checksum({"a": tensor.view(3, 2).T}) == checksum({"a": tensor})
+
+
+@pytest.mark.parametrize(
+    ("state", "kv"),
+    [
+        (STATE[:23], KV),
+        (STATE.int(), KV),
+        (STATE, []),
+        (STATE, [KV[0][:2]]),
+        (STATE, [KV[0].half()]),
+        (STATE, [KV[0], KV[0].clone()]),
+    ],
+)
+def test_a_file_of_other_sizes_is_refused(bench: Bench, state: torch.Tensor, kv: list[torch.Tensor]) -> None:
+    path = bench.write()
+    forge(path, to_tensors(TOKENS, state, kv))
+    assert bench.read().endswith("is not of this model") and not path.exists()
 
 
 # At the start
@@ -244,9 +263,9 @@ def test_files_are_found_in_the_order_of_their_age_and_told_once(bench: Bench) -
 @pytest.mark.parametrize("changed", [{"model": "other"}, {"salt": '"other"'}, {"version": "3"}])
 def test_what_is_of_another_or_under_a_wrong_name_goes(bench: Bench, changed: dict[str, str]) -> None:
     good, bad = bench.write(), bench.write(tokens=pack([1, 2]))
-    forge(bad, to_tensors(pack([1, 2]), HostState(2, STATE.state, [])), **changed)
+    forge(bad, to_tensors(pack([1, 2]), STATE, []), **changed)
     without = bench.folder / "without.safetensors"
-    forge(without, {"state": STATE.state})
+    forge(without, {"state": STATE})
     (bench.folder / "half.tmp").write_bytes(b"half")
     with capture_logs() as log:
         bench.files.scan()
@@ -298,7 +317,7 @@ def test_of_a_restart_a_copy_can_be_waited_for_again(bench: Bench) -> None:
     bench.do()
     assert bench.host.wait_for(9, 0.01) is None
     bench.host.complete()
-    assert bench.host.wait_for(1, 60) is STATE and bench.host.wait_for(9, 60) is None
+    assert bench.host.wait_for(1, 60) is bench.copy and bench.host.wait_for(9, 60) is None
     bench.host.drop(1)
     bench.host.drop(1)
     assert bench.host.wait_for(1, 60) is None

@@ -1,5 +1,8 @@
 """State files by themselves: what is read is the reader's own, and nobody waits for a copy that will not be made."""
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from actors.storage import files as storage
 from actors.storage.files import StateFiles
 from actors.storage.host_memory import HostState, HostStates
 from actors.tokens import pack
+from tests.actors.storage.host import host_states
 
 
 def said(told: list[DiskReport]) -> list[tuple[str, int]]:
@@ -21,9 +25,9 @@ def said(told: list[DiskReport]) -> list[tuple[str, int]]:
 
 
 def test_what_was_read_does_not_change_with_the_file(tmp_path: Path) -> None:
-    host, told = HostStates(), list[DiskReport]()
-    state = torch.randn(64, 64)
-    host.put(1, HostState(3, state, []))
+    host, told = host_states(64 * 64), list[DiskReport]()
+    state = torch.randint(256, (64 * 64,), dtype=torch.uint8)
+    host.put(1, host.from_kv(3, state, []))
     files = StateFiles(tmp_path, "model", host)
     files.start(told.append)
     files.write(1, "", pack([1, 2, 3]))
@@ -53,9 +57,9 @@ def test_writes_behind_one_another_share_one_sync_of_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is told of when its own bytes and its name are on the disk; one that fails is told of alone."""
-    host, told, synced = HostStates(), list[DiskReport](), list[tuple[Path, int]]()
+    host, told, synced = host_states(4), list[DiskReport](), list[tuple[Path, int]]()
     for key in range(50):
-        host.put(key, HostState(1, torch.full((4,), float(key)), []))
+        host.put(key, HostState(1, torch.full((4,), key, dtype=torch.uint8), torch.empty(1, 0, dtype=torch.uint8)))
     sync = storage.sync
 
     def noted_sync(path: Path) -> None:
@@ -81,9 +85,9 @@ def test_writes_behind_one_another_share_one_sync_of_the_folder(
 
 
 def test_calls_for_one_file_are_carried_out_in_order(tmp_path: Path) -> None:
-    host, told = HostStates(), list[DiskReport]()
+    host, told = host_states(4), list[DiskReport]()
     for key in (1, 2):
-        host.put(key, HostState(1, torch.full((4,), float(key)), []))
+        host.put(key, HostState(1, torch.full((4,), key, dtype=torch.uint8), torch.empty(1, 0, dtype=torch.uint8)))
     files = StateFiles(tmp_path, "model", host)
     files.write(1, "", pack([5]))
     files.write(2, "", pack([5]))
@@ -94,5 +98,36 @@ def test_calls_for_one_file_are_carried_out_in_order(tmp_path: Path) -> None:
     files.start(told.append)
     files.close()
     assert said(told) == [("Written", 1), ("Written", 2), ("Loaded", 3), ("Written", 2)]
-    assert host.get(3).state.tolist() == [2.0] * 4
+    assert host.get(3).state.tolist() == [2] * 4
     assert not list(tmp_path.iterdir())
+
+
+COPIED = """
+import os, threading, torch
+from actors.storage.files import copy_of
+
+torch.set_num_threads(2)
+given = [torch.randn(300, 1000), torch.randn(3, 2).bfloat16(), torch.empty(0, 4)]
+tasks = lambda: len(os.listdir("/proc/self/task"))
+
+def read():
+    before = tasks()
+    copies = [copy_of(tensor) for tensor in given]
+    after = tasks()
+    given[0].clone()
+    counts.append((after - before, tasks() - after))
+    assert all(torch.equal(copied, tensor) for copied, tensor in zip(copies, given))
+    assert copies[0].data_ptr() != given[0].data_ptr()
+    counts.append("equal")
+
+counts = []
+thread = threading.Thread(target=read)
+thread.start()
+thread.join()
+assert counts == [(0, 1), "equal"], counts
+"""
+
+
+def test_the_disks_thread_gets_no_team_of_its_own() -> None:
+    """See the test of this name of the torch device."""
+    subprocess.run([sys.executable, "-c", COPIED], check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "2"})

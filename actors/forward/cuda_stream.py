@@ -1,0 +1,81 @@
+"""A stream of a CUDA device."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from actors.forward.streams import Event, Stream
+
+
+class CudaEvent:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.native = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call] # Who waits for it sleeps.
+        self.native.record(stream)
+
+    def wait(self) -> None:
+        self.native.synchronize()
+
+    def seconds_since(self, earlier: "Event") -> float:
+        assert isinstance(earlier, CudaEvent)
+        return float(earlier.native.elapsed_time(self.native)) / 1000
+
+    def passed(self) -> bool:
+        return bool(self.native.query())  # type: ignore[no-untyped-call]
+
+
+class CudaStream:
+    """See streams.Stream. device: with its index. can_capture: whether nothing of a decoding step reads from it."""
+
+    def __init__(self, device: torch.device, can_capture: bool = True) -> None:
+        self.device, self.can_capture = device, can_capture
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+
+    def active(self) -> AbstractContextManager[None]:
+        return torch.cuda.stream(self._stream)
+
+    def host_buffer(self, nbytes: int) -> Tensor:
+        with torch.cuda.device(self.device):
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def upload(self, host: Tensor, device: Tensor) -> None:
+        with self.active():
+            device.copy_(host, non_blocking=True)
+        self._uses(device)
+
+    def download(self, device: Tensor, host: Tensor) -> None:
+        with self.active():
+            host.copy_(device, non_blocking=True)
+        self._uses(device)
+
+    def record(self) -> Event:
+        return CudaEvent(self._stream)
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, CudaEvent)
+        self._stream.wait_event(event.native)
+
+    def beside(self) -> Stream:
+        return CudaStream(self.device)
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Waits for the device. Other threads may go on using CUDA meanwhile."""
+        if not self._graphs:  # The pool of graphs that are gone must not be asked for again.
+            self._graph_memory = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        self._graphs.add(graph)
+        with torch.cuda.graph(graph, pool=self._graph_memory, stream=self._stream, capture_error_mode="thread_local"):
+            run()
+
+        def replay() -> None:
+            with self.active():
+                graph.replay()
+
+        return replay
+
+    def _uses(self, tensor: Tensor) -> None:
+        """Memory that another stream's allocations own must not be given out again before this one is done with it."""
+        tensor.record_stream(self._stream)

@@ -1,0 +1,59 @@
+"""All that a step uploads, packed before anything of it is enqueued."""
+
+from dataclasses import dataclass
+
+from actors.forward.device import Work
+from actors.forward.step.batching import PackedBatch, pack_batch
+from actors.forward.step.drawing import PackedAdjustments, PackedDraws, draws_of, pack_adjustments, pack_draws
+from actors.forward.step.packing import Packing, Section
+from actors.forward.step.reporting import (
+    PackedAsked,
+    PackedPrompt,
+    PackedReports,
+    first_tokens,
+    pack_prompts,
+    pack_reports,
+)
+from actors.forward.step.rows import PageUpdate, RowTable
+from actors.requests import RowLogprobs
+
+NO_REPORTS = PackedReports(None, PackedAsked(None, []), [])
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """batch: what is computed by one call of the model; at: which of its hidden states are drawn behind, None: all.
+
+    draws: None where the rows are drawn for elsewhere, or none is. first: log probabilities that need no model.
+    """
+
+    work: Work
+    batch: PackedBatch | None
+    at: Section | None
+    draws: PackedDraws | None
+    adjustments: PackedAdjustments
+    reports: PackedReports
+    prompts: list[PackedPrompt]
+    first: list[RowLogprobs]
+    moved: PageUpdate | None
+
+
+def pack_step(
+    packing: Packing, work: Work, table: RowTable, chunk_size: int, page_size: int, decodes_apart: bool
+) -> PackedStep:
+    """decodes_apart: the rows that decode are computed elsewhere, and where there are no others also drawn for."""
+    draws = draws_of(work)
+    here = Work(work.step, work.chunks, [], [], work.checkpoints) if decodes_apart else work
+    of_batch = draws.at[: len(draws.at) - len(work.decodes)] if decodes_apart else draws.at
+    are_plain = bool(table.is_plain[draws.rows].all())
+    return PackedStep(
+        work,
+        pack_batch(packing, here, table, chunk_size, page_size) if here.chunks or here.decodes else None,
+        packing.put(of_batch) if work.chunks else None,
+        pack_draws(packing, draws, table) if draws.rows and (work.chunks or not decodes_apart) else None,
+        PackedAdjustments() if are_plain else pack_adjustments(packing, draws, table),
+        NO_REPORTS if are_plain else pack_reports(packing, draws, table),
+        pack_prompts(packing, work, table),
+        first_tokens(work, table),
+        table.pack(packing),
+    )

@@ -1,0 +1,45 @@
+"""A step that is on the device's stream."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from actors.forward.device import Done
+from actors.forward.step.packed import PackedStep
+from actors.forward.step.reporting import CopiedLogprobs
+from actors.forward.streams import Event
+from actors.messages import Ran
+from actors.requests import RowLogprobs
+from actors.tokens import pack
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedWork:
+    """A Pending. drawn: int64 [draws] in host memory: the tokens, -1 where the logits were not finite.
+
+    reports: of those draws that report; prompts: of each of the step's.
+    """
+
+    step: PackedStep
+    began: Event
+    ended: Event
+    drawn: Tensor
+    reports: CopiedLogprobs | None
+    prompts: list[CopiedLogprobs]
+
+    def passed(self) -> bool:
+        return self.ended.passed()
+
+    def collect(self) -> Done[Ran]:
+        self.ended.wait()
+        step, drawn = self.step, self.drawn.tolist()
+        of_prompts = zip(step.prompts, self.prompts, strict=True)
+        of_draws = zip(step.reports.of, self.reports.items() if self.reports else [], strict=True)
+        ran = Ran(
+            step.work.step,
+            pack([max(token, 0) for token in drawn]),
+            [RowLogprobs(grant, at, [item]) for (grant, at), item in of_draws],
+            step.first + [RowLogprobs(prompt.grant, prompt.first, copied.items()) for prompt, copied in of_prompts],
+            not_finite=[row for row, token in enumerate(drawn) if token < 0],
+        )
+        return Done(ran, self.ended.seconds_since(self.began))

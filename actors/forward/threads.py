@@ -1,0 +1,119 @@
+"""The device's threads: one enqueues and never waits; of the others one waits for steps, one for copies."""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TypeAlias
+
+from actors.forward.device import Device, Pending, Work
+from actors.messages import Ran, Transferred
+from actors.requests import Request
+
+Deliver: TypeAlias = Callable[[Ran | Transferred], None]
+
+
+class DeviceThread:
+    """A DeviceQueue that has the calls of a Device carried out, in order, on a thread of its own.
+
+    deliver: called with what comes of steps, in order, and of copies, in theirs, from any of the threads: no step waits
+    behind a copy. A call that raises, or a collect, ends all: `failed` is called with the error, and later calls do
+    nothing.
+    """
+
+    def __init__(self, device: Device, deliver: Deliver, failed: Callable[[BaseException], None]) -> None:
+        self._device = device
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._failed = failed
+        self._steps, self._copies = Waiter("steps", deliver, failed), Waiter("copies", deliver, failed)
+        self._thread = threading.Thread(target=self._work, name="device", daemon=True)
+        self._thread.start()
+
+    @property
+    def copies_aside(self) -> bool:
+        return self._device.copies_aside
+
+    def clear(self, slot: int) -> None:
+        self._calls.put(lambda: self._device.clear(slot))
+
+    def poison(self, slot: int) -> None:
+        self._calls.put(lambda: self._device.poison(slot))
+
+    def copy(self, source: int, target: int) -> None:
+        self._calls.put(lambda: self._device.copy(source, target))
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._calls.put(lambda: self._device.copy_page(source, target))
+
+    def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
+        self._calls.put(lambda: self._copies.take(self._device.export(key, slot, pages, position)))
+
+    def fill(self, grant: int, key: int, slot: int, pages: list[int], first_page: int) -> None:
+        self._calls.put(lambda: self._copies.take(self._device.fill(grant, key, slot, pages, first_page)))
+
+    def drop(self, key: int) -> None:
+        self._calls.put(lambda: self._device.drop(key))
+
+    def drop_all(self) -> None:
+        self._calls.put(self._device.drop_all)
+
+    def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
+        self._calls.put(lambda: self._device.open_row(row, grant, slot, request, pages))
+
+    def extend_row(self, row: int, pages: list[int]) -> None:
+        self._calls.put(lambda: self._device.extend_row(row, pages))
+
+    def run(self, work: Work) -> None:
+        self._calls.put(lambda: self._steps.take(self._device.launch(work)))
+
+    def close(self) -> None:
+        """Finish what is enqueued, then end the threads."""
+        self._calls.put(None)
+        self._thread.join()
+        self._steps.close()
+        self._copies.close()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None and not (self._steps.has_failed or self._copies.has_failed):
+            try:
+                call()
+            except BaseException as error:
+                self._failed(error)
+                return
+
+
+class Waiter:
+    """Delivers what comes of `what`, in order. Its thread begins with the first that is not over when it is taken."""
+
+    def __init__(self, what: str, deliver: Deliver, failed: Callable[[BaseException], None]) -> None:
+        self.has_failed = False
+        self._deliver = deliver
+        self._failed = failed
+        self._taken = self._delivered = 0  # Each written by one thread only.
+        self._pending: SimpleQueue[Pending[Ran | Transferred] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"device-{what}", daemon=True)
+
+    def take(self, pending: Pending[Ran | Transferred]) -> None:
+        """From one thread only. Raises what one raises that is over already."""
+        if self._taken == self._delivered and pending.passed():
+            self._deliver(pending.collect().report)
+            return
+        if not self._thread.is_alive():
+            self._thread.start()
+        self._taken += 1
+        self._pending.put(pending)
+
+    def close(self) -> None:
+        """Behind the last."""
+        if self._thread.is_alive():
+            self._pending.put(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (pending := self._pending.get()) is not None:
+            try:
+                self._deliver(pending.collect().report)
+            except BaseException as error:
+                self.has_failed = True
+                self._failed(error)
+                return
+            self._delivered += 1

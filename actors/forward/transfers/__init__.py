@@ -1,0 +1,1 @@
+"""Between the pools and host memory."""

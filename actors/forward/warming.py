@@ -1,0 +1,63 @@
+"""Steps of every kind before the first request: then all has been compiled, and memory has been at its peak."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from actors.forward.device import Work, WorkCheckpoint, WorkChunk
+from actors.forward.torch_device import TorchDevice
+from actors.requests import Request, Sampling, Stops
+from actors.tokens import pack
+
+REPORTING: dict[str, Any] = {"logprobs": 2, "prompt_logprobs_from": 0, "logprob_ids": (0, 0)}
+KINDS: tuple[tuple[Sampling, dict[str, Any]], ...] = (
+    (Sampling(temperature=0.0), {}),
+    (Sampling(top_k=2, top_p=0.9), {}),
+    (Sampling(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1, logit_bias={0: 1.0}), REPORTING),
+    (Sampling(min_p=0.1), {}),
+)
+SHORT = (3, 5, 1)
+"""Lengths of the prompts behind the long one."""
+
+
+def pages_to_warm(longest: int, page_size: int) -> int:
+    """Pages that `warm_up` can make use of."""
+    return sum(-(-(length + 2) // page_size) for length in (longest, *SHORT)) + 1
+
+
+def warm_up(device: TorchDevice, longest: int) -> None:
+    """Run a prompt of `longest` tokens, several at once, and rows that decode, alone and beside prompts.
+
+    A shorter one, and fewer kinds of them, where there are not so many pages, rows and slots. The pools must be
+    nobody's, for it writes to their slots and pages.
+    """
+    pools, free = device.pools, max(len(device.pools.blocks) - 1, 0)  # The last is for padding.
+    if pools.pages:
+        longest = min(longest, free * pools.page_size - 2)
+    if longest < 1:
+        return
+    lengths = [longest]
+    free -= pools.pages_for(longest + 2)
+    for length in SHORT[: max(1, min(device.max_running, len(pools.slots) - 2)) - 1]:
+        if length <= longest and (needed := pools.pages_for(length + 2)) <= free:
+            lengths.append(length)
+            free -= needed
+    first = 0
+    for row, length in enumerate(lengths):
+        sampling, more = KINDS[row]
+        pages = pools.pages_for(length + 2)
+        device.clear(row)
+        request = Request(str(row), pack([0] * length), length, sampling, Stops(9), **more)
+        device.open_row(row, row, row, request, list(range(first, first + pages)))
+        first += pages
+    for work in _works(lengths, spare_slot=len(pools.slots) - 2):
+        device.launch(work).collect()
+
+
+def _works(lengths: list[int], spare_slot: int) -> Iterator[Work]:
+    """Row 0 by itself, the others beside it, then all."""
+    longest, *short = lengths
+    checkpoints = [WorkCheckpoint(0, 1, spare_slot)] if spare_slot >= len(lengths) else []
+    yield Work(0, [WorkChunk(0, 0, longest, True)], [], [], checkpoints)
+    chunks = [WorkChunk(row, 0, length, True) for row, length in enumerate(short, start=1)]
+    yield Work(1, chunks, [0], [longest], [])
+    yield Work(2, [], list(range(len(lengths))), [longest + 1, *short], [])

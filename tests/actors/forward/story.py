@@ -1,0 +1,91 @@
+"""A story of steps that every device is told: on a CPU, on the late device, and on a GPU."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from actors.forward.device import Pending, Work, WorkCheckpoint, WorkChunk
+from actors.forward.streams import CpuStream
+from actors.forward.torch_device import TorchDevice
+from actors.messages import Ran
+from actors.requests import Request, Sampling, Stops
+from actors.tokens import pack
+from models.batch import Pools, allocate
+from models.loading.checkpoint import random_model
+from tests.models.oracle import CHECKPOINTS
+
+VOCABULARY, ROWS, SLOTS, PAGES, PAGE = 97, 3, 12, 24, 4
+TYPES = {"Mamba2ForCausalLM": "mamba2", "NemotronHForCausalLM": "nemotron_h"}
+GREEDY = Sampling(temperature=0.0)
+
+
+def model_of(family: str) -> Any:
+    architecture, config = CHECKPOINTS[family]
+    config = {"model_type": TYPES.get(architecture, "granitemoehybrid"), "vocab_size": VOCABULARY, **config}
+    return random_model(config, torch.float32, torch.device("cpu"), seed=0)
+
+
+@dataclass
+class Story:
+    """What a ring might ask of a device: rows come and go, in prompts and behind them, two steps at a time."""
+
+    device: TorchDevice
+    ran: list[Ran] = field(default_factory=list)
+    in_flight: list[Pending] = field(default_factory=list)
+
+    def open(self, row: int, tokens: int, pages: list[int], sampling: Sampling = GREEDY, **more: Any) -> None:
+        ids = pack((7 * row + 3 * i * i + 1) % VOCABULARY for i in range(tokens))
+        pages = pages if self.device.pools.pages else []
+        self.device.clear(row)
+        self.device.open_row(row, 10 + row, row, Request("r", ids, tokens, sampling, Stops(9), **more), pages)
+
+    def run(self, chunks: list[WorkChunk], decodes: dict[int, int], *checkpoints: WorkCheckpoint) -> None:
+        """decodes: positions by row."""
+        work = Work(len(self.ran), chunks, list(decodes), list(decodes.values()), list(checkpoints))
+        self.in_flight.append(self.device.launch(work))
+        if len(self.in_flight) == 2:
+            self.settle()
+
+    def settle(self) -> None:
+        self.ran.append(self.in_flight.pop(0).collect().report)
+
+    def tell(self) -> list[Ran]:
+        self.open(0, 9, [3, 1, 4])
+        self.open(1, 70, list(range(5, 23)), Sampling(temperature=1.0, seed=3), logprobs=2)
+        self.run([WorkChunk(0, 0, 9, True)], {})
+        self.run([WorkChunk(1, 0, 40, False)], {0: 9}, WorkCheckpoint(1, 17, 8), WorkCheckpoint(0, 10, 9))
+        self.open(2, 2, [0], Sampling(temperature=0.7, top_k=5, top_p=0.9, seed=4))
+        self.run([WorkChunk(1, 40, 70, True), WorkChunk(2, 0, 2, True)], {0: 10}, WorkCheckpoint(1, 64, 10))
+        if self.device.pools.pages:
+            self.device.extend_row(2, [2])
+        self.run([], {0: 11, 1: 70, 2: 2})
+        self.run([], {2: 3})
+        self.open(0, 3, [1, 3], Sampling(temperature=0.0, presence_penalty=9.0, logit_bias={5: 1.5}))
+        self.device.copy(8, 7)
+        self.run([WorkChunk(0, 0, 3, True)], {1: 71, 2: 4})
+        for step in range(2):
+            self.run([], {1: 72 + step, 0: 3 + step, 2: 5 + step})
+        while self.in_flight:
+            self.settle()
+        return self.ran
+
+
+def pools_of(model: Any, device: torch.device) -> Pools:
+    return allocate(model, SLOTS, PAGES if model.kv_specs() else 0, PAGE, device)
+
+
+def on_the_cpu(family: str) -> tuple[list[Ran], Pools]:
+    model = model_of(family)
+    pools = pools_of(model, torch.device("cpu"))
+    return Story(TorchDevice(model, pools, ROWS, 90, stream=CpuStream())).tell(), pools
+
+
+def same(found: list[Ran], expected: list[Ran]) -> None:
+    assert [ran.tokens for ran in found] == [ran.tokens for ran in expected]
+    assert [ran.not_finite for ran in found] == [[]] * len(found)
+    lines = [[line for ran in told for line in ran.logprobs] for told in (found, expected)]
+    assert [(line.grant, line.start) for line in lines[0]] == [(line.grant, line.start) for line in lines[1]]
+    for line, other in zip(*lines, strict=True):
+        assert line.items[0].logprob == pytest.approx(other.items[0].logprob, abs=1e-4)

@@ -1,0 +1,162 @@
+"""The torch device on a pretended accelerator: a step waits for nothing, uploads twice at most, and is right."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from actors.forward.device import Pending, Work
+from actors.forward.torch_device import TorchDevice
+from actors.forward.warming import warm_up
+from kernels import gpu
+from kernels.sampling import reference
+from models.batch import allocate
+from models.layers.attention import Attention
+from models.layers.mamba2 import Mamba2Mixer
+from models.layers.mlp import GatedMLP, SquaredReluMLP
+from tests.actors.forward.story import (
+    PAGE,
+    ROWS,
+    Story,
+    model_of,
+    on_the_cpu,
+    pools_of,
+    same,
+)
+from tests.late import LateDevice
+from tests.late.streams import LateStream
+
+LAYERS = (Mamba2Mixer, Attention, GatedMLP, SquaredReluMLP)
+
+
+@pytest.fixture
+def drawn_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes a fiftieth of the time that Triton's interpreter takes for it."""
+    for module in ("step.captured", "torch_device"):
+        monkeypatch.setattr(f"actors.forward.{module}.sample", reference.sample)
+
+
+def late_device(late: LateDevice, family: str) -> TorchDevice:
+    stream, model = late.stream(), model_of(family)
+    late.to(model)
+    with late.setup():
+        pools = pools_of(model, torch.device("meta"))
+    device = TorchDevice(model, pools, ROWS, 90, stream=stream)
+    device.capture()
+    return device
+
+
+@pytest.mark.usefixtures("drawn_by_torch")
+@pytest.mark.parametrize(
+    ("family", "seed"), [("mamba2-groups", None), ("nemotron_h", 0), ("granitemoehybrid-rope", None)]
+)
+def test_steps_are_right_however_late(family: str, seed: int | None) -> None:
+    check(family, seed)
+
+
+def test_steps_are_right_with_tokens_drawn_by_triton() -> None:
+    check("mamba2", 1)
+
+
+def check(family: str, seed: int | None) -> None:
+    expected, pools = on_the_cpu(family)
+    with LateDevice(seed) as late:
+        device = late_device(late, family)
+        found = Story(device).tell()
+        same(found, expected)
+        for slot in (7, 8, 9, 10):
+            for tensor, exact in zip(device.pools.state, pools.state, strict=True):
+                torch.testing.assert_close(late.read(tensor)[slot], exact[slot], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("drawn_by_torch")
+def test_a_step_uploads_twice_at_most_and_its_thread_waits_for_nothing() -> None:
+    with LateDevice() as late:
+        device = late_device(late, "nemotron_h")
+        story, launch = Story(device), device.launch
+
+        def counted(work: Work) -> Pending:
+            mark = len(late.log)
+            pending = launch(work)
+            assert late.count("upload", mark) <= 2 and late.count("wait", mark) == 0
+            if not work.chunks:
+                uploads.append(late.count("upload", mark))
+                launches.append(late.count("launch", mark))
+            return pending
+
+        uploads, launches = list[int](), list[int]()
+        device.launch = counted  # type: ignore[method-assign]
+        story.tell()
+        assert uploads[0] == 2, "a page is appended"
+        assert uploads[1] == 1 and launches[1] == 0, "all of it is captured"
+
+
+@pytest.mark.usefixtures("drawn_by_torch")
+@pytest.mark.parametrize("family", ["mamba2", "nemotron_h", "granitemoehybrid-rope"])
+def test_a_decoding_step_takes_few_launches(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below eight for each mixer or feed-forward layer with its norm, and eight for what is around them all."""
+    counts = list[int]()
+    with LateDevice() as late:
+        capture = LateStream.capture
+
+        def counted(stream: LateStream, run: Callable[[], None]) -> Callable[[], None]:
+            mark = len(late.log)
+            replay = capture(stream, run)
+            counts.append(late.count("launch", mark))
+            return replay
+
+        monkeypatch.setattr(LateStream, "capture", counted)
+        device = late_device(late, family)
+        late.synchronize()
+        del device
+    layers = sum(isinstance(part, LAYERS) for part in model_of(family).modules())
+    assert 3 * layers < counts[0] - 8 < 8 * layers, (counts[0], layers)
+
+
+def variant(launch: gpu.Launch) -> tuple[Any, ...]:
+    """What Triton compiles for: constants, types, and whether pointers are aligned."""
+    arguments = tuple(
+        (argument.dtype, argument.storage_offset() * argument.itemsize % 16 == 0)
+        if isinstance(argument, torch.Tensor)
+        else type(argument)
+        for argument in launch.arguments
+    )
+    constants = (*sorted(launch.constants.items()), *sorted(launch.config.blocks.items()))
+    return launch.kernel.fn.__name__, arguments, constants, launch.config.warps, launch.config.stages
+
+
+@pytest.mark.parametrize("family", ["mamba2", pytest.param("granitemoehybrid-rope", marks=pytest.mark.soak)])
+def test_nothing_is_compiled_behind_the_warm_up(family: str) -> None:
+    seen = set[tuple[Any, ...]]()
+    late = LateDevice()
+    launch = late.operations.launch
+
+    def noted(wanted: gpu.Launch) -> None:
+        seen.add(variant(wanted))
+        launch(wanted)
+
+    late.operations.launch = noted  # type: ignore[method-assign]
+    with late:
+        device = late_device(late, family)
+        warm_up(device, 70)
+        warmed = set(seen)
+        Story(device).tell()
+    assert len(warmed) > 5 and seen - warmed == set()
+
+
+@pytest.mark.parametrize(("slots", "pages", "rows"), [(2, 3, 1), (2, 3, 4), (3, 5, 2), (6, 8, 4), (6, 1, 4)])
+def test_a_warm_up_keeps_to_the_pools(slots: int, pages: int, rows: int) -> None:
+    """The last slot and page are for padding."""
+    model = model_of("nemotron_h")
+    pools = allocate(model, slots, pages, PAGE, torch.device("cpu"))
+    warm_up(TorchDevice(model, pools, rows, 90), 70)
+    assert bool(pools.slots[0].any()) is (pages > 1)
+    assert not pools.slots[-1].any() and not pools.blocks[-1].any()
+
+
+@pytest.mark.usefixtures("drawn_by_torch")
+def test_an_upload_grows_with_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is longer than the inbox was when the steps were captured."""
+    monkeypatch.setattr("actors.forward.torch_device.INBOX_BYTES", 64)
+    check("nemotron_h", None)

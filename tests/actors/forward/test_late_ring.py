@@ -1,0 +1,54 @@
+"""A ring over the late device: the tokens of one over a CPU, from steps that one thread enqueues and another reads."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from actors.forward.torch_device import TorchDevice
+from kernels.sampling import reference
+from models.batch import allocate
+from models.loading.checkpoint import random_model
+from tests.actors.ring import running
+from tests.late import LateDevice
+from tests.models.oracle import CHECKPOINTS
+
+SIZES = {"slots": 7, "pages": 40, "page_size": 4, "max_running": 3, "step_tokens": 24, "track_interval": 8}
+PROMPTS = [[(7 * i * i + n) % 97 for i in range(length)] for n, length in enumerate((30, 3, 17, 30, 9))]
+
+
+def model_of(family: str) -> Any:
+    config = {"model_type": family, "vocab_size": 97, **CHECKPOINTS[family][1]}
+    return random_model(config, torch.float32, torch.device("cpu"), seed=0)
+
+
+async def answers(family: str, device: TorchDevice | None = None) -> list[list[int]]:
+    """Of prompts at once, of which two are alike, and of one that goes on from an answer."""
+    wrap = (lambda made: device) if device else (lambda made: made)
+    async with running(model_of(family), **SIZES, wrap=wrap) as ring:
+        first = [ring.submit(prompt, 6) for prompt in PROMPTS]
+        for answer in first:
+            await asyncio.wait_for(answer.done.wait(), 300)
+        last = await ring.ask(PROMPTS[0] + first[0].tokens + [5], 4)
+        return [answer.tokens for answer in [*first, last]]
+
+
+@pytest.mark.parametrize(("family", "seed"), [("mamba2", None), ("nemotron_h", 3)])
+def test_the_same_tokens(family: str, seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("step.captured", "torch_device"):
+        monkeypatch.setattr(f"actors.forward.{module}.sample", reference.sample)
+    expected = asyncio.run(answers(family))
+    with LateDevice(seed) as late:
+        model = model_of(family)
+        late.to(model)
+        with late.setup():
+            pages = SIZES["pages"] + 1 if model.kv_specs() else 0
+            pools = allocate(model, SIZES["slots"] + 1, pages, SIZES["page_size"], torch.device("meta"))
+        device = TorchDevice(model, pools, SIZES["max_running"], 1024, stream=late.stream())
+        device.capture()
+        late.synchronize()
+        before = len(late.log)
+        assert asyncio.run(answers(family, device)) == expected
+        waits = {entry.what for entry in late.log[before:] if entry.kind == "wait"}
+        assert seed is not None or waits == {"device-steps"}, "where no step is over early, nobody else waits"

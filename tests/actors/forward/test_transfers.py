@@ -1,0 +1,214 @@
+"""Copies between the pools and host memory on a stream of their own: however late, and what each wait is for."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from actors.forward.device import Work, WorkChunk
+from actors.forward.streams import CpuStream
+from actors.forward.torch_device import TorchDevice
+from actors.forward.transfers import enqueue
+from actors.forward.transfers.enqueue import Transfers
+from actors.messages import Ran, Transferred
+from actors.requests import Request, Stops
+from actors.storage.host_memory import HostStates
+from actors.tokens import pack
+from models.batch import Pools, TensorSpec, stretches
+from tests.actors.forward.story import GREEDY, VOCABULARY, model_of, pools_of
+from tests.late import LateDevice
+from tests.late.streams import LateStream
+
+META, CPU = torch.device("meta"), torch.device("cpu")
+PAGE = 2
+ALL = {"export", "fill", "stream"}
+
+
+class Bench:
+    """Slots of 24 bytes, and pages of two tensors."""
+
+    def __init__(self, late: LateDevice) -> None:
+        specs = [TensorSpec((PAGE, 4), torch.float32), TensorSpec((PAGE, 3), torch.bfloat16)]
+        with late.setup():
+            slots, state = stretches(4, [TensorSpec((24,), torch.uint8)], META)
+            blocks, pages = stretches(6, specs, META)
+        self.pools, self.stream, self.host = Pools(slots, blocks, state, pages, PAGE), late.stream(), HostStates()
+        self.transfers = Transfers(self.pools, self.host, self.stream)
+
+    def write(self, slot: int, pages: Sequence[int], value: int) -> None:
+        """As a step does; pages get the values behind."""
+        with self.stream.active(), torch.inference_mode():
+            self.pools.slots[slot].fill_(value)
+            for at, page in enumerate(pages):
+                self.pools.blocks[page].fill_(value + 1 + at)
+
+    def taken(self, slot: int, pages: Sequence[int]) -> list[torch.Tensor]:
+        """What a step reads of them."""
+        with self.stream.active(), torch.inference_mode():
+            return [self.pools.slots[slot] * 1, *(self.pools.blocks[page] * 1 for page in pages)]
+
+
+def there_and_back(late: LateDevice, waits: set[str]) -> list[list[int]]:
+    """A state goes to host memory, and comes back to another slot and other pages, which were others' before.
+
+    waits: for which copies those who come next in their slots wait; and whether copies wait for the stream.
+    """
+    bench = Bench(late)
+    bench.write(1, [4, 2], 7)
+    made = bench.transfers.export(5, 1, [4, 2], 3)
+    if "export" in waits:
+        assert made.collect().report == Transferred(5)
+    bench.write(1, [4, 2], 90)
+    if "export" not in waits:
+        made.collect()
+    bench.write(0, [0, 3], 50)
+    filled = bench.transfers.fill(10, 5, 0, [0, 3], 0)
+    if "fill" in waits:
+        assert filled.collect().report == Transferred(5, 10)
+    taken = [late.read(tensor) for tensor in bench.taken(0, [0, 3])]
+    return [tensor.unique().tolist() for tensor in taken]
+
+
+@pytest.mark.parametrize("seed", [None, *range(40)])
+def test_a_state_goes_to_host_memory_and_comes_back_however_late(seed: int | None) -> None:
+    with LateDevice(seed) as late:
+        assert there_and_back(late, ALL) == [[7], [8], [9]]
+
+
+def test_pages_go_in_parts_where_they_are_more_than_may_be_staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enqueue, "MOST_STAGED", 200)
+    with LateDevice(3) as late:
+        assert there_and_back(late, ALL) == [[7], [8], [9]]
+        assert late.count("download") == late.count("upload") - 4 == 3, "of the state and two pages, and where they lie"
+
+
+@pytest.mark.parametrize("left_out", sorted(ALL))
+def test_a_wait_that_is_left_out_is_found(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if left_out == "stream":
+        monkeypatch.setattr(LateStream, "wait", lambda self, event: None)
+    wrong = 0
+    for seed in range(40):
+        with LateDevice(seed, raises=False) as late:
+            wrong += there_and_back(late, ALL - {left_out}) != [[7], [8], [9]]
+    assert wrong > 0
+
+
+def test_the_stream_waits_for_no_copy() -> None:
+    with LateDevice() as late:
+        bench = Bench(late)
+        bench.write(1, [4, 2], 7)
+        made = bench.transfers.export(5, 1, [4, 2], 3)
+        taken = bench.taken(1, [4])
+        bench.stream.record().wait()
+        copies = late.streams[-1]
+        assert copies is not bench.stream and not made.passed() and copies.done == 0
+        made.collect()
+        assert late.read(taken[0]).unique().tolist() == [7]
+
+
+def test_a_copy_is_there_when_it_is_made_and_not_before() -> None:
+    with LateDevice() as late:
+        bench = Bench(late)
+        made = bench.transfers.export(5, 1, [4, 2], 3)
+        assert bench.host.wait_for(5, 0) is None
+        assert made.collect().seconds > 0
+        copy = bench.host.get(5)
+        assert (copy.position, copy.state.shape, copy.blocks.shape) == (3, (64,), (2, 128))
+        assert [(kv.dtype, list(kv.shape)) for kv in bench.host.kv_of(copy)] == [
+            (torch.float32, [3, 4]), (torch.bfloat16, [3, 3]),
+        ]  # fmt: skip
+
+
+def test_a_copy_that_fails_late_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(torch.AcceleratorError), LateDevice() as late:
+        bench = Bench(late)
+        with bench.stream.active(), torch.inference_mode():
+            torch.ones(1, device=META).index_select(0, torch.empty(1, dtype=torch.int64, device=META))
+        made = bench.transfers.export(5, 1, [], 0)
+        with pytest.raises(torch.AcceleratorError):
+            made.collect()
+        with pytest.raises(KeyError, match="could not be made"):
+            bench.host.get(5)
+
+
+@pytest.mark.parametrize("seed", [None, *range(10)])
+def test_a_fill_that_fails_half_way_is_over_when_it_writes_no_more(
+    seed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object) -> None:
+        raise torch.OutOfMemoryError("no room to stage")
+
+    with LateDevice(seed) as late:
+        bench = Bench(late)
+        bench.write(1, [4, 2], 7)
+        bench.transfers.export(5, 1, [4, 2], 3).collect()
+        monkeypatch.setattr(enqueue, "scatter", refuse)
+        filled = bench.transfers.fill(10, 5, 0, [0, 3], 0)
+        assert seed is not None or not filled.passed()
+        with pytest.raises(torch.OutOfMemoryError):
+            filled.collect()
+        bench.write(0, [], 50)
+        assert late.read(bench.taken(0, [])[0]).unique().tolist() == [50]
+        monkeypatch.setattr(enqueue, "gather", refuse)
+        with pytest.raises(torch.OutOfMemoryError):
+            bench.transfers.export(6, 1, [4, 2], 3).collect()
+        with pytest.raises(KeyError, match="could not be made"):
+            bench.host.get(6)
+
+
+def test_a_copy_for_which_there_is_no_memory_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(nbytes: int) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    with LateDevice() as late:
+        bench = Bench(late)
+        bench.host.use(bench.pools, refuse)
+        with pytest.raises(RuntimeError):
+            bench.transfers.export(5, 1, [4], 2)
+        with pytest.raises(KeyError, match="could not be made"):
+            bench.transfers.fill(10, 5, 0, [0], 0)
+
+
+def moved_on(device: TorchDevice, slots: tuple[int, int], pages: tuple[list[int], list[int]]) -> list[Ran]:
+    """A row computes a prompt, goes to host memory beside another row's steps, and goes on in other places."""
+    ids, other, ran = pack((5 * i + 1) % VOCABULARY for i in range(9)), pack([3, 1, 4]), []
+    before, after, others = (given if device.pools.pages else [] for given in (*pages, [20, 21]))
+
+    def run(chunks: list[WorkChunk], decodes: dict[int, int]) -> None:
+        ran.append(device.launch(Work(len(ran), chunks, list(decodes), list(decodes.values()), [])))
+
+    device.clear(slots[0])
+    device.open_row(0, 10, slots[0], Request("r", ids, 9, GREEDY, Stops(9)), before)
+    device.clear(7)
+    device.open_row(1, 11, 7, Request("o", other, 3, GREEDY, Stops(9)), others)
+    run([WorkChunk(0, 0, 7, False), WorkChunk(1, 0, 3, True)], {})
+    made = device.export(1, slots[0], before, 7)
+    run([], {1: 3})
+    made.collect()
+    device.poison(slots[0])
+    filled = device.fill(12, 1, slots[1], after, 0)
+    device.open_row(2, 12, slots[1], Request("r", ids, 9, GREEDY, Stops(9)), after)
+    run([], {1: 4})
+    filled.collect()
+    run([WorkChunk(2, 7, 9, True)], {1: 5})
+    run([], {2: 9, 1: 6})
+    return [pending.collect().report for pending in ran]
+
+
+@pytest.mark.parametrize("family", ["mamba2", "nemotron_h"])
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_a_row_goes_on_from_host_memory_beside_the_steps_of_another(family: str, seed: int | None) -> None:
+    places = ((3, 5), ([3, 1, 4], [11, 12, 13]))
+    model = model_of(family)
+    on_cpu = TorchDevice(model, pools_of(model, CPU), 3, 90, stream=CpuStream())
+    assert not on_cpu.copies_aside, "its copies are in order with all else"
+    expected = moved_on(on_cpu, *places)
+    with LateDevice(seed) as late:
+        stream, model = late.stream(), model_of(family)
+        late.to(model)
+        with late.setup():
+            pools = pools_of(model, META)
+        device = TorchDevice(model, pools, 3, 90, stream=stream)
+        assert device.copies_aside
+        device.capture()
+        assert [ran.tokens for ran in moved_on(device, *places)] == [ran.tokens for ran in expected]

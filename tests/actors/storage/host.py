@@ -1,0 +1,22 @@
+"""Host memory for the states of a small model."""
+
+import torch
+from torch import Tensor
+
+from actors.storage.host_memory import HostStates
+from models.batch import Pools, TensorSpec, stretches
+
+PAGE = 2
+
+
+def host_states(state_bytes: int, *kv: TensorSpec) -> HostStates:
+    """kv: one for each page tensor."""
+    cpu = torch.device("cpu")
+    blocks, pages = stretches(1, [TensorSpec((PAGE, *spec.shape), spec.dtype) for spec in kv], cpu)
+    states = HostStates()
+    states.use(Pools(torch.zeros(1, state_bytes, dtype=torch.uint8), blocks, [], pages, PAGE), buffer)
+    return states
+
+
+def buffer(nbytes: int) -> Tensor:
+    return torch.full((nbytes,), 0xA5, dtype=torch.uint8)

@@ -1,0 +1,12 @@
+import sys
+
+import pytest
+import torch
+
+
+def pytest_runtest_setup() -> None:
+    """In the interpreter and on the late device the same is tested everywhere."""
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU here")
+    if "tests.kernels.gpu.interpreter" in sys.modules:
+        pytest.skip("in this process Triton's kernels are interpreted: run tests/cuda by itself")

@@ -1,0 +1,55 @@
+"""What the late device saw, in the order in which the program did it."""
+
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
+
+Kind = Literal[
+    "launch", "upload", "download", "replay", "wait",
+    "host read", "implicit upload", "host buffer", "pageable", "unwritten", "misaligned",
+]  # fmt: skip
+STALLS = {"host read", "implicit upload"}
+FAULTS = {*STALLS, "host buffer", "pageable", "unwritten", "misaligned"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """what: the operation or kernel, the thread that waits, or what is wrong.
+
+    where: the lines of this repository that asked for it.
+    """
+
+    kind: Kind
+    what: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what}, at {self.where}"
+
+
+class Fault(AssertionError):
+    """What would stall a real device, or go wrong there now and then."""
+
+
+def where(depth: int = 4) -> str:
+    """The innermost lines of this repository that led here, without the late device's own."""
+    lines = list[str]()
+    frame: FrameType | None = sys._getframe(1)
+    while frame and len(lines) < depth:
+        if file := _shown(frame.f_code.co_filename):
+            lines.append(f"{file}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " < ".join(lines)
+
+
+@cache
+def _shown(file: str) -> str:
+    """A file of this repository as it is named there; nothing for others."""
+    path = Path(file)
+    own = path.parent == HERE and not path.name.startswith("test_")
+    return "" if own or not path.is_relative_to(ROOT) or "site-packages" in file else str(path.relative_to(ROOT))

@@ -1,0 +1,189 @@
+"""A stream of the late device: a queue of what is still to be done."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from actors.forward.streams import Event
+from tests.late.log import where
+from tests.late.tensors import Cell, LateTensor, spoil
+
+if TYPE_CHECKING:
+    from tests.late.device import LateDevice
+
+Step = Callable[[], Callable[[], None]]
+"""Called when it is enqueued; the result when it is executed."""
+
+
+@dataclass(frozen=True)
+class LateEvent:
+    """Passed when `place` steps of its stream are done."""
+
+    stream: LateStream
+    place: int
+
+    def wait(self) -> None:
+        self.stream.late.note("wait", threading.current_thread().name, where())
+        self.stream.late.finish(self)
+
+    def passed(self) -> bool:
+        """Time passes when somebody asks, unless the device has no seed."""
+        self.stream.late.pass_time(asked=True)
+        return self.is_behind()
+
+    def seconds_since(self, earlier: Event) -> float:
+        """A microsecond for each operation."""
+        assert isinstance(earlier, LateEvent) and self.is_behind() and earlier.stream is self.stream
+        return 1e-6 * (self.place - earlier.place)
+
+    def is_behind(self) -> bool:
+        return self.stream.done >= self.place
+
+
+class LateStream:
+    """See actors.forward.streams.Stream. done: how many steps were executed."""
+
+    device = torch.device("meta")
+
+    def __init__(self, late: LateDevice) -> None:
+        self.late, self.can_capture = late, late.can_capture
+        self.done = 0
+        self.recording: list[Step] | None = None
+        self._queue: deque[Callable[[], None] | LateEvent] = deque()
+
+    def active(self) -> AbstractContextManager[None]:
+        return self.late.active(self)
+
+    def host_buffer(self, nbytes: int) -> Tensor:
+        return self.late.pinned(nbytes)
+
+    def upload(self, host: Tensor, device: Tensor) -> None:
+        self._check_copy(host, device)
+        to, asked = device.cell, where()  # type: ignore[attr-defined]
+        device.memory.check_change()  # type: ignore[attr-defined]
+        self.late.note("upload", f"{host.nbytes} bytes", asked)
+
+        def begin() -> Callable[[], None]:
+            before = _checksum(host)
+
+            def copy() -> None:
+                if _checksum(host) != before:
+                    self.late.note("host buffer", "written before its upload had read it", asked)
+                self.late.values(to, "upload", asked).copy_(host)
+
+            return copy
+
+        self.enqueue(begin)
+
+    def download(self, device: Tensor, host: Tensor) -> None:
+        self._check_copy(host, device)
+        source, memory, asked = device.cell, device.memory, where()  # type: ignore[attr-defined]
+        self.late.note("download", f"{host.nbytes} bytes", asked)
+
+        def begin() -> Callable[[], None]:
+            host.view(torch.uint8).fill_(0xA5)
+            before = _checksum(host)
+
+            def copy(_used_until_then: object = memory) -> None:
+                if _checksum(host) != before:
+                    self.late.note("host buffer", "written before its download had filled it", asked)
+                host.copy_(self.late.values(source, "download", asked))
+
+            return copy
+
+        self.enqueue(begin)
+
+    def record(self) -> Event:
+        assert self.recording is None, "an event is no part of a capture"
+        with self.late.lock:
+            return LateEvent(self, self.done + len(self._queue))
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, LateEvent) and self.recording is None
+        with self.late.lock:
+            self._queue.append(event)
+
+    def beside(self) -> LateStream:
+        return self.late.stream()
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        assert self.can_capture and self.recording is None
+        steps = self.recording = list[Step]()
+        try:
+            with self.active():
+                run()
+        finally:
+            self.recording = None
+
+        def replay() -> None:
+            self.late.note("replay", f"{len(steps)} steps", where())
+            for step in steps:
+                self.enqueue(step)
+
+        return replay
+
+    def enqueue(self, step: Step) -> None:
+        if self.recording is not None:
+            self.recording.append(step)
+            return
+        self._append(step)
+        self.late.pass_time()
+
+    def freed(self, cell: Cell, home: list[Step] | None) -> None:
+        """The program dropped a memory: what comes next on this stream may get it. home: the capture that made it."""
+
+        def spoiled() -> None:
+            if cell.values is not None:
+                spoil(cell.values)
+
+        if home is None:
+            self._append(lambda: spoiled)
+        else:
+            home.append(lambda: spoiled)
+
+    def ready(self) -> bool:
+        """Whether it has a step that may be done now."""
+        return bool(self._queue) and (not isinstance(head := self._queue[0], LateEvent) or head.is_behind())
+
+    def execute(self, steps: int | None = None) -> int:
+        """Do so many of what is enqueued, else all; fewer where another stream must come first. Returns how many."""
+        done = 0
+        while done != steps:
+            with self.late.lock:
+                if not self.ready():
+                    break
+                step = self._queue.popleft()
+                if not isinstance(step, LateEvent):
+                    self.late.execute(step)
+                self.done += 1
+            done += 1
+        return done
+
+    def waits_for(self) -> LateEvent | None:
+        """What holds it up."""
+        head = self._queue[0] if self._queue else None
+        return head if isinstance(head, LateEvent) and not head.is_behind() else None
+
+    def _append(self, step: Step) -> None:
+        with self.late.lock:
+            self._queue.append(step())
+
+    def _check_copy(self, host: Tensor, device: Tensor) -> None:
+        assert isinstance(device, LateTensor) and host.is_cpu
+        assert (host.shape, host.dtype) == (device.shape, device.dtype)
+        assert host.is_contiguous() and device.is_contiguous()
+        if not self.late.is_pinned(host):
+            self.late.note("pageable", "a copy waits for the device if its host memory is no host_buffer's", where())
+
+
+def _checksum(host: Tensor) -> int:
+    return zlib.crc32(host.contiguous().view(-1).view(torch.uint8).numpy())
