@@ -36,10 +36,21 @@ class Config(Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, le=1e7, description="seconds after which a request is ended with 504, queueing included")
     ] = 600.0
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], Meta(description="type of the weights")] = "auto"
+    state_dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        Meta(description="type in which recurrent states are kept; bfloat16 halves them, and rounds at every token"),
+    ] = "float32"
+    quantize: Annotated[
+        Literal["none", "int8", "int4"],
+        Meta(description="keep the weights of projections as integers: half or a quarter of bfloat16's memory"),
+    ] = "none"
+    tf32: Annotated[
+        bool, Meta(description="let a GPU round what float32 products multiply to ten bits: faster, and less exact")
+    ] = False
     device: Annotated[str, Meta(description="auto, cpu or cuda")] = "auto"
     kernels: Annotated[
         Literal["native", "torch"],
-        Meta(description="what computes on a CPU: C++, compiled at the first start, or torch"),
+        Meta(description="what computes: C++, compiled at the first start, and Triton on a GPU; or torch"),
     ] = "native"
     threads: Annotated[
         AtLeastOne | None, Meta(description="threads that compute on a CPU [one for a small model, else all]")

@@ -1,6 +1,5 @@
 """From options to a ring that can run: the model, its text side, the pools, and the relay over them."""
 
-import os
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -10,10 +9,17 @@ import torch
 
 from actors.cache.limits import TierLimits
 from actors.forward.contained import ContainedDevice
+from actors.forward.streams import Stream
 from actors.forward.torch_device import TorchDevice, survives
 from actors.lease import Move, Violation
 from actors.runtime.relay import Relay, RelayConfig
-from actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, PoolSizes, costs_of, count_parameters, size_pools
+from actors.runtime.sizing import (
+    PoolSizes,
+    costs_of,
+    count_parameters,
+    size_pools,
+    weight_bytes,
+)
 from actors.scheduler.plan import Limits
 from actors.storage.files import StateFiles
 from actors.storage.host_memory import HostStates
@@ -21,17 +27,24 @@ from api.config import Config
 from api.generation.fields import check_defaults
 from api.generation.gateway import Gateway
 from api.generation.served_model import ServedModel
+from api.machine.device import allocate_pools, make_device, pick_device, pool_memory, stream_of
+from api.machine.memory import free_memory
 from api.machine.native import start_native
 from api.machine.threads import default_threads
 from api.serve import LoadedModel, Progress, StartError
 from api.telemetry.trace_file import TraceFile
+from kernels.gpu import use_tf32
 from kernels.native import use_threads
-from models.batch import Model, Pools, allocate
+from models.batch import Model
+from models.config import read_config
 from models.loading.checkpoint import load_model
 from models.loading.fingerprint import fingerprint
+from models.recorded import recording
 from models.text.tokenizer import ModelText, load_text
 
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
+STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+BITS = {"none": None, "int8": 8, "int4": 4}
 DEFAULT_MAX_MODEL_LEN = 131_072
 HOST_SHARE = 0.125
 
@@ -42,23 +55,45 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
     path = Path(config.model) if config.model else bundled_model()
     try:
         device = pick_device(config.device)
+        use_tf32(config.tf32)
         native = start_native(config, device)
-        model = load_model(path, DTYPES[config.dtype], device, on_progress, native.finish if native else lambda: None)
+        before_packing = native.finish if native else lambda: None
+        model = load_model(
+            path,
+            DTYPES[config.dtype],
+            device,
+            on_progress,
+            before_packing,
+            STATE_DTYPES[config.state_dtype],
+            BITS[config.quantize],
+        )
         use_threads(config.threads or default_threads(count_parameters(model), torch.get_num_threads()))
         text = load_text(path)
         check_defaults(text.generation_defaults)
         max_model_len = model_length(config, model)
-        sizes = size(config, model, max_model_len, device)
-        pools = allocate(model, sizes.slots, sizes.pages, sizes.page_size, device)
-        tiers = build_lower_tiers(config, model, sizes, path)
+        stream = stream_of(device, model)
+        sizes = size(config, model, max_model_len, stream)
+        pools = allocate_pools(model, sizes.slots, sizes.pages, sizes.page_size, device, stream)
+        tiers = build_lower_tiers(config, model, sizes, path, device)
+        runs = recording(model, pools, sizes.max_running, pools.pages_for(max_model_len + 1))
+        computes = make_device(
+            runs, pools, sizes.max_running, max_model_len, tiers.host, stream, longest=config.step_tokens
+        )
     except (ValueError, OSError, torch.OutOfMemoryError) as error:
         raise StartError(str(error)) from error
-    info = {"family": type(model).__name__, "device": str(device), "slots": sizes.slots, "pages": sizes.pages}
+    info = {
+        "family": type(model).__name__,
+        "device": str(device),
+        "quantize": config.quantize,
+        "weight_bytes": weight_bytes(model),
+        "slots": sizes.slots,
+        "pages": sizes.pages,
+    }
     served = ServedModel(text, model.vocab_size, max_model_len, info)
     return LoadedModel(
         served,
-        notes(sizes),
-        lambda gateway: build_relay(config, model, pools, tiers, sizes, text, max_model_len, gateway, trace),
+        [f"weights of {weight_bytes(model) / 2**20:.1f} MiB (quantize: {config.quantize})", *notes(sizes)],
+        lambda gateway: build_relay(config, model, computes, tiers, sizes, text, gateway, trace),
         trace.close if trace is not None else None,
     )
 
@@ -74,14 +109,6 @@ def bundled_model() -> Path:
     return Path(str(files("models") / "bundled"))
 
 
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise StartError("--device: there is no CUDA device here")
-    return torch.device(name)
-
-
 def model_length(config: Config, model: Model) -> int:
     """Most tokens of a sequence: as asked for, else the model's limit, if it has a sensible one."""
     if config.max_model_len is None:
@@ -91,8 +118,10 @@ def model_length(config: Config, model: Model) -> int:
     return config.max_model_len
 
 
-def size(config: Config, model: Model, max_model_len: int, device: torch.device) -> PoolSizes:
-    memory = config.memory if config.memory is not None else int(free_memory(device) * DEFAULT_MEMORY_FRACTION)
+def size(config: Config, model: Model, max_model_len: int, stream: Stream) -> PoolSizes:
+    memory = config.memory
+    if memory is None:
+        memory = pool_memory(model, config.max_running, max_model_len, config.page_size, config.step_tokens, stream)
     return size_pools(
         model,
         memory,
@@ -116,7 +145,7 @@ class LowerTiers:
     disk: StateFiles | None
 
 
-def build_lower_tiers(config: Config, model: Model, sizes: PoolSizes, path: Path) -> LowerTiers:
+def build_lower_tiers(config: Config, model: Model, sizes: PoolSizes, path: Path, device: torch.device) -> LowerTiers:
     """The tiers below the pool: their limits, the host memory, and the files of --session-dir, which are scanned here.
 
     Without --host-memory it is an eighth of the host's free memory, also beside an accelerator.
@@ -128,36 +157,21 @@ def build_lower_tiers(config: Config, model: Model, sizes: PoolSizes, path: Path
         state_bytes=sizes.slot_bytes,
         token_bytes=sizes.page_bytes // sizes.page_size if sizes.pages else 0,
         session_slots=config.session_slots,
+        page_size=sizes.page_size,
+        pinned=device.type == "cuda",
     )
     host = HostStates()
     if config.session_dir is None:
         return LowerTiers(limits, host, None)
-    model_id = fingerprint(path, model.state_specs(), model.kv_specs())
-    files = StateFiles(Path(config.session_dir) / "states", model_id, host)
+    files = StateFiles(Path(config.session_dir) / "states", name_states(config, model, path), host)
     files.scan()
     return LowerTiers(limits, host, files)
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had: of the device, or of this machine within the container's limit."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    meminfo = read_text("/proc/meminfo").split()
-    if "MemAvailable:" in meminfo:
-        available = int(meminfo[meminfo.index("MemAvailable:") + 1]) * 1024
-    limit = read_text("/sys/fs/cgroup/memory.max").strip()
-    used = read_text("/sys/fs/cgroup/memory.current").strip()
-    return min(available, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else available
-
-
-def read_text(path: str) -> str:
-    """A small file of the system; empty where there is none."""
-    try:
-        return Path(path).read_text(encoding="ascii")
-    except OSError:
-        return ""
+def name_states(config: Config, model: Model, path: Path) -> str:
+    """What tells its states from others: a state may be float32 whatever the weights are that made it."""
+    dtype = DTYPES[config.dtype] or read_config(path).dtype()
+    return fingerprint(path, model.state_specs(), model.kv_specs(), dtype, config.quantize)
 
 
 def notes(sizes: PoolSizes) -> list[str]:
@@ -169,11 +183,10 @@ def notes(sizes: PoolSizes) -> list[str]:
 def build_relay(
     config: Config,
     model: Model,
-    pools: Pools,
+    computes: TorchDevice,
     tiers: LowerTiers,
     sizes: PoolSizes,
     text: ModelText,
-    max_model_len: int,
     gateway: Gateway,
     trace: TraceFile | None = None,
 ) -> Relay:
@@ -216,9 +229,7 @@ def build_relay(
             cache_policy=config.cache_policy,
             costs=costs_of(model),
         ),
-        lambda deliver: ContainedDevice(
-            TorchDevice(model, pools, sizes.max_running, max_model_len, deliver, tiers.host), deliver, survives
-        ),
+        ContainedDevice(computes, survives),
         text,
         gateway.bind,
         on_move if config.log_level == "debug" else None,

@@ -171,9 +171,11 @@ class Gateway:
     def abandon(self, generation: Generation, reason: AbandonReason) -> None:
         """Abort the members that have not ended; their late outputs are dropped."""
         for member in generation.members:
-            if self._close(member.request.id):
-                self._abandoned.add(member.request.id)
-                self._post("scheduler", Abort(member.request.id, reason))
+            id = member.request.id
+            if self._open.get(id) is member:  # Once it has ended, another call may have the id.
+                self._close(id)
+                self._abandoned.add(id)
+                self._post("scheduler", Abort(id, reason))
 
     def abort(self, id: str) -> None:
         """End this request, as if it had finished."""
@@ -385,12 +387,10 @@ class Gateway:
         else:
             member.generation.fail(refusal(ended, self._timeout))
 
-    def _close(self, id: str) -> bool:
-        """Whether it was open."""
+    def _close(self, id: str) -> None:
         member = self._open.pop(id, None)
         if member is not None and self.on_end is not None:
             self.on_end(member)
-        return member is not None
 
     def _last_word(self, id: str) -> None:
         self._close(id)

@@ -102,7 +102,7 @@ class Generation:
         self.created_at = gateway.clock()
         self.ended_at: float | None = None
         self._gateway = gateway
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[bool] | None = None
         self._error: ApiError | None = None
         self._timeout = timeout
         self._timer = asyncio.get_running_loop().call_later(timeout, self._expire)
@@ -134,20 +134,32 @@ class Generation:
         Raises ApiError if the request failed: then there is nothing more to come.
         """
         while True:
-            self._wake.clear()
             if self._error is not None:
                 raise self._error
             taken = [(m.index, output) for m in self.members if (output := m.take()) is not None]
             if taken or self.finished:
                 return taken
-            try:
-                async with asyncio.timeout(wait):
-                    await self._wake.wait()
-            except TimeoutError:
+            if not await self._woken(wait):
                 return []
 
+    async def _woken(self, wait: float | None) -> bool:
+        """Wait for `wake`; whether it came within so many seconds. asyncio.timeout would cost each token 10 µs more."""
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(wait, self._answer_waiter, False) if wait is not None else None
+        try:
+            return await self._waiter
+        finally:
+            if timer is not None:
+                timer.cancel()
+
     def wake(self) -> None:
-        self._wake.set()
+        """Something has come: outputs, an end, an error."""
+        self._answer_waiter(True)
+
+    def _answer_waiter(self, woken: bool) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(woken)
 
     def fail(self, error: ApiError, reason: AbandonReason = "aborted") -> None:
         """Abort what is left; the reader gets `error`."""

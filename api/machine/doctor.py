@@ -3,6 +3,7 @@
 import os
 import pkgutil
 import platform
+from importlib import import_module, metadata
 
 import msgspec
 import torch
@@ -10,13 +11,13 @@ import torch
 from api.machine.threads import SETTINGS
 from api.version import VERSION
 from kernels import native
+from kernels.gpu.selection import HAS_TRITON
 from kernels.native.bandwidth import read_bandwidth
 from kernels.native.build import KERNELS
 from kernels.native.cache import cache_folder
 from kernels.native.pool import torch_pool
 from kernels.native.prepare import Prepared, prepare
 from kernels.native.targets import cpu_features
-from models.loading import checkpoint
 
 # Of the many names that a CPU has for what it can do, those that decide how fast it computes.
 TELLING = ("avx2", "avx512", "avx_vnni", "amx", "asimd", "bf16", "f16c", "fma", "i8mm", "sve")
@@ -34,21 +35,30 @@ def doctor(as_json: bool) -> int:
 
 def examine() -> dict[str, str]:
     """What is found, in lines; native code is compiled and installed for it."""
-    threads = torch.get_num_threads()
+    names, threads = operations(), torch.get_num_threads()
     prepared = prepare()
     prepared.install(threads)
     features = [name for name in sorted(cpu_features()) if name.startswith(TELLING)]
     return {
         "baton": f"{VERSION}, torch {torch.__version__}, Python {platform.python_version()}",
         "cpu": f"{platform.machine()}, {os.cpu_count()} processors: {' '.join(features) or 'features unknown'}",
+        "gpu": tell_gpu(),
         "target": prepared.target.name if prepared.target is not None else "none",
         "compiler": tell_compiler(prepared),
         "cache": f"{cache_folder()}{', not used: ' + prepared.cache_problem if prepared.cache_problem else ''}",
         "native code": tell_library(prepared),
         "threads": tell_threads(threads),
         "memory": ", ".join(f"{read_bandwidth(n) / 1e9:.0f} GB/s read by {n}" for n in sorted({1, threads})),
-        **{f"kernel {name}": tell_kernel(name, prepared) for name in operations()},
+        **{f"kernel {name}": tell_kernel(name, prepared) for name in names},
     }
+
+
+def tell_gpu() -> str:
+    if not torch.cuda.is_available():
+        return "none"
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    triton = f"Triton {metadata.version('triton')}" if HAS_TRITON else "no Triton"
+    return f"{', '.join(names)}; {triton}"
 
 
 def tell_compiler(prepared: Prepared) -> str:
@@ -69,15 +79,17 @@ def tell_threads(threads: int) -> str:
 
 
 def operations() -> list[str]:
-    """The folders of kernels/ that hold an operation, all of which a model's loading has imported."""
-    assert checkpoint.FAMILIES
+    """The folders of kernels/ that hold an operation, which are imported, so that they declare their functions."""
     found = [module.name for module in pkgutil.iter_modules([str(KERNELS)]) if module.ispkg]
-    return sorted(name for name in found if name != "native")
+    names = sorted(name for name in found if name != "native")
+    for name in names:
+        import_module(f"kernels.{name}")
+    return names
 
 
 def tell_kernel(name: str, prepared: Prepared) -> str:
-    """What computes an operation: the functions of its native.py, or torch."""
-    functions = native.declared(f"kernels.{name}.native")
+    """What computes an operation: its native functions, or torch."""
+    functions = native.declared(f"kernels.{name}")
     if not functions:
         return "torch"
     told = {True: "native", False: "torch"}

@@ -1,15 +1,17 @@
 """Native code when the server starts: looked for beside the loading of the weights, and told of in the log."""
 
 import threading
+from importlib.metadata import version
 
 import structlog
 import torch
 
 from api.config import Config
-from kernels import native
+from kernels import gpu, native
 from kernels.native.prepare import Prepared, prepare
 
 COST = "torch computes the same, decoding and prompts at about half the speed"
+COST_WITHOUT_TRITON = "torch computes the same, many times slower, and no step is captured"
 
 
 class NativeStart:
@@ -50,5 +52,11 @@ class NativeStart:
 
 
 def start_native(config: Config, device: torch.device) -> NativeStart | None:
-    """None where torch is to compute everything."""
+    """None where no C++ is to compute. The log says where Triton does, or does not though it could."""
+    if config.kernels == "torch":
+        gpu.leave_to_torch()
+    if gpu.computes_on(device):
+        structlog.get_logger().info("Triton", version=version("triton"), interpreted=device.type == "cpu")
+    elif device.type != "cpu":
+        structlog.get_logger().warning("no Triton", cost=COST_WITHOUT_TRITON)
     return NativeStart() if config.kernels == "native" and device.type == "cpu" else None

@@ -54,6 +54,7 @@ def test_the_environment_sets_what_the_command_line_does_not() -> None:
         (["--max-running", "0"], {}, "--max-running"),
         (["--state-slots", "-1"], {}, "--state-slots"),
         (["--dtype", "int8"], {}, "--dtype"),
+        (["--quantize", "int2"], {}, "--quantize"),
         (["--state-strategy", "hoard"], {}, "--state-strategy"),
         (["--tree-slots", "-1"], {}, "--tree-slots"),
         (["--session-disk", "1K"], {}, "--session-disk"),

@@ -3,19 +3,25 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
 import structlog
 import torch
 
+from actors.forward.streams import CpuStream
 from actors.runtime.relay import Relay
 from actors.scheduler.strategy import Strategy
 from api.config import Config
 from api.generation.gateway import Gateway
+from api.machine.memory import free_memory
 from api.serve import StartError
-from api.wiring import free_memory, load, model_length
+from api.wiring import build_lower_tiers, load, model_length, name_states, size
+from kernels.gpu import dot_precision, use_tf32
 from models.hash import HashModel
+from models.loading.checkpoint import random_model
+from tests.actors.test_ring import MAMBA2
 from tests.api.hash_traffic import make_checkpoint
 
 HASH = {"model_type": "hash", "vocab_size": 256, "chunk_size": 8, "max_position_embeddings": 64}
@@ -84,6 +90,39 @@ def test_the_longest_sequence() -> None:
     assert model_length(Config(), HashModel(256, 8, 2**31 - 1)) == 131_072
     with pytest.raises(StartError, match=r"--max-model-len: .* 64"):
         model_length(Config(max_model_len=65), model)
+
+
+def test_states_are_told_apart_by_the_type_of_the_weights_that_made_them(tmp_path: Path) -> None:
+    """Mamba-2's are float32 under any --dtype, so their shapes and types alone say nothing."""
+    (tmp_path / "config.json").write_text(json.dumps({**MAMBA2, "dtype": "bfloat16"}))
+
+    def name(dtype: Literal["auto", "float32", "bfloat16"]) -> str:
+        weights = torch.float32 if dtype == "float32" else torch.bfloat16
+        model = random_model(MAMBA2, weights, torch.device("cpu"), seed=0)
+        return name_states(Config(dtype=dtype), model, tmp_path)
+
+    assert name("auto") == name("bfloat16") != name("float32")
+
+
+def test_tf32_is_off_unless_asked(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        for tf32 in (True, False):
+            load(Config(model=str(tmp_path), tf32=tf32), lambda done, total: None)
+            assert torch.backends.cudnn.allow_tf32 == tf32
+            assert torch.backends.cuda.matmul.allow_tf32 == tf32
+            assert dot_precision() == ("tf32" if tf32 else "ieee")
+    finally:
+        use_tf32(False)
+
+
+@pytest.mark.parametrize(("device", "pinned"), [("cpu", False), ("cuda", True)])
+def test_host_memory_is_counted_as_it_is_kept(tmp_path: Path, device: str, pinned: bool) -> None:
+    model, config = HashModel(256, 8, 64), Config(host_memory=1000, page_size=4)
+    sizes = size(config, model, 64, CpuStream())
+    limits = build_lower_tiers(config, model, sizes, tmp_path, torch.device(device)).limits
+    assert (limits.host_bytes, limits.page_size, limits.pinned) == (1000, 4, pinned)
 
 
 def test_free_memory_is_within_this_machine() -> None:

@@ -22,9 +22,11 @@ def test_an_answer_streams(tab: Tab) -> None:
 def test_a_turn_goes_on_from_the_state(tab: Tab) -> None:
     assert tab.talk("My name is Clara.", "What is my name?") == ["Nice to meet you, Clara!", "Your name is Clara."]
     first, second = tab.kept()["turns"]  # type: ignore[misc]
-    assert second["cached_tokens"] == first["position"]
+    # The last token has been consumed only if another step was under way already when it was drawn.
+    assert second["cached_tokens"] in (first["position"], first["position"] - 1)
+    read = first["position"] + second["input_tokens"] - second["cached_tokens"]
     figures = tab.turns.nth(1).locator(".figures")
-    expect(figures).to_contain_text(f"{second['cached_tokens']} from the state, {second['input_tokens']} read")
+    expect(figures).to_contain_text(f"{second['cached_tokens']} from the state, {read} read")
     expect(figures).to_contain_text(f"{second['output_tokens']} tokens")
     expect(figures).to_contain_text(re.compile(r"\d+ tokens/s"))
     expect(figures).to_contain_text(re.compile(r"first token [\d.]+ m?s"))

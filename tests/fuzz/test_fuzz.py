@@ -22,7 +22,7 @@ SEED = 1
 HASH_REQUESTS, BUNDLED_REQUESTS = 1500, 500
 SOAK_REQUESTS = int(os.environ.get("BATON_FUZZ_REQUESTS") or 50_000)
 SOAK_BATCH = 2000
-MOST_UNTIL_FOUND = 600
+MOST_UNTIL_FOUND = 1500
 # It reads nothing of a request, or holds others up.
 NOT_FUZZED = {"/", "/ready", "/version", "/pause_generation", "/continue_generation"}
 ALIASES = {"/get_model_info", "/get_server_info"}

@@ -94,6 +94,18 @@ async def test_leaving_early_aborts_and_late_outputs_reach_nobody() -> None:
         assert again.members[0].pending == []
 
 
+async def test_leaving_late_ends_nobody_who_has_the_id_by_then() -> None:
+    post = Post()
+    with post.gateway.submit([request("a")]) as first:
+        post.output("a", 0, "stop")
+        second = post.gateway.submit([request("a")])
+        await first.next()
+    assert not [m for _, m in post.sent if isinstance(m, Abort)]
+    post.output("a", 0, "stop")
+    assert [o.finish_reason for _, o in await asyncio.wait_for(second.next(), 1)] == ["stop"]
+    second.close()
+
+
 async def test_an_id_cannot_be_open_twice() -> None:
     post = Post()
     with post.gateway.submit([request("a")]):

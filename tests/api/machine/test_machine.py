@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from api.config import Config
+from api.machine.device import can_capture
 from api.machine.doctor import doctor
 from api.machine.threads import SPINS, default_threads, spin_briefly
-from api.wiring import load
+from api.wiring import bundled_model, load
+from kernels.gpu import computes_for
+from models.loading.checkpoint import load_model
 from tests.api.hash_traffic import make_checkpoint
 from tests.api.server_process import ROOT, SERVE, ServerProcess
 
@@ -85,7 +88,8 @@ def test_the_doctor_tells_what_runs() -> None:
     )
     found = json.loads(told.stdout)
     assert found["kernel rms_norm"] == "baton_add_rms_norm: native"
-    assert found["kernel sampling"] == "torch"
+    assert found["kernel recorded"] == "baton_replay: native"
+    assert "baton_draw: native" in found["kernel sampling"] and found["kernel conv1d"] == "torch"
     assert "ready in" in found["native code"] and "GB/s" in found["memory"]
     assert f"GOMP_SPINCOUNT={SPINS}" in found["threads"]
     assert found["cache"] == os.environ["BATON_CACHE"]
@@ -100,3 +104,13 @@ def test_the_doctor_tells_what_is_missing(
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line[0] != "k")
     assert lines["compiler"] == "none"
     assert lines["native"].startswith("code") and "no C++ compiler" in lines["native"]
+
+
+def test_decoding_steps_are_recorded_where_nothing_of_them_is_read_from_the_device(tmp_path: Path) -> None:
+    device = torch.device("meta")
+    hashes, bundled = (
+        load_model(path, None, torch.device("cpu")) for path in (make_checkpoint(tmp_path), bundled_model())
+    )
+    assert not can_capture(bundled, device)
+    with computes_for("meta"):
+        assert can_capture(bundled, device) and not can_capture(hashes, device)
