@@ -6,15 +6,23 @@ import torch
 
 from kernels.sampling import SamplingTensors, sample
 from models.batch import Batch, Decode, Model, Prefill, allocate
+from models.recorded import recording
+
+# Where the model has attention: of the first row while it is alone, and of each.
+LONGEST, OF_A_ROW, PAGE_SIZE = 8192, 512, 16
 
 
 class Bare:
     """Feeds the model from Python in steps of at most `step_tokens`, each sampled token back into the next step."""
 
     def __init__(self, model: Model, rows: int, step_tokens: int) -> None:
-        self._model = model
         self._step_tokens = step_tokens
-        self._pools = allocate(model, rows, 0, 1, torch.device("cpu"))
+        pages = max(LONGEST, rows * OF_A_ROW) // PAGE_SIZE if model.kv_specs() else 0
+        self._pools = allocate(model, rows, pages, PAGE_SIZE, torch.device("cpu"))
+        self._model = recording(model, self._pools, rows, pages)
+        self._pages = torch.arange(pages, dtype=torch.int32)
+        self._of_a_row = OF_A_ROW // PAGE_SIZE if pages else 0
+        self._table = self._pages[: rows * self._of_a_row].view(rows, self._of_a_row)
 
     @torch.inference_mode()
     def prefill(self, prompt: list[int]) -> float:
@@ -28,11 +36,11 @@ class Bare:
         """Tokens a second, of all prompts together, from their first drawn token on."""
         rows = len(prompts)
         tokens = torch.cat([self._feed(prompt, row) for row, prompt in enumerate(prompts)])
-        start = len(prompts[0])
+        start, table = len(prompts[0]), self._table[:rows] if rows > 1 else self._pages[None]
         began = time.perf_counter()
         for position in range(start, start + steps):
             positions = torch.full((rows,), position)
-            decode = Decode(torch.arange(rows), positions, torch.zeros(rows, 0, dtype=torch.int32))
+            decode = Decode(torch.arange(rows), positions, table[:, : position // PAGE_SIZE + 1])
             hidden = self._model.forward(Batch(tokens, positions, None, decode), self._pools)
             tokens = self._draw(hidden, position + 1)
         return rows * steps / (time.perf_counter() - began)
@@ -42,7 +50,8 @@ class Bare:
         hidden = torch.empty(0)
         for start in range(0, len(prompt), self._step_tokens):
             tokens = torch.tensor(prompt[start : start + self._step_tokens])
-            prefill = Prefill([0, len(tokens)], [start], [slot], [], torch.zeros(1, 0, dtype=torch.int32))
+            pages = self._pages[slot * self._of_a_row :][: -(-(start + len(tokens)) // PAGE_SIZE)]
+            prefill = Prefill([0, len(tokens)], [start], [slot], [], pages[None])
             positions = torch.arange(start, start + len(tokens))
             hidden = self._model.forward(Batch(tokens, positions, prefill, None), self._pools)
         return self._draw(hidden[-1:], len(prompt))

@@ -3,7 +3,8 @@
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -54,19 +55,25 @@ class Load:
 
     async def round(self, streams: int, prompt: int, figures: Figures) -> None:
         """The streams run; then the prompt comes, and with its first token they are given up."""
+        async with self.running(streams) as running:
+            asked = time.perf_counter()
+            figures.answered.append(await self.first_token(prompt))
+        for stream in running:
+            gaps = [(later, later - earlier) for earlier, later in pairwise(stream.arrivals[WARM_UP:])]
+            figures.calm += [gap for at, gap in gaps if at < asked]
+            figures.beside += [gap for at, gap in gaps if asked <= at <= asked + figures.answered[-1]]
+
+    @asynccontextmanager
+    async def running(self, streams: int) -> AsyncIterator[list[Stream]]:
+        """So many streams, warm; they are given up when the context is left."""
         running = [Stream() for _ in range(streams)]
         async with anyio.create_task_group() as tasks:
             for stream in running:
                 tasks.start_soon(self._receive, stream, SHORT, MANY)
             for stream in running:
                 await stream.warm.wait()
-            asked = time.perf_counter()
-            figures.answered.append(await self.first_token(prompt))
+            yield running
             tasks.cancel_scope.cancel()
-        for stream in running:
-            gaps = [(later, later - earlier) for earlier, later in pairwise(stream.arrivals[WARM_UP:])]
-            figures.calm += [gap for at, gap in gaps if at < asked]
-            figures.beside += [gap for at, gap in gaps if asked <= at <= asked + figures.answered[-1]]
 
     async def _receive(self, stream: Stream, prompt: int, max_tokens: int) -> None:
         tokens = [self._random.randrange(self._vocabulary) for _ in range(prompt)]

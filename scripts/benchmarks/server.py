@@ -1,4 +1,4 @@
-"""A `baton serve` process on a checkpoint of random weights, and its client."""
+"""Servers in processes of their own: any, and `baton serve` with its client."""
 
 import asyncio
 import contextlib
@@ -8,38 +8,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import aiohttp
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, pre_tokenizers
-from tokenizers.models import WordLevel
-from torch import Tensor, nn
 
-from models.layers.linear import Embedding, Linear
+from scripts.benchmarks.figures import steady_rate
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 300.0
-
-
-def plain_weights(model: nn.Module) -> dict[str, Tensor]:
-    """By name, in a checkpoint's layout, also those that were packed for this CPU."""
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    for name, layer in model.named_modules():
-        if isinstance(layer, Linear | Embedding) and layer.packed:
-            weights[f"{name}.weight"] = layer.packed.plain()
-    return weights
-
-
-def write_checkpoint(folder: Path, config: dict[str, Any], model: nn.Module) -> None:
-    """config.json, model.safetensors and a tokenizer whose words are t0, t1, ..."""
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(plain_weights(model), folder / "model.safetensors")
-    words = {f"t{id}": id for id in range(config["vocab_size"])}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="t0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def completion_tokens(line: bytes) -> int:
@@ -47,33 +25,47 @@ def completion_tokens(line: bytes) -> int:
     return int(json.loads(line.removeprefix(b"data: "))["meta_info"]["completion_tokens"])
 
 
-class Served:
-    """The server's process; the same measurements as benchmarks.bare.Bare, over HTTP."""
+def whole_lines(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """Each line with the time at which its end came."""
+    rest = b""
+    for at, chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from ((at, line) for line in lines)
 
-    def __init__(self, folder: Path, threads: int, options: list[str]) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+
+class ServerProcess:
+    """A server that is started with `--port`; as a context it is ready, and ends when it is left.
+
+    ready: the path that answers 200 once it can be used.
+    """
+
+    def __init__(self, command: Sequence[str], threads: int, log: Path, ready: str) -> None:
+        self._ready = ready
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        self._log = (folder / "server.log").open("wb")
+        self._log = log.open("wb")
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "api.cli",
-                "serve",
-                str(folder),
-                "--port",
-                str(port),
-                "--threads",
-                str(threads),
-                *options,
-            ],
+            [*command, "--port", str(port)],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
+
+    def __enter__(self) -> Self:
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def process(self) -> int:
+        return self._process.pid
 
     def close(self) -> int:
         """Drain the server; its exit code."""
@@ -88,6 +80,36 @@ class Served:
             tail = Path(self._log.name).read_text(errors="replace")[-2000:]
             raise RuntimeError(f"the server did not become ready:\n{tail}")
 
+    async def _is_ready(self) -> bool:
+        give_up = time.monotonic() + START_TIMEOUT_S
+        async with aiohttp.ClientSession(self.url) as session:
+            while time.monotonic() < give_up and self._process.poll() is None:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(self._ready) as answer:
+                        if answer.status == 200:
+                            return True
+                await asyncio.sleep(0.2)
+        return False
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+class Served(ServerProcess):
+    """Baton's server; the same measurements as benchmarks.bare.Bare, over HTTP."""
+
+    def __init__(self, folder: Path, threads: int, options: Sequence[str], log: Path) -> None:
+        command = [sys.executable, "-m", "api.cli", "serve", str(folder), "--threads", str(threads)]
+        super().__init__([*command, *options], threads, log, "/ready")
+
+    def __exit__(self, *_: object) -> None:
+        """RuntimeError if it did not end well."""
+        if code := self.close():
+            raise RuntimeError(f"the server ended with code {code}; {self._log.name} says why")
+
     def prefill(self, prompt: list[int]) -> float:
         """Tokens a second until the first token of the answer has arrived."""
         [arrivals] = asyncio.run(self._generate([prompt], 1))
@@ -95,13 +117,7 @@ class Served:
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         """Tokens a second, of all prompts together, while all of them are being answered."""
-        streams = asyncio.run(self._generate(prompts, steps + 1))
-        begin = max(arrivals[0][0] for arrivals in streams)
-        end = min(arrivals[-1][0] for arrivals in streams)
-        counts = [[count for at, count in arrivals if begin <= at <= end] for arrivals in streams]
-        if begin >= end or not all(counts):
-            raise RuntimeError(f"the {len(prompts)} answers were never under way all at once: take more steps")
-        return sum(within[-1] - within[0] for within in counts) / (end - begin)
+        return steady_rate(lambda tokens: asyncio.run(self._generate(prompts, tokens)), steps)
 
     async def _generate(self, prompts: list[list[int]], max_tokens: int) -> list[list[tuple[float, int]]]:
         """Of each answer, when how many of its tokens had arrived, in seconds since all were asked for."""
@@ -115,22 +131,9 @@ class Served:
         sampling = {"max_new_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
         async with session.post("/generate", json=body, raise_for_status=True) as answer:
-            lines = [
-                (time.perf_counter() - began, line) async for line in answer.content if line.startswith(b"data: {")
-            ]
+            chunks = [(time.perf_counter() - began, chunk) async for chunk in answer.content.iter_any()]
         # Parsed when all is over: the client shares the server's cores.
-        arrivals = [(at, completion_tokens(line)) for at, line in lines]
+        arrivals = [(at, completion_tokens(line)) for at, line in whole_lines(chunks) if line.startswith(b"data: {")]
         if not arrivals or arrivals[-1][1] != max_tokens:
             raise RuntimeError(f"asked for {max_tokens} tokens, got {arrivals[-1:]}")
         return arrivals
-
-    async def _is_ready(self) -> bool:
-        give_up = time.monotonic() + START_TIMEOUT_S
-        async with aiohttp.ClientSession(self.url) as session:
-            while time.monotonic() < give_up and self._process.poll() is None:
-                with contextlib.suppress(aiohttp.ClientError):
-                    async with session.get("/ready") as answer:
-                        if answer.status == 200:
-                            return True
-                await asyncio.sleep(0.2)
-        return False

@@ -7,13 +7,12 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from scripts.benchmarks.contenders import Entry, Workbench
 from scripts.benchmarks.server import Served
-from scripts.benchmarks.transformers_peer import Transformers, is_installed
 
 ANSWER_TOKENS = 8
 MAX_WHOLE_ROUNDS = 3
@@ -104,14 +103,14 @@ def cached_tokens(ended: dict[str, Any]) -> int:
     return int(ended["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-async def measure(served: Served, folder: Path, shape: Shape, rounds: int, threads: int) -> None:
+async def measure(served: Served, workbench: Workbench, shape: Shape, rounds: int) -> None:
     async with aiohttp.ClientSession(served.url, timeout=aiohttp.ClientTimeout()) as http:
         client = Client(http, shape.vocabulary)
         late = await client.grow(shape.turns - 1, shape.history)
         early = await client.grow(1, shape.history // (shape.turns - 1))
         pairs = await alternate(client, early, late, shape.new, rounds)
         whole_rounds = min(rounds, MAX_WHOLE_ROUNDS)
-        peer = await against_transformers(client, late, shape.new, whole_rounds, folder, threads)
+        peer = await against_transformers(client, late, shape.new, whole_rounds, workbench)
         cold = [(await client.cold_turn(late, client.draw(shape.new))).seconds for _ in range(whole_rounds)]
     report(shape, pairs, peer, cold)
 
@@ -127,19 +126,20 @@ async def alternate(client: Client, early: Session, late: Session, new: int, rou
 
 
 async def against_transformers(
-    client: Client, session: Session, new: int, rounds: int, folder: Path, threads: int
+    client: Client, session: Session, new: int, rounds: int, workbench: Workbench
 ) -> list[tuple[First, First]]:
     """The session's next turn, and its whole history with the same new tokens read by transformers; none without it."""
-    if not is_installed():
+    entry = Entry.parse("transformers")
+    if workbench.missing(entry):
         return []
-    with Transformers(folder, threads) as transformers:
-        await asyncio.to_thread(transformers.first_token, client.draw(new))
+    with workbench.peer(entry) as transformers:
+        await asyncio.to_thread(transformers.generate, [client.draw(new)], 1)
         pairs = []
         for _ in range(rounds):
             tokens = client.draw(new)
             ours = await client.next_turn(session, tokens)
-            seconds, token = await asyncio.to_thread(transformers.first_token, session.log + tokens)
-            pairs.append((ours, First(seconds, token, 0)))
+            theirs = await asyncio.to_thread(transformers.generate, [session.log + tokens], 1)
+            pairs.append((ours, First(theirs.seconds[0][0], theirs.tokens[0][0], 0)))
     return pairs
 
 
@@ -154,7 +154,7 @@ def report(shape: Shape, pairs: list[tuple[float, float]], peer: list[tuple[Firs
     compare(f"turn {shape.turns} / turn 2", [late / early for early, late in pairs])
     compare(f"nothing cached / turn {shape.turns}", [seconds / statistics.median(late) for seconds in cold])
     if not peer:
-        print("transformers is not installed (extra `test`), and is not compared")
+        print("transformers is not installed (scripts/bench peers --install transformers), and is not compared")
         return
     compare(f"transformers / turn {shape.turns}", [theirs.seconds / ours.seconds for ours, theirs in peer])
     agreed = sum(ours.token == theirs.token for ours, theirs in peer)

@@ -24,6 +24,7 @@ OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
     ast.Mult: ("*", "//"),
     ast.Div: ("/", "*"),
     ast.FloorDiv: ("//", "*"),
+    ast.Pow: ("**", "*"),
     ast.Mod: ("%", "//"),
     ast.LShift: ("<<", ">>"),
     ast.RShift: (">>", "<<"),

@@ -10,7 +10,7 @@ from actors.cache.actor import Cache
 from actors.forward.actor import Forward
 from actors.forward.device import Work
 from actors.lease import Ledger
-from actors.messages import Delta, Ended, Message, Ran, Submit
+from actors.messages import Delta, Ended, Message, Ran, Submit, Transferred
 from actors.requests import Output, Request
 from actors.results.actor import ResultProcessor
 from actors.runtime.transport import arrive, depart
@@ -45,11 +45,12 @@ class VirtualDevice:
     costs: Costs
     requests: dict[str, Running]
     at: Callable[[float, Callable[[], None]], None]
-    deliver: Callable[[Ran], None]
+    deliver: Callable[[Ran | Transferred], None]
     now: float = 0.0
     free_at: float = 0.0
     computed: int = 0
     steps: int = 0
+    copies_aside: bool = False
     _rows: dict[int, Running] = field(default_factory=dict)
 
     def clear(self, slot: int) -> None:
@@ -66,9 +67,11 @@ class VirtualDevice:
 
     def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
         self._take(self.costs.transfer(position))
+        self.at(self.free_at, lambda: self.deliver(Transferred(key)))
 
-    def fill(self, key: int, slot: int, pages: list[int], first_page: int) -> None:
+    def fill(self, grant: int, key: int, slot: int, pages: list[int], first_page: int) -> None:
         self._take(self.costs.transfer(len(pages)))
+        self.at(self.free_at, lambda: self.deliver(Transferred(key, grant)))
 
     def drop(self, key: int) -> None:
         pass
@@ -113,7 +116,9 @@ class VirtualRing:
         make_scheduler: Callable[[Send], Scheduler],
     ) -> None:
         self.requests: dict[str, Running] = {}
-        self.device = VirtualDevice(costs, self.requests, self.at, lambda ran: self._send("device", "forward", ran))
+        self.device = VirtualDevice(
+            costs, self.requests, self.at, lambda report: self._send("device", "forward", report)
+        )
         self.cache, self.scheduler = make_cache(self.sender("cache")), make_scheduler(self.sender("scheduler"))
         self._ledger = ledger
         forward = Forward(self.sender("forward"), self.device, self.scheduler.limits.max_running)

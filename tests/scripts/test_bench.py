@@ -1,5 +1,6 @@
 """scripts/bench at toy size: that it measures, and measures what it says."""
 
+import json
 import os
 import re
 import subprocess
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from scripts.benchmarks import threads as thread_bench
-from tests.api.server_process import is_option
+from tests.api.server_process import ServerProcess, is_option
 
 ROOT = Path(__file__).resolve().parents[2]
+
+TINY = ("--model", "tiny", "--rounds", "1", "--threads", "1")
 
 
 def bench(*arguments: str) -> list[str]:
@@ -41,13 +44,86 @@ def ratio(lines: list[str], name: str) -> tuple[float, int]:
     return float(found[1]), int(found[2])
 
 
-def test_the_server_beside_the_bare_loop() -> None:
-    lines = bench("--rounds", "1", "--layers", "1", "--threads", "1", "--steps", "64")
-    rows = table(lines)
-    assert list(rows) == ["prefill 2048", "decode 1", "decode 4", "decode 16"]
-    for bare, server, shown in rows.values():
-        assert min(bare, server) > 0 and abs(server / bare - shown) < 0.01
-    assert lines[-1].startswith("memory bandwidth ")
+def test_the_engine_beside_the_bare_loop_and_transformers(tmp_path: Path) -> None:
+    sizes = [*TINY, "--batches", "2", "--prompt", "64", "--repeats", "0"]
+    contenders = ["baton", "paged=baton:--page-size 32", "bare", "transformers", "openvino"]
+    lines = bench("engine", *sizes, "--contenders", *contenders, "--json", str(tmp_path / "engine.json"))
+    record = json.loads((tmp_path / "engine.json").read_text())
+    assert [turn["cell"] for turn in record["turns"]] == ["prefill 64", "decode 2"]
+    names = ["baton", "paged", "bare", "transformers:auto"]
+    for turn in record["turns"]:
+        assert list(turn["figures"]) == names and min(turn["figures"].values()) > 0
+        assert min(turn["bandwidth"], turn["operations"]) > 1e8
+    decoded = record["turns"][1]["figures"]
+    ratio = record["summary"]["decode 2"]["bare"]["baton to it"]["median"]
+    assert ratio == decoded["baton"] / decoded["bare"]
+    assert lines[0].startswith(("openvino is not installed", "optimum-intel exports no mamba2"))
+    [medians] = [line.split() for line in lines if line.startswith("decode 2")][:1]
+    assert medians[2:] == [f"{decoded[name]:,.1f}" for name in names]
+
+
+def test_the_bare_loop_of_a_hybrid() -> None:
+    sizes = ["--rounds", "1", "--layers", "2", "--threads", "1", "--batches", "1", "--prompt", "64", "--repeats", "0"]
+    lines = bench("--model", "granite-151m", *sizes, "--behind", "600", "--contenders", "bare")
+    assert [line.split("  ")[0] for line in lines[1:4]] == ["prefill 64", "decode 1", "decode 1 behind 600"]
+
+
+def test_serving_over_a_server_and_in_static_batches(tmp_path: Path) -> None:
+    sizes = [*TINY, "--requests", "4", "--prompt", "40", "--answer", "6"]
+    talks = ["--streams", "2", "--workload", "turns", "--turns", "3"]
+    found = tmp_path / "serving.json"
+    bench("serving", *sizes, *talks, "--contenders", "baton", "transformers", "--json", str(found))
+    rounds = json.loads(found.read_text())["rounds"]
+    assert list(rounds) == ["baton", "transformers:auto"]
+    for [figures] in rounds.values():
+        assert figures["errors"] == 0 and figures["tokens"] == pytest.approx(6 * figures["requests"])
+        assert 0 < figures["first_p50"] <= figures["first_p99"] and 0 < figures["gap_p50"] <= figures["gap_p99"]
+    # Of each conversation's 40, 86 and 132 tokens the second and the third turn find what came before.
+    assert rounds["baton"][0]["hit_rate"] > 0.4 and rounds["transformers:auto"][0]["hit_rate"] == 0
+
+
+def test_serving_at_a_rate_with_shared_prefixes(tmp_path: Path) -> None:
+    sizes = [*TINY, "--requests", "6", "--prompt", "8", "--answer", "4"]
+    load = ["--rate", "20", "--workload", "shared", "--shared", "256", "--prefixes", "1"]
+    bench("serving", *sizes, *load, "--contenders", "baton", "--json", str(tmp_path / "serving.json"))
+    [figures] = json.loads((tmp_path / "serving.json").read_text())["rounds"]["baton"]
+    assert figures["errors"] == 0 and 0.2 < figures["hit_rate"] < 1
+
+
+def test_serving_by_a_server_that_runs_already(tmp_path: Path) -> None:
+    load = ["--rounds", "1", "--requests", "2", "--streams", "2", "--prompt", "4", "--answer", "3"]
+    with ServerProcess() as server:
+        bench("serving", "--url", f"own={server.url}", *load, "--json", str(tmp_path / "serving.json"))
+        # A short round warms up; then two requests are measured.
+        assert sum(entry.get("endpoint") == "POST /v1/completions" for entry in server.log) == 4
+    [figures] = json.loads((tmp_path / "serving.json").read_text())["rounds"]["own"]
+    assert figures["errors"] == 0 and figures["tokens"] == pytest.approx(3 * figures["requests"])
+
+
+def test_a_record_is_kept_of_each_command(tmp_path: Path) -> None:
+    more = "--rounds 1 --model tiny --batches 1 --seconds 0.2 --threads 1"
+    lines = bench("record", str(tmp_path), "--only", "relay-null", "--more", more)
+    assert lines[0].startswith("relay-null (") and sorted(file.name for file in tmp_path.iterdir()) == [
+        "relay-null.json", "relay-null.txt",
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "relay-null.json").read_text())["model"] == "tiny"
+
+
+@pytest.mark.parametrize("model", ["tiny", "null"])
+def test_the_relay(model: str, tmp_path: Path) -> None:
+    sizes = [*TINY, "--model", model, "--batches", "1", "4", "--seconds", "0.5"]
+    lines = bench("relay", *sizes, "--json", str(tmp_path / "relay.json"))
+    steps = json.loads((tmp_path / "relay.json").read_text())["steps"]
+    for [step] in steps.values():
+        assert 0 < step["device"] <= step["wall"] * 1.2
+        assert {"scheduler", "forward", "results"} <= set(step["actors"])
+        assert all(seconds >= 0 for seconds in step["actors"].values())
+        assert sum(step["actors"].values()) + step["http"] <= step["wall"] * 1.2
+    assert [line.split("  ")[0] for line in lines[1:4]] == ["step", "device", "device idle between steps"]
+
+
+def test_which_peers_there_are() -> None:
+    assert [line.split()[0] for line in bench("peers")] == ["llama.cpp", "openvino", "transformers", "guidellm"]
 
 
 def test_the_scheduler_beside_that_of_another_revision() -> None:
@@ -85,3 +161,29 @@ def test_threads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     assert [float(row[0]) for row in rows] == [0.0, 0.3]
     for _, one, many, middle, low, high in rows:
         assert float(one) > 0 and float(many) > 0 and float(low) <= float(middle) <= float(high)
+
+
+def test_states_in_bfloat16_beside_those_in_float32() -> None:
+    lines = bench("states", "--rounds", "1", "--layers", "1", "--threads", "1", "--rows", "1", "--tokens", "120")
+    errors = [line.split() for line in lines if re.match(r"bfloat16 |to the nearest ", line)]
+    assert [error[-4] for error in errors] == [mark for mark in ("1", "100", "120") for _ in range(2)] * 2
+    assert all(0 <= float(mean) <= float(worst) < 0.1 and 0 <= float(same) <= 1 for *_, mean, worst, same in errors)
+    speeds = [line.split() for line in lines if line.startswith("decode ")]
+    assert [speed[1] for speed in speeds] == ["1", "4", "16", "64"]
+    assert all(abs(float(narrow) / float(wide) - float(ratio)) < 0.02 for _, _, wide, narrow, ratio, *_ in speeds)
+
+
+def test_quantized_weights_beside_bfloat16() -> None:
+    lines = bench("quantize", "--steps", "4", "--rounds", "1", "--layers", "1", "--threads", "1", "--tokens", "80")
+    errors = {line.split("  ")[0]: line.split()[-4:] for line in lines if line.endswith("%")}
+    assert list(errors) == ["bfloat16", "int8, bfloat16", "int8, float32", "int4, bfloat16", "int4, float32"]
+    for mean, p99, most, _ in errors.values():
+        assert 0 < float(mean) < float(p99) <= float(most)
+    assert float(errors["int8, float32"][0]) < float(errors["int4, float32"][0])
+    speeds = [line.split() for line in lines if re.match(r"(prefill|decode) ", line)]
+    assert [(row[1], row[2]) for row in speeds] == [
+        (count, name) for count in ("2048", "1", "4", "16") for name in ("bfloat16", "int8", "int4")
+    ]
+    assert all(float(row[3]) > 0 for row in speeds)
+    assert [float(row[4]) for row in speeds if row[2] == "bfloat16"] == [1.0] * 4
+    assert all(float(row[5]) > 0 for row in speeds if row[0] == "decode")

@@ -1,0 +1,177 @@
+"""Prefill and decode, contenders in turns: medians, ratios of the same round, and how near they are to the floor."""
+
+import argparse
+import contextlib
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from scripts.benchmarks.contenders import Contender, Entry, Workbench, read_entry
+from scripts.benchmarks.figures import Spread, describe_machine, ratios, table, write_json
+from scripts.benchmarks.floors import floor_of
+from scripts.benchmarks.machine import QUIET, Watch, probe
+
+DEFAULT = ("baton", "bare", "transformers", "llama.cpp:bf16", "llama.cpp:q8_0", "llama.cpp:q4_0")
+OF_HYBRIDS = ("openvino:int8", "openvino:bf16")
+SHORT_PROMPT = 16
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured at a time. rows: prompts at once, 0: one that is only read; prompt: tokens of each."""
+
+    name: str
+    rows: int
+    prompt: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The contenders' tokens a second, right after one another. others: processors that other processes took."""
+
+    cell: str
+    round: int
+    figures: dict[str, float]
+    others: float
+    bandwidth: float
+    operations: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured. repeats: how often a turn is taken anew while other processes run."""
+
+    rounds: int
+    prompt: int
+    steps: int
+    batches: Sequence[int]
+    repeats: int
+    behind: Sequence[int] = ()
+
+    def cells(self) -> list[Cell]:
+        return [
+            Cell(f"prefill {self.prompt}", 0, self.prompt),
+            *(Cell(f"decode {rows}", rows, SHORT_PROMPT) for rows in self.batches),
+            *(Cell(f"decode 1 behind {tokens}", 1, tokens) for tokens in self.behind),
+        ]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--contenders", nargs="+", type=read_entry, metavar="[NAME=]KIND[:VARIANT]")
+    parser.add_argument("--server-options", default="", metavar="OPTIONS", help="of every baton among them, one string")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64], help="rows that decode at once")
+    parser.add_argument("--behind", type=int, nargs="+", default=[], help="tokens of history of one row that decodes")
+    parser.add_argument("--prompt", type=int, default=2048, help="tokens of the prompt that is read")
+    parser.add_argument("--steps", type=int, default=32, help="tokens decoded in each measurement")
+    parser.add_argument("--repeats", type=int, default=3, help="times that a turn is repeated while others run")
+
+
+def run(options: argparse.Namespace, workbench: Workbench) -> int:
+    entries = [entry.with_options(options.server_options) for entry in options.contenders or default(workbench)]
+    for entry in entries:
+        if reason := workbench.missing(entry):
+            print(reason)
+    entries = [entry for entry in entries if not workbench.missing(entry)]
+    plan = Plan(options.rounds or 5, options.prompt, options.steps, options.batches, options.repeats, options.behind)
+    with contextlib.ExitStack() as stack:
+        contenders = {entry.name: stack.enter_context(workbench.open(entry)) for entry in entries}
+        turns = Rounds(contenders, plan, workbench.config["vocab_size"], workbench.threads).run()
+    show(turns, entries, plan, workbench.config)
+    record = {"command": "engine", "model": options.model, "machine": describe_machine(workbench.threads)}
+    summary = {cell.name: summarise(turns, cell, entries) for cell in plan.cells()}
+    write_json(options.json, record | {"turns": [asdict(turn) for turn in turns], "summary": summary})
+    return 0
+
+
+def default(workbench: Workbench) -> list[Entry]:
+    hybrid = workbench.config["model_type"] != "mamba2"
+    return [Entry.parse(text) for text in (*DEFAULT, *(OF_HYBRIDS if hybrid else ()))]
+
+
+class Rounds:
+    """Takes all turns of a plan; the first round is unmeasured, for it warms everything up."""
+
+    def __init__(self, contenders: dict[str, Contender], plan: Plan, vocabulary: int, threads: int) -> None:
+        self._contenders, self._plan = contenders, plan
+        self._vocabulary, self._threads = vocabulary, threads
+        self._random = random.Random(0)
+
+    def run(self) -> list[Turn]:
+        turns = list[Turn]()
+        for number in range(self._plan.rounds + 1):
+            print(f"round {number} of {self._plan.rounds}", file=sys.stderr, flush=True)
+            for cell in self._plan.cells():
+                turns.append(self._quiet_turn(cell, number) if number else self._turn(cell, 0))
+        return [turn for turn in turns if turn.round]
+
+    def _quiet_turn(self, cell: Cell, number: int) -> Turn:
+        """Taken anew while others run, and at last the quietest of all."""
+        taken: list[Turn] = []
+        for _ in range(1 + self._plan.repeats):
+            taken.append(self._turn(cell, number))
+            if taken[-1].others <= QUIET:
+                break
+        return min(taken, key=lambda turn: turn.others)
+
+    def _turn(self, cell: Cell, number: int) -> Turn:
+        """Another contender begins in each round."""
+        names = list(self._contenders)
+        first = number % len(names)
+        prompts = [self._draw(cell.prompt) for _ in range(max(cell.rows, 1))]
+        with Watch() as watch:
+            found = {name: self._figure(name, cell, prompts) for name in names[first:] + names[:first]}
+            bandwidth, operations = probe(self._threads)
+        figures = {name: found[name] for name in names}
+        return Turn(cell.name, number, figures, watch.others, bandwidth, operations)
+
+    def _figure(self, name: str, cell: Cell, prompts: list[list[int]]) -> float:
+        contender = self._contenders[name]
+        return contender.decode(prompts, self._plan.steps) if cell.rows else contender.prefill(prompts[0])
+
+    def _draw(self, tokens: int) -> list[int]:
+        return [self._random.randrange(self._vocabulary) for _ in range(tokens)]
+
+
+def summarise(turns: Sequence[Turn], cell: Cell, entries: Sequence[Entry]) -> dict[str, Any]:
+    """Of each contender the spread of its figures, and of the first one's ratios to it."""
+    rounds = [turn.figures for turn in turns if turn.cell == cell.name]
+    first = entries[0].name
+    return {
+        entry.name: {
+            "tokens_per_second": asdict(Spread.of([figures[entry.name] for figures in rounds])),
+            f"{first} to it": asdict(ratios(rounds, first, entry.name)),
+        }
+        for entry in entries
+    }
+
+
+def shares_of_floor(turns: Sequence[Turn], cell: Cell, entry: Entry, config: dict[str, Any]) -> Spread:
+    floor = floor_of(config, entry.weights(), entry.state_bytes())
+    own = [turn for turn in turns if turn.cell == cell.name]
+    most = [
+        floor.decode(cell.rows, turn.bandwidth, cell.prompt) if cell.rows else floor.prefill(turn.operations)
+        for turn in own
+    ]
+    return Spread.of([turn.figures[entry.name] / limit for turn, limit in zip(own, most, strict=True)])
+
+
+def show(turns: Sequence[Turn], entries: Sequence[Entry], plan: Plan, config: dict[str, Any]) -> None:
+    names, first = [entry.name for entry in entries], entries[0].name
+    medians, compared, shares = dict[str, list[str]](), dict[str, list[str]](), dict[str, list[str]]()
+    for cell in plan.cells():
+        rounds = [turn.figures for turn in turns if turn.cell == cell.name]
+        medians[cell.name] = [f"{Spread.of([figures[name] for figures in rounds]).median:,.1f}" for name in names]
+        compared[cell.name] = [str(ratios(rounds, first, name)) for name in names[1:]]
+        shares[cell.name] = [f"{shares_of_floor(turns, cell, entry, config).median:.2f}" for entry in entries]
+    print(table("tokens/s, medians", names, medians))
+    if len(names) > 1:
+        print("\n" + table(f"{first} / …", names[1:], compared))
+    print("\n" + table("share of the floor", names, shares))
+    speeds, rates = [turn.bandwidth / 1e9 for turn in turns], [turn.operations / 1e9 for turn in turns]
+    busy = sum(turn.others > QUIET for turn in turns)
+    print(
+        f"\n{plan.rounds} rounds; memory read at {min(speeds):.0f} to {max(speeds):.0f} GB/s, products at "
+        f"{min(rates):,.0f} to {max(rates):,.0f} GFLOP/s; in {busy} of {len(turns)} turns other processes ran"
+    )

@@ -1,0 +1,115 @@
+"""What figures are made into: medians, quantiles, ratios of the same round, and tables of them."""
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Spread:
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        return cls(statistics.median(values), min(values), max(values))
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The least value that at least so large a share of them does not exceed. ValueError if there are none."""
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("no values")
+    exact = share * len(ordered)
+    rank = int(exact) if exact == int(exact) else int(exact) + 1
+    return ordered[max(rank, 1) - 1]
+
+
+def ratios(rounds: Sequence[dict[str, float]], of: str, to: str) -> Spread:
+    """Of two contenders' figures, each ratio within one round."""
+    return Spread.of([figures[of] / figures[to] for figures in rounds])
+
+
+class NeverAtOnceError(Exception):
+    """Answers that were to be measured together were not under way together."""
+
+
+def decode_rate(streams: Sequence[Sequence[tuple[float, int]]], least: int = 1) -> float:
+    """Tokens a second of all streams together, while all of them run.
+
+    streams: of each, when how many of its tokens had arrived. NeverAtOnceError if one had fewer than `least` meanwhile.
+    """
+    begin, end = max(stream[0][0] for stream in streams), min(stream[-1][0] for stream in streams)
+    within = [[count for at, count in stream if begin <= at <= end] for stream in streams]
+    counts = [inside[-1] - inside[0] if inside else 0 for inside in within]
+    if begin >= end or min(counts) < least:
+        raise NeverAtOnceError(f"the {len(streams)} answers were never under way all at once: take more steps")
+    return sum(counts) / (end - begin)
+
+
+def steady_rate(generate: Callable[[int], Sequence[Sequence[tuple[float, int]]]], steps: int) -> float:
+    """decode_rate over half of the steps at least: where rows begin too far apart, they get more tokens.
+
+    generate: answers of so many tokens. NeverAtOnceError if eight times as many are too few.
+    """
+    for tokens in (steps, 2 * steps, 4 * steps):
+        with contextlib.suppress(NeverAtOnceError):
+            return decode_rate(generate(tokens + 1), least=steps // 2)
+    return decode_rate(generate(8 * steps + 1), least=steps // 2)
+
+
+def table(title: str, columns: Sequence[str], rows: dict[str, Sequence[str]]) -> str:
+    """Lines, the columns aligned to the right."""
+    first = max(len(title), *map(len, rows))
+    widths = [max(len(column), *(len(cells[i]) for cells in rows.values())) for i, column in enumerate(columns)]
+    lines = [(title, columns), *rows.items()]
+    return "\n".join(
+        f"{name:<{first}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        for name, cells in lines
+    )
+
+
+def describe_machine(threads: int) -> dict[str, Any]:
+    """What a record needs, so that it can be compared later."""
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "revision": revision(),
+        "cpu": cpu_name(),
+        "processors": os.cpu_count(),
+        "threads": threads,
+    }
+
+
+def revision() -> str:
+    """Empty where there is no git."""
+    if not shutil.which("git"):
+        return ""
+    told = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return told.stdout.strip()
+
+
+def cpu_name() -> str:
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def write_json(file: Path | None, record: dict[str, Any]) -> None:
+    if file is not None:
+        file.write_text(json.dumps(record, indent=1) + "\n")

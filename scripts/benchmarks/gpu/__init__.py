@@ -1,0 +1,85 @@
+"""All that is worth doing with a GPU: parts by name, each under ten minutes, taken up again where it was left."""
+
+import argparse
+import platform
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from scripts.benchmarks.figures import ROOT, revision
+from scripts.benchmarks.gpu.bench import Bench
+from scripts.benchmarks.gpu.records import Records
+
+OUT = ROOT / "build" / "gpu" / "records.jsonl"
+
+
+def parts() -> dict[str, Callable[[Bench], None]]:
+    """In the order in which they are worth the time. Imported here: the kernels need Triton."""
+    from scripts.benchmarks.gpu import kernels, models, processes
+
+    return {
+        "kernels": kernels.check,
+        "suite": processes.suite,
+        "speed": kernels.time_all,
+        "models": models.speeds,
+        "idle": models.idle,
+        "server": processes.server,
+        "trace": models.trace,
+    }
+
+
+NAMES = ("kernels", "suite", "speed", "models", "idle", "server", "trace")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"of {', '.join(NAMES)}; by default all, in this order"
+    )
+    parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="gets a line of JSON for each figure")
+    parser.add_argument("--revision", help="that is told in records, where there is no git")
+    parser.add_argument("--only", default="", metavar="REGEX", help="of the kernels, those whose names match")
+    parser.add_argument("--toy", action="store_true", help="at sizes that show that it runs, on a CPU too")
+
+
+def run(options: argparse.Namespace, _: object = None) -> int:
+    """2 if it cannot be done here, 1 if something was found wrong."""
+    unknown = set(options.parts) - set(NAMES)
+    if unknown:
+        print(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+        return 2
+    if reason := why_not(options.toy):
+        print(reason)
+        return 2
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    records = Records(options.out, about(device, options.revision))
+    bench = Bench(device, records, options.out.parent, options.toy, options.only)
+    for name in options.parts or NAMES:
+        began, told = time.monotonic(), len(bench.failures)
+        try:
+            parts()[name](bench)
+        except torch.AcceleratorError as error:
+            bench.failed(name, "all", f"nothing more can be done in this process: {error!r}"[:300])
+            break
+        except Exception as error:
+            bench.failed(name, "all", repr(error)[:300])
+        state = "failed" if len(bench.failures) > told else "done"
+        print(f"{name}: {state} in {time.monotonic() - began:.0f} s", flush=True)
+    return int(bool(bench.failures))
+
+
+def why_not(is_toy: bool) -> str | None:
+    if find_spec("triton") is None:
+        return "scripts/bench gpu needs triton"
+    if not is_toy and not torch.cuda.is_available():
+        return "scripts/bench gpu needs a GPU, and there is none here; --toy shows that it runs"
+    return None
+
+
+def about(device: torch.device, told: str | None) -> dict[str, str]:
+    """What every record says."""
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    return {"gpu": name, "revision": told or revision(), **versions}

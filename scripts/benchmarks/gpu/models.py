@@ -1,0 +1,182 @@
+"""The parts about models: how fast they read and decode, how much of that the GPU stands still, and a trace."""
+
+import gzip
+import json
+import statistics
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from models.batch import Model
+from models.loading.checkpoint import random_model
+from scripts.benchmarks.floors import floor_of
+from scripts.benchmarks.gpu.bench import Bench
+from scripts.benchmarks.gpu.stepping import Stepping
+from scripts.benchmarks.gpu.timing import Ceilings, Run
+from scripts.benchmarks.shapes import GRANITE, MAMBA2, TINY
+
+# Of about a billion, and of Nemotron Nano 9B v2's sizes.
+HYBRID_1B: dict[str, Any] = GRANITE | {
+    "vocab_size": 100_352,
+    "hidden_size": 1536,
+    "num_hidden_layers": 40,
+    "layer_types": [*(["mamba"] * 9 + ["attention"]) * 4],
+    "shared_intermediate_size": 2048,
+    "intermediate_size": 2048,
+    "mamba_n_heads": 48,
+}
+HYBRID_9B: dict[str, Any] = {
+    "model_type": "nemotron_h",
+    "vocab_size": 131_072,
+    "hidden_size": 4480,
+    "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+    "intermediate_size": 15_680,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 80,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "chunk_size": 128,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+}
+MODELS = {"130M": MAMBA2, "1B": HYBRID_1B, "9B": HYBRID_9B}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """prompt: tokens that are read at once; behind: before those that are decoded, of each row."""
+
+    batches: tuple[int, ...] = (1, 32, 256)
+    prompt: int = 8192
+    behind: int = 64
+    steps: int = 64
+
+
+TOY = Sizes((1, 2), 70, 8, 4)
+
+
+def models_of(bench: Bench) -> dict[str, dict[str, Any]]:
+    return {"toy": TINY} if bench.is_toy else MODELS
+
+
+def sizes_of(bench: Bench) -> Sizes:
+    return TOY if bench.is_toy else Sizes()
+
+
+def made(config: dict[str, Any], bench: Bench) -> Model:
+    return random_model(config, bench.dtype, bench.device, seed=0)
+
+
+def speeds(bench: Bench) -> None:
+    """tokens_per_second; share: of what the floor allows, by the ceilings of the same run."""
+    ceilings, sizes = Ceilings.measured(bench.device), sizes_of(bench)
+    bench.records.keep("models", "ceilings", bandwidth=ceilings.bandwidth, rate=ceilings.rate)
+    for name, config in models_of(bench).items():
+        cells = {rows: f"{name} decode {rows}" for rows in sizes.batches}
+        if all(bench.records.has("models", cell) for cell in cells.values()):
+            continue
+        model, floor = made(config, bench), floor_of(config)
+        rate = prefill_rate(model, sizes, bench.device)
+        share = rate / floor.prefill(ceilings.rate)
+        bench.records.keep("models", f"{name} prefill", tokens_per_second=rate, share=share)
+        for rows, cell in cells.items():
+            rate = decode_rate(model, rows, sizes, bench.device)
+            most = floor.decode(rows, ceilings.bandwidth, sizes.behind + 3 * sizes.steps // 2)
+            bench.records.keep("models", cell, tokens_per_second=rate, share=rate / most)
+
+
+def prefill_rate(model: Model, sizes: Sizes, device: torch.device) -> float:
+    """Tokens a second of one long prompt, in one step."""
+    stepping = Stepping(model, 1, sizes.prompt + 1, device)
+    return sizes.prompt / statistics.median(stepping.read(sizes.prompt) for _ in range(4))
+
+
+def decode_rate(model: Model, rows: int, sizes: Sizes, device: torch.device) -> float:
+    """Tokens a second of all rows."""
+    stepping = decoding(model, rows, sizes, device)
+    began = time.perf_counter()
+    stepping.decode(sizes.steps)
+    return rows * sizes.steps / (time.perf_counter() - began)
+
+
+def decoding(model: Model, rows: int, sizes: Sizes, device: torch.device) -> Stepping:
+    """Rows that decode, warm."""
+    stepping = Stepping(model, rows, sizes.behind + 8 * sizes.steps, device)
+    stepping.begin(sizes.behind)
+    stepping.decode(sizes.steps)
+    return stepping
+
+
+def idle(bench: Bench) -> None:
+    """Of decode steps: the host's and the device's milliseconds of each, and the share of time in which nothing ran."""
+    sizes = sizes_of(bench)
+    for name, config in models_of(bench).items():
+        cells = {rows: f"{name} decode {rows}" for rows in sizes.batches}
+        if all(bench.records.has("idle", cell) for cell in cells.values()):
+            continue
+        model = made(config, bench)
+        for rows, cell in cells.items():
+            bench.records.keep("idle", cell, **steps_of(model, rows, bench))
+
+
+def steps_of(model: Model, rows: int, bench: Bench) -> dict[str, float | None]:
+    """Timed first, then traced, which costs time."""
+    sizes, file = sizes_of(bench), bench.folder / "idle.json"
+    stepping = decoding(model, rows, sizes, bench.device)
+    began = time.perf_counter()
+    launching, running = stepping.decode(sizes.steps)
+    whole = time.perf_counter() - began
+    traced(partial(stepping.decode, sizes.steps), bench.device, file)
+    events = json.loads(file.read_text())["traceEvents"]
+    file.unlink()
+    return {
+        "step_ms": whole / sizes.steps * 1e3,
+        "host_ms": statistics.median(launching) * 1e3,
+        "device_ms": statistics.median(running) * 1e3,
+        "idle_share": idle_share(events),
+    }
+
+
+def trace(bench: Bench) -> None:
+    """Prompts that are read, and their rows' first tokens: for chrome://tracing or Perfetto."""
+    sizes = sizes_of(bench)
+    for name, config in models_of(bench).items():
+        packed = bench.folder / f"trace-{name}.json.gz"
+        stepping = decoding(made(config, bench), sizes.batches[1], sizes, bench.device)
+
+        def story(stepping: Stepping = stepping) -> None:
+            stepping.begin(sizes.behind)
+            stepping.decode(8)
+
+        file = packed.with_suffix("")
+        traced(story, bench.device, file)
+        packed.write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+        bench.records.keep("trace", name, file=packed.name)
+
+
+def traced(run: Run, device: torch.device, file: Path) -> None:
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with profile(activities=activities) as profiled:
+        run()
+    profiled.export_chrome_trace(str(file))
+
+
+def idle_share(events: list[dict[str, Any]]) -> float | None:
+    """Of a trace: how much of the time between a GPU's first work and its last it did none; None without any."""
+    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+    spans = sorted((each["ts"], each["ts"] + each["dur"]) for each in events if each.get("cat") in kinds)
+    if not spans:
+        return None
+    idle, until = 0.0, spans[0][1]
+    for begin, end in spans:
+        idle, until = idle + max(0.0, begin - until), max(until, end)
+    return idle / (until - spans[0][0])

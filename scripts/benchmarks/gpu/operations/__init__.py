@@ -1,0 +1,1 @@
+"""What Triton computes, at sizes that models have: see operation.Operation."""

@@ -1,0 +1,108 @@
+"""Which operations are checked, timed and tuned, by name; at a toy's sizes too, to see that they run."""
+
+from collections.abc import Callable
+
+import torch
+
+from scripts.benchmarks.gpu.operation import Draw, Operation
+from scripts.benchmarks.gpu.operations import attention, mamba2, pointwise, quantized, sampling
+from scripts.benchmarks.gpu.operations.attention import Heads
+from scripts.benchmarks.gpu.operations.mamba2 import Mixer
+
+Build = Callable[[Draw], Operation]
+BF16 = torch.bfloat16
+
+
+def _all(mixer: Mixer, heads: Heads, lengths: list[int], rows: int, width: int, vocab: int) -> dict[str, Build]:
+    """Every kernel, at these sizes."""
+    build: dict[str, tuple[Callable[..., Operation], tuple[object, ...]]] = {
+        "mixer_prefill": (mamba2.prefill, (mixer, lengths)),
+        "mixer_prefill, bfloat16 states": (mamba2.prefill, (mixer, lengths, BF16)),
+        "ssd": (mamba2.scan, (mixer, lengths)),
+        "conv1d": (mamba2.convolve, (mixer, lengths)),
+        "mixer_decode": (mamba2.decode, (mixer, rows)),
+        "mixer_decode, bfloat16 states": (mamba2.decode, (mixer, rows, BF16)),
+        "state_update": (mamba2.step, (mixer, rows)),
+        "state_update, bfloat16 states": (mamba2.step, (mixer, rows, BF16)),
+        "state_update, replayed": (mamba2.replayed, (mixer, rows)),
+        "gated_norm": (mamba2.norm, (mixer, sum(lengths))),
+        "attention": (attention.attend, (heads, [(0, lengths[0]), (70, 20)], [5, 300])),
+        "attention, decode": (attention.attend, (heads, [], [3 * row for row in range(rows)])),
+        "rotate_and_write": (attention.write, (heads, sum(lengths), True)),
+        "write_pages": (attention.write, (heads, sum(lengths), False)),
+        "rotary": (attention.rotate, (heads, sum(lengths))),
+        "rms_norm": (pointwise.norm, (sum(lengths), width)),
+        "rms_norm, alone": (pointwise.norm, (rows, width, False)),
+        "silu_multiply": (pointwise.silu_multiply, (sum(lengths), width)),
+        "squared_relu": (pointwise.squared_relu, (sum(lengths), width)),
+        "slots.copy": (pointwise.copy, (rows, 64 * width)),
+        "slots.move": (pointwise.move, (rows, 64 * width)),
+        "sample, greedy": (sampling.sample, (rows, vocab, "greedy")),
+        "sample": (sampling.sample, (rows, vocab, "whole")),
+        "sample, truncated": (sampling.sample, (rows, vocab, "truncated")),
+        "adjusted": (sampling.adjusted, (rows, vocab)),
+        "log_probabilities": (sampling.log_probabilities, (rows, vocab)),
+        "int8": (quantized.project, (8, rows, width, 2 * width)),
+        "int8, one row": (quantized.project, (8, 1, width, max(2 * width, 1100))),
+        "int4": (quantized.project, (4, rows, width, 2 * width)),
+        "int4, many rows": (quantized.project, (4, sum(lengths), width, 2 * width)),
+        "int8, rows of it": (quantized.look_up, (8, rows, width, 2 * width)),
+    }
+    return {name: _of(function, arguments) for name, (function, arguments) in build.items()}
+
+
+def _of(function: Callable[..., Operation], arguments: tuple[object, ...]) -> Build:
+    return lambda draw: function(draw, *arguments)
+
+
+TOYS = _all(Mixer(2, 16, 1, 16), Heads(4, 2, 16), [70, 9], 3, 64, 300)
+CHECKED = {
+    **_all(Mixer(), Heads(), [700, 3, 129], 37, 4096, 131_072),
+    **{
+        f"{name}, odd": build
+        for name, build in _all(Mixer(6, 20, 2, 24, 3), Heads(10, 2, 96), [333, 1, 64], 5, 1130, 50_257).items()
+    },
+}
+TIMED: dict[str, Build] = {
+    **{
+        f"{name}, {rows} rows": _of(function, (Mixer(), rows, *more))
+        for rows in (1, 32, 256)
+        for name, function, more in [
+            ("mixer_decode", mamba2.decode, ()),
+            ("state_update", mamba2.step, ()),
+            ("state_update, bfloat16 states", mamba2.step, (BF16,)),
+            ("state_update, replayed", mamba2.replayed, ()),
+            ("gated_norm", mamba2.norm, ()),
+        ]
+    },
+    **{
+        f"{name}, 8192 tokens, {groups} groups": _of(function, (Mixer(groups=groups), [8192]))
+        for groups in (1, 8)
+        for name, function in [("ssd", mamba2.scan), ("conv1d", mamba2.convolve), ("mixer_prefill", mamba2.prefill)]
+    },
+    "ssd, 16 prompts of 512": _of(mamba2.scan, (Mixer(), [512] * 16)),
+    "gated_norm, 8192 rows": _of(mamba2.norm, (Mixer(), 8192)),
+    "attention, 8192 tokens": _of(attention.attend, (Heads(), [(0, 8192)])),
+    "attention, heads of 64": _of(attention.attend, (Heads(32, 8, 64), [(0, 8192)])),
+    "attention, decode 1 behind 32768": _of(attention.attend, (Heads(), [], [32768])),
+    "attention, decode 32 behind 8192": _of(attention.attend, (Heads(), [], [8192] * 32)),
+    "attention, decode 256 behind 1024": _of(attention.attend, (Heads(), [], [1024] * 256)),
+    "rotate_and_write, 8192 tokens": _of(attention.write, (Heads(), 8192, True)),
+    "rotary, 8192 tokens": _of(attention.rotate, (Heads(), 8192)),
+    **{f"rms_norm, {rows} rows": _of(pointwise.norm, (rows, 4096)) for rows in (1, 256, 8192)},
+    "silu_multiply, 8192 rows": _of(pointwise.silu_multiply, (8192, 14_336)),
+    "squared_relu, 8192 rows": _of(pointwise.squared_relu, (8192, 21_504)),
+    "slots.copy, 8 of 100 MiB": _of(pointwise.copy, (8, 100 * 2**20)),
+    **{
+        f"sample, {kind}, {rows} rows": _of(sampling.sample, (rows, 131_072, kind))
+        for kind in ("greedy", "whole", "truncated")
+        for rows in (1, 256)
+    },
+    "adjusted, 256 rows": _of(sampling.adjusted, (256, 131_072)),
+    "log_probabilities, 256 rows": _of(sampling.log_probabilities, (256, 131_072)),
+    **{
+        f"int{bits}, {rows} rows": _of(quantized.project, (bits, rows, 4096, 21_504))
+        for bits in (8, 4)
+        for rows in (1, 32, 512)
+    },
+}

@@ -1,0 +1,229 @@
+"""The Mamba-2 mixer: whole, and its parts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from kernels.conv1d import reference as conv1d
+from kernels.gated_norm import reference as gated_norm
+from kernels.mixer_constants import MixerConstants
+from kernels.mixer_decode import reference as mixer_decode
+from kernels.mixer_prefill import PrefillPlan, plan_prefill
+from kernels.mixer_prefill import reference as mixer_prefill
+from kernels.ssd import reference as ssd
+from kernels.state_update import reference as state_update
+from kernels.state_update import replay
+from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
+
+LIMITS = (0.0, float("inf"))
+WINDOW = 16
+
+
+@dataclass(frozen=True)
+class Mixer:
+    heads: int = 128
+    width: int = 64
+    groups: int = 8
+    state: int = 128
+    kernel: int = 4
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.width
+
+    @property
+    def channels(self) -> int:
+        return self.inner + 2 * self.groups * self.state
+
+    def pools(self, draw: Draw, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Of the convolution and of states, each slot's part of two layers behind one another."""
+        conv, size = (self.kernel - 1) * self.channels, self.inner * self.state
+        states = draw.normal(slots, 2, size, dtype=dtype)[:, 1].unflatten(1, (self.heads, self.width, self.state))
+        return draw.normal(slots, 2, conv, dtype=torch.float32)[:, 1].unflatten(1, (self.kernel - 1, -1)), states
+
+    def constants(self, draw: Draw) -> tuple[Tensor, ...]:
+        """taps, conv_bias, dt_bias, A, D, norm."""
+        return (
+            draw.uniform(-0.5, 0.5, self.kernel, self.channels),
+            draw.uniform(-0.5, 0.5, self.channels),
+            draw.uniform(-6.0, -2.0, self.heads),
+            draw.uniform(-16.0, -1.0, self.heads),
+            draw.uniform(0.5, 1.5, self.heads),
+            draw.uniform(0.5, 1.5, self.inner),
+        )
+
+    def named(self, constants: Sequence[Tensor]) -> MixerConstants:
+        taps, conv_bias, dt_bias, A, D, norm = constants
+        return MixerConstants(taps, conv_bias, dt_bias, A, D, norm, self.groups, 1e-5, LIMITS)
+
+    def parts(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x, B and C, in it."""
+        x, B, C = convolved.split([self.inner, self.groups * self.state, self.groups * self.state], 1)
+        B, C = B.unflatten(1, (self.groups, self.state)), C.unflatten(1, (self.groups, self.state))
+        return x.unflatten(1, (self.heads, self.width)), B, C
+
+
+def plans(lengths: Sequence[int], mixer: Mixer, device: torch.device) -> tuple[PrefillPlan, PrefillPlan]:
+    """Of whole prompts, with a checkpoint in each: for `device`, and for a CPU. Slots 2i + 1, checkpoints in 2i."""
+    offsets, rows = [0, *accumulate(lengths)], range(len(lengths))
+    saved = [(row, length // 2, 2 * row) for row, length in enumerate(lengths) if length > 1]
+    given = (offsets, [0] * len(lengths), [2 * row + 1 for row in rows], saved, 128, mixer.kernel)
+    return plan_prefill(*given, device), plan_prefill(*given, torch.device("cpu"))
+
+
+def prefill(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
+    """The whole mixer, on packed prompts."""
+    from kernels.mixer_prefill import triton
+
+    here, on_cpu = plans(lengths, mixer, draw.device)
+    projected = draw.normal(sum(lengths), mixer.inner + mixer.channels + mixer.heads)
+    conv, pool = mixer.pools(draw, 2 * len(lengths), states)
+
+    def run(projected: Tensor, conv: Tensor, pool: Tensor, *constants: Tensor) -> Sequence[Tensor]:
+        return triton.mixer_prefill(projected, mixer.named(constants), conv, pool, here), conv, pool
+
+    def exact(projected: Tensor, conv: Tensor, pool: Tensor, *constants: Tensor) -> Sequence[Tensor]:
+        return mixer_prefill.mixer_prefill(projected, mixer.named(constants), conv, pool, on_cpu), conv, pool
+
+    moved = bytes_of(projected, pool) + sum(lengths) * mixer.inner * projected.element_size()
+    return Operation(run, exact, (projected, conv, pool, *mixer.constants(draw)), moved, scan_flops(mixer, lengths))
+
+
+def scan(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
+    """ssd alone, dt as it is projected."""
+    from kernels.ssd import triton
+
+    here, on_cpu = plans(lengths, mixer, draw.device)
+    tokens = sum(lengths)
+    convolved, dt = draw.normal(tokens, mixer.channels), draw.normal(tokens, mixer.heads)
+    pool = mixer.pools(draw, 2 * len(lengths), states)[1]
+    _, _, dt_bias, A, D, _ = mixer.constants(draw)
+
+    def run(convolved: Tensor, dt: Tensor, pool: Tensor, *rest: Tensor) -> Sequence[Tensor]:
+        (x, B, C), (dt_bias, A, D) = mixer.parts(convolved), rest
+        return triton.ssd_prefill(x, dt, A, B, C, D, pool, here.table, dt_bias=dt_bias, dt_limits=LIMITS), pool
+
+    def exact(convolved: Tensor, dt: Tensor, pool: Tensor, *rest: Tensor) -> Sequence[Tensor]:
+        (x, B, C), (dt_bias, A, D) = mixer.parts(convolved), rest
+        dt = torch.nn.functional.softplus(dt + dt_bias)
+        return ssd.ssd_prefill(x, dt, A, B, C, D, pool, on_cpu.chunks), pool
+
+    moved = bytes_of(convolved, dt, pool) + tokens * mixer.inner * convolved.element_size()
+    return Operation(run, exact, (convolved, dt, pool, dt_bias, A, D), moved, scan_flops(mixer, lengths))
+
+
+def scan_flops(mixer: Mixer, lengths: Sequence[int], chunk: int = 64) -> int:
+    """Of the products of chunks: C·B for each group, and for each head of those with x, the state's and into it."""
+    of_token = mixer.groups * chunk * mixer.state + mixer.inner * (chunk + 2 * mixer.state)
+    return 2 * of_token * sum(lengths)
+
+
+def convolve(draw: Draw, mixer: Mixer, lengths: Sequence[int]) -> Operation:
+    """The convolution of packed prompts."""
+    from kernels.conv1d import triton
+
+    here, on_cpu = plans(lengths, mixer, draw.device)
+    x, pool = draw.normal(sum(lengths), mixer.channels), mixer.pools(draw, 2 * len(lengths), torch.float32)[0]
+    taps, bias, *_ = mixer.constants(draw)
+
+    def run(x: Tensor, pool: Tensor, taps: Tensor, bias: Tensor) -> Sequence[Tensor]:
+        return triton.conv1d_prefill(x, taps, bias, pool, here.table), pool
+
+    def exact(x: Tensor, pool: Tensor, taps: Tensor, bias: Tensor) -> Sequence[Tensor]:
+        return conv1d.conv1d_prefill(x, taps, bias, pool, on_cpu.conv), pool
+
+    return Operation(run, exact, (x, pool, taps, bias), 2 * bytes_of(x))
+
+
+def decode(draw: Draw, mixer: Mixer, rows: int, states: torch.dtype = torch.float32) -> Operation:
+    """The whole mixer, a token for each row."""
+    from kernels.mixer_decode import triton
+
+    projected = draw.normal(rows, mixer.inner + mixer.channels + mixer.heads)
+    conv, pool = mixer.pools(draw, rows + 1, states)
+    slots, positions = draw.order(rows + 1)[:rows], draw.integers(10_000, rows)
+
+    def run(projected: Tensor, conv: Tensor, pool: Tensor, *rest: Tensor) -> Sequence[Tensor]:
+        slots, positions, *constants = rest
+        return triton.mixer_decode(projected, mixer.named(constants), conv, pool, slots, positions), conv, pool
+
+    def exact(projected: Tensor, conv: Tensor, pool: Tensor, *rest: Tensor) -> Sequence[Tensor]:
+        slots, positions, *constants = rest
+        return mixer_decode.mixer_decode(projected, mixer.named(constants), conv, pool, slots, positions), conv, pool
+
+    inputs = (projected, conv, pool, slots, positions, *mixer.constants(draw))
+    moved = bytes_of(projected) + 2 * rows * bytes_of(conv[0], pool[0]) + bytes_of(projected[:, : mixer.inner])
+    return Operation(run, exact, inputs, moved)
+
+
+def step(draw: Draw, mixer: Mixer, rows: int, states: torch.dtype = torch.float32) -> Operation:
+    """The state update alone."""
+    from kernels.state_update import triton
+
+    pool = mixer.pools(draw, rows + 1, states)[1]
+    convolved, dt = draw.normal(rows, mixer.channels, dtype=torch.float32), draw.uniform(0.001, 0.1, rows, mixer.heads)
+    slots, positions = draw.order(rows + 1)[:rows], draw.integers(10_000, rows)
+    _, _, _, A, D, _ = mixer.constants(draw)
+
+    def run(convolved: Tensor, dt: Tensor, pool: Tensor, *rest: Tensor) -> Sequence[Tensor]:
+        (x, B, C), (slots, positions, A, D) = mixer.parts(convolved), rest
+        return triton.selective_state_update(x, dt, A, B, C, D, pool, slots, positions), pool
+
+    def exact(convolved: Tensor, dt: Tensor, pool: Tensor, *rest: Tensor) -> Sequence[Tensor]:
+        (x, B, C), (slots, positions, A, D) = mixer.parts(convolved), rest
+        return state_update.selective_state_update(x, dt, A, B, C, D, pool, slots, positions), pool
+
+    moved = bytes_of(convolved, dt) + 2 * rows * bytes_of(pool[0]) + 4 * rows * mixer.inner
+    return Operation(run, exact, (convolved, dt, pool, slots, positions, A, D), moved)
+
+
+def replayed(draw: Draw, mixer: Mixer, rows: int) -> Operation:
+    """The state update with its inputs kept, rows all over the window, then what a flush writes."""
+    from kernels.state_update import triton_replay
+
+    pool, convolved = (
+        mixer.pools(draw, rows + 1, torch.float32)[1],
+        draw.normal(rows, mixer.channels, dtype=torch.float32),
+    )
+    dt, slots = draw.uniform(0.001, 0.1, rows, mixer.heads), draw.order(rows + 1)[:rows]
+    positions, places = draw.integers(1000, rows) + WINDOW, draw.order(rows)
+    kept = (
+        draw.normal(rows, WINDOW, mixer.heads, mixer.width, dtype=torch.float32),
+        draw.uniform(0.9, 1.0, rows, WINDOW, mixer.heads),
+        draw.normal(rows, WINDOW, mixer.groups, mixer.state, dtype=torch.float32),
+    )
+    _, _, _, A, D, _ = mixer.constants(draw)
+
+    def by(module: ModuleType) -> Callable[..., Sequence[Tensor]]:
+        def run(convolved: Tensor, dt: Tensor, pool: Tensor, *rest: Tensor) -> Sequence[Tensor]:
+            (x, B, C), (A, D, slots, positions, places, *kept) = mixer.parts(convolved), rest
+            ring, starts = replay.InputRing(*kept), torch.zeros_like(positions)
+            where = pool, slots, positions, ring, places, starts
+            y = module.replay_state_update(x, dt, A, B, C, D, *where)
+            module.flush(pool, slots, positions + 1, ring, places, starts)
+            return y, pool
+
+        return run
+
+    moved = bytes_of(convolved, dt) + rows * bytes_of(pool[0]) + 4 * rows * mixer.inner + bytes_of(*kept) // 2
+    return Operation(by(triton_replay), by(replay), (convolved, dt, pool, A, D, slots, positions, places, *kept), moved)
+
+
+def norm(draw: Draw, mixer: Mixer, rows: int) -> Operation:
+    """The gated norm."""
+    from kernels.gated_norm import triton
+
+    x, gate = draw.normal(rows, mixer.inner), draw.normal(rows, 2 * mixer.inner)[:, : mixer.inner]
+    weight = draw.uniform(0.5, 1.5, mixer.inner)
+
+    def run(x: Tensor, gate: Tensor, weight: Tensor) -> Sequence[Tensor]:
+        return (triton.gated_norm(x, gate, weight, 1e-5, mixer.groups, dtype=x.dtype),)
+
+    def exact(x: Tensor, gate: Tensor, weight: Tensor) -> Sequence[Tensor]:
+        return (gated_norm.gated_norm(x, gate, weight, 1e-5, mixer.groups),)
+
+    return Operation(run, exact, (x, gate, weight), 3 * bytes_of(x))

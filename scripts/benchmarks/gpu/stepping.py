@@ -1,0 +1,78 @@
+"""A model on the device that the server has, without the server."""
+
+import time
+from collections import deque
+
+import torch
+
+from actors.forward.device import Pending, Work, WorkChunk
+from actors.forward.streams import CpuStream, Stream
+from actors.forward.torch_device import TorchDevice
+from actors.requests import Request, Sampling, Stops
+from actors.tokens import pack
+from api.machine.device import allocate_pools
+from models.batch import Model
+
+PAGE = 16
+STEP_TOKENS = 8192
+IN_FLIGHT = 2
+GREEDY = Sampling(temperature=0.0)
+
+
+def stream_of(device: torch.device) -> Stream:
+    if device.type != "cuda":
+        return CpuStream()
+    from actors.forward.cuda_stream import CudaStream
+
+    return CudaStream(torch.device("cuda", device.index or 0))
+
+
+class Stepping:
+    """Rows of up to `length` tokens that decode together, each step launched before the one ahead is over."""
+
+    def __init__(self, model: Model, rows: int, length: int, device: torch.device) -> None:
+        stream = stream_of(device)
+        self._rows, self._vocabulary = rows, model.vocab_size
+        self._pages = -(-(length + 1) // PAGE) if model.kv_specs() else 0
+        pools = allocate_pools(model, rows, rows * self._pages, PAGE, device, stream)
+        self._device = TorchDevice(model, pools, rows, length, stream=stream)
+        self._device.capture()
+        self._steps = self._position = 0
+
+    def read(self, tokens: int) -> float:
+        """Seconds of the device for a prompt of one row."""
+        self._open(0, tokens)
+        return self._launch([WorkChunk(0, 0, tokens, True)], []).collect().seconds
+
+    def begin(self, tokens: int) -> None:
+        """Every row anew, its prompt read: from here on they decode."""
+        at_once = max(1, STEP_TOKENS // tokens)
+        for row in range(self._rows):
+            self._open(row, tokens)
+        for first in range(0, self._rows, at_once):
+            rows = range(first, min(first + at_once, self._rows))
+            self._launch([WorkChunk(row, 0, tokens, True) for row in rows], []).collect()
+        self._position = tokens
+
+    def decode(self, steps: int) -> tuple[list[float], list[float]]:
+        """Of each step the seconds that launching it took, and those that the device says it took."""
+        launching, running, in_flight = list[float](), list[float](), deque[Pending]()
+        for _ in range(steps):
+            began = time.perf_counter()
+            in_flight.append(self._launch([], list(range(self._rows))))
+            launching.append(time.perf_counter() - began)
+            self._position += 1
+            if len(in_flight) == IN_FLIGHT:
+                running.append(in_flight.popleft().collect().seconds)
+        running += [pending.collect().seconds for pending in in_flight]
+        return launching, running
+
+    def _open(self, row: int, tokens: int) -> None:
+        ids = pack((7 * row + 3 * i * i + 1) % self._vocabulary for i in range(tokens))
+        request = Request("bench", ids, tokens, GREEDY, Stops(1_000_000))
+        self._device.clear(row)
+        self._device.open_row(row, row, row, request, list(range(row * self._pages, (row + 1) * self._pages)))
+
+    def _launch(self, chunks: list[WorkChunk], decodes: list[int]) -> Pending:
+        self._steps += 1
+        return self._device.launch(Work(self._steps, chunks, decodes, [self._position] * len(decodes), []))

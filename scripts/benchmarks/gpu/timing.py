@@ -1,0 +1,76 @@
+"""How long work on a device takes, and what the device can do at most."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """bandwidth: bytes a second, read and written, of a copy; rate: bfloat16 operations a second of a product."""
+
+    bandwidth: float
+    rate: float
+
+    @classmethod
+    def measured(cls, device: torch.device) -> "Ceilings":
+        size, edge = (2**30, 8192) if device.type == "cuda" else (2**20, 64)
+        source = torch.randint(256, (size,), dtype=torch.uint8, device=device)
+        target, (a, b) = torch.empty_like(source), torch.randn(2, edge, edge, dtype=torch.bfloat16, device=device)
+        copied = seconds_of([lambda: target.copy_(source)], device)
+        multiplied = seconds_of([lambda: torch.mm(a, b)], device)
+        return cls(2 * size / copied, 2 * edge**3 / multiplied)
+
+
+def seconds_of(runs: Sequence[Run], device: torch.device, rounds: int = 15) -> float:
+    """The median of rounds through `runs`, for one of them; captured, so that no launch is waited for. On a CPU once.
+
+    Several runs over memory of their own keep the cache from having what the next one needs.
+    """
+    if device.type != "cuda":
+        return _host_seconds(runs) / len(runs)
+    replay = captured(runs)
+    for _ in range(3):
+        replay()
+    spans = []
+    for _ in range(rounds):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        replay()
+        end.record()
+        spans.append((begin, end))
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end in spans) / 1000 / len(runs)
+
+
+def captured(runs: Sequence[Run]) -> Run:
+    """All of them in one CUDA graph, after each has run."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for run in runs:
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for run in runs:
+            run()
+    return graph.replay
+
+
+def copies_for(nbytes: int, device: torch.device) -> int:
+    """How many inputs of so many bytes do not fit into a GPU's cache together, by far."""
+    cache = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0
+    return max(1, min(32, -(-4 * cache // max(nbytes, 1))))
+
+
+def _host_seconds(runs: Sequence[Run]) -> float:
+    began = time.perf_counter()
+    for run in runs:
+        run()
+    return time.perf_counter() - began

@@ -1,0 +1,84 @@
+"""The environments of the peers: each in a folder of its own beside .venv, so that no two of them quarrel."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / ".venv-peers"
+TORCH = "torch==2.13.0"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What pip installs, with which options and variables, and what of it is taken out again; minutes on 2 cores."""
+
+    packages: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    minutes: float = 1.0
+
+
+RECIPES = {
+    "llama.cpp": Recipe(
+        ("llama-cpp-python[server]==0.3.36", "gguf==0.19.0", "safetensors==0.8.0", TORCH),
+        options=("--no-binary", "llama-cpp-python"),
+        variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
+        minutes=5.0,
+    ),
+    "openvino": Recipe(
+        (
+            TORCH,
+            "optimum-intel==2.2.0",
+            "nncf==3.4.0",
+            "openvino==2026.4.1",
+            "openvino-genai==2026.4.1.0",
+            "openvino-tokenizers==2026.4.1.0",
+        ),
+        # A build for CUDA, which torch for CPUs cannot load, and transformers then fails on.
+        removed=("torchvision",),
+    ),
+    "transformers": Recipe((TORCH, "transformers==5.23.0")),
+    "guidellm": Recipe((TORCH, "guidellm==0.8.1")),
+}
+
+
+def python_of(peer: str) -> str | None:
+    """The interpreter that can import it, or None. transformers may also be in the environment that runs this."""
+    if (FOLDER / peer / "installed").exists():
+        return str(FOLDER / peer / "bin" / "python")
+    if peer == "transformers" and importlib.util.find_spec("transformers") is not None:
+        return sys.executable
+    return None
+
+
+def how_to_install(peer: str) -> str:
+    return f"{peer} is not installed (scripts/bench peers --install {peer}), and is left out"
+
+
+def install(peers: Sequence[str]) -> None:
+    """Of those named, what is not installed yet. CalledProcessError if pip fails."""
+    for peer in peers:
+        recipe, folder = RECIPES[peer], FOLDER / peer
+        if (folder / "installed").exists():
+            continue
+        print(f"{peer}: {', '.join(recipe.packages)} (about {recipe.minutes:g} minutes)", flush=True)
+        python = str(folder / "bin" / "python")
+        if not Path(python).exists():
+            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+        environment = {**os.environ, **recipe.variables}
+        subprocess.run([*pip, "install", *recipe.options, *recipe.packages], check=True, env=environment)
+        if recipe.removed:
+            subprocess.run([*pip, "uninstall", "--yes", *recipe.removed], check=True)
+        (folder / "installed").touch()
+
+
+def show() -> None:
+    for peer in RECIPES:
+        print(f"{peer:<14}{python_of(peer) or 'not installed'}")

@@ -1,0 +1,124 @@
+"""What states in bfloat16 cost in accuracy and give in speed, against states in float32."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.batch import Batch, Decode, Model, allocate
+from models.loading.checkpoint import load_model, random_model
+from scripts.benchmarks.bare import Bare
+
+BUNDLED = Path(__file__).resolve().parents[2] / "models" / "bundled"
+Load = Callable[[torch.dtype], Model]
+BATCHES = (1, 4, 16, 64)
+PROMPT_TOKENS, STEPS = 16, 16
+PAGE = 64
+WINDOW = 16  # Steps over which the divergence behind a mark is averaged.
+
+
+@dataclass(frozen=True)
+class Error:
+    """Of the logits of all rows in the steps behind a mark. divergence: in nats; same: how many have the same best."""
+
+    divergence: float
+    worst: float
+    same: float
+
+
+def measure(config: dict[str, Any], rows: int, tokens: int, rounds: int) -> None:
+    """Of the bundled model and of a random one in bfloat16, of this config.json."""
+
+    def bundled(states: torch.dtype) -> Model:
+        return load_model(BUNDLED, None, torch.device("cpu"), state_dtype=states)
+
+    def of_config(states: torch.dtype) -> Model:
+        return random_model(config, torch.bfloat16, torch.device("cpu"), seed=0, state_dtype=states)
+
+    for name, load in (("the bundled model", bundled), ("the random model", of_config)):
+        print(name)
+        measure_errors(load, rows, sorted({1, 100, tokens}))
+    measure_speeds(of_config, rounds)
+
+
+def measure_errors(load: Load, rows: int, marks: list[int], seed: int = 0) -> None:
+    """Feed every contender the tokens that the model with states in float32 draws, one a step for each row."""
+    exact = Contender(load(torch.float32), rows, marks[-1] + WINDOW)
+    contenders = {
+        "bfloat16": Contender(load(torch.bfloat16), rows, marks[-1] + WINDOW),
+        "to the nearest": Nearest(load(torch.float32), rows, marks[-1] + WINDOW),
+    }
+    found: dict[tuple[int, str], list[tuple[Tensor, Tensor]]] = {}
+    for position, expected in exact.draw(torch.Generator().manual_seed(seed)):
+        mark = next((mark for mark in marks if mark <= position < mark + WINDOW), None)
+        for name, contender in contenders.items():
+            logits = contender.step(exact.tokens, position)
+            if mark is not None:
+                found.setdefault((mark, name), []).append((expected, logits))
+    print(f"{'KL in nats':<16}{'after tokens':>14}{'mean':>12}{'worst':>12}{'same best':>12}", flush=True)
+    for (mark, name), pairs in found.items():
+        error = compare(torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs]))
+        print(f"{name:<16}{mark:>14,}{error.divergence:>12.2e}{error.worst:>12.2e}{error.same:>12.3f}")
+
+
+class Contender:
+    """Rows of a model that are fed a token each in every step."""
+
+    def __init__(self, model: Model, rows: int, length: int) -> None:
+        self.model, self.rows, self.length = model, rows, length
+        pages = -(-length // PAGE)
+        self.pools = allocate(model, rows, rows * pages, PAGE, torch.device("cpu"))
+        self.table = torch.arange(rows * pages, dtype=torch.int32).view(rows, pages)
+        self.tokens = torch.zeros(rows, dtype=torch.int64)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor, position: int) -> Tensor:
+        """float32 [rows, vocabulary]."""
+        positions = torch.full((self.rows,), position)
+        decode = Decode(torch.arange(self.rows), positions, self.table[:, : position // PAGE + 1])
+        hidden = self.model.forward(Batch(tokens, positions, None, decode), self.pools)
+        return self.model.logits(hidden)
+
+    def draw(self, generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
+        """Each position with the logits there, while `tokens` are what was fed; then the next are drawn from them."""
+        self.tokens = torch.randint(min(self.model.vocab_size, 256), (self.rows,), generator=generator)
+        for position in range(self.length):
+            logits = self.step(self.tokens, position)
+            yield position, logits
+            self.tokens = logits.softmax(-1).multinomial(1, generator=generator)[:, 0]
+
+
+class Nearest(Contender):
+    """What bfloat16 would do without chance: states are rounded to the nearest behind each step."""
+
+    def step(self, tokens: Tensor, position: int) -> Tensor:
+        logits = super().step(tokens, position)
+        for states in self.pools.state[1::2]:
+            states.copy_(states.bfloat16())
+        return logits
+
+
+def compare(exact: Tensor, found: Tensor) -> Error:
+    """Of logits [N, vocabulary] each."""
+    p, q = exact.double().log_softmax(-1), found.double().log_softmax(-1)
+    divergences = (p.exp() * (p - q)).sum(-1)
+    same = (exact.argmax(-1) == found.argmax(-1)).double().mean()
+    return Error(float(divergences.mean()), float(divergences.max()), float(same))
+
+
+def measure_speeds(load: Load, rounds: int) -> None:
+    """Decoding by the bare loop with states of each type in turns; the first round warms up."""
+    models = {dtype: load(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    print(f"{'tokens/s':<16}{'float32':>10}{'bfloat16':>10}{'ratio':>8}  from, to")
+    for batch in BATCHES:
+        prompts = [[row + 1] * PROMPT_TOKENS for row in range(batch)]
+        sides = [Bare(model, batch, PROMPT_TOKENS) for model in models.values()]
+        pairs = [[side.decode(prompts, STEPS) for side in sides] for _ in range(rounds + 1)][1:]
+        ratios = [narrow / wide for wide, narrow in pairs]
+        wide, narrow = (statistics.median(side) for side in zip(*pairs, strict=True))
+        spread = f"{min(ratios):.2f}, {max(ratios):.2f}"
+        print(f"decode {batch:<9}{wide:>10.1f}{narrow:>10.1f}{statistics.median(ratios):>8.2f}  {spread}", flush=True)

@@ -1,0 +1,305 @@
+"""What scripts/bench computes with: spreads, floors, schedules, contenders' names, readings of the machine."""
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts.benchmarks import engine, relay
+from scripts.benchmarks.contenders import Entry, Workbench
+from scripts.benchmarks.figures import NeverAtOnceError, Spread, decode_rate, quantile, ratios, steady_rate, table
+from scripts.benchmarks.floors import floor_of
+from scripts.benchmarks.machine import all_busy, own_busy, ticks_a_second
+from scripts.benchmarks.peers import environments
+from scripts.benchmarks.peers.agreement import agreed
+from scripts.benchmarks.peers.serve_lines import Answer as Served
+from scripts.benchmarks.serving import summarise
+from scripts.benchmarks.serving.client import Answer, read_event
+from scripts.benchmarks.serving.schedule import Load, draw
+from scripts.benchmarks.shapes import GRANITE, MAMBA2, config_of
+
+LOAD = Load("unique", requests=200, streams=4, rate=None, prompt=8, answer=4, shared=16, prefixes=3, turns=3)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0.01, 1.0))
+def test_a_quantile_is_the_least_value_that_so_many_do_not_exceed(values: list[float], share: float) -> None:
+    found = quantile(values, share)
+    assert found in values
+    assert sum(value <= found for value in values) >= share * len(values) - 1e-6
+    smaller = [value for value in values if value < found]
+    assert not smaller or sum(value <= max(smaller) for value in values) < share * len(values) + 1e-6
+
+
+def test_quantiles_of_a_hundred() -> None:
+    values = [float(value) for value in range(1, 101)]
+    assert (quantile(values, 0.5), quantile(values, 0.99), quantile(values, 1.0)) == (50, 99, 100)
+    with pytest.raises(ValueError, match="no values"):
+        quantile([], 0.5)
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    rounds = [{"a": 10.0, "b": 5.0}, {"a": 40.0, "b": 10.0}, {"a": 3.0, "b": 1.0}]
+    assert ratios(rounds, "a", "b") == Spread(3.0, 2.0, 4.0)
+
+
+def test_tokens_are_counted_while_all_streams_run() -> None:
+    slow = [(1.0, 1), (2.0, 2), (3.0, 3), (9.0, 4)]
+    fast = [(0.5, 1), (1.0, 4), (2.0, 6), (3.0, 8)]
+    assert decode_rate([slow, fast]) == (2 + 4) / 2.0
+    with pytest.raises(NeverAtOnceError):
+        decode_rate([[(0.0, 1), (1.0, 2)], [(2.0, 1), (3.0, 2)]])
+    with pytest.raises(NeverAtOnceError):
+        decode_rate([slow, fast], least=3)
+
+
+def test_rows_that_begin_apart_get_more_tokens() -> None:
+    asked = []
+
+    def generate(tokens: int) -> list[list[tuple[float, int]]]:
+        """The second begins ten tokens behind the first."""
+        asked.append(tokens)
+        return [[(float(start + count), count) for count in range(1, tokens + 1)] for start in (0, 10)]
+
+    assert steady_rate(generate, 6) == 2.0
+    assert asked == [7, 13, 25]
+    asked.clear()
+    with pytest.raises(NeverAtOnceError):
+        steady_rate(lambda tokens: [[(start, 1), (start + 1, 2)] for start in (0.0, 2.0)], 2)
+
+
+def test_columns_are_aligned() -> None:
+    lines = table("what", ["a", "long name"], {"first": ["1", "2"], "the second": ["1,000.0", "3"]}).splitlines()
+    assert lines == [
+        "what              a  long name",
+        "first             1          2",
+        "the second  1,000.0          3",
+    ]
+
+
+def test_the_floor_of_the_mamba2() -> None:
+    floor = floor_of(MAMBA2)
+    # 129M weights of two bytes, and the state and the convolution's inputs of 24 layers, read and written.
+    assert floor.weights == pytest.approx(257e6, rel=0.01)
+    assert floor.state == 2 * 4 * 24 * (24 * 64 * 128 + 3 * (1536 + 256))
+    assert floor.matrices == 24 * 768 * (2 * 1536 + 256 + 24 + 1536)
+    assert floor.decode(16, 38e9, behind=7) == 16 * 38e9 / (floor.weights + 16 * floor.state)
+    assert floor.prefill(2e12) == 1e12 / floor.matrices
+
+
+def test_the_floors_of_smaller_weights_and_states() -> None:
+    whole, half = floor_of(GRANITE), floor_of(GRANITE, "int8", state_bytes=2)
+    assert whole.decode(2, 1e9, 100) == pytest.approx(2e9 / (whole.weights + 2 * (whole.state + 100 * whole.keys)))
+    assert half.state * 2 == whole.state and half.matrices == whole.matrices
+    assert half.weights / whole.weights == pytest.approx(8.5 / 16, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "entry", "weights", "state_bytes"),
+    [
+        ("baton", Entry("baton", "baton", ""), "bf16", 4),
+        ("baton:--quantize int8", Entry("baton:--quantize int8", "baton", "--quantize int8"), "int8", 4),
+        ("q4=baton:--quantize int4", Entry("q4", "baton", "--quantize int4"), "int4", 4),
+        ("s=baton:--state-dtype bfloat16", Entry("s", "baton", "--state-dtype bfloat16"), "bf16", 2),
+        ("s=baton:--state-dtype=bfloat16", Entry("s", "baton", "--state-dtype=bfloat16"), "bf16", 2),
+        ("baton:--threads=2", Entry("baton:--threads=2", "baton", "--threads=2"), "bf16", 4),
+        ("bare", Entry("bare", "bare", ""), "bf16", 4),
+        ("llama.cpp", Entry("llama.cpp:bf16", "llama.cpp", "bf16"), "bf16", 4),
+        ("llama.cpp:q8_0", Entry("llama.cpp:q8_0", "llama.cpp", "q8_0"), "q8_0", 4),
+        ("peer=openvino:int8", Entry("peer", "openvino", "int8"), "int8", 4),
+        ("transformers:float32", Entry("transformers:float32", "transformers", "float32"), "f32", 4),
+    ],
+)
+def test_contenders_are_named(text: str, entry: Entry, weights: str, state_bytes: int) -> None:
+    parsed = Entry.parse(text)
+    assert (parsed, parsed.weights(), parsed.state_bytes()) == (entry, weights, state_bytes)
+
+
+@pytest.mark.parametrize("text", ["", "vllm", "llama.cpp:q5_1", "=baton", "bare:fast"])
+def test_what_is_no_contender_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no (contender|variant|name)"):
+        Entry.parse(text)
+
+
+def test_options_of_the_server_are_added_to_baton_only() -> None:
+    assert Entry.parse("a=baton:--page-size 32").with_options("--state-dtype bfloat16").options == [
+        "--page-size", "32", "--state-dtype", "bfloat16",
+    ]  # fmt: skip
+    assert Entry.parse("llama.cpp").with_options("--page-size 32") == Entry.parse("llama.cpp")
+
+
+def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    bench = Workbench(MAMBA2, tmp_path, 1, 1)
+    assert "--install llama.cpp" in bench.missing(Entry.parse("llama.cpp"))
+    assert bench.missing(Entry.parse("baton")) == bench.missing(Entry.parse("transformers")) == ""
+    (tmp_path / "openvino").mkdir()
+    (tmp_path / "openvino" / "installed").touch()
+    assert "mamba2" in bench.missing(Entry.parse("openvino"))
+    assert Workbench(GRANITE, tmp_path, 1, 1).missing(Entry.parse("openvino")) == ""
+
+
+def test_fewer_layers_of_a_hybrid_keep_attention() -> None:
+    assert config_of("granite-151m", 3)["layer_types"] == ["mamba", "mamba", "attention"]
+    assert GRANITE["layer_types"].count("attention") == 2 and len(GRANITE["layer_types"]) == 16
+
+
+class Scripted:
+    """A contender of fixed speeds, which notes when it is asked."""
+
+    def __init__(self, name: str, speed: float, asked: list[str]) -> None:
+        self._name, self._speed, self._asked = name, speed, asked
+
+    def prefill(self, prompt: list[int]) -> float:
+        self._asked.append(self._name)
+        return self._speed * len(prompt)
+
+    def decode(self, prompts: list[list[int]], steps: int) -> float:
+        self._asked.append(self._name)
+        return self._speed * len(prompts)
+
+
+def test_contenders_take_turns_and_another_begins_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    contenders = {name: Scripted(name, speed, asked) for name, speed in (("a", 2.0), ("b", 1.0))}
+    monkeypatch.setattr(engine, "probe", lambda threads: (1e9, 1e12))
+    plan = engine.Plan(rounds=2, prompt=10, steps=4, batches=[3], repeats=0)
+    turns = engine.Rounds(contenders, plan, 100, 1).run()
+    assert asked == ["a", "b"] * 2 + ["b", "a"] * 2 + ["a", "b"] * 2
+    assert [(turn.cell, turn.figures) for turn in turns] == [
+        ("prefill 10", {"a": 20.0, "b": 10.0}), ("decode 3", {"a": 6.0, "b": 3.0})
+    ] * 2  # fmt: skip
+    entries = [Entry("a", "baton", ""), Entry("b", "bare", "")]
+    [ratio] = {engine.summarise(turns, cell, entries)["b"]["a to it"]["median"] for cell in plan.cells()}
+    assert ratio == 2.0
+    floor = floor_of(MAMBA2).decode(3, 1e9, engine.SHORT_PROMPT)
+    assert engine.shares_of_floor(turns, plan.cells()[1], entries[0], MAMBA2).median == 6.0 / floor
+
+
+def test_a_turn_is_taken_anew_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = iter([0.9, 0.4, 0.6, 0.05, 0.0])
+
+    class Loaded(engine.Watch):
+        def __exit__(self, *_: object) -> None:
+            self.others = next(loads)
+
+    asked: list[str] = []
+    monkeypatch.setattr(engine, "Watch", Loaded)
+    monkeypatch.setattr(engine, "probe", lambda threads: (1e9, 1e12))
+    plan = engine.Plan(rounds=1, prompt=10, steps=4, batches=[], repeats=2)
+    # The unmeasured round takes whatever comes; the measured one is taken until it is quiet.
+    [turn] = engine.Rounds({"a": Scripted("a", 1.0, asked)}, plan, 100, 1).run()
+    assert (turn.others, len(asked)) == (0.05, 4)
+
+
+def test_a_turn_that_is_never_quiet_is_the_quietest(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = iter([0.0, 0.9, 0.4, 0.6])
+
+    class Loaded(engine.Watch):
+        def __exit__(self, *_: object) -> None:
+            self.others = next(loads)
+
+    monkeypatch.setattr(engine, "Watch", Loaded)
+    monkeypatch.setattr(engine, "probe", lambda threads: (1e9, 1e12))
+    plan = engine.Plan(rounds=1, prompt=10, steps=4, batches=[], repeats=2)
+    [turn] = engine.Rounds({"a": Scripted("a", 1.0, [])}, plan, 100, 1).run()
+    assert turn.others == 0.4
+
+
+def test_the_load_of_the_machine_and_of_a_process(tmp_path: Path) -> None:
+    (tmp_path / "stat").write_text("cpu  100 20 30 4000 50 6 7 8 90 0\ncpu0 1 1 1 1\n")
+    for process, parent, times in ((10, 1, (1, 2, 3, 4)), (11, 10, (10, 0, 0, 0)), (12, 1, (99, 99, 99, 99))):
+        folder = tmp_path / str(process)
+        folder.mkdir()
+        fields = ["S", parent, *[0] * 9, *times, 20]
+        (folder / "stat").write_text(f"{process} (a) name) {' '.join(map(str, fields))}\n")
+    assert all_busy(tmp_path) == (100 + 20 + 30 + 6 + 7 + 8) / ticks_a_second()
+    assert own_busy(10, tmp_path) == (1 + 2 + 3 + 4 + 10) / ticks_a_second()
+
+
+def test_schedules_are_drawn_by_seed() -> None:
+    assert draw(LOAD, 100, 1) == draw(LOAD, 100, 1) != draw(LOAD, 100, 2)
+    words = {word for conversation in draw(LOAD, 100, 1) for word in conversation.turns[0].split()}
+    assert words == {f"t{id}" for id in range(99)}
+    assert all(
+        len(conversation.turns[0].split()) == 8 and conversation.begins is None for conversation in draw(LOAD, 9, 1)
+    )
+
+
+def test_arrivals_at_a_rate() -> None:
+    load = Load(**{name: getattr(LOAD, name) for name in Load.__dataclass_fields__} | {"rate": 50.0, "requests": 4000})
+    times = [conversation.begins for conversation in draw(load, 9, 1)]
+    assert times[0] == 0.0 and times == sorted(times)  # type: ignore[type-var]
+    gaps = [later - earlier for earlier, later in pairwise(times)]  # type: ignore[operator]
+    assert sum(gaps) / len(gaps) == pytest.approx(1 / 50, rel=0.1)
+    # A third of exponential gaps and a bit more are longer than their mean.
+    assert sum(gap > 1 / 50 for gap in gaps) / len(gaps) == pytest.approx(math.exp(-1), abs=0.03)
+
+
+def test_shared_prefixes_and_turns() -> None:
+    values = {name: getattr(LOAD, name) for name in Load.__dataclass_fields__}
+    shared = draw(Load(**values | {"workload": "shared"}), 100, 1)
+    assert len({tuple(conversation.turns[0].split()[:16]) for conversation in shared}) == 3
+    assert all(len(conversation.turns[0].split()) == 16 + 8 for conversation in shared)
+    talks = draw(Load(**values | {"workload": "turns"}), 100, 1)
+    assert all([len(turn.split()) for turn in conversation.turns] == [8, 8, 8] for conversation in talks)
+
+
+def test_figures_of_answers() -> None:
+    good = [
+        Answer(asked=10.0, arrivals=[11.0, 11.1, 11.3], prompt_tokens=100, completion_tokens=3, cached_tokens=25),
+        Answer(asked=10.5, arrivals=[12.5, 12.6, 12.9], prompt_tokens=100, completion_tokens=3, cached_tokens=75),
+    ]
+    figures = summarise([*good, Answer(asked=10.0, error="503")], others=0.5)
+    assert (figures.first_p50, figures.first_p99) == (1.0, 2.0)
+    assert figures.gap_p50 == pytest.approx(0.1) and figures.gap_p99 == pytest.approx(0.3)
+    assert figures.tokens == pytest.approx(6 / 2.9) and figures.requests == pytest.approx(2 / 2.9)
+    assert (figures.hit_rate, figures.errors, figures.others) == (0.5, 1, 0.5)
+    assert summarise([Answer(0.0, [1.0], prompt_tokens=5, completion_tokens=1)], 0.0).hit_rate is None
+    with pytest.raises(RuntimeError, match="none of 1 requests was answered: 503"):
+        summarise([Answer(0.0, error="503")], 0.0)
+
+
+def test_events_of_a_stream() -> None:
+    answer = Answer(asked=0.0)
+    usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+    texts = [{"choices": [{"text": text}]} for text in ("t1", " t2", "")]
+    for at, event in enumerate([*texts, {"choices": [], "usage": usage}]):
+        read_event(answer, float(at), event)
+    assert answer == Answer(0.0, [0.0, 1.0], "t1 t2", 9, 2, 4)
+    read_event(answer, 4.0, {"error": {"message": "no"}})
+    assert "no" in answer.error
+
+
+def test_a_step_between_two_readings() -> None:
+    text = """
+baton:steps_total{{model_name="m"}} {steps}
+baton:device_busy_seconds_total{{model_name="m"}} {device}
+baton:relay_overhead_seconds_bucket{{model_name="m",le="+Inf"}} 5
+baton:relay_overhead_seconds_sum{{model_name="m"}} {overhead}
+baton:actor_busy_seconds_total{{model_name="m",actor="cache"}} {cache}
+baton:actor_busy_seconds_total{{model_name="m",actor="results"}} {results}
+"""
+    header = "# TYPE baton:relay_overhead_seconds histogram\n"
+    before = relay.parse(header + text.format(steps=10, device=1, overhead=0.5, cache=0.25, results=1), 100.0, 2.0)
+    after = relay.parse(header + text.format(steps=20, device=3, overhead=1.0, cache=0.5, results=2), 104.0, 4.0)
+    step = relay.between(before, after, others=0.0)
+    assert (step.wall, step.device, step.overhead) == (0.4, 0.2, 0.05)
+    assert step.actors == {"cache": 0.025, "results": 0.1} and step.relay == 0.125
+    assert step.http == pytest.approx(0.2 - 0.125)
+    with pytest.raises(ValueError, match="no step ended"):
+        relay.between(after, after, others=0.0)
+    with pytest.raises(ValueError, match="baton:steps_total"):
+        relay.parse("", 0.0, 0.0)
+
+
+def test_tokens_of_a_peer_and_their_agreement() -> None:
+    answer = Served(rows=2)
+    answer.add(1, [4, 5])
+    answer.add(0, [6])
+    assert answer.tokens == [[6], [4, 5]] and [len(row) for row in answer.seconds] == [1, 2]
+    assert json.loads(json.dumps(answer.seconds))[0][0] >= answer.seconds[1][0] >= 0
+    assert (agreed([1, 2, 3], [1, 2, 4]), agreed([1, 2], [1, 2]), agreed([0], [1])) == (2, 2, 0)
