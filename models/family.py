@@ -4,9 +4,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from models.batch import Model
 from models.config import ModelConfig
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a checkpoint's tensor, and the part of a parameter that it fills.
+
+    take: of the checkpoint's tensor; any operations that work on meta tensors too.
+    place: a view of the parameter, into which the taken part is copied; its shape is the taken part's.
+    The views of a parameter do not overlap, and cover it.
+    """
+
+    parameter: str
+    take: Callable[[Tensor], Tensor] = whole
+    place: Callable[[Tensor], Tensor] = whole
 
 
 @dataclass(frozen=True)
@@ -14,10 +33,10 @@ class Family:
     """build: with the types of its weights and of its recurrent states; a model whose parameters, if any, are empty. It
     runs under the meta device.
 
-    rename: the parameter that a checkpoint's tensor fills; None for one that is left out.
-    embedding: the name of the parameter that a tied head repeats.
+    pieces: what a checkpoint's tensor of this name fills; none for one that is left out.
+    embedding: the name of the parameter that a tied head repeats; one tensor fills it, whole.
     """
 
     build: Callable[[ModelConfig, torch.dtype, torch.dtype], Model]
-    rename: Callable[[str], str | None]
+    pieces: Callable[[str, ModelConfig], list[Piece]]
     embedding: str

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from models.batch import Batch, Pools, TensorSpec
 from models.config import ModelConfig, ModelError
-from models.family import Family
+from models.family import Family, Piece
 from models.layers.attention import Attention, AttentionSettings
 from models.layers.linear import Embedding, Linear
 from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
@@ -177,8 +177,8 @@ def read_rope_theta(config: ModelConfig) -> float | None:
     return ModelConfig({**config.values, **rope}).number("rope_theta", default=10000.0)
 
 
-def rename(name: str) -> str:
-    return name
+def pieces(name: str, config: ModelConfig) -> list[Piece]:
+    return [Piece(name)]
 
 
-FAMILY = Family(GraniteMoeHybrid, rename, "model.embed_tokens.weight")
+FAMILY = Family(GraniteMoeHybrid, pieces, "model.embed_tokens.weight")

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from models.batch import Batch, Pools, TensorSpec
 from models.config import UNLIMITED, ModelConfig, ModelError
-from models.family import Family
+from models.family import Family, Piece
 from models.layers.linear import Embedding, Linear
 from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
 from models.layers.norm import RMSNorm
@@ -97,8 +97,8 @@ def read_settings(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settin
     return settings
 
 
-def rename(name: str) -> str:
-    return name.removeprefix("model.").replace("backbone.embedding.", "backbone.embeddings.")
+def pieces(name: str, config: ModelConfig) -> list[Piece]:
+    return [Piece(name.removeprefix("model.").replace("backbone.embedding.", "backbone.embeddings."))]
 
 
-FAMILY = Family(Mamba2, rename, "backbone.embeddings.weight")
+FAMILY = Family(Mamba2, pieces, "backbone.embeddings.weight")

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from models.batch import Batch, Pools, TensorSpec
 from models.config import ModelConfig, ModelError
-from models.family import Family
+from models.family import Family, Piece
 from models.layers.attention import Attention, AttentionSettings
 from models.layers.linear import Embedding, Linear
 from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
@@ -145,11 +145,11 @@ def read_attention(config: ModelConfig) -> AttentionSettings:
     )
 
 
-def rename(name: str) -> str | None:
+def pieces(name: str, config: ModelConfig) -> list[Piece]:
     """Leaves out the layers for multi-token prediction."""
     if name.startswith(("mtp.", "model.mtp.", "backbone.mtp.")):
-        return None
-    return "backbone." + name.removeprefix("model.") if name.startswith("model.") else name
+        return []
+    return [Piece("backbone." + name.removeprefix("model.") if name.startswith("model.") else name)]
 
 
-FAMILY = Family(NemotronH, rename, "backbone.embeddings.weight")
+FAMILY = Family(NemotronH, pieces, "backbone.embeddings.weight")

@@ -13,7 +13,7 @@ from actors.runtime.sizing import count_parameters, weight_bytes
 from kernels.quantized_linear import QuantizedWeight
 from models.batch import Batch, Model, Prefill, allocate
 from models.layers.linear import Embedding, Linear
-from models.loading import checkpoint
+from models.loading import filling
 from models.loading.checkpoint import load_model
 from models.text.tokenizer import load_text
 from tests.kernels.installed import installed
@@ -90,7 +90,7 @@ def test_the_bundled_model_still_answers_and_by_the_same_tokens() -> None:
 
 def test_a_tensor_at_a_time_becomes_integers(monkeypatch: pytest.MonkeyPatch) -> None:
     """So loading takes no more room than the integers and one weight: none waits for the others to be read."""
-    assign, steps = checkpoint._assign, list[str]()
+    assign, steps = filling.assign, list[str]()
 
     def watched(model: nn.Module, name: str, tensor: Tensor, bits: int | None) -> None:
         assign(model, name, tensor, bits)
@@ -100,19 +100,19 @@ def test_a_tensor_at_a_time_becomes_integers(monkeypatch: pytest.MonkeyPatch) ->
                 assert module.weight.dtype == torch.uint8, path
                 assert module.packed is not None and module.weight.data_ptr() == module.packed.data.data_ptr()
 
-    monkeypatch.setattr(checkpoint, "_assign", watched)
+    monkeypatch.setattr(filling, "assign", watched)
     model = load_model(BUNDLED, None, CPU, before_packing=lambda: steps.append("kernels"), bits=8)
     assert steps == ["kernels", *["read"] * len(steps[1:])]
     assert all(not parameter.is_meta for _, module in modules(model) for parameter in module.parameters())
 
 
 def test_without_bits_the_kernels_may_come_while_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    assign, steps = checkpoint._assign, list[str]()
+    assign, steps = filling.assign, list[str]()
 
     def watched(*given: Any) -> None:
         assign(*given)
         steps.append("read")
 
-    monkeypatch.setattr(checkpoint, "_assign", watched)
+    monkeypatch.setattr(filling, "assign", watched)
     load_model(BUNDLED, None, CPU, before_packing=lambda: steps.append("kernels"))
     assert steps.index("kernels") == len(steps) - 1 > 0
