@@ -1,0 +1,58 @@
+"""What is published of a model: the facts of its config.json, its size, and the tensors that its files hold."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Published:
+    """config: as the hub has it, without what no family reads.
+
+    size: the number of parameters, with as many digits as are known: "8.89B", "340M", "8888227328".
+    tensors: of its files, all of them BF16; left_out: those of its files that nothing is made from, as of vision.
+    state: bytes of a sequence's state in float32; kv: bytes of a token's keys and values in bfloat16.
+    """
+
+    config: dict[str, Any]
+    size: str
+    tensors: Shapes
+    state: int
+    kv: int
+    left_out: Shapes = field(default_factory=dict)
+
+    def is_size(self, count: int) -> bool:
+        digits = self.size.rstrip("MB")
+        unit = {"": 1, "M": 10**6, "B": 10**9}[self.size[len(digits) :]]
+        places = len(digits.partition(".")[2])
+        return f"{count / unit:.{places}f}" == digits
+
+
+def mamba2_mixer(path: str, hidden: int, heads: int, width: int, groups: int, state: int) -> Shapes:
+    """A Mamba-2 mixer of kernel 4 with a convolution's bias, as every family's files have it."""
+    inner, channels = heads * width, heads * width + 2 * groups * state
+    return {
+        f"{path}.A_log": (heads,),
+        f"{path}.D": (heads,),
+        f"{path}.dt_bias": (heads,),
+        f"{path}.in_proj.weight": (inner + channels + heads, hidden),
+        f"{path}.conv1d.weight": (channels, 1, 4),
+        f"{path}.conv1d.bias": (channels,),
+        f"{path}.norm.weight": (inner,),
+        f"{path}.out_proj.weight": (hidden, inner),
+    }
+
+
+def mamba2_state(heads: int, width: int, groups: int, state: int) -> int:
+    """Bytes of a layer's state in float32, with three steps of its convolution's input."""
+    return 4 * (heads * width * state + 3 * (heads * width + 2 * groups * state))
+
+
+def attention(path: str, hidden: int, heads: int, kv_heads: int, width: int) -> Shapes:
+    return {
+        f"{path}.q_proj.weight": (heads * width, hidden),
+        f"{path}.k_proj.weight": (kv_heads * width, hidden),
+        f"{path}.v_proj.weight": (kv_heads * width, hidden),
+        f"{path}.o_proj.weight": (hidden, heads * width),
+    }

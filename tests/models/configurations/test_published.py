@@ -1,0 +1,57 @@
+"""The best known models of each family, without their weights: they parse, build, and account for every tensor."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from actors.runtime.sizing import count_parameters
+from models.config import ModelError, read_config
+from models.family import Family
+from models.loading.checkpoint import find_family
+from models.loading.filling import match
+from models.loading.shards import StoredTensor
+from tests.models.configurations import granitemoehybrid, mamba2, nemotron_h
+from tests.models.configurations.published import Published, Shapes
+
+PUBLISHED = {**mamba2.PUBLISHED, **granitemoehybrid.PUBLISHED, **nemotron_h.PUBLISHED}
+EVERY = pytest.mark.parametrize("name", PUBLISHED)
+
+
+def stored(tensors: Shapes) -> list[StoredTensor]:
+    return [StoredTensor(Path("model.safetensors"), name, shape, "BF16") for name, shape in tensors.items()]
+
+
+def build(published: Published, folder: Path) -> tuple[nn.Module, Family]:
+    (folder / "config.json").write_text(json.dumps(published.config))
+    config = read_config(folder)
+    family = find_family(config)
+    with torch.device("meta"):
+        model = family.build(config, torch.bfloat16, torch.float32)
+    assert isinstance(model, nn.Module)
+    return model, family
+
+
+@EVERY
+def test_its_size_and_that_of_its_states_are_as_published(name: str, tmp_path: Path) -> None:
+    published = PUBLISHED[name]
+    model, _ = build(published, tmp_path)
+    assert published.is_size(count_parameters(model)), count_parameters(model)
+    assert sum(spec.nbytes for spec in model.state_specs()) == published.state
+    assert sum(spec.nbytes for spec in model.kv_specs()) == published.kv
+
+
+@EVERY
+def test_every_tensor_of_its_files_is_accounted_for(name: str, tmp_path: Path) -> None:
+    published = PUBLISHED[name]
+    model, family = build(published, tmp_path)
+    parameters, config = dict(model.named_parameters()), read_config(tmp_path)
+    there = published.tensors | published.left_out
+    fillings, repeated = match(stored(there), parameters, family, config)
+    assert repeated is None
+    assert {tensor.name for tensor, _ in fillings} == published.tensors.keys()
+    for lost in list(published.tensors)[:: len(published.tensors) // 5]:
+        with pytest.raises(ModelError, match=r"missing tensors|parameters not filled once"):
+            match(stored({name: there[name] for name in there.keys() - {lost}}), parameters, family, config)
