@@ -75,7 +75,7 @@ class Traffic:
         }
         try:
             response = await session.post("/generate", json=body)
-        except aiohttp.ClientConnectorError:
+        except aiohttp.ClientOSError:  # Refused, or reset while it waited to be accepted by a port that was closed.
             return "unreachable"
         async with response:
             if response.status == 503:

@@ -140,6 +140,8 @@ async def test_sigterm_under_load(checkpoint: Path) -> None:
         assert set(traffic.outcomes) <= {"length", "503", "unreachable"}
     assert troubles(server) == []
     assert any(line["event"] == "drained" for line in server.log)
+    answered = [line for line in server.log if line["event"] == "request" and line["endpoint"] == "POST /generate"]
+    assert len(answered) == traffic.outcomes["length"] + traffic.outcomes["503"]
 
 
 async def test_kill_and_restart(checkpoint: Path) -> None:
