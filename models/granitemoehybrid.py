@@ -11,7 +11,7 @@ from models.layers.linear import Embedding, Linear
 from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
 from models.layers.mlp import GatedMLP
 from models.layers.norm import RMSNorm
-from models.layers.rope import Rotation
+from models.layers.rope import RotationSettings, read_rotation
 from models.layers.step import BatchPlan, plan_batch
 
 RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}
@@ -58,9 +58,7 @@ class GraniteMoeHybrid(nn.Module):
         self.max_position = config.integer("max_position_embeddings", default=2048)
         self.dtype = dtype
         self.mamba, self.attention = read_mamba(config, state_dtype), read_attention(config)
-        self.theta = read_rope_theta(config)
-        if self.theta and self.attention.head_dim % 2:
-            raise ModelError(f"config.json: head_dim = {self.attention.head_dim} cannot be rotated: it is odd")
+        self.rotation = read_positions(config, self.attention.head_dim)
         self.embedding_multiplier = config.number("embedding_multiplier", default=1.0)
         self.residual_multiplier = read_residual_multiplier(config)
         self.logits_scaling = config.number("logits_scaling", default=1.0)
@@ -86,8 +84,7 @@ class GraniteMoeHybrid(nn.Module):
         return self.run(self.embed(batch.tokens), self.plan(batch, pools))
 
     def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
-        theta, width = self.theta, self.attention.head_dim
-        rotate = (lambda positions: Rotation.of(positions, width, theta)) if theta else None
+        rotate = self.rotation.of if self.rotation else None
         return plan_batch(batch, pools, self.chunk_size, self.mamba.kernel, rotate)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -167,14 +164,9 @@ def read_residual_multiplier(config: ModelConfig) -> float:
     return config.number("residual_multiplier", default=1.0)
 
 
-def read_rope_theta(config: ModelConfig) -> float | None:
-    """The base of the rotation; None if positions are not encoded. ModelError for a scaled rotation."""
-    if config.values.get("position_embedding_type") != "rope":
-        return None
-    rope = config.values.get("rope_parameters") or config.values.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise ModelError(f"config.json: rope_parameters {rope} are not supported: only the default rotation is")
-    return ModelConfig({**config.values, **rope}).number("rope_theta", default=10000.0)
+def read_positions(config: ModelConfig, head_dim: int) -> RotationSettings | None:
+    """None if positions are not encoded."""
+    return read_rotation(config, head_dim) if config.values.get("position_embedding_type") == "rope" else None
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:

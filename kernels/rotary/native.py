@@ -1,5 +1,7 @@
 """The same as reference.py, in cpu.cpp."""
 
+from itertools import product
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,8 @@ def takes(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
         and x.dtype in TYPES
         and all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in (x, cos, sin))
         and cos.dtype == sin.dtype == torch.float32
-        and cos.shape == sin.shape == (len(x), 1, x.shape[2])
+        and cos.shape == sin.shape == (len(x), 1, cos.shape[2])
+        and cos.shape[2] <= x.shape[2]
     )
 
 
@@ -27,7 +30,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     run = native.function(NAME)
     assert run is not None
     y = torch.empty_like(x)
-    run(TYPES[x.dtype], x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr(), *x.shape)
+    run(TYPES[x.dtype], x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr(), *x.shape, cos.shape[2])
     return y
 
 
@@ -35,9 +38,10 @@ def check() -> None:
     """Raises AssertionError where it differs from the reference."""
     g = torch.Generator().manual_seed(0)
     x, angle = torch.randn(3, 2, 74, generator=g), torch.randn(3, 1, 37, generator=g).repeat(1, 1, 2)
-    for dtype, tolerance in zip(TYPES, (1e-5, 2**-7), strict=True):
-        given = x.to(dtype), angle.cos(), angle.sin()
+    for (dtype, tolerance), beyond in product(zip(TYPES, (1e-5, 2**-7), strict=True), (0, 19)):
+        heads = torch.cat([x, x[..., :beyond]], dim=-1).to(dtype)
+        given = heads, angle.cos(), angle.sin()
         assert_agrees(rotate(*given), reference.rotate(*given), rtol=tolerance, atol=1e-5)
 
 
-native.declare(NAME, [INT, POINTER, POINTER, POINTER, POINTER, INT64, INT64, INT64], check)
+native.declare(NAME, [INT, POINTER, POINTER, POINTER, POINTER, *(INT64,) * 4], check)

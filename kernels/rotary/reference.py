@@ -5,9 +5,12 @@ from torch import Tensor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x: [T, heads, head_dim], each head turned by its token's angles; computed in float32, in x's dtype.
+    """x: [T, heads, head_dim], the first `width` of each head turned by its token's angles, the rest as it is.
 
-    cos, sin: float32 [T, 1, head_dim], of whose two halves the second repeats the first.
+    cos, sin: float32 [T, 1, width], of whose two halves the second repeats the first; width ≤ head_dim. Computed in
+    float32, in x's dtype.
     """
-    low, high = x.float().chunk(2, dim=-1)
-    return (x * cos + torch.cat([-high, low], dim=-1) * sin).to(x.dtype)
+    first, rest = x.tensor_split([cos.shape[-1]], dim=-1)
+    low, high = first.float().chunk(2, dim=-1)
+    turned = first * cos + torch.cat([-high, low], dim=-1) * sin
+    return torch.cat([turned.to(x.dtype), rest], dim=-1)

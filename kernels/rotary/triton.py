@@ -12,7 +12,7 @@ from kernels.gpu.layout import row_stride
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """See reference.rotate. Tokens of x may lie apart."""
-    _, heads, width = x.shape
+    (_, heads, width), half = x.shape, cos.shape[2] // 2
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     config = config_of("rotary.rotate", f"heads={heads} width={width}", x.device, *candidates(heads, width))
     launch(
@@ -21,10 +21,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         *(x, cos, sin, y),
         config=config,
         HEADS=heads,
-        HALF=width // 2,
+        WIDTH=width,
+        HALF=half,
         X_ROW=row_stride(x),
         BLOCK_HEADS=triton.next_power_of_2(heads),
-        BLOCK_HALF=triton.next_power_of_2(width // 2),
+        BLOCK_HALF=triton.next_power_of_2(half),
+        BLOCK_REST=triton.next_power_of_2(width - 2 * half),
     )
     return y
 
@@ -43,16 +45,18 @@ def _rotate(
     sin_ptr,
     y_ptr,
     HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
     HALF: tl.constexpr,
     X_ROW: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     cos_ptr += token * (2 * HALF)
     sin_ptr += token * (2 * HALF)
-    target = y_ptr + token * (HEADS * 2 * HALF)
-    rotate_row(x_ptr + token * X_ROW, cos_ptr, sin_ptr, target, HEADS, HALF, BLOCK_HEADS, BLOCK_HALF)
+    source, target = x_ptr + token * X_ROW, y_ptr + token * (HEADS * WIDTH)
+    rotate_row(source, cos_ptr, sin_ptr, target, HEADS, WIDTH, HALF, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST)
 
 
 @jit
@@ -62,17 +66,23 @@ def rotate_row(
     sin_ptr,
     y_ptr,
     HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
 ):
-    """The heads of a token, from x_ptr to y_ptr, each turned by the angles of one."""
+    """The heads of a token, from x_ptr to y_ptr, the first 2·HALF of each turned by the angles of one."""
     heads, columns = tl.arange(0, BLOCK_HEADS)[:, None], tl.arange(0, BLOCK_HALF)[None, :]
     is_column = columns < HALF
     cos = tl.load(cos_ptr + columns, is_column, other=0.0)
     sin = tl.load(sin_ptr + columns, is_column, other=0.0)
-    places, inside = heads * (2 * HALF) + columns, (heads < HEADS) & is_column
+    places, inside = heads * WIDTH + columns, (heads < HEADS) & is_column
     low = tl.load(x_ptr + places, inside, other=0.0).to(tl.float32)
     high = tl.load(x_ptr + places + HALF, inside, other=0.0).to(tl.float32)
     tl.store(y_ptr + places, (low * cos - high * sin).to(y_ptr.dtype.element_ty), inside)
     tl.store(y_ptr + places + HALF, (high * cos + low * sin).to(y_ptr.dtype.element_ty), inside)
+    if WIDTH > 2 * HALF:
+        columns = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
+        places, inside = heads * WIDTH + columns, (heads < HEADS) & (columns < WIDTH)
+        tl.store(y_ptr + places, tl.load(x_ptr + places, inside, other=0.0), inside)

@@ -18,8 +18,8 @@ def rotate_and_write(
 ) -> Tensor:
     """Rotate query [T, heads, head_dim] and keys, store keys and values at their places; return the query, rotated.
 
-    Rotated as kernels.rotary.reference says, stored as kernels.attention.reference does. cos and sin None: query and
-    keys stay as they are.
+    Rotated as kernels.rotary.reference says, stored as kernels.attention.reference does. cos and sin, of a head's whole
+    width or less: None leaves query and keys as they are.
     """
     if cos is not None and sin is not None:
         query = kernels.rotary.reference.rotate(query, cos, sin)

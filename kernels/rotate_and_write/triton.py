@@ -24,7 +24,7 @@ def rotate_and_write(
 ) -> Tensor:
     """See reference.rotate_and_write. Tokens of query, keys and values may lie apart, and so may pages."""
     tokens, heads, width = query.shape
-    page_size, kv_heads = key_pages.shape[1:3]
+    (page_size, kv_heads), half = key_pages.shape[1:3], cos.shape[2] // 2
     rotated = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     shape = f"heads={heads} kv_heads={kv_heads} width={width}"
     config = config_of("rotate_and_write.rotate_and_write", shape, query.device, *candidates(heads, width))
@@ -35,7 +35,8 @@ def rotate_and_write(
         config=config,
         HEADS=heads,
         KV_HEADS=kv_heads,
-        HALF=width // 2,
+        WIDTH=width,
+        HALF=half,
         PAGE=page_size,
         QUERY_ROW=row_stride(query),
         KEYS_ROW=row_stride(keys),
@@ -44,7 +45,8 @@ def rotate_and_write(
         VALUE_STRIDE=row_stride(value_pages),
         BLOCK_HEADS=triton.next_power_of_2(heads),
         BLOCK_KV_HEADS=triton.next_power_of_2(kv_heads),
-        BLOCK_HALF=triton.next_power_of_2(width // 2),
+        BLOCK_HALF=triton.next_power_of_2(half),
+        BLOCK_REST=triton.next_power_of_2(width - 2 * half),
         BLOCK=triton.next_power_of_2(kv_heads * width),
     )
     return rotated
@@ -63,6 +65,7 @@ def _rotate_and_write(
     places_ptr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
     HALF: tl.constexpr,
     PAGE: tl.constexpr,
     QUERY_ROW: tl.constexpr,
@@ -73,18 +76,20 @@ def _rotate_and_write(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_KV_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    ROW: tl.constexpr = KV_HEADS * 2 * HALF
+    ROW: tl.constexpr = KV_HEADS * WIDTH
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     cos_ptr += token * (2 * HALF)
     sin_ptr += token * (2 * HALF)
     if part == 0:
-        target = rotated_ptr + token * (HEADS * 2 * HALF)
-        rotate_row(query_ptr + token * QUERY_ROW, cos_ptr, sin_ptr, target, HEADS, HALF, BLOCK_HEADS, BLOCK_HALF)
+        source, target = query_ptr + token * QUERY_ROW, rotated_ptr + token * (HEADS * WIDTH)
+        rotate_row(source, cos_ptr, sin_ptr, target, HEADS, WIDTH, HALF, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST)
     elif part == 1:
+        source = keys_ptr + token * KEYS_ROW
         target = key_pages_ptr + in_pages(tl.load(places_ptr + token), PAGE, ROW, KEY_STRIDE)
-        rotate_row(keys_ptr + token * KEYS_ROW, cos_ptr, sin_ptr, target, KV_HEADS, HALF, BLOCK_KV_HEADS, BLOCK_HALF)
+        rotate_row(source, cos_ptr, sin_ptr, target, KV_HEADS, WIDTH, HALF, BLOCK_KV_HEADS, BLOCK_HALF, BLOCK_REST)
     else:
         target = value_pages_ptr + in_pages(tl.load(places_ptr + token), PAGE, ROW, VALUE_STRIDE)
         copy_row(values_ptr + token * VALUES_ROW, target, ROW, BLOCK)

@@ -1,23 +1,48 @@
 """Rotary position embedding (Su et al., 2021, arXiv:2104.09864), rotating halves."""
 
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 
+from models.config import ModelConfig, ModelError
+
 
 @dataclass(frozen=True)
 class Rotation:
-    """Cosines and sines of a step's positions: float32 [T, 1, head_dim]."""
+    """Cosines and sines of a step's positions: float32 [T, 1, width], width as in RotationSettings."""
 
     cos: Tensor
     sin: Tensor
 
-    @classmethod
-    def of(cls, positions: Tensor, head_dim: int, theta: float) -> Self:
+
+@dataclass(frozen=True)
+class RotationSettings:
+    """The first `width` numbers of each head are rotated, by angles of base `theta`; the others pass."""
+
+    width: int
+    theta: float
+
+    def of(self, positions: Tensor) -> Rotation:
         """positions: int64 [T]."""
-        exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-        angle = positions[:, None].float() * theta**-exponent
+        exponent = torch.arange(0, self.width, 2, dtype=torch.float32, device=positions.device) / self.width
+        angle = positions[:, None].float() * self.theta**-exponent
         angle = torch.cat([angle, angle], dim=-1)[:, None]
-        return cls(angle.cos(), angle.sin())
+        return Rotation(angle.cos(), angle.sin())
+
+
+def read_rotation(config: ModelConfig, head_dim: int, share: float = 1.0) -> RotationSettings:
+    """rope_theta and partial_rotary_factor, of rope_parameters or beside it; share: of a head, if it is not said.
+
+    ModelError for a scaled rotation, and for a width that cannot be rotated.
+    """
+    rope = config.values.get("rope_parameters") or config.values.get("rope_scaling") or {}
+    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type", "default")) != "default":
+        raise ModelError(f"config.json: rope_parameters {rope} are not supported: only the default rotation is")
+    settings = ModelConfig({**config.values, **rope})
+    factor = settings.number("partial_rotary_factor", default=share)
+    width = int(head_dim * factor)
+    if width % 2 or not 0 < width <= head_dim:
+        part = "" if factor == 1 else f" · partial_rotary_factor {factor}"
+        raise ModelError(f"config.json: head_dim = {head_dim}{part} cannot be rotated: it should be even")
+    return RotationSettings(width, settings.number("rope_theta", default=10000.0))

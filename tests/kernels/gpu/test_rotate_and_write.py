@@ -18,6 +18,7 @@ SIZES = {
     "group": st.sampled_from([1, 3, 4]),
     "kv_heads": st.sampled_from([1, 2, 3]),
     "half": st.sampled_from([1, 10, 16, 40]),
+    "rest": st.sampled_from([0, 1, 12, 32]),
     "page": st.sampled_from([1, 3, 16]),
     "seed": st.integers(0, 2**32),
 }
@@ -40,8 +41,10 @@ def views(memory: Tensor, page: int, kv_heads: int, width: int) -> tuple[Tensor,
 
 @given(**SIZES)
 @settings(max_examples=30, deadline=None)
-def test_equals_the_reference(tokens: int, group: int, kv_heads: int, half: int, page: int, seed: int) -> None:
-    g, width = torch.Generator().manual_seed(seed), 2 * half
+def test_equals_the_reference(
+    tokens: int, group: int, kv_heads: int, half: int, rest: int, page: int, seed: int
+) -> None:
+    g, width = torch.Generator().manual_seed(seed), 2 * half + rest
     heads = group * kv_heads
     projected = torch.randn(tokens, heads + 2 * kv_heads, width, generator=g)
     given = projected.split([heads, kv_heads, kv_heads], 1)
@@ -61,9 +64,9 @@ def test_equals_the_reference(tokens: int, group: int, kv_heads: int, half: int,
 @given(**SIZES)
 @settings(max_examples=20, deadline=None)
 def test_keys_and_values_are_written_as_they_are(
-    tokens: int, group: int, kv_heads: int, half: int, page: int, seed: int
+    tokens: int, group: int, kv_heads: int, half: int, rest: int, page: int, seed: int
 ) -> None:
-    g, width = torch.Generator().manual_seed(seed), 2 * half
+    g, width = torch.Generator().manual_seed(seed), 2 * half + rest
     projected = torch.randn(tokens, group + 2 * kv_heads, width, generator=g)
     _, keys, values = projected.split([group, kv_heads, kv_heads], 1)
     memory, places = pool(page, kv_heads, width, g), torch.randperm(9 * page, generator=g)[:tokens]
@@ -76,20 +79,20 @@ def test_keys_and_values_are_written_as_they_are(
 
 @given(**SIZES)
 @settings(max_examples=20, deadline=None)
-def test_heads_are_rotated(tokens: int, group: int, kv_heads: int, half: int, page: int, seed: int) -> None:
+def test_heads_are_rotated(tokens: int, group: int, kv_heads: int, half: int, rest: int, page: int, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
-    x = torch.randn(tokens, group * kv_heads + page, 2 * half, generator=g)[:, : group * kv_heads]
+    x = torch.randn(tokens, group * kv_heads + page, 2 * half + rest, generator=g)[:, : group * kv_heads]
     rotation, before = angles(tokens, half, g), x.clone()
     found, expected = kernels.rotary.triton.rotate(x, *rotation), kernels.rotary.reference.rotate(x, *rotation)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("is_rotated", [True, False])
-def test_it_is_one_launch_where_triton_computes_and_the_operations_elsewhere(is_rotated: bool) -> None:
+@pytest.mark.parametrize("half", [8, 4, None])
+def test_it_is_one_launch_where_triton_computes_and_the_operations_elsewhere(half: int | None) -> None:
     g, launches = torch.Generator().manual_seed(0), list[Launch]()
     query, keys, values = torch.randn(5, 8, 16, generator=g).split([4, 2, 2], 1)
-    cos, sin = angles(5, 8, g) if is_rotated else (None, None)
+    cos, sin = angles(5, half, g) if half else (None, None)
     memory, places = pool(4, 2, 16, g), torch.randperm(36, generator=g)[:5]
     expected = memory.clone()
     found = rotate_and_write(query, keys, values, cos, sin, *views(memory, 4, 2, 16), places)

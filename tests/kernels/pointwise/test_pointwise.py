@@ -35,8 +35,8 @@ def test_definitions() -> None:
     gate, up = x[:, :5], x[:, 5:]
     torch.testing.assert_close(reference.silu_multiply(x), gate / (1 + (-gate).exp()) * up)
     torch.testing.assert_close(reference.squared_relu(x), x.clamp(min=0) ** 2)
-    turned = rotate_by_definition(torch.tensor([[[3.0, 0.0]]]), torch.zeros(1, 1, 2), torch.ones(1, 1, 2))
-    assert turned.flatten().tolist() == [0.0, 3.0], "a quarter turn"
+    turned = rotate_by_definition(torch.tensor([[[3.0, 0.0, 5.0, 7.0]]]), torch.zeros(1, 1, 2), torch.ones(1, 1, 2))
+    assert turned.flatten().tolist() == [0.0, 3.0, 5.0, 7.0], "a quarter turn of the first two"
 
 
 @pytest.mark.usefixtures("target")
@@ -57,12 +57,26 @@ def test_a_nan_stays_one() -> None:
 
 @pytest.mark.usefixtures("target")
 @many
-@given(tokens=st.integers(0, 40), heads=st.integers(1, 5), half=st.integers(1, 70), dtype=DTYPES)
-def test_rotation(tokens: int, heads: int, half: int, dtype: torch.dtype) -> None:
-    x, angle = drawn(tokens, heads, 2 * half).to(dtype), drawn(tokens, 1, half, seed=1).repeat(1, 1, 2)
+@given(
+    tokens=st.integers(0, 40),
+    heads=st.integers(1, 5),
+    half=st.integers(1, 70),
+    rest=st.one_of(st.just(0), st.integers(1, 140)),
+    dtype=DTYPES,
+)
+def test_rotation(tokens: int, heads: int, half: int, rest: int, dtype: torch.dtype) -> None:
+    x, angle = drawn(tokens, heads, 2 * half + rest).to(dtype), drawn(tokens, 1, half, seed=1).repeat(1, 1, 2)
     assert rotary.takes(x, angle.cos(), angle.sin())
     found = rotate(x, angle.cos(), angle.sin())
     assert_close(found, rotate_by_definition(x.float(), angle.cos(), angle.sin()))
+    assert torch.equal(found[..., 2 * half :], x[..., 2 * half :])
+
+
+@pytest.mark.usefixtures("native_kernels")
+def test_angles_that_do_not_fit_are_not_taken() -> None:
+    x = drawn(3, 2, 8)
+    for shape in [(3, 1, 10), (2, 1, 8), (3, 2, 8)]:
+        assert not rotary.takes(x, torch.ones(shape), torch.ones(shape))
 
 
 @pytest.mark.usefixtures("target")

@@ -12,12 +12,12 @@ import kernels.rotary.triton
 import kernels.rotate_and_write.triton
 
 
-def write(heads: int, kv_heads: int, width: int, dtype: torch.dtype) -> None:
-    """Query, keys and values are slices of a projection; with rotation and without."""
+def write(heads: int, kv_heads: int, width: int, turned: int, dtype: torch.dtype) -> None:
+    """Query, keys and values are slices of a projection; with rotation of `turned` of a head, and without."""
     projected = torch.empty(3, heads + 2 * kv_heads, width, dtype=dtype, device="meta")
     query, keys, values = projected.split([heads, kv_heads, kv_heads], 1)
     pages = torch.empty(64, 4, 2, 16, kv_heads, width, dtype=dtype, device="meta")[:, 1].unbind(1)
-    cos = sin = torch.empty(3, 1, width, device="meta")
+    cos = sin = torch.empty(3, 1, turned, device="meta")
     places = torch.empty(3, dtype=torch.int64, device="meta")
     kernels.rotate_and_write.triton.rotate_and_write(query, keys, values, cos, sin, *pages, places)
     kernels.attention.triton.write_pages(keys, values, *pages, places)
@@ -29,7 +29,15 @@ def activate(run: Callable[[Tensor], Tensor], width: int, dtype: torch.dtype) ->
 
 
 TYPES = (torch.bfloat16, torch.float32)
-MODELS = {"Nemotron-H 8B": (32, 8, 128), "Granite 4 h-tiny": (12, 4, 128), "odd": (10, 2, 96), "large": (128, 8, 128)}
+MODELS = {
+    "Nemotron-H 8B": (32, 8, 128, 128),
+    "Granite 4 h-tiny": (12, 4, 128, 128),
+    "Bamba 9B": (32, 8, 128, 64),
+    "Qwen3-Next": (16, 2, 256, 64),
+    "odd": (10, 2, 96, 96),
+    "odd in part": (10, 3, 90, 22),
+    "large": (128, 8, 128, 128),
+}
 CASES: list[tuple[str, Callable[[], None]]] = [
     *(
         (f"rotary and pages, {name}, {dtype}", partial(write, *shape, dtype))
