@@ -9,7 +9,7 @@ __all__ = ["gated_norm"]
 
 
 def gated_norm(
-    x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int = 1, norm_before_gate: bool = False
+    x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, groups: int = 1, norm_before_gate: bool = False
 ) -> Tensor:
     """See reference.gated_norm."""
     if gpu.takes(x):

@@ -14,7 +14,7 @@ from kernels.gpu.layout import row_stride
 def gated_norm(
     x: Tensor,
     gate: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     eps: float,
     groups: int = 1,
     norm_before_gate: bool = False,
@@ -24,7 +24,8 @@ def gated_norm(
     """See reference.gated_norm. Rows of x and gate, float32 or bfloat16, may lie apart. dtype: of the result."""
     rows, channels = x.shape
     width = channels // groups
-    y = torch.empty(rows, channels, dtype=dtype or weight.dtype, device=x.device)
+    kept = x.dtype if weight is None else weight.dtype
+    y = torch.empty(rows, channels, dtype=dtype or kept, device=x.device)
     config = config_of("gated_norm.gated_norm", f"width={width}", x.device, *candidates(width))
     launch(
         _gated_norm,
@@ -74,10 +75,11 @@ def _gated_norm(
     channels = (group * WIDTH)[:, None] + columns[None, :]
     x = tl.load(x_ptr + row[:, None] * X_ROW + channels, inside, other=0.0).to(tl.float32)
     gate = silu(tl.load(gate_ptr + row[:, None] * GATE_ROW + channels, inside, other=0.0).to(tl.float32))
-    weight = tl.load(weight_ptr + channels, inside, other=0.0).to(tl.float32)
     if not NORM_BEFORE_GATE:
         x *= gate
-    y = x * tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None] * weight
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + channels, inside, other=0.0).to(tl.float32)
+        x = x * tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None] * weight
     if NORM_BEFORE_GATE:
-        y *= gate
-    tl.store(y_ptr + row[:, None] * (GROUPS * WIDTH) + channels, y.to(y_ptr.dtype.element_ty), inside)
+        x *= gate
+    tl.store(y_ptr + row[:, None] * (GROUPS * WIDTH) + channels, x.to(y_ptr.dtype.element_ty), inside)

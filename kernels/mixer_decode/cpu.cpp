@@ -23,6 +23,7 @@ struct Shape {
 struct Constants {
     const float *taps, *conv_bias, *A, *D, *dt_bias, *norm;
     float dt_low, dt_high, eps;
+    bool norm_first;  // Before the gate; not without a norm, which is null then.
 };
 
 // y = silu(convolution) of `count` channels of one row, the first of them at x, taps, bias and history; that is
@@ -87,19 +88,21 @@ void update(const Shape &s, S *state, float *x, const float *B, const float *C, 
     update<0>(state, x, B, C, decay, dt, D, place, s.width, s.state);
 }
 
-// y ·= silu(z); the sum of its squares.
+// y ·= silu(z).
 template <class T>
-float gate(const T *z, float *y, int64_t width) {
+void gate(const T *z, float *y, int64_t width) {
+    over(width, [=](int64_t i, auto v) { put(y + i, get<decltype(v)>(y + i) * silu(get<decltype(v)>(z + i))); });
+}
+
+float sum_of_squares(const float *y, int64_t width) {
     floats squares{};
     float rest = 0.0f;
     over(width, [&](int64_t i, auto v) {
         using V = decltype(v);
-        const V gated = get<V>(y + i) * silu(get<V>(z + i));
-        put(y + i, gated);
         if constexpr (sizeof(V) == sizeof(floats))
-            squares += gated * gated;
+            squares += get<V>(y + i) * get<V>(y + i);
         else
-            rest += gated * gated;
+            rest += get<V>(y + i) * get<V>(y + i);
     });
     return sum(squares) + rest;
 }
@@ -140,11 +143,15 @@ struct Mixer {
         const uint32_t place = mix(static_cast<uint32_t>(positions[row])) + static_cast<uint32_t>(first * s.state);
         update(s, state_pool + slots[row] * state_stride + first * s.state, values, B, C, std::exp(dt * c.A[head]), dt,
                c.D[head], place);
-        squares[row * s.heads + head] = gate(given + first, values, s.width);
+        if (!c.norm_first) gate(given + first, values, s.width);
+        squares[row * s.heads + head] = sum_of_squares(values, s.width);
+        if (c.norm_first) gate(given + first, values, s.width);
     }
 
+    // What the squares are of is all that differs by the order of norm and gate.
     void norm(int64_t row) const {
         const FlushDenormals flush;
+        if (!c.norm) return copy(row);
         const int64_t part = s.inner() / s.norm_groups, heads = s.heads / s.norm_groups;
         for (int64_t group = 0; group < s.norm_groups; group++) {
             float total = 0.0f;
@@ -156,6 +163,12 @@ struct Mixer {
                 put(y + row * y_stride + at, get<V>(gated + row * s.inner() + at) * scale * get<V>(c.norm + at));
             });
         }
+    }
+
+    void copy(int64_t row) const {
+        over(s.inner(), [&](int64_t i, auto v) {
+            put(y + row * y_stride + i, get<decltype(v)>(gated + row * s.inner() + i));
+        });
     }
 
     // Few numbers beside the states': B and C first and the norm last, by the calling thread.
@@ -173,15 +186,16 @@ struct Mixer {
 }  // namespace baton
 
 // projected: [rows, inner + channels + heads] and y: [rows, inner], of `type`, rows `stride` apart. taps: [kernel,
-// channels]; conv_bias: [channels] or null; A, D, dt_bias: [heads]; norm: [inner]; all float32. conv_pool: float32
-// [slots, kernel - 1, channels] and state_pool: of `state_type`, [slots, heads, width, state], slots `stride` apart.
-// positions: [rows], of the tokens. groups and norm_groups divide heads. scratch: [rows, inner + 2·groups·state + heads].
+// channels]; conv_bias: [channels] or null; A, D, dt_bias: [heads]; norm: [inner] or null, before the gate if norm_first;
+// all float32. conv_pool: float32 [slots, kernel - 1, channels] and state_pool: of `state_type`, [slots, heads, width,
+// state], slots `stride` apart. positions: [rows], of the tokens. groups and norm_groups divide heads. scratch: [rows,
+// inner + 2·groups·state + heads].
 extern "C" void baton_mixer_decode(
     int type, const void *projected, int64_t projected_stride, const float *taps, const float *conv_bias,
     const float *A, const float *D, const float *dt_bias, const float *norm, float dt_low, float dt_high, float eps,
-    float *conv_pool, int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride,
-    const int64_t *slots, const int64_t *positions, void *y, int64_t y_stride, int64_t rows, int64_t heads, int64_t width, int64_t groups,
-    int64_t state, int64_t kernel, int64_t norm_groups, float *scratch
+    int norm_first, float *conv_pool, int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride,
+    const int64_t *slots, const int64_t *positions, void *y, int64_t y_stride, int64_t rows, int64_t heads,
+    int64_t width, int64_t groups, int64_t state, int64_t kernel, int64_t norm_groups, float *scratch
 ) {
     using namespace baton;
     with_type(type, [=](auto *t) {
@@ -191,7 +205,7 @@ extern "C" void baton_mixer_decode(
             const Shape s{heads, width, groups, state, kernel, norm_groups};
             float *gated = scratch + rows * s.shared();
             Mixer<T, S>{s,
-                        {taps, conv_bias, A, D, dt_bias, norm, dt_low, dt_high, eps},
+                        {taps, conv_bias, A, D, dt_bias, norm, dt_low, dt_high, eps, norm && norm_first},
                         static_cast<const T *>(projected), projected_stride, conv_pool, conv_stride,
                         static_cast<S *>(state_pool), state_stride, slots, positions, static_cast<T *>(y), y_stride,
                         scratch, gated, gated + rows * s.inner()}

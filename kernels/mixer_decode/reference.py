@@ -52,5 +52,6 @@ def mixer_decode(
     x, B, C = torch.split(convolved, [inner, (channels - inner) // 2, (channels - inner) // 2], dim=-1)
     x, B, C = x.view(rows, heads, width), B.view(rows, -1, size), C.view(rows, -1, size)
     y = forms.selective_state_update(x, dt, constants.A, B, C, constants.D, state_pool, slots, positions)
-    y = forms.gated_norm(y.flatten(1), gate, constants.norm, constants.eps, constants.norm_groups)
+    norm = (constants.norm, constants.eps, constants.norm_groups, constants.norm_before_gate)
+    y = forms.gated_norm(y.flatten(1), gate, *norm)
     return y.to(projected.dtype)

@@ -38,4 +38,5 @@ def mixer_decode(
         dt_limits=c.dt_limits,
     )
     gate = projected[:, :inner]
-    return gated_norm(y.view(rows, inner), gate, c.norm, c.eps, c.norm_groups, dtype=projected.dtype)
+    norm = (c.norm, c.eps, c.norm_groups, c.norm_before_gate)
+    return gated_norm(y.view(rows, inner), gate, *norm, dtype=projected.dtype)

@@ -28,8 +28,9 @@ struct Constants {
     const float *taps;  // [kernel, channels]
     const float *conv_bias;  // [channels] or null
     const float *A, *D, *dt_bias;  // [heads]
-    const float *norm;  // [inner]
+    const float *norm;  // [inner] or null
     float dt_min, dt_max, eps;
+    bool norm_first;  // Before the gate.
 };
 
 // Chunk c is tokens [starts[c], starts[c + 1]); its end is kept in slots saved[saves[c]] to saved[saves[c + 1] - 1].
@@ -73,7 +74,7 @@ struct Shared {
     float *C;  // [groups, T, padded size]
     float *B;  // [groups, chunk, size, padded tokens]: transposed
     float *scores;  // [groups, chunk, tokens, padded tokens]: C·Bᵀ
-    float *gated;  // [T, inner]
+    float *gated;  // [T, inner]; not yet gated where the norm comes first
 };
 
 template <class Activation> class Prefill {
@@ -239,7 +240,8 @@ private:
                    [&](auto *state) { transpose(h, shape.columns(), shape.size, shape.width, state, shape.size); });
     }
 
-    // gated = (exp(a)·C·h + M·x + D·x)·silu(gate), where M[l, s] = scores[l, s]·exp(a_l − a_s)·dt_s for s ≤ l.
+    // gated = (exp(a)·C·h + M·x + D·x)·silu(gate), where M[l, s] = scores[l, s]·exp(a_l − a_s)·dt_s for s ≤ l; without
+    // the gate where the norm comes first.
     void output(int64_t chunk, int64_t head, const float *h, const float *x, const float *a) const {
         const int64_t length = plan.length(chunk), padded = round_up(length), columns = shape.columns();
         const int64_t wide = round_up(shape.size), group = head / (shape.heads / shape.groups);
@@ -267,13 +269,14 @@ private:
         }
     }
 
-    // gated = (y + D·x)·silu(gate) of a token.
+    // gated = (y + D·x)·silu(gate) of a token, or y + D·x.
     void gate(int64_t token, int64_t head, const float *y, const float *x) const {
         const Activation *const z = projected + token * stride + head * shape.width;
         float *const to = shared.gated + token * shape.inner() + head * shape.width;
         for (int64_t c = 0; c < shape.width; c += LANES) {
             const int64_t count = shape.width - c;
-            put(to + c, (load(y + c) + constants.D[head] * load(x + c)) * silu(load(z + c, count)), count);
+            const floats value = load(y + c) + constants.D[head] * load(x + c);
+            put(to + c, constants.norm_first ? value : value * silu(load(z + c, count)), count);
         }
     }
 
@@ -287,8 +290,10 @@ private:
         multiply<float>(shape.size, columns, length, {B, padded}, {x, columns}, {&decay, 0}, {h, columns});
     }
 
-    // y = norm·gated / rms(gated), over each group of channels.
+    // y = norm·gated / rms(gated), over each group of channels, and then the gate where the norm comes first.
     void normalize(int64_t token) const {
+        if (!constants.norm) return copy(token);
+        const Activation *const z = projected + token * stride;
         const int64_t count = shape.inner() / shape.norm_groups;
         for (int64_t begin = 0; begin < shape.inner(); begin += count) {
             const float *const from = shared.gated + token * shape.inner() + begin;
@@ -299,9 +304,17 @@ private:
                 squares += x * x;
             }
             const float scale = 1 / std::sqrt(sum(squares) / count + constants.eps);
-            for (int64_t c = 0; c < count; c += LANES)
-                put(to + c, load(from + c, count - c) * scale * load(constants.norm + begin + c, count - c), count - c);
+            for (int64_t c = 0; c < count; c += LANES) {
+                const floats normed = load(from + c, count - c) * scale * load(constants.norm + begin + c, count - c);
+                put(to + c, constants.norm_first ? normed * silu(load(z + begin + c, count - c)) : normed, count - c);
+            }
         }
+    }
+
+    // y = gated.
+    void copy(int64_t token) const {
+        const int64_t inner = shape.inner(), at = token * inner;
+        for (int64_t c = 0; c < inner; c += LANES) put(y + at + c, load(shared.gated + at + c, inner - c), inner - c);
     }
 
     // The convolution's last inputs at checkpoints, then at ends, which overwrite the segment's slot.
@@ -331,19 +344,20 @@ private:
 }  // namespace
 
 // Types are those of numbers.h: `type` of y [T, inner] and of projected [T, inner + channels + heads], whose rows are
-// `stride` apart; `state_type` of the states. Strides of the pools count elements from slot to slot.
+// `stride` apart; `state_type` of the states. Strides of the pools count elements from slot to slot. conv_bias and norm may
+// be null; norm_first: before the gate.
 extern "C" void baton_mixer_prefill(int type, const void *projected, int64_t stride, const float *taps,
                                     const float *conv_bias, const float *A, const float *D, const float *dt_bias,
-                                    const float *norm, float dt_min, float dt_max, float eps, float *conv_pool,
-                                    int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride,
-                                    int64_t segments, int64_t chunks, const int64_t *slots, const int64_t *first,
-                                    const int64_t *starts, const int64_t *saves, const int64_t *saved, void *y,
-                                    int64_t heads, int64_t width, int64_t groups, int64_t norm_groups, int64_t size,
-                                    int64_t kernel) {
+                                    const float *norm, float dt_min, float dt_max, float eps, int norm_first,
+                                    float *conv_pool, int64_t conv_stride, int state_type, void *state_pool,
+                                    int64_t state_stride, int64_t segments, int64_t chunks, const int64_t *slots,
+                                    const int64_t *first, const int64_t *starts, const int64_t *saves,
+                                    const int64_t *saved, void *y, int64_t heads, int64_t width, int64_t groups,
+                                    int64_t norm_groups, int64_t size, int64_t kernel) {
     with_type(type, [&](auto *activation) {
         using Activation = std::remove_pointer_t<decltype(activation)>;
         Prefill<Activation>({heads, width, groups, norm_groups, size, kernel},
-                            {taps, conv_bias, A, D, dt_bias, norm, dt_min, dt_max, eps},
+                            {taps, conv_bias, A, D, dt_bias, norm, dt_min, dt_max, eps, norm && norm_first},
                             {segments, chunks, slots, first, starts, saves, saved},
                             {conv_pool, state_type, state_pool, conv_stride, state_stride},
                             static_cast<const Activation *>(projected), stride, static_cast<Activation *>(y))

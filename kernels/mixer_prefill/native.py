@@ -1,5 +1,6 @@
 """The same as reference.py, by cpu.cpp: convolution, scan, gate and norm in one call."""
 
+from dataclasses import replace
 from itertools import product
 
 import torch
@@ -16,7 +17,7 @@ NAME = "baton_mixer_prefill"
 ARGUMENTS = [
     *(INT, POINTER, INT64),
     *(POINTER,) * 6,
-    *(FLOAT,) * 3,
+    *(FLOAT, FLOAT, FLOAT, INT),
     *(POINTER, INT64, INT, POINTER, INT64),
     *(INT64, INT64),
     *(POINTER,) * 6,
@@ -58,8 +59,8 @@ def mixer_prefill(
     run(
         *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0)),
         *(c.taps.data_ptr(), None if c.conv_bias is None else c.conv_bias.data_ptr()),
-        *(c.A.data_ptr(), c.D.data_ptr(), c.dt_bias.data_ptr(), c.norm.data_ptr()),
-        *(*c.dt_limits, c.eps),
+        *(c.A.data_ptr(), c.D.data_ptr(), c.dt_bias.data_ptr()),
+        *(None if c.norm is None else c.norm.data_ptr(), *c.dt_limits, c.eps, c.norm_before_gate),
         *(conv_pool.data_ptr(), conv_pool.stride(0)),
         *(TYPES[state_pool.dtype], state_pool.data_ptr(), state_pool.stride(0)),
         *(len(table.slots), len(table.starts) - 1),
@@ -88,11 +89,12 @@ def check() -> None:
     )
     plan = plan_prefill([0, 90, 92], [0, 7], [2, 0], [(0, 71, 3)], 64, 4, torch.device("cpu"))
     pools = torch.randn(4, 3, channels, generator=g), torch.randn(4, heads, width, size, generator=g)
-    for dtype, state_dtype in product(TYPES, TYPES):
+    orders = [constants, replace(constants, norm_before_gate=True), replace(constants, norm=None)]
+    for c, dtype, state_dtype in product(orders, TYPES, TYPES):
         projected = torch.randn(plan.tokens, inner + channels + heads, generator=g).to(dtype)
         found, expected = ([pools[0].clone(), pools[1].to(state_dtype, copy=True)] for _ in range(2))
-        y = mixer_prefill(projected, constants, found[0], found[1], plan)
-        exact = reference.mixer_prefill(projected, constants, expected[0], expected[1], plan)
+        y = mixer_prefill(projected, c, found[0], found[1], plan)
+        exact = reference.mixer_prefill(projected, c, expected[0], expected[1], plan)
         tolerance = 1e-4 if dtype == torch.float32 else 0.02
         assert_agrees(y, exact, rtol=tolerance, atol=tolerance)
         assert_agrees(found[0], expected[0], rtol=1e-4, atol=1e-4)

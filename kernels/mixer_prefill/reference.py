@@ -60,5 +60,6 @@ def mixer_prefill(
         state_pool,
         plan.chunks,
     )
-    y = parts.gated_norm(y.flatten(1), gate, constants.norm, constants.eps, constants.norm_groups)
+    norm = (constants.norm, constants.eps, constants.norm_groups, constants.norm_before_gate)
+    y = parts.gated_norm(y.flatten(1), gate, *norm)
     return y.to(projected.dtype)

@@ -19,7 +19,8 @@ from models.layers.step import BatchPlan
 class Mamba2Settings:
     """heads · width is the inner size; each of `groups` groups of heads shares its B and C of size `state`.
 
-    state_dtype: in which recurrent states are kept; they are computed in float32.
+    bias: of in_proj, and of out_proj unless out_bias says otherwise. normed: whether the gate comes with a norm, behind it
+    or before it. state_dtype: in which recurrent states are kept; they are computed in float32.
     """
 
     hidden: int
@@ -33,6 +34,9 @@ class Mamba2Settings:
     bias: bool
     conv_bias: bool
     state_dtype: torch.dtype
+    out_bias: bool | None = None
+    normed: bool = True
+    norm_before_gate: bool = False
 
     def __post_init__(self) -> None:
         if self.heads % self.groups:
@@ -78,7 +82,7 @@ class GateNorm(nn.Module):
 
 
 class Mamba2Mixer(nn.Module):
-    """in_proj → convolution → recurrence → gated norm → out_proj.
+    """in_proj → convolution → recurrence → gate and norm → out_proj.
 
     `index` counts the model's Mamba layers: this one's state tensors are pools.state[2·index] and the next.
     Rows of in_proj: z (inner), x (inner), B (groups·state), C (groups·state), dt (heads).
@@ -93,16 +97,16 @@ class Mamba2Mixer(nn.Module):
         self.dt_bias = nn.Parameter(torch.empty(s.heads, dtype=torch.float32))
         self.A_log = nn.Parameter(torch.empty(s.heads, dtype=torch.float32))
         self.D = nn.Parameter(torch.empty(s.heads, dtype=torch.float32))
-        self.norm = GateNorm(s.inner, dtype)
-        self.out_proj = Linear(s.inner, s.hidden, s.bias, dtype)
+        self.norm = GateNorm(s.inner, dtype) if s.normed else None
+        self.out_proj = Linear(s.inner, s.hidden, s.bias if s.out_bias is None else s.out_bias, dtype)
 
     @cached_property
     def constants(self) -> MixerConstants:
         """Worked out when first used; the model must have been loaded."""
         taps, bias = self.conv1d.taps_and_bias()
-        A, norm, s = -self.A_log.detach().exp(), self.norm.weight.detach().float(), self.settings
-        dt_bias, D = self.dt_bias.detach(), self.D.detach()
-        return MixerConstants(taps, bias, dt_bias, A, D, norm, s.groups, s.eps, s.dt_limits)
+        norm, s = None if self.norm is None else self.norm.weight.detach().float(), self.settings
+        A, dt_bias, D = -self.A_log.detach().exp(), self.dt_bias.detach(), self.D.detach()
+        return MixerConstants(taps, bias, dt_bias, A, D, norm, s.groups, s.eps, s.dt_limits, s.norm_before_gate)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
         """hidden: [T, hidden] → [T, hidden]."""

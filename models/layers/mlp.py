@@ -23,10 +23,10 @@ class SquaredReluMLP(nn.Module):
 class GatedMLP(nn.Module):
     """output(silu(gate)·up), gate and up being the halves of one input projection."""
 
-    def __init__(self, hidden: int, intermediate: int, dtype: torch.dtype) -> None:
+    def __init__(self, hidden: int, intermediate: int, dtype: torch.dtype, bias: bool = False) -> None:
         super().__init__()
-        self.input_linear = Linear(hidden, 2 * intermediate, False, dtype)
-        self.output_linear = Linear(intermediate, hidden, False, dtype)
+        self.input_linear = Linear(hidden, 2 * intermediate, bias, dtype)
+        self.output_linear = Linear(intermediate, hidden, bias, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         projected: Tensor = self.output_linear(silu_multiply(self.input_linear(x)))

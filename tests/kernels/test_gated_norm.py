@@ -20,6 +20,13 @@ def test_norm_of_each_group_and_order_of_the_gate(groups: int, norm_before_gate:
     torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("tokens", [4, 200])
+def test_without_a_weight_there_is_only_the_gate(tokens: int) -> None:
+    x, gate = torch.randn(2, tokens, 12, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(gated_norm(x, gate, None, 1e-3, 3), x * F.silu(gate))
+    assert gated_norm(x.bfloat16(), gate, None, 1e-3).dtype == torch.bfloat16
+
+
 def test_result_has_the_dtype_of_the_weight() -> None:
     x = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
     exact = gated_norm(x, x, torch.ones(8), 1e-5)

@@ -19,7 +19,7 @@ many = settings(max_examples=50, deadline=None)
 
 @dataclass(frozen=True)
 class Layout:
-    """heads: of each group; whole_norm: one mean square for all groups."""
+    """heads: of each group; whole_norm: one mean square for all groups; order: of norm and gate, see NORMS."""
 
     groups: int
     heads: int
@@ -29,6 +29,7 @@ class Layout:
     rows: int
     bias: bool
     whole_norm: bool
+    order: str = "gate first"
 
     @property
     def inner(self) -> int:
@@ -39,6 +40,7 @@ class Layout:
         return self.inner + 2 * self.groups * self.state
 
 
+NORMS = {"gate first": False, "norm first": True, "gate only": None}
 LAYOUTS = st.builds(
     Layout,
     groups=st.integers(1, 3),
@@ -49,6 +51,7 @@ LAYOUTS = st.builds(
     rows=st.integers(1, 6),
     bias=st.booleans(),
     whole_norm=st.booleans(),
+    order=st.sampled_from(list(NORMS)),
 )
 DTYPES = st.sampled_from([F32, BF16])
 TYPICAL = Layout(groups=1, heads=24, width=64, state=128, kernel=4, rows=5, bias=True, whole_norm=False)
@@ -82,10 +85,11 @@ def drawn(s: Layout, dtype: torch.dtype, seed: int = 0, states: torch.dtype = F3
         dt_bias=torch.randn(heads, generator=g),
         A=-torch.rand(heads, generator=g) * 4,
         D=torch.randn(heads, generator=g),
-        norm=torch.randn(s.inner, generator=g),
+        norm=None if NORMS[s.order] is None else torch.randn(s.inner, generator=g),
         norm_groups=1 if s.whole_norm else s.groups,
         eps=0.1,
         dt_limits=(0.01, 1.5) if seed % 2 else (0.0, float("inf")),
+        norm_before_gate=bool(NORMS[s.order]),
     )
     return Given(
         constants,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kernels.gated_norm import reference, triton
 
 
-@pytest.mark.parametrize("norm_before_gate", [True, False])
+@pytest.mark.parametrize("norm_before_gate", [True, False, None])
 @given(
     rows=st.integers(0, 5),
     groups=st.integers(1, 4),
@@ -16,13 +16,14 @@ from kernels.gated_norm import reference, triton
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=20, deadline=None)
-def test_equals_the_reference(norm_before_gate: bool, rows: int, groups: int, width: int, seed: int) -> None:
+def test_equals_the_reference(norm_before_gate: bool | None, rows: int, groups: int, width: int, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     channels = groups * width
     x = torch.randn(rows, channels + 2, generator=g)[:, 2:]
     gate = torch.randn(rows, 2 * channels, generator=g)[:, :channels]
     weight = torch.randn(channels, generator=g)
-    given = (x, gate, weight, 1e-3, groups, norm_before_gate)
+    # None: there is no norm.
+    given = (x, gate, None if norm_before_gate is None else weight, 1e-3, groups, bool(norm_before_gate))
     found = triton.gated_norm(*given)
     torch.testing.assert_close(found, reference.gated_norm(*given), rtol=1e-5, atol=1e-6)
     for row in range(rows):

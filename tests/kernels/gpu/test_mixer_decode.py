@@ -14,7 +14,7 @@ from kernels.state_update import triton_replay
 from kernels.state_update.replay import InputRing
 from kernels.state_update.rounding import round_by_chance
 from tests.kernels.gpu.shapes.mamba2 import SHAPES, MixerShape
-from tests.kernels.test_mixer_decode import BF16, F32, LAYERS, Layout, assert_same_to_rounding, drawn
+from tests.kernels.test_mixer_decode import BF16, F32, LAYERS, NORMS, Layout, assert_same_to_rounding, drawn
 
 few = settings(max_examples=8, deadline=None)
 LAYOUTS = st.builds(
@@ -27,6 +27,7 @@ LAYOUTS = st.builds(
     rows=st.integers(1, 3),
     bias=st.booleans(),
     whole_norm=st.booleans(),
+    order=st.sampled_from(list(NORMS)),
 )
 
 

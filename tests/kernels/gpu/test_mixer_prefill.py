@@ -11,7 +11,7 @@ from tests.kernels.gpu.shapes.mamba2 import SHAPES, MixerShape
 from tests.kernels.gpu.shapes.mixer_prefill import plan_of
 from tests.kernels.gpu.test_mixer_decode import Operations
 from tests.kernels.packing import Packed, pack
-from tests.kernels.test_mixer_prefill import BF16, F32, LAYERS, Layout, assert_same_to_rounding, drawn, packs
+from tests.kernels.test_mixer_prefill import BF16, F32, LAYERS, NORMS, Layout, assert_same_to_rounding, drawn, packs
 
 few = settings(max_examples=6, deadline=None)
 SMALL = Layout(groups=1, heads=2, width=8, state=16, kernel=4, chunk_size=64, bias=True, whole_norm=False)
@@ -25,6 +25,7 @@ LAYOUTS = st.builds(
     chunk_size=st.sampled_from([50, 64, 256]),
     bias=st.booleans(),
     whole_norm=st.booleans(),
+    order=st.sampled_from(list(NORMS)),
 )
 
 

@@ -11,15 +11,15 @@ from tests.kernels.gpu.shapes.mamba2 import SHAPES
 BF16 = torch.bfloat16
 
 
-def norm(channels: int, groups: int, norm_before_gate: bool, x: torch.dtype) -> None:
+def norm(channels: int, groups: int, norm_before_gate: bool, x: torch.dtype, normed: bool = True) -> None:
     gate = torch.empty(8192, 2 * channels, dtype=BF16, device="meta")[:, :channels]
-    weight = torch.empty(channels, dtype=torch.float32, device="meta")
+    weight = torch.empty(channels, dtype=torch.float32, device="meta") if normed else None
     triton.gated_norm(gate.to(x), gate, weight, 1e-6, groups, norm_before_gate, dtype=BF16)
 
 
 CASES: list[tuple[str, Callable[[], None]]] = [
     *(
-        (f"{name} {x}", partial(norm, s.inner, s.groups, False, x))
+        (f"{name} {x}", partial(norm, s.inner, s.groups, s.norm_before_gate, x, s.normed))
         for name, s in SHAPES.items()
         for x in (BF16, torch.float32)
     ),

@@ -17,6 +17,8 @@ class MixerShape:
     groups: int
     state: int
     kernel: int = 4
+    normed: bool = True
+    norm_before_gate: bool = False
 
     @property
     def inner(self) -> int:
@@ -33,10 +35,11 @@ class MixerShape:
             dt_bias=_meta(self.heads),
             A=_meta(self.heads),
             D=_meta(self.heads),
-            norm=_meta(self.inner),
+            norm=_meta(self.inner) if self.normed else None,
             norm_groups=self.groups,
             eps=1e-5,
             dt_limits=(0.0, float("inf")),
+            norm_before_gate=self.norm_before_gate,
         )
 
     def projected(self, rows: int, dtype: torch.dtype) -> Tensor:
@@ -56,8 +59,8 @@ SHAPES = {
     "codestral-7b": MixerShape(128, 64, 8, 128),
     "nemotron-h-8b": MixerShape(128, 64, 8, 128),
     "granite-4-h-small": MixerShape(128, 64, 1, 128),
-    "falcon-h1-34b": MixerShape(32, 128, 2, 256),
-    "odd": MixerShape(6, 20, 2, 24, 3),
+    "falcon-h1-34b": MixerShape(32, 128, 2, 256, normed=False),
+    "odd": MixerShape(6, 20, 2, 24, 3, norm_before_gate=True),
 }
 
 
