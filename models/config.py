@@ -71,6 +71,24 @@ class ModelConfig:
             raise ModelError(f"config.json: {name} should be a list of strings, not {value!r}")
         return value
 
+    def numbers(self, name: str, count: int) -> list[float]:
+        """So many finite numbers above 0; all 1 where the key is not set."""
+        value = self.values.get(name)
+        if value is None:
+            return [1.0] * count
+        read = [_number(v) for v in value] if isinstance(value, list) else []
+        found = [v for v in read if v is not None and math.isfinite(v) and v > 0]
+        if not len(found) == len(read) == count:
+            raise ModelError(f"config.json: {name} should be {count} finite numbers above 0, not {value!r}")
+        return found
+
+    def indices(self, name: str, count: int) -> list[int]:
+        """Integers from 0 to below `count`; none where the key is not set."""
+        value = self.values.get(name) or []
+        if not isinstance(value, list) or not all(type(v) is int and 0 <= v < count for v in value):
+            raise ModelError(f"config.json: {name} should be a list of integers from 0 to {count - 1}, not {value!r}")
+        return value
+
     def require(self, name: str, *supported: object) -> None:
         """Refuse any value but these; an absent or null key counts as the first."""
         value = self.values.get(name)

@@ -28,6 +28,30 @@ class Piece:
     place: Callable[[Tensor], Tensor] = whole
 
 
+def scaled(*parts: tuple[int, float]) -> Callable[[Tensor], Tensor]:
+    """For Piece.take: rows in parts of (how many, times what), multiplied in float32."""
+
+    def take(tensor: Tensor) -> Tensor:
+        factors = torch.cat([torch.full((rows,), factor, device=tensor.device) for rows, factor in parts])
+        return tensor.float() * factors.view(-1, *[1] * (tensor.ndim - 1))
+
+    return whole if all(factor == 1 for _, factor in parts) else take
+
+
+def gated_mlp(name: str) -> list[Piece]:
+    """What gate_proj, up_proj and down_proj fill of models/layers/mlp.py:GatedMLP; none for another tensor."""
+    path, _, leaf = name.rpartition("_proj.")
+    owner, _, part = path.rpartition(".")
+    match part:
+        case "gate":
+            return [Piece(f"{owner}.input_linear.{leaf}", place=lambda parameter: parameter.chunk(2)[0])]
+        case "up":
+            return [Piece(f"{owner}.input_linear.{leaf}", place=lambda parameter: parameter.chunk(2)[1])]
+        case "down":
+            return [Piece(f"{owner}.output_linear.{leaf}")]
+    return []
+
+
 @dataclass(frozen=True)
 class Family:
     """build: with the types of its weights and of its recurrent states; a model whose parameters, if any, are empty. It

@@ -19,8 +19,8 @@ from models.layers.step import BatchPlan
 class Mamba2Settings:
     """heads · width is the inner size; each of `groups` groups of heads shares its B and C of size `state`.
 
-    bias: of in_proj, and of out_proj unless out_bias says otherwise. normed: whether the gate comes with a norm, behind it
-    or before it. state_dtype: in which recurrent states are kept; they are computed in float32.
+    bias: of in_proj, and of out_proj unless out_bias says otherwise. normed: whether there is a norm beside the gate.
+    state_dtype: in which recurrent states are kept; they are computed in float32.
     """
 
     hidden: int

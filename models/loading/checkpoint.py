@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models import granitemoehybrid, mamba2, nemotron_h
+from models import bamba, falcon_h1, granitemoehybrid, mamba2, nemotron_h
 from models.batch import Model
 from models.config import ModelConfig, ModelError, read_config
 from models.family import Family, Piece
@@ -20,6 +20,8 @@ FAMILIES: dict[str, Family] = {
     "mamba2": mamba2.FAMILY,
     "nemotron_h": nemotron_h.FAMILY,
     "granitemoehybrid": granitemoehybrid.FAMILY,
+    "bamba": bamba.FAMILY,
+    "falcon_h1": falcon_h1.FAMILY,
     "hash": Family(
         build=lambda config, *dtypes: HashModel.from_config(config.values),
         pieces=lambda name, config: [Piece(name)],

@@ -10,14 +10,13 @@ from tests.late import LateDevice
 from tests.models.oracle import CHECKPOINTS, VOCABULARY
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-TYPES = {"Mamba2ForCausalLM": "mamba2", "NemotronHForCausalLM": "nemotron_h"}
 PAGE, SLOTS, PAGES = 4, 5, 12
 LENGTHS, TOKENS = [9, 3, 20], [5, 6, 7]
 
 
 def made(name: str, device: torch.device) -> tuple[Model, Pools]:
-    architecture, config = CHECKPOINTS[name]
-    config = {"model_type": TYPES.get(architecture, "granitemoehybrid"), "vocab_size": VOCABULARY, **config}
+    _, config = CHECKPOINTS[name]
+    config = {"model_type": name.partition("-")[0], "vocab_size": VOCABULARY, **config}
     model = random_model(config, torch.float32, device, 0)
     return model, allocate(model, SLOTS, SLOTS * PAGES, PAGE, device)
 

@@ -38,6 +38,21 @@ GRANITE = {
     "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 2.0, "max_position_embeddings": 4096,
 }  # fmt: skip
 
+BAMBA = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16, "num_hidden_layers": 3,
+    "attn_layer_indices": [1], "tie_word_embeddings": True, "max_position_embeddings": 4096,
+}  # fmt: skip
+FALCON_H1 = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "mamba_d_ssm": 80,
+    "mamba_n_heads": 5, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16, "num_hidden_layers": 2,
+    "max_position_embeddings": 4096, "embedding_multiplier": 5.0, "lm_head_multiplier": 0.4, "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.3, "attention_out_multiplier": 0.9, "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.35, 0.8, 1.5, 0.5, 0.7], "mlp_multipliers": [0.9, 0.6],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e11},
+}  # fmt: skip
+
+# What stands before the hyphen is the model_type.
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("Mamba2ForCausalLM", MAMBA2),
     "mamba2-groups": (
@@ -61,6 +76,26 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**GRANITE, "hidden_size": 96, "mamba_n_heads": 12, "mamba_n_groups": 2, "position_embedding_type": "rope",
          "num_attention_heads": 6, "num_key_value_heads": 3, "tie_word_embeddings": False, "mamba_chunk_size": 256,
          "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    ),
+    "bamba": ("BambaForCausalLM", BAMBA),
+    "bamba-groups": (
+        "BambaForCausalLM",
+        {**BAMBA, "hidden_size": 96, "mamba_n_heads": 12, "mamba_n_groups": 3, "mamba_d_state": 20,
+         "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24, "attn_layer_indices": [0, 2],
+         "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    ),
+    "falcon_h1": ("FalconH1ForCausalLM", FALCON_H1),
+    "falcon_h1-norm": (
+        "FalconH1ForCausalLM",
+        {**FALCON_H1, "hidden_size": 96, "mamba_d_ssm": None, "mamba_n_heads": 6, "mamba_d_head": "auto",
+         "mamba_n_groups": 3, "mamba_rms_norm": True, "head_dim": 20, "tie_word_embeddings": True,
+         "projectors_bias": True, "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True},
+    ),
+    "falcon_h1-gate-first": (
+        "FalconH1ForCausalLM",
+        {**FALCON_H1, "mamba_d_ssm": 48, "mamba_n_heads": 3, "mamba_d_state": 24, "mamba_rms_norm": True,
+         "mamba_norm_before_gate": False, "mamba_conv_bias": False, "num_key_value_heads": 1},
     ),
 }  # fmt: skip
 

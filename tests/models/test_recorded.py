@@ -13,7 +13,6 @@ from tests.models.oracle import CHECKPOINTS, VOCABULARY
 
 CPU = torch.device("cpu")
 PAGE, ROWS, PAGES = 4, 5, 12
-TYPES = {"Mamba2ForCausalLM": "mamba2", "NemotronHForCausalLM": "nemotron_h"}
 everywhere = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
@@ -29,8 +28,8 @@ class Pair:
     def __init__(
         self, name: str, dtype: torch.dtype, bits: int | None = None, states: torch.dtype = torch.float32
     ) -> None:
-        architecture, config = CHECKPOINTS[name]
-        config = {"model_type": TYPES.get(architecture, "granitemoehybrid"), "vocab_size": VOCABULARY, **config}
+        _, config = CHECKPOINTS[name]
+        config = {"model_type": name.partition("-")[0], "vocab_size": VOCABULARY, **config}
         self.model = random_model(config, dtype, CPU, 0, states, bits)
         self.pools = [allocate(self.model, ROWS, ROWS * PAGES, PAGE, CPU) for _ in range(2)]
         self.recorded = recording(self.model, self.pools[1], ROWS, PAGES)

@@ -17,13 +17,12 @@ from models.loading.checkpoint import random_model
 from tests.models.oracle import CHECKPOINTS
 
 VOCABULARY, ROWS, SLOTS, PAGES, PAGE = 97, 3, 12, 24, 4
-TYPES = {"Mamba2ForCausalLM": "mamba2", "NemotronHForCausalLM": "nemotron_h"}
 GREEDY = Sampling(temperature=0.0)
 
 
 def model_of(family: str) -> Any:
-    architecture, config = CHECKPOINTS[family]
-    config = {"model_type": TYPES.get(architecture, "granitemoehybrid"), "vocab_size": VOCABULARY, **config}
+    _, config = CHECKPOINTS[family]
+    config = {"model_type": family.partition("-")[0], "vocab_size": VOCABULARY, **config}
     return random_model(config, torch.float32, torch.device("cpu"), seed=0)
 
 
