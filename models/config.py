@@ -141,17 +141,21 @@ def read_config(path: Path) -> ModelConfig:
 
 def _is_native_mamba2(values: Mapping[str, Any]) -> bool:
     """mamba_ssm's own configuration (d_model, n_layer) or Mistral's (dim, n_layers)."""
-    layer = (values.get("ssm_cfg") or {}).get("layer", "Mamba1")
+    ssm = values.get("ssm_cfg")
+    layer = ssm.get("layer") if isinstance(ssm, dict) else "Mamba1"
     return ("d_model" in values and layer == "Mamba2") or ("dim" in values and values.get("model_type") == "mamba")
 
 
 def _native_mamba2(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same in transformers' keys, with mamba_ssm's defaults."""
+    """The same in transformers' keys, with mamba_ssm's defaults; ModelError for a layer of another kind."""
     ssm = values.get("ssm_cfg") or {}
     config, ssm_config = ModelConfig(values), ModelConfig(ssm)
     for key in ("attn_layer_idx", "d_intermediate"):
         if values.get(key):
             raise ModelError(f"config.json: {key} = {values[key]!r} is not supported")
+    config.require("rms_norm", True)
+    for key, supported in (("rmsnorm", True), ("norm_before_gate", False), ("D_has_hdim", False), ("d_ssm", None)):
+        ssm_config.require(key, supported)
     hidden, multiple = config.integer("d_model", "dim"), config.integer("pad_vocab_size_multiple", default=8)
     width, expand = ssm_config.integer("headdim", default=64), ssm_config.integer("expand", default=2)
     return {
@@ -166,6 +170,9 @@ def _native_mamba2(values: Mapping[str, Any]) -> dict[str, Any]:
         "n_groups": ssm.get("ngroups", values.get("n_groups", 1)),
         "conv_kernel": ssm.get("d_conv", 4),
         "chunk_size": ssm.get("chunk_size", 256),
+        "use_bias": ssm.get("bias", False),
+        "use_conv_bias": ssm.get("conv_bias", True),
+        "time_step_limit": ssm.get("dt_limit"),
         "residual_in_fp32": values.get("residual_in_fp32", True),
         "tie_word_embeddings": values.get("tie_embeddings", True),
         "layer_norm_epsilon": 1e-5,

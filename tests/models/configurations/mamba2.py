@@ -1,4 +1,4 @@
-"""Codestral Mamba in both styles, and the smallest of state-spaces' models as converted for transformers."""
+"""Codestral Mamba in both styles, and state-spaces' models in their own, one also as converted for transformers."""
 
 from typing import Any
 
@@ -27,6 +27,20 @@ CODESTRAL = tensors(4096, 64, 128, 8, 32768, head=True)
 CODESTRAL_STATE = 64 * mamba2_state(128, 64, 8, 128)
 NATIVE = {"dim": 4096, "n_layers": 64, "vocab_size": 32768, "n_groups": 8, "tie_embeddings": False}
 
+
+def state_spaces(size: str, hidden: int, layers: int) -> Published:
+    """The head is repeated in the files, but those that are made of them leave it out."""
+    heads = 2 * hidden // 64
+    config = {
+        "d_model": hidden, "d_intermediate": 0, "n_layer": layers, "vocab_size": 50277, "ssm_cfg": {"layer": "Mamba2"},
+        "attn_layer_idx": [], "attn_cfg": {}, "rms_norm": True, "residual_in_fp32": True, "fused_add_norm": True,
+        "pad_vocab_size_multiple": 16, "tie_embeddings": True,
+    }  # fmt: skip
+    found = tensors(hidden, layers, heads, 1, 50288, head=False)
+    found["backbone.embedding.weight"] = found.pop("backbone.embeddings.weight")
+    return Published(config, size, found, layers * mamba2_state(heads, 64, 1, 128), kv=0)
+
+
 PUBLISHED = {
     "Mamba-Codestral-7B-v0.1": Published(
         config(4096, 64, 128, 8, 32768, tied=False), "7285403648", CODESTRAL, CODESTRAL_STATE, kv=0
@@ -45,4 +59,9 @@ PUBLISHED = {
         24 * mamba2_state(24, 64, 1, 128),
         kv=0,
     ),
+    "mamba2-130m": state_spaces("129M", 768, 24),
+    "mamba2-370m": state_spaces("368M", 1024, 48),
+    "mamba2-780m": state_spaces("780M", 1536, 48),
+    "mamba2-1.3b": state_spaces("1.34B", 2048, 48),
+    "mamba2-2.7b": state_spaces("2.70B", 2560, 64),
 }

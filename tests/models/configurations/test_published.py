@@ -13,10 +13,11 @@ from models.family import Family
 from models.loading.checkpoint import find_family
 from models.loading.filling import match
 from models.loading.shards import StoredTensor
-from tests.models.configurations import granitemoehybrid, mamba2, nemotron_h
+from tests.models.configurations import bamba, falcon_h1, granitemoehybrid, mamba2, nemotron_h
 from tests.models.configurations.published import Published, Shapes
 
-PUBLISHED = {**mamba2.PUBLISHED, **granitemoehybrid.PUBLISHED, **nemotron_h.PUBLISHED}
+FAMILIES = (mamba2, granitemoehybrid, nemotron_h, bamba, falcon_h1)
+PUBLISHED = {name: published for family in FAMILIES for name, published in family.PUBLISHED.items()}
 EVERY = pytest.mark.parametrize("name", PUBLISHED)
 
 

@@ -129,14 +129,20 @@ def test_mistral_params_json(oracle: Oracle, tmp_path: Path) -> None:
     assert_loads_alike(params, path)
 
 
-def test_original_configs_name_what_they_lack(tmp_path: Path) -> None:
-    (tmp_path / "params.json").write_text(json.dumps({"model_type": "mamba", "dim": 96, "n_layers": 2}))
-    with pytest.raises(ModelError, match="lacks vocab_size"):
-        load(tmp_path)
-    (tmp_path / "params.json").write_text(
-        json.dumps({"d_model": 64, "n_layer": 2, "ssm_cfg": {"layer": "Mamba2"}, "attn_layer_idx": [1]})
-    )
-    with pytest.raises(ModelError, match=r"attn_layer_idx = \[1\] is not supported"):
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "mamba", "dim": 96, "n_layers": 2}, "lacks vocab_size"),
+        ({"ssm_cfg": {"layer": "Mamba2"}, "attn_layer_idx": [1]}, r"attn_layer_idx = \[1\] is not supported"),
+        ({"ssm_cfg": {"layer": "Mamba2"}, "rms_norm": False}, "rms_norm = False is not supported"),
+        ({"ssm_cfg": {"layer": "Mamba2", "D_has_hdim": True}}, "D_has_hdim = True is not supported"),
+        ({"ssm_cfg": {"layer": "Mamba2", "d_ssm": 64}}, "d_ssm = 64 is not supported"),
+        ({"ssm_cfg": "Mamba2"}, "model_type None is not supported"),
+    ],
+)
+def test_original_configs_name_what_they_lack(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+    (tmp_path / "params.json").write_text(json.dumps({"d_model": 64, "n_layer": 2} | values))
+    with pytest.raises(ModelError, match=message):
         load(tmp_path)
 
 
