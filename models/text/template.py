@@ -13,6 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # The words that transformers uses: some templates know them.
 END_OF_FINAL_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class TemplateError(ValueError):
@@ -32,6 +33,9 @@ class GenerationTag(Extension):
 class ChatTemplate:
     """The templates of a checkpoint by name; "default" is used, or "tool_use", if there is one, when tools are given.
 
+    What they see is what transformers shows them: tools and documents are none where none are given, a message's fields
+    that are null are not there, and its reasoning has every name that templates know it by.
+
     special_tokens (bos_token, eos_token, …) are visible to the template. TemplateError if one does not compile.
     """
 
@@ -48,14 +52,22 @@ class ChatTemplate:
         if "default" not in self._templates:
             raise TemplateError(f"there is no default chat template, only {', '.join(sorted(sources)) or 'none'}")
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **variables: Any) -> str:
-        """The prompt's text. TemplateError, with the template's own message, for a chat that it does not accept."""
-        named = "tool_use" if variables.get("tools") and "tool_use" in self._templates else "default"
-        known = {**self._special_tokens, **variables}
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt's text. TemplateError, with the template's own message, for a chat that it does not accept.
+
+        chat_template: the name of another than the one that is used otherwise, such as "rag".
+        """
+        template = self._named(chat_template, variables.get("tools"))
+        known = {"tools": None, "documents": None, **self._special_tokens, **variables}
+        shown = [as_templates_know_it(message) for message in messages]
         try:
-            return self._templates[named].render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **known
-            )
+            return template.render(messages=shown, add_generation_prompt=add_generation_prompt, **known)
         except TemplateError:
             raise
         except Exception as error:  # A template is the model author's code: whatever it raises is about this chat.
@@ -67,13 +79,43 @@ class ChatTemplate:
         As transformers has it: where the template trims contents, this one's end is trimmed too. TemplateError if the
         template shows that message changed, or not at all.
         """
-        content = messages[-1]["content"]
-        marked = {**messages[-1], "content": content + END_OF_FINAL_MESSAGE}
-        text = self.render([*messages[:-1], marked], add_generation_prompt=False, **variables)
+        content, marked = mark_end(messages[-1].get("content"))
+        final = {**messages[-1], "content": marked}
+        text = self.render([*messages[:-1], final], add_generation_prompt=False, **variables)
         end = text.rfind(END_OF_FINAL_MESSAGE.rstrip())
         if end < 0 or content.strip() not in text:
             raise TemplateError("it does not show the final message as it is, so that cannot be continued")
         return text[:end] if text.startswith(END_OF_FINAL_MESSAGE, end) else text[:end].rstrip()
+
+    def _named(self, name: str | None, tools: object) -> jinja2.Template:
+        if name is None:
+            name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        if not isinstance(name, str) or name not in self._templates:
+            raise TemplateError(f"there is no chat template {name!r}, only {', '.join(sorted(self._templates))}")
+        return self._templates[name]
+
+
+def as_templates_know_it(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is null, which a template would show as None, and with its reasoning under every name for it."""
+    given = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((given[name] for name in REASONING if name in given), None)
+    return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
+
+
+def mark_end(content: str | Sequence[Mapping[str, Any]] | None) -> tuple[str, str | list[Mapping[str, Any]]]:
+    """The text that is to be continued, the last one of several parts, and the content with a mark behind it.
+
+    TemplateError if there is no text.
+    """
+    if isinstance(content, str):
+        return content, content + END_OF_FINAL_MESSAGE
+    parts = list(content or [])
+    for index in reversed(range(len(parts))):
+        if "text" in parts[index]:
+            text = parts[index]["text"]
+            parts[index] = {**parts[index], "text": text + END_OF_FINAL_MESSAGE}
+            return text, parts
+    raise TemplateError("the final message has no text, so that cannot be continued")
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -184,12 +184,12 @@ def _tokenizer(file: Path) -> Tokenizer:
 
 
 def _template(path: Path, settings: dict[str, Any]) -> ChatTemplate | None:
-    """From chat_template.jinja, else from tokenizer_config.json: one template, or a list of named ones."""
+    """From chat_template.jinja and additional_chat_templates/, else from tokenizer_config.json, one or a list."""
     file = path / "chat_template.jinja"
-    sources: dict[str, str] = {}
-    if file.exists():
-        sources["default"] = _read(file)
-    else:
+    named = {each.stem: each for each in sorted((path / "additional_chat_templates").glob("*.jinja"))}
+    named |= {"default": file} if file.exists() else {}
+    sources = {name: _read(each) for name, each in named.items()}
+    if not sources:
         file = path / "tokenizer_config.json"
         given = settings.get("chat_template")
         if given is None:

@@ -113,6 +113,23 @@ async def test_a_wrong_field_is_a_400_that_names_it(path: str, body: dict[str, A
         assert served.ring.submitted() == []
 
 
+LOOK = {"type": "text", "text": "Look:"}
+IMAGES: list[tuple[str, dict[str, Any], str, str]] = [
+    (CHAT, {"messages": [{**USER, "content": [LOOK, {"type": kind, kind: {}}]}]}, "messages[0].content[1]", kind)
+    for kind in ("image", "image_url", "input_image", "video_url", "input_audio")
+] + [
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", "im"),
+    ("/generate", {"text": "a", "image_data": ["x"]}, "image_data", "image_data"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param", "named"), IMAGES)
+async def test_what_is_no_text_is_refused_by_name(path: str, body: dict[str, Any], param: str, named: str) -> None:
+    async with serving() as served:
+        status, error = await served.error(path, body)
+        assert (status, error["param"]) == (400, param) and named in error["message"], error
+
+
 @pytest.mark.parametrize(
     "body", [b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"messages": "\\ud800"}', b"[" * 5000, b'{"a": 1e999}']
 )

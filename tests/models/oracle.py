@@ -137,6 +137,11 @@ class Oracle:
         text: str | None = self._ask("continued", template=template, chat=chat)
         return text
 
+    def chat(self, path: Path, chat: list[dict[str, Any]], **options: Any) -> tuple[str, list[int]] | None:
+        """What the folder's tokenizer makes of the chat by apply_chat_template: text and ids; None if it refuses."""
+        answer = self._ask("chat", path=str(path), chat=chat, options=options)
+        return None if answer is None else (answer[0], answer[1])
+
     def close(self) -> None:
         if self._process:
             self._process.communicate()

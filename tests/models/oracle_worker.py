@@ -58,6 +58,16 @@ def continued(utils: Any, template: str, chat: list[dict[str, str]]) -> str | No
     return str(text)
 
 
+def chat(tokenizer: Any, chat: list[dict[str, Any]], options: dict[str, Any]) -> Any:
+    """The chat's text and ids; None if it is refused, for whatever reason the template has."""
+    try:
+        text = tokenizer.apply_chat_template(chat, tokenize=False, **options)
+    except Exception as error:
+        print(f"refused: {error!r}", file=sys.stderr)
+        return None
+    return text, tokenizer.apply_chat_template(chat, return_dict=False, **options)
+
+
 def main() -> None:
     hide_checkout()
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
@@ -68,6 +78,7 @@ def main() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     models: dict[str, Any] = {}
+    tokenizers: dict[str, Any] = {}
 
     def logits(path: str, ids: list[int]) -> Any:
         """The full forward without a cache: the only path of the oracle that is right in every family."""
@@ -75,6 +86,11 @@ def main() -> None:
             models[path] = transformers.AutoModelForCausalLM.from_pretrained(path).float().eval()
         with torch.no_grad():
             return models[path](torch.tensor([ids]), use_cache=False).logits[0]
+
+    def tokenizer(path: str) -> Any:
+        if path not in tokenizers:
+            tokenizers[path] = transformers.PreTrainedTokenizerFast.from_pretrained(path)
+        return tokenizers[path]
 
     for line in sys.stdin:
         request = json.loads(line)
@@ -88,6 +104,8 @@ def main() -> None:
                 ids, answer = list(request["ids"]), []
                 for _ in range(request["count"]):
                     answer.append(int(logits(request["path"], ids + answer)[-1].argmax()))
+            case "chat":
+                answer = chat(tokenizer(request["path"]), request["chat"], request["options"])
             case "continued":
                 answer = continued(importlib.import_module("transformers.utils.chat_template_utils"), **request)
         print(json.dumps(answer), file=replies, flush=True)

@@ -22,9 +22,9 @@ def config(pattern: str, hidden: int, heads: int, mamba: Mamba, mlp: int, length
         "hidden_size": hidden, "intermediate_size": mlp, "num_attention_heads": heads, "num_key_value_heads": 8,
         "head_dim": 128, "mamba_num_heads": mamba[0], "mamba_head_dim": mamba[1], "ssm_state_size": mamba[2],
         "n_groups": 8, "conv_kernel": 4, "chunk_size": 128, "expand": 2, "vocab_size": 131072,
-        "mamba_hidden_act": "silu", "mlp_hidden_act": "relu2", "use_conv_bias": True, "use_bias": False, "mamba_proj_bias": False,
-        "mlp_bias": False, "attention_bias": False, "layer_norm_epsilon": 1e-5, "rms_norm_eps": 1e-5,
-        "residual_in_fp32": False, "sliding_window": None, "tie_word_embeddings": False,
+        "mamba_hidden_act": "silu", "mlp_hidden_act": "relu2", "use_conv_bias": True, "use_bias": False,
+        "mamba_proj_bias": False, "mlp_bias": False, "attention_bias": False, "layer_norm_epsilon": 1e-5,
+        "rms_norm_eps": 1e-5, "residual_in_fp32": False, "sliding_window": None, "tie_word_embeddings": False,
         "time_step_limit": [0.0, float("inf")], "max_position_embeddings": length, "torch_dtype": "bfloat16",
     }  # fmt: skip
 

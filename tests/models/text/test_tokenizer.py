@@ -132,7 +132,7 @@ def test_a_template_that_revises_or_refuses_parts_still_encodes(tmp_path: Path) 
         ("{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}{{ m.role }}{% endfor %}", "user"),
         ("{% for m in messages %}\n  {% generation %}\n{{ m.role[0] }}{% endgeneration %}\n{% endfor %}", "uau"),
         ("{{ strftime_now('%%') }}", "%"),
-        ("{{ thinking }} {{ tools is defined }}", "yes False"),
+        ("{{ thinking }} {{ tools is defined }}", "yes True"),
         ("{{ messages[-1]['content'] }}{{ eos_token }}", "?<|im_end|>"),
     ],
 )
