@@ -69,6 +69,50 @@ GRANITE: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
+BAMBA: dict[str, Any] = {
+    "architectures": ["BambaForCausalLM"],
+    "model_type": "bamba",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 50288,
+    "hidden_size": 768,
+    "num_hidden_layers": 16,
+    "attn_layer_indices": [5, 13],
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "intermediate_size": 1536,
+    "mamba_n_heads": 24,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_chunk_size": 64,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+FALCON_H1: dict[str, Any] = {
+    "architectures": ["FalconH1ForCausalLM"],
+    "model_type": "falcon_h1",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 50288,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "intermediate_size": 1536,
+    "mamba_d_ssm": 1536,
+    "mamba_n_heads": 24,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_chunk_size": 64,
+    "mamba_rms_norm": True,
+    "mamba_norm_before_gate": False,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
 # To see that a benchmark runs, not how fast anything is.
 TINY = MAMBA2 | {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "state_size": 16}
 # A model whose forward is arithmetic on one number a row: what is left of a step is the relay.
@@ -80,7 +124,14 @@ NULL: dict[str, Any] = {
     "page_fold": False,
 }
 BUNDLED = Path(__file__).resolve().parents[2] / "models" / "bundled"
-SHAPES = {"mamba2-129m": MAMBA2, "granite-151m": GRANITE, "tiny": TINY, "null": NULL}
+SHAPES = {
+    "mamba2-129m": MAMBA2,
+    "granite-151m": GRANITE,
+    "bamba-151m": BAMBA,
+    "falcon_h1-145m": FALCON_H1,
+    "tiny": TINY,
+    "null": NULL,
+}
 
 
 def config_of(shape: str, layers: int | None = None) -> dict[str, Any]:
@@ -92,6 +143,8 @@ def config_of(shape: str, layers: int | None = None) -> dict[str, Any]:
         return config
     if "layer_types" in config:
         config["layer_types"] = [*["mamba"] * (layers - 1), "attention"]
+    if "attn_layer_indices" in config:
+        config["attn_layer_indices"] = [layers - 1]
     return config | {"num_hidden_layers": layers}
 
 

@@ -144,6 +144,7 @@ def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_fewer_layers_of_a_hybrid_keep_attention() -> None:
     assert config_of("granite-151m", 3)["layer_types"] == ["mamba", "mamba", "attention"]
+    assert config_of("bamba-151m", 3)["attn_layer_indices"] == [2]
     assert GRANITE["layer_types"].count("attention") == 2 and len(GRANITE["layer_types"]) == 16
 
 
