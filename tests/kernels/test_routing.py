@@ -1,0 +1,95 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.routing import RoutingRule, reference
+from models.config import ModelError
+from models.layers.experts import SigmoidRouter, SoftmaxRouter
+
+F32, BF16 = torch.float32, torch.bfloat16
+few = settings(max_examples=30, deadline=None)
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> tuple[int, RoutingRule]:
+    """A number of experts, and a rule for them."""
+    groups, each = draw(st.integers(1, 6)), draw(st.integers(1, 12))
+    if draw(st.booleans()):
+        rule = RoutingRule(draw(st.integers(1, groups * each)), "softmax", draw(st.booleans()))
+        return groups * each, rule
+    kept = draw(st.integers(1, groups))
+    top_k = draw(st.integers(1, kept * each))
+    return groups * each, RoutingRule(
+        top_k, "sigmoid", draw(st.booleans()), groups, kept, draw(st.sampled_from([1.0, 2.5]))
+    )
+
+
+def drawn(seed: int, rows: int, inputs: int, experts: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    x, router = torch.randn(rows, inputs, generator=g), torch.randn(experts, inputs, generator=g) * inputs**-0.5
+    return x.to(dtype), router.to(dtype), torch.randn(experts, generator=g)
+
+
+def one_by_one(logits: list[float], bias: list[float], rule: RoutingRule) -> tuple[list[int], list[float]]:
+    """Of one token, in Python's own numbers."""
+    values = torch.tensor(logits, dtype=torch.float64)
+    scores = (values.softmax(0) if rule.scores == "softmax" else values.sigmoid()).tolist()
+    wanted = scores if rule.scores == "softmax" else [score + add for score, add in zip(scores, bias, strict=True)]
+    each = len(wanted) // rule.groups
+    members = [range(group * each, (group + 1) * each) for group in range(rule.groups)]
+    worth = [sum(sorted((wanted[i] for i in group), reverse=True)[:2]) for group in members]
+    best = sorted(range(rule.groups), key=lambda group: -worth[group])[: rule.groups_kept]
+    candidates = [i for group in sorted(best) for i in members[group]]
+    chosen = sorted(candidates, key=lambda i: -wanted[i])[: rule.top_k]
+    total = sum(scores[i] for i in chosen) if rule.renormalise else 1.0
+    return chosen, [scores[i] / total * rule.scale for i in chosen]
+
+
+@few
+@given(seed=st.integers(0, 99), rows=st.integers(1, 20), shape=rules())
+def test_the_best_experts_are_chosen_and_weighed(seed: int, rows: int, shape: tuple[int, RoutingRule]) -> None:
+    count, rule = shape
+    x, router, bias = drawn(seed, rows, 24, count, F32)
+    chosen, weights = reference.route(x, router, bias if rule.scores == "sigmoid" else None, rule)
+    assert (chosen.dtype, weights.dtype) == (torch.int32, F32)
+    assert chosen.shape == weights.shape == (rows, rule.top_k)
+    for row, logits in enumerate((x.double() @ router.double().t()).tolist()):
+        best, wanted = one_by_one(logits, bias.tolist(), rule)
+        assert chosen[row].tolist() == best
+        torch.testing.assert_close(weights[row].double(), torch.tensor(wanted, dtype=torch.float64), rtol=1e-5, atol=0)
+
+
+def test_of_equals_the_first_is_chosen() -> None:
+    router = torch.ones(12, 3)
+    chosen, weights = reference.route(torch.ones(2, 3), router, None, RoutingRule(4, "softmax", True))
+    assert chosen.tolist() == [[0, 1, 2, 3]] * 2
+    assert weights.tolist() == [[0.25] * 4] * 2
+    rule = RoutingRule(4, "sigmoid", True, groups=4, groups_kept=2)
+    chosen, _ = reference.route(torch.ones(2, 3), router, torch.tensor([0.0] * 6 + [1.0] * 6), rule)
+    assert chosen.tolist() == [[6, 7, 8, 9]] * 2
+
+
+def test_the_softmax_of_the_chosen_is_that_of_all_renormalised() -> None:
+    x, weight, _ = drawn(0, 7, 16, 9, F32)
+    first, after = SoftmaxRouter(16, 9, 3, True, F32, True), SoftmaxRouter(16, 9, 3, False, F32, False)
+    for router in (first, after):
+        router.weight.data.copy_(weight)
+    assert torch.equal(first(x)[1], after(x)[1])
+    logits, chosen = x @ weight.t(), first(x)[0].long()
+    torch.testing.assert_close(after(x)[1], logits.gather(1, chosen).softmax(1))
+
+
+@pytest.mark.parametrize(
+    ("count", "rule", "told"),
+    [
+        (4, RoutingRule(5, "sigmoid", True), "5 of 4 experts"),
+        (10, RoutingRule(2, "sigmoid", True, 4, 2), "10 experts cannot lie in 4 groups evenly"),
+        (8, RoutingRule(2, "sigmoid", True, 2, 3), "3 of 2 groups"),
+        (8, RoutingRule(4, "sigmoid", True, 4, 1), "1 groups of 2 experts hold fewer than 4"),
+    ],
+)
+def test_choices_that_cannot_be_are_refused(count: int, rule: RoutingRule, told: str) -> None:
+    with pytest.raises(ModelError, match=told):
+        SigmoidRouter(8, count, rule)
