@@ -7,6 +7,7 @@ from torch import nn
 from actors.cache.worth.order import Costs
 from actors.scheduler.strategy import Strategy, slots_per_request
 from models.batch import Model
+from models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
 from models.layers.linear import Embedding, Linear
 
 DEFAULT_MEMORY_FRACTION = 0.5
@@ -104,7 +105,9 @@ def weight_bytes(model: Model) -> int:
 def _own_parameters(module: nn.Module) -> int:
     """Those that no module in it has: of a packed weight as many as it stands for."""
     count = sum(tensor.numel() for tensor in module.parameters(recurse=False))
-    packed = module.packed if isinstance(module, Linear | Embedding) else None
+    if isinstance(module, Experts):
+        return count + sum(packed.numel - packed.data.numel() for packed in module.packed.values())
+    packed = module.packed if isinstance(module, Linear | Embedding | SoftmaxRouter | SigmoidRouter) else None
     return count if packed is None else count - packed.data.numel() + packed.outputs * packed.inputs
 
 

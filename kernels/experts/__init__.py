@@ -1,20 +1,24 @@
-"""Feed-forward experts, of which each token has a few."""
+"""Feed-forward experts, of which each token has a few: by Triton or native code where they compute, else by torch."""
 
 from torch import Tensor
 
-from kernels.experts import reference
+from kernels.experts import cpu, native
+from kernels.experts.packed import PackedExperts, pack
 from kernels.experts.reference import PARTS, Activation
 
-__all__ = ["PARTS", "Activation", "experts"]
+__all__ = ["PARTS", "Activation", "PackedExperts", "experts", "pack"]
 
 
 def experts(
     x: Tensor,
     chosen: Tensor,
     weights: Tensor,
-    input_linear: Tensor,
-    output_linear: Tensor,
+    input_linear: Tensor | PackedExperts,
+    output_linear: Tensor | PackedExperts,
     activation: Activation,
 ) -> Tensor:
-    """See reference.experts."""
-    return reference.experts(x, chosen, weights, input_linear, output_linear, activation)
+    """See reference.experts; weights as they were, or packed."""
+    if native.takes(x, input_linear, output_linear):
+        assert isinstance(input_linear, PackedExperts) and isinstance(output_linear, PackedExperts)
+        return native.experts(x, chosen, weights, input_linear, output_linear, activation)
+    return cpu.experts(x, chosen, weights, input_linear, output_linear, activation)

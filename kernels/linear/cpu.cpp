@@ -6,32 +6,19 @@
 #include "../native/numbers.h"
 #include "../native/parallel.h"
 #include "../recorded/call.h"
+#include "product.h"
 #include "rows.h"
 
 namespace baton {
 namespace {
 
-constexpr int64_t ROWS_AT_ONCE = 96;  // Rows that a block's sums are held for.
 constexpr int64_t DEPTH = 256;  // Steps that several tiles share: their weights stay in the first cache.
 constexpr int64_t STEP_BYTES = OUT * 4;
 
-template <class T>
-struct Matrix {
-    const T *x, *weights, *bias;  // weights: [blocks, steps, OUT, INPUTS], padded with zeros; bias: [outputs] or null.
-    int64_t x_stride, rows, inputs, outputs;
+}  // namespace
 
-    int64_t blocks() const { return (outputs + OUT - 1) / OUT; }
-    int64_t steps() const { return (inputs + Step<T>::INPUTS - 1) / Step<T>::INPUTS; }
-    int64_t whole_steps() const { return inputs / Step<T>::INPUTS; }
-    Matrix from_row(int64_t row, int64_t count) const {
-        return {x + row * x_stride, weights, bias, x_stride, count, inputs, outputs};
-    }
-    const T *block(int64_t index) const { return weights + index * steps() * OUT * Step<T>::INPUTS; }
-};
-
-// sums [rows, OUT] of one block.
 template <class T>
-void multiply(const Matrix<T> &m, int64_t block, float *sums) {
+void block_sums(const PackedMatrix<T> &m, int64_t block, float *sums) {
     std::fill(sums, sums + m.rows * OUT, 0.0f);
     const int64_t tiles = (m.rows + MAX_ROWS - 1) / MAX_ROWS;
     const int64_t parts = (m.whole_steps() + DEPTH - 1) / DEPTH;
@@ -62,21 +49,26 @@ void multiply(const Matrix<T> &m, int64_t block, float *sums) {
     }
 }
 
+template void block_sums(const PackedMatrix<float> &, int64_t, float *);
+template void block_sums(const PackedMatrix<bfloat16> &, int64_t, float *);
+
+namespace {
+
 // Blocks that are worth another thread: a second one costs as much as some 64K weights, times few rows, from the cache.
 template <class T>
-int64_t grain(const Matrix<T> &m) {
+int64_t grain(const PackedMatrix<T> &m) {
     return 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
 }
 
 template <class T>
-void linear(const Matrix<T> &m, T *y, int64_t y_stride) {
+void linear(const PackedMatrix<T> &m, T *y, int64_t y_stride) {
     parallel_for(m.blocks(), grain(m), [&](int64_t begin, int64_t end) {
         const FlushDenormals flush;
         float sums[ROWS_AT_ONCE * OUT];
         for (int64_t block = begin; block < end; block++)
             for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {
-                const Matrix<T> part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
-                multiply(part, block, sums);
+                const PackedMatrix<T> part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
+                block_sums(part, block, sums);
                 finish(sums, m.bias, part.rows, block, m.outputs, y + row * y_stride, y_stride);
             }
     });
@@ -84,7 +76,7 @@ void linear(const Matrix<T> &m, T *y, int64_t y_stride) {
 
 // table: [outputs, inputs] as packed for `linear`.
 template <class T>
-void look_up(const Matrix<T> &m, const int64_t *tokens, T *y) {
+void look_up(const PackedMatrix<T> &m, const int64_t *tokens, T *y) {
     parallel_for(m.rows, 16, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++) {
             constexpr int64_t side = Step<T>::INPUTS;
@@ -108,8 +100,8 @@ extern "C" void baton_linear(
 ) {
     baton::with_type(type, [=](auto *t) {
         using T = std::remove_pointer_t<decltype(t)>;
-        const baton::Matrix<T> m{static_cast<const T *>(x), static_cast<const T *>(weights),
-                                 static_cast<const T *>(bias), x_stride, rows, inputs, outputs};
+        const baton::PackedMatrix<T> m{static_cast<const T *>(x), static_cast<const T *>(weights),
+                                       static_cast<const T *>(bias), x_stride, rows, inputs, outputs};
         baton::linear(m, static_cast<T *>(y), y_stride);
     });
 }
@@ -119,7 +111,7 @@ extern "C" void baton_look_up(int type, const void *weights, const int64_t *toke
                               int64_t inputs) {
     baton::with_type(type, [=](auto *t) {
         using T = std::remove_pointer_t<decltype(t)>;
-        const baton::Matrix<T> m{nullptr, static_cast<const T *>(weights), nullptr, 0, rows, inputs, 0};
+        const baton::PackedMatrix<T> m{nullptr, static_cast<const T *>(weights), nullptr, 0, rows, inputs, 0};
         baton::look_up(m, tokens, static_cast<T *>(y));
     });
 }

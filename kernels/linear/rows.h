@@ -8,11 +8,12 @@
 #endif
 
 #include "../native/numbers.h"
+#include "product.h"
 
 namespace baton {
 namespace {
 
-constexpr int OUT = 32;  // Outputs of a block, side by side in memory for each step along the inputs.
+constexpr int OUT = BLOCK_OUT;  // Outputs of a block, side by side in memory for each step along the inputs.
 constexpr int VECTORS = OUT / LANES;
 constexpr int MAX_ROWS = VECTORS <= 2 ? 12 : VECTORS == 4 ? 3 : 1;  // Of a tile: its sums stay in registers.
 constexpr int64_t LINE = 64;

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels import gpu
 from kernels.quantized_linear import cpu, native, reference
 
-__all__ = ["QuantizedWeight", "linear", "look_up", "quantize"]
+__all__ = ["Layout", "QuantizedWeight", "linear", "look_up", "quantize"]
 
 OUTPUTS_AT_ONCE = 1024
 

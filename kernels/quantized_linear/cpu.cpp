@@ -8,12 +8,10 @@
 #include "../native/numbers.h"
 #include "../native/parallel.h"
 #include "../recorded/call.h"
+#include "product.h"
 
 namespace baton {
 namespace {
-
-constexpr int GROUP = 64;  // Inputs that share a scale.
-constexpr int64_t ROWS_AT_ONCE = 96;  // Rows that a block's sums are held for.
 
 // Rows of a tile: few in float32, which seldom goes with integers, for each number of rows has code of its own.
 template <class T>
@@ -27,7 +25,6 @@ typedef int32_t integers __attribute__((vector_size(4 * LANES)));
 template <int BITS>
 struct Codes {
     static constexpr int UNIT = 16 / BITS;
-    static constexpr int64_t GROUP_BYTES = OUT * GROUP * BITS / 8;
 
     // The integer of one output and one input of the unit.
     static int one(const uint8_t *unit, int output, int input) {
@@ -105,21 +102,6 @@ template <class T>
 using Number = float;
 #endif
 
-// blocks: [blocks, groups], each the OUT scales and then the codes.
-template <int BITS, class T>
-struct Quantized {
-    static constexpr int64_t BYTES = OUT * sizeof(bfloat16) + Codes<BITS>::GROUP_BYTES;
-    const uint8_t *blocks;
-    const T *x, *bias;  // bias: [outputs] or null.
-    int64_t x_stride, rows, inputs, outputs;
-
-    int64_t groups() const { return (inputs + GROUP - 1) / GROUP; }
-    const uint8_t *group(int64_t block, int64_t index) const { return blocks + (block * groups() + index) * BYTES; }
-    Quantized from_row(int64_t row, int64_t count) const {
-        return {blocks, x + row * x_stride, bias, x_stride, count, inputs, outputs};
-    }
-};
-
 // What some rows have for a group of inputs; where inputs end within it, copies with zeros behind them.
 template <class T, int ROWS>
 struct Inputs {
@@ -155,7 +137,7 @@ __attribute__((always_inline)) inline void add_scaled(float *sums, RowSums<W, RO
 
 // The sums [rows, OUT] of one block, for as many rows as a tile has: weights go from the codes into registers.
 template <int BITS, class T, int ROWS>
-void multiply_few(const Quantized<BITS, T> &m, int64_t block, float *sums) {
+void multiply_few(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
     constexpr int UNIT = Codes<BITS>::UNIT, INPUTS = Step<Number<T>>::INPUTS;
     for (int64_t g = 0; g < m.groups(); g++) {
         const Inputs<T, ROWS> x(m, g);
@@ -175,7 +157,7 @@ void multiply_few(const Quantized<BITS, T> &m, int64_t block, float *sums) {
 
 // The same for any number of rows: the first tile leaves the unpacked weights to the others.
 template <int BITS, class T>
-void multiply_many(const Quantized<BITS, T> &m, int64_t block, float *sums) {
+void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
     constexpr int64_t UNIT = Codes<BITS>::UNIT, INPUTS = Step<Number<T>>::INPUTS;
     constexpr int MOST = MOST_ROWS<T>, LEAST = (MOST + 1) / 2;  // Of two tiles or more, none is smaller.
     const int64_t tiles = (m.rows + MOST - 1) / MOST;
@@ -199,15 +181,24 @@ void multiply_many(const Quantized<BITS, T> &m, int64_t block, float *sums) {
     }
 }
 
+}  // namespace
+
 template <int BITS, class T>
-void multiply(const Quantized<BITS, T> &m, int64_t block, float *sums) {
+void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
     std::fill(sums, sums + m.rows * OUT, 0.0f);
     if (m.rows > MOST_ROWS<T>) return multiply_many(m, block, sums);
     with_rows<Number<T>, 1, MOST_ROWS<T>>(m.rows, [&](auto held) { multiply_few<BITS, T, held.COUNT>(m, block, sums); });
 }
 
+template void block_sums(const QuantizedMatrix<8, float> &, int64_t, float *);
+template void block_sums(const QuantizedMatrix<8, bfloat16> &, int64_t, float *);
+template void block_sums(const QuantizedMatrix<4, float> &, int64_t, float *);
+template void block_sums(const QuantizedMatrix<4, bfloat16> &, int64_t, float *);
+
+namespace {
+
 template <int BITS, class T>
-void linear(const Quantized<BITS, T> &m, T *y, int64_t y_stride) {
+void linear(const QuantizedMatrix<BITS, T> &m, T *y, int64_t y_stride) {
     const int64_t blocks = (m.outputs + OUT - 1) / OUT, grain = 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
     parallel_for(blocks, grain, [&](int64_t begin, int64_t end) {
         const FlushDenormals flush;
@@ -215,14 +206,14 @@ void linear(const Quantized<BITS, T> &m, T *y, int64_t y_stride) {
         for (int64_t block = begin; block < end; block++)
             for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {
                 const auto part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
-                multiply(part, block, sums);
+                block_sums(part, block, sums);
                 finish(sums, m.bias, part.rows, block, m.outputs, y + row * y_stride, y_stride);
             }
     });
 }
 
 template <int BITS, class T>
-void look_up(const Quantized<BITS, T> &m, const int64_t *tokens, T *y) {
+void look_up(const QuantizedMatrix<BITS, T> &m, const int64_t *tokens, T *y) {
     constexpr int UNIT = Codes<BITS>::UNIT;
     parallel_for(m.rows, 16, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++) {
@@ -258,7 +249,7 @@ extern "C" void baton_quantized_linear(
             using T = std::remove_pointer_t<decltype(t)>;
             const auto *const codes = static_cast<const uint8_t *>(blocks);
             const auto *const row = static_cast<const T *>(x), *const added = static_cast<const T *>(bias);
-            const Quantized<decltype(number)::value, T> m{codes, row, added, x_stride, rows, inputs, outputs};
+            const QuantizedMatrix<decltype(number)::value, T> m{codes, row, added, x_stride, rows, inputs, outputs};
             linear(m, static_cast<T *>(y), y_stride);
         });
     });
@@ -272,7 +263,7 @@ extern "C" void baton_quantized_look_up(int type, int bits, const void *blocks, 
         with_bits(bits, [=](auto number) {
             using T = std::remove_pointer_t<decltype(t)>;
             const auto *const codes = static_cast<const uint8_t *>(blocks);
-            const Quantized<decltype(number)::value, T> m{codes, nullptr, nullptr, 0, rows, inputs, 0};
+            const QuantizedMatrix<decltype(number)::value, T> m{codes, nullptr, nullptr, 0, rows, inputs, 0};
             look_up(m, tokens, static_cast<T *>(y));
         });
     });

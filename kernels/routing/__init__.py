@@ -1,13 +1,21 @@
-"""Which experts compute for a token."""
+"""Which experts compute for a token: by Triton or native code where they compute, else by torch."""
 
 from torch import Tensor
 
-from kernels.routing import reference
+from kernels.linear import PackedWeight
+from kernels.routing import native, reference
 from kernels.routing.rule import RoutingRule
 
-__all__ = ["RoutingRule", "route"]
+__all__ = ["RoutingRule", "pack", "route"]
 
 
-def route(x: Tensor, router: Tensor, bias: Tensor | None, rule: RoutingRule) -> tuple[Tensor, Tensor]:
+def pack(router: Tensor) -> PackedWeight | None:
+    """None where plain is best. router: [E, D]."""
+    return native.pack(router) if native.takes(router) else None
+
+
+def route(x: Tensor, router: Tensor | PackedWeight, bias: Tensor | None, rule: RoutingRule) -> tuple[Tensor, Tensor]:
     """See reference.route."""
+    if isinstance(router, PackedWeight):
+        return native.route(x, router, bias, rule)
     return reference.route(x, router, bias, rule)

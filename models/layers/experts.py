@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from kernels.experts import PARTS, Activation, experts
+from kernels.experts import PARTS, Activation, PackedExperts, experts, pack
+from kernels.linear import PackedWeight
 from kernels.routing import RoutingRule, route
+from kernels.routing import pack as pack_router
 from models.config import ModelError
 
 
@@ -18,10 +20,22 @@ class Experts(nn.Module):
         inner = PARTS[activation] * intermediate
         self.input_linear = nn.Parameter(torch.empty(count, inner, hidden, dtype=dtype))
         self.output_linear = nn.Parameter(torch.empty(count, hidden, intermediate, dtype=dtype))
+        self.packed: dict[str, PackedExperts] = {}
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x: [T, hidden] → [T, hidden]; chosen, weights: what a router gives."""
-        return experts(x, chosen, weights, self.input_linear, self.output_linear, self.activation)
+        first = self.packed.get("input_linear", self.input_linear)
+        second = self.packed.get("output_linear", self.output_linear)
+        return experts(x, chosen, weights, first, second, self.activation)
+
+    def pack(self, bits: int | None = None) -> None:
+        """See Linear.pack. Of the two weights, those that have been loaded and are not packed yet."""
+        for name, parts in (("input_linear", PARTS[self.activation]), ("output_linear", 1)):
+            weight = getattr(self, name)
+            packed = None if weight.is_meta or name in self.packed else pack(weight, parts, bits)
+            if packed:
+                self.packed[name] = packed
+                setattr(self, name, nn.Parameter(packed.data, requires_grad=False))
 
 
 class SoftmaxRouter(nn.Module):
@@ -35,13 +49,20 @@ class SoftmaxRouter(nn.Module):
         self, hidden: int, count: int, top_k: int, renormalise: bool, dtype: torch.dtype, softmax_first: bool
     ) -> None:
         super().__init__()
-        check_choice(count, top_k)
         self.rule = RoutingRule(top_k, "softmax", renormalise or not softmax_first)
+        check_rule(count, self.rule)
         self.weight = nn.Parameter(torch.empty(count, hidden, dtype=dtype))
+        self.packed: PackedWeight | None = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [T, hidden] → chosen int32 and weights float32 [T, top_k]."""
-        return route(x, self.weight, None, self.rule)
+        return route(x, self.packed or self.weight, None, self.rule)
+
+    def pack(self, bits: int | None = None) -> None:
+        """See Linear.pack; whatever the bits, a router keeps its numbers."""
+        self.packed = pack_router(self.weight)
+        if self.packed:
+            self.weight = nn.Parameter(self.packed.data, requires_grad=False)
 
 
 class SigmoidRouter(nn.Module):
@@ -52,25 +73,27 @@ class SigmoidRouter(nn.Module):
 
     def __init__(self, hidden: int, count: int, rule: RoutingRule) -> None:
         super().__init__()
-        check_choice(count, rule.top_k)
-        check_groups(count, rule)
+        check_rule(count, rule)
         self.rule = rule
         self.weight = nn.Parameter(torch.empty(count, hidden, dtype=torch.float32))
         self.e_score_correction_bias = nn.Parameter(torch.empty(count, dtype=torch.float32))
+        self.packed: PackedWeight | None = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [T, hidden] → chosen int32 and weights float32 [T, top_k]."""
-        return route(x, self.weight, self.e_score_correction_bias, self.rule)
+        return route(x, self.packed or self.weight, self.e_score_correction_bias, self.rule)
+
+    def pack(self, bits: int | None = None) -> None:
+        """See SoftmaxRouter.pack."""
+        self.packed = pack_router(self.weight)
+        if self.packed:
+            self.weight = nn.Parameter(self.packed.data, requires_grad=False)
 
 
-def check_choice(count: int, top_k: int) -> None:
-    """ModelError unless there are as many experts as a token has."""
-    if top_k > count:
-        raise ModelError(f"config.json: a token cannot have {top_k} of {count} experts")
-
-
-def check_groups(count: int, rule: RoutingRule) -> None:
-    """ModelError unless a token's experts can be chosen within its groups."""
+def check_rule(count: int, rule: RoutingRule) -> None:
+    """ModelError unless the experts of a token can be chosen from so many, within its groups."""
+    if rule.top_k > count:
+        raise ModelError(f"config.json: a token cannot have {rule.top_k} of {count} experts")
     if count % rule.groups:
         raise ModelError(f"config.json: {count} experts cannot lie in {rule.groups} groups evenly")
     if rule.groups_kept > rule.groups:

@@ -13,8 +13,7 @@ from models.batch import Model
 from models.config import ModelConfig, ModelError, read_config
 from models.family import Family, Piece
 from models.hash import HashModel
-from models.layers.linear import Embedding, Linear
-from models.loading.filling import Progress, assign, fill
+from models.loading.filling import PACKED, Progress, assign, fill
 
 FAMILIES: dict[str, Family] = {
     "mamba2": mamba2.FAMILY,
@@ -117,7 +116,7 @@ def _build(family: Family, config: ModelConfig, dtype: torch.dtype, state_dtype:
 
 def _pack(model: nn.Module) -> None:
     for module in model.modules():
-        if isinstance(module, Linear | Embedding):
+        if isinstance(module, PACKED):
             module.pack()
 
 

@@ -9,12 +9,15 @@ from torch import Tensor, nn
 
 from models.config import ModelConfig, ModelError
 from models.family import Family, Piece, whole
+from models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
 from models.layers.linear import Embedding, Linear
 from models.loading.shards import StoredTensor, find_shards, listed, read_headers, read_tensors
 
 HEAD = "lm_head.weight"
 READABLE = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 Progress = Callable[[int, int], None]
+PACKED = Linear | Embedding | Experts | SoftmaxRouter | SigmoidRouter
+"""Layers whose weights are laid out for what computes."""
 Filling = tuple[StoredTensor, list[Piece]]
 """A stored tensor and what it fills."""
 
@@ -159,5 +162,5 @@ def assign(model: nn.Module, name: str, tensor: Tensor, bits: int | None) -> Non
     path, _, leaf = name.rpartition(".")
     owner = model.get_submodule(path)
     setattr(owner, leaf, nn.Parameter(tensor, requires_grad=False))
-    if bits is not None and leaf == "weight" and isinstance(owner, Linear | Embedding):
+    if bits is not None and isinstance(owner, PACKED) and (leaf == "weight" or isinstance(owner, Experts)):
         owner.pack(bits)

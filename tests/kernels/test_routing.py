@@ -4,9 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.routing import RoutingRule, reference
+from kernels.routing import RoutingRule, native, reference
 from models.config import ModelError
 from models.layers.experts import SigmoidRouter, SoftmaxRouter
+from tests.kernels.installed import installed, runnable
 
 F32, BF16 = torch.float32, torch.bfloat16
 few = settings(max_examples=30, deadline=None)
@@ -79,6 +80,104 @@ def test_the_softmax_of_the_chosen_is_that_of_all_renormalised() -> None:
     assert torch.equal(first(x)[1], after(x)[1])
     logits, chosen = x @ weight.t(), first(x)[0].long()
     torch.testing.assert_close(after(x)[1], logits.gather(1, chosen).softmax(1))
+
+
+def run(x: Tensor, router: Tensor, bias: Tensor | None, rule: RoutingRule) -> tuple[Tensor, Tensor]:
+    return native.route(x, native.pack(router), bias, rule)
+
+
+@pytest.mark.usefixtures("target")
+@few
+@given(
+    seed=st.integers(0, 99), rows=st.integers(0, 60), inputs=st.integers(1, 70), shape=rules(),
+    dtype=st.sampled_from([F32, BF16]), exact=st.booleans(),
+)  # fmt: skip
+def test_native_code_chooses_the_same(
+    seed: int, rows: int, inputs: int, shape: tuple[int, RoutingRule], dtype: torch.dtype, exact: bool
+) -> None:
+    """Of whole numbers, many of which are equal, and of others where none nearly are. exact: a float32 router."""
+    count, rule = shape
+    x, router, bias = drawn(seed, rows, inputs, count, dtype)
+    added = bias if rule.scores == "sigmoid" else None
+    router = router.float() if exact else router
+    chosen, weights = run(x, router, added, rule)
+    expected = reference.route(x, router, added, rule)
+    clear = apart(x, router, added, rule)
+    assert torch.equal(chosen[clear], expected[0][clear])
+    torch.testing.assert_close(weights[clear], expected[1][clear], rtol=1e-4, atol=1e-6)
+    x, router = x.sign(), router.sign()
+    if rule.scores == "softmax":
+        assert torch.equal(run(x, router, None, rule)[0], reference.route(x, router, None, rule)[0])
+
+
+def apart(x: Tensor, router: Tensor, bias: Tensor | None, rule: RoutingRule) -> Tensor:
+    """Rows whose choice small changes of the inputs do not change."""
+    g, wanted = torch.Generator().manual_seed(0), reference.route(x, router, bias, rule)[0]
+    changed = [x.float() * (1 + 1e-3 * torch.randn(x.shape, generator=g)) for _ in range(8)]
+    same = [(reference.route(other, router, bias, rule)[0] == wanted).all(1) for other in changed]
+    return torch.stack(same).all(0)
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_a_row_gets_the_same_alone_beside_others_and_apart_in_memory(dtype: torch.dtype) -> None:
+    x, router, bias = drawn(0, 130, 75, 40, dtype)
+    rule = RoutingRule(6, "sigmoid", True, 4, 2, 2.5)
+    together = run(x, router, bias, rule)
+    for row in range(130):
+        alone = run(x[row, None], router, bias, rule)
+        assert torch.equal(alone[0][0], together[0][row]) and torch.equal(alone[1][0], together[1][row])
+    wide = torch.full((130, 79), torch.nan, dtype=dtype)
+    wide[:, :75] = x
+    found = run(wide[:, :75], router, bias, rule)
+    assert torch.equal(found[0], together[0]) and torch.equal(found[1], together[1])
+
+
+@pytest.mark.parametrize("rows", [1, 5, 300])
+def test_threads_change_no_bit(rows: int) -> None:
+    x, router, bias = drawn(0, rows, 900, 130, BF16)
+    rule = RoutingRule(6, "sigmoid", True, 5, 2, 2.5)
+    with installed(runnable()[0], threads=1):
+        serial = run(x, router, bias, rule)
+    for threads in (2, 3):
+        with installed(runnable()[0], threads=threads):
+            found = run(x, router, bias, rule)
+            assert torch.equal(found[0], serial[0]) and torch.equal(found[1], serial[1])
+
+
+@pytest.mark.usefixtures("target")
+def test_of_equals_native_code_chooses_the_first_and_of_nan_some() -> None:
+    rule = RoutingRule(4, "sigmoid", True, groups=4, groups_kept=2)
+    x, router, bias = torch.ones(2, 3), torch.ones(12, 3), torch.tensor([0.0] * 6 + [1.0] * 6)
+    x[1] = torch.nan
+    chosen, weights = run(x, router, bias, rule)
+    assert chosen[0].tolist() == [6, 7, 8, 9]
+    assert all(0 <= expert < 12 for expert in chosen[1].tolist()) and weights[1].isnan().all()
+
+
+@pytest.mark.usefixtures("target")
+def test_what_does_not_fit_is_refused() -> None:
+    x, router, bias = drawn(0, 3, 8, 40, F32)
+    rule = RoutingRule(2, "sigmoid", True)
+    with pytest.raises(ValueError, match=r"x is \(3, 7\)"):
+        run(x[:, :7], router, bias, rule)
+    with pytest.raises(ValueError, match=r"x is .* in torch\.bfloat16"):
+        run(x, router.bfloat16(), bias, rule)
+    with pytest.raises(ValueError, match="bias is"):
+        run(x, router, bias[:5], rule)
+
+
+@pytest.mark.usefixtures("target")
+def test_a_packed_layer_routes_as_the_plain_one() -> None:
+    x, weight, bias = drawn(0, 7, 16, 9, F32)
+    router = SigmoidRouter(16, 9, RoutingRule(3, "sigmoid", True))
+    router.weight.data.copy_(weight)
+    router.e_score_correction_bias.data.copy_(bias)
+    chosen, weights = router(x)
+    router.pack(8)
+    assert router.packed is not None and router.weight.data_ptr() == router.packed.data.data_ptr()
+    assert torch.equal(router(x)[0], chosen)
+    torch.testing.assert_close(router(x)[1], weights)
 
 
 @pytest.mark.parametrize(
