@@ -97,15 +97,11 @@ def check_folder(path: Path) -> None:
 
 
 def find_family(config: ModelConfig) -> Family:
-    """The family of config.json's model_type; ModelError if it is not supported, or the weights are quantized."""
+    """The family of config.json's model_type; ModelError if it is not supported."""
     name = config.values.get("model_type")
     if name not in FAMILIES:
         known = ", ".join(family for family in FAMILIES if family != "hash")
         raise ModelError(f"model_type {name!r} is not supported (supported: {known})")
-    quantization = config.values.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise ModelError(f"quantization_config {method!r} is not supported: only float32 and bfloat16 weights are")
     return FAMILIES[name]
 
 

@@ -1,25 +1,27 @@
 """From the tensors of a checkpoint to the parameters of a model."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from models.config import ModelConfig, ModelError
-from models.family import Family, Piece, whole
+from models.family import Family, Piece
 from models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
 from models.layers.linear import Embedding, Linear
-from models.loading.shards import StoredTensor, find_shards, listed, read_headers, read_tensors
+from models.loading.matching import Filling, match
+from models.loading.quantization import Scaled, dequantize, pair_scales, read_quantization
+from models.loading.shards import DTYPES, MappedShards, StoredTensor, find_shards, read_headers
 
-HEAD = "lm_head.weight"
-READABLE = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+THREADS = 4
+ROWS_COMPARED = 4096
 Progress = Callable[[int, int], None]
 PACKED = Linear | Embedding | Experts | SoftmaxRouter | SigmoidRouter
 """Layers whose weights are laid out for what computes."""
-Filling = tuple[StoredTensor, list[Piece]]
-"""A stored tensor and what it fills."""
 
 
 def fill(
@@ -31,117 +33,85 @@ def fill(
     tell: Progress,
     bits: int | None,
 ) -> None:
-    """Fill the model's empty parameters from the folder's shards; each becomes integers of `bits` when it is complete.
+    """Fill the model's empty parameters from the folder's shards; each becomes integers of `bits` when it is read.
 
     Raises ModelError for tensors that are missing, surplus, misshapen or not finite. tell: see load_model.
     """
     parameters = dict(model.named_parameters())
     files = find_shards(path)
-    fillings, repeated = match(read_headers(files), parameters, family, config)
-    pieces = {stored.name: pieces for stored, pieces in fillings}
-    left = {name: parameter.numel() for name, parameter in parameters.items()}
-    begun: dict[str, Tensor] = {}
+    stored, scaled = pair_scales(read_headers(files), read_quantization(path, config))
+    fillings, repeated = match(stored, parameters, family, config, scaled)
     total, done = sum(file.stat().st_size for file in files), 0
-    for stored, tensor in read_tensors([stored for stored, _ in fillings]):
-        for piece in pieces[stored.name]:
-            name = piece.parameter
-            if name not in begun:
-                begun[name] = torch.empty_like(parameters[name], device=device)
-            part = piece.place(begun[name])
-            part.copy_(piece.take(tensor))
-            check_finite(stored.name, part)
-            left[name] -= part.numel()
-            if not left[name]:
-                assign(model, name, begun.pop(name), bits)
-        done += tensor.nbytes
+    reader = Reader(MappedShards(), scaled, device)
+    for name, tensor, size in _read(reader, sources_of(parameters, fillings), parallel=bits is None):
+        assign(model, name, tensor, bits)
+        done += size
         tell(done, total)
     tell(total, total)
     if repeated:
         table = next(stored for stored, pieces in fillings if pieces[0].parameter == family.embedding)
-        _check_tied(repeated, table, parameters[family.embedding].dtype)
+        reader.check_tied(repeated, table, parameters[family.embedding].dtype)
 
 
-def match(
-    stored: list[StoredTensor], parameters: dict[str, nn.Parameter], family: Family, config: ModelConfig
-) -> tuple[list[Filling], StoredTensor | None]:
-    """What each tensor fills that is not left out, and the head of a tied model, if the files repeat it.
+@dataclass(frozen=True)
+class Sources:
+    """An empty parameter, and the parts of tensors that fill it."""
 
-    ModelError names all that does not fit. parameters: on the meta device.
-    """
-    fillings, repeated = list[Filling](), None
-    surplus, misshapen, unreadable = list[str](), list[str](), list[str]()
-    filled: dict[str, list[Tensor]] = defaultdict(list)
-    for tensor in stored:
-        pieces = family.pieces(tensor.name, config)
-        if not pieces:
-            continue
-        if tensor.dtype not in READABLE:
-            unreadable.append(f"{tensor.name} ({tensor.dtype})")
-        is_repeated = pieces == [Piece(HEAD)] and HEAD not in parameters
-        if is_repeated:
-            repeated, pieces = tensor, [Piece(family.embedding)]
-        parts = _places(pieces, parameters)
-        if parts is None:
-            surplus.append(tensor.name)
-            continue
-        misshapen += _misfits(tensor, pieces, parts, parameters)
-        if not is_repeated:
-            fillings.append((tensor, pieces))
-            for piece, part in zip(pieces, parts, strict=True):
-                filled[piece.parameter].append(part)
-    faults = {
-        "unsupported dtypes": unreadable,
-        "surplus tensors": surplus,
-        "missing tensors": sorted(parameters.keys() - filled.keys()),
-        "wrong shapes": misshapen,
-        "parameters not filled once": [] if misshapen else _gaps(parameters, filled, fillings),
-    }
-    if any(faults.values()):
-        told = "; ".join(f"{what}: {listed(names)}" for what, names in faults.items() if names)
-        raise ModelError(f"{stored[0].file.parent} does not fit its config.json: {told}")
-    return fillings, repeated
+    name: str
+    empty: nn.Parameter
+    parts: list[tuple[StoredTensor, Piece]]
 
 
-def _places(pieces: list[Piece], parameters: dict[str, nn.Parameter]) -> list[Tensor] | None:
-    """The part of its parameter that each piece fills; None if one is not there, as of an expert too many."""
+def sources_of(parameters: Mapping[str, nn.Parameter], fillings: list[Filling]) -> list[Sources]:
+    """In the order of the model."""
+    parts = defaultdict(list)
+    for stored, pieces in fillings:
+        for piece in pieces:
+            parts[piece.parameter].append((stored, piece))
+    return [Sources(name, empty, parts[name]) for name, empty in parameters.items()]
+
+
+def _read(reader: "Reader", sources: list[Sources], parallel: bool) -> Iterator[tuple[str, Tensor, int]]:
+    """Name, tensor and bytes on disk of each parameter; several at a time only if they stay as large as they are."""
+    if not parallel:
+        yield from map(reader.read, sources)
+        return
+    threads = ThreadPoolExecutor(THREADS, "baton-loading")
     try:
-        return [piece.place(parameters[piece.parameter].detach()) for piece in pieces]
-    except (KeyError, IndexError):
-        return None
+        yield from threads.map(reader.read, sources)
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
-def _misfits(
-    tensor: StoredTensor, pieces: list[Piece], parts: list[Tensor], parameters: dict[str, nn.Parameter]
-) -> Iterator[str]:
-    """What is wrong with the tensor's shape, for each part that it does not fit."""
-    empty = torch.empty(tensor.shape, dtype=READABLE.get(tensor.dtype, torch.float32), device="meta")
-    for piece, part in zip(pieces, parts, strict=True):
-        named, parameter = f"{tensor.name} {list(tensor.shape)}", parameters[piece.parameter]
-        target = f"{list(part.shape)} of {piece.parameter} {list(parameter.shape)}"
-        try:
-            taken = piece.take(empty).shape
-        except (RuntimeError, IndexError, ValueError):
-            yield f"{named}, which has no part for {target}"
-            continue
-        if taken == part.shape:
-            continue
-        if piece.take is whole and part.shape == parameter.shape:
-            yield f"{named}, expected {list(part.shape)}"
-        else:
-            yield f"{named}, of which {list(taken)} does not fit {target}"
+@dataclass(frozen=True)
+class Reader:
+    """Makes parameters of the tensors of files."""
 
+    shards: MappedShards
+    scaled: Mapping[str, Scaled]
+    device: torch.device
 
-def _gaps(parameters: dict[str, nn.Parameter], filled: dict[str, list[Tensor]], fillings: list[Filling]) -> list[str]:
-    """Parameters that are filled, but not every element of them once."""
-    found = []
-    for name, parts in filled.items():
-        views = {(part.storage_offset(), part.shape, part.stride()) for part in parts}
-        there, wanted = sum(part.numel() for part in parts), parameters[name].numel()
-        if there == wanted and len(views) == len(parts):
-            continue
-        sources = [stored.name for stored, pieces in fillings if any(piece.parameter == name for piece in pieces)]
-        found.append(f"{name} ({there} of {wanted} elements, from {listed(sources, 3)})")
-    return found
+    def read(self, sources: Sources) -> tuple[str, Tensor, int]:
+        """ModelError if a value is not finite."""
+        parameter, size = torch.empty_like(sources.empty, device=self.device), 0
+        for stored, piece in sources.parts:
+            part = piece.place(parameter)
+            part.copy_(piece.take(self._values(stored)))
+            self.shards.release(stored)
+            check_finite(stored.name, part)
+            size += part.numel() * DTYPES[stored.dtype].itemsize
+        return sources.name, parameter, size
+
+    def check_tied(self, head: StoredTensor, table: StoredTensor, dtype: torch.dtype) -> None:
+        """ModelError unless a tied model's head is its embeddings."""
+        rows = (torch.split(self._values(stored), ROWS_COMPARED) for stored in (head, table))
+        if not all(torch.equal(first.to(dtype), second.to(dtype)) for first, second in zip(*rows, strict=True)):
+            raise ModelError(f"config.json ties the embeddings, but {head.name} differs from them")
+
+    def _values(self, stored: StoredTensor) -> Tensor:
+        """To be copied: memory of the file, or float32 of a tensor that is scaled."""
+        values, pair = self.shards.view(stored), self.scaled.get(stored.name)
+        return values if pair is None else dequantize(values, self.shards.view(pair.scale), pair.block)
 
 
 def check_finite(name: str, weights: Tensor) -> None:
@@ -149,12 +119,6 @@ def check_finite(name: str, weights: Tensor) -> None:
     low, high = weights.aminmax()
     if not (low.isfinite() and high.isfinite()):
         raise ModelError(f"{name} holds NaN or infinity")
-
-
-def _check_tied(head: StoredTensor, table: StoredTensor, dtype: torch.dtype) -> None:
-    first, second = (tensor for _, tensor in read_tensors([head, table]))
-    if not torch.equal(first.to(dtype), second.to(dtype)):
-        raise ModelError(f"config.json ties the embeddings, but {head.name} differs from them")
 
 
 def assign(model: nn.Module, name: str, tensor: Tensor, bits: int | None) -> None:

@@ -1,25 +1,40 @@
 """The safetensors files of a checkpoint folder."""
 
 import json
-from collections.abc import Iterator
+import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.config import ModelError
 
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+"""Those that weights may have, by safetensors' names."""
+LFS_POINTER = b"version "
+
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as a file's header describes it. dtype: as safetensors calls it."""
+    """A tensor as a file's header describes it. dtype: as safetensors calls it. Its bytes are file[start:stop]."""
 
     file: Path
     name: str
     shape: tuple[int, ...]
     dtype: str
+    start: int = 0
+    stop: int = 0
 
 
 def find_shards(path: Path) -> list[Path]:
@@ -46,36 +61,93 @@ def find_shards(path: Path) -> list[Path]:
     return files
 
 
-def read_headers(files: list[Path]) -> list[StoredTensor]:
+def read_headers(files: Sequence[Path]) -> list[StoredTensor]:
     """Every tensor of the files. ModelError for a damaged file, and for a name that two files hold."""
     stored: dict[str, StoredTensor] = {}
     for file in files:
-        with _opened(file) as shard:
-            for name in shard.keys():  # noqa: SIM118
-                if name in stored:
-                    raise ModelError(f"{stored[name].file} and {file} both hold {name}")
-                part = shard.get_slice(name)
-                stored[name] = StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
+        for tensor in _read_header(file):
+            if tensor.name in stored:
+                raise ModelError(f"{stored[tensor.name].file} and {file} both hold {tensor.name}")
+            stored[tensor.name] = tensor
     return list(stored.values())
 
 
-def read_tensors(wanted: list[StoredTensor]) -> Iterator[tuple[StoredTensor, Tensor]]:
-    """A file at a time, in the order of `wanted`."""
-    for file in dict.fromkeys(tensor.file for tensor in wanted):
-        with _opened(file) as shard:
-            for tensor in wanted:
-                if tensor.file == file:
-                    yield tensor, shard.get_tensor(tensor.name)
+def _read_header(file: Path) -> list[StoredTensor]:
+    """safetensors' format: the header's length in 8 bytes, the header in JSON, and the tensors side by side."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        first = opened.read(8)
+        if first == LFS_POINTER:
+            raise ModelError(f"{file} is a pointer of Git LFS instead of the weights: fetch them with git lfs pull")
+        begin = 8 + int.from_bytes(first, "little")
+        if begin > size:
+            raise ModelError(f"{file} is damaged: it has {size} bytes, and its header should end at {begin}")
+        text = opened.read(begin - 8)
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        tensors = [
+            StoredTensor(
+                file, name, tuple(entry["shape"]), entry["dtype"], *(begin + at for at in entry["data_offsets"])
+            )
+            for name, entry in header.items()
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{file} is damaged: its header says nothing of use ({error!r})") from None
+    end = max((tensor.stop for tensor in tensors), default=begin)
+    if size < end:
+        raise ModelError(f"{file} is cut short: it has {size} of {end} bytes")
+    _check(file)
+    return tensors
 
 
-def listed(names: list[str], limit: int = 5) -> str:
+def _stored(file: Path, begin: int, name: str, entry: dict[str, Any]) -> StoredTensor:
+    start, stop = (begin + int(at) for at in entry["data_offsets"])
+    return StoredTensor(file, name, tuple(entry["shape"]), entry["dtype"], start, stop)
+
+
+def _check(file: Path) -> None:
+    """What the header says of types, shapes and places."""
+    try:
+        with safe_open(file, framework="pt", device="cpu"):
+            pass
+    except SafetensorError as error:
+        raise ModelError(f"{file} is damaged: {error}") from None
+
+
+class MappedShards:
+    """Tensors as their files' pages hold them: memory that belongs to the system, and is read when it is looked at."""
+
+    def __init__(self) -> None:
+        self._maps: dict[Path, mmap.mmap] = {}
+        self._lock = Lock()
+
+    def view(self, stored: StoredTensor) -> Tensor:
+        """To be copied; valid until `release`."""
+        size = stored.stop - stored.start
+        if not size:
+            return torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
+        data = torch.frombuffer(self._map(stored.file), dtype=torch.uint8, count=size, offset=stored.start)
+        if stored.start % DTYPES[stored.dtype].itemsize:
+            data = data.clone()
+        return data.view(DTYPES[stored.dtype]).view(stored.shape)
+
+    def release(self, stored: StoredTensor) -> None:
+        """Its pages no longer count as this process's; the system may keep them."""
+        first = stored.start // mmap.PAGESIZE * mmap.PAGESIZE
+        if stored.stop > first:
+            self._map(stored.file).madvise(mmap.MADV_DONTNEED, first, stored.stop - first)
+
+    def _map(self, file: Path) -> mmap.mmap:
+        with self._lock:
+            if file not in self._maps:
+                with file.open("rb") as opened:
+                    # Private, and never written: torch warns of memory that it could not write.
+                    self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+            return self._maps[file]
+
+
+def listed(names: Sequence[str], limit: int = 5) -> str:
     """The first names, and how many more there are."""
     rest = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + rest
-
-
-def _opened(file: Path) -> Any:
-    try:
-        return safe_open(file, framework="pt", device="cpu")
-    except SafetensorError as error:
-        raise ModelError(f"{file} is damaged: {error}") from None

@@ -11,7 +11,7 @@ from actors.runtime.sizing import count_parameters
 from models.config import ModelError, read_config
 from models.family import Family
 from models.loading.checkpoint import find_family
-from models.loading.filling import match
+from models.loading.matching import match
 from models.loading.shards import StoredTensor
 from tests.models.configurations import bamba, falcon_h1, granitemoehybrid, mamba2, nemotron_h
 from tests.models.configurations.published import Published, Shapes

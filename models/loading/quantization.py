@@ -1,0 +1,159 @@
+"""FP8 checkpoints: e4m3 weights with scales beside them, made into the model's type as they are read."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.config import ModelConfig, ModelError
+from models.loading.shards import StoredTensor, listed
+
+SCALES = ("_scale_inv", "_scale")
+"""What follows a weight's name in its scale's; both are factors, by which its values are multiplied."""
+OF_ACTIVATIONS = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".prob_scale")
+FP8 = "F8_E4M3"
+SUPPORTED = "only FP8 (e4m3, of modelopt, compressed-tensors and fp8), float32 and bfloat16 weights are"
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How a checkpoint's weights are scaled, where they are: by blocks of `block`, else by rows or as a whole.
+
+    Its files say which weights are: those that are e4m3, each with its scale. method: as config.json calls it.
+    """
+
+    method: str
+    block: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """The scale of a tensor, and the block that a value of it stands for (None: a row, or the whole tensor)."""
+
+    scale: StoredTensor
+    block: tuple[int, int] | None
+
+
+def read_quantization(path: Path, config: ModelConfig) -> Quantization | None:
+    """Of config.json's quantization_config, or of hf_quant_config.json; None where weights are as they are.
+
+    ModelError for anything but the FP8 formats that are read.
+    """
+    values = config.values.get("quantization_config") or _hf_quant_config(path)
+    if not values:
+        return None
+    if not isinstance(values, Mapping):
+        raise ModelError(f"quantization_config {values!r} is not supported: {SUPPORTED}")
+    method = values.get("quant_method")
+    if method == "modelopt":
+        return _modelopt(values)
+    if method == "fp8":
+        return _block_scaled(values)
+    if method == "compressed-tensors":
+        return _compressed(values)
+    raise ModelError(f"quantization_config {method!r} is not supported: {SUPPORTED}")
+
+
+def _hf_quant_config(path: Path) -> dict[str, Any] | None:
+    """modelopt's own file, as config.json has it; it is there in older exports, without the other."""
+    file = path / "hf_quant_config.json"
+    if not file.is_file():
+        return None
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        return {"quant_method": "modelopt", "quantization": values["quantization"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{file} does not say how the weights are quantized: {error!r}") from None
+
+
+def _modelopt(values: Mapping[str, Any]) -> Quantization:
+    values = values.get("quantization") or values
+    layers = values.get("quantized_layers") or {}
+    algorithms = {layer.get("quant_algo") for layer in layers.values()} or {values.get("quant_algo")}
+    refused = sorted(str(algorithm) for algorithm in algorithms - {"FP8", "FP8_PER_CHANNEL_PER_TOKEN"})
+    if refused:
+        raise ModelError(f"modelopt's quant_algo {listed(refused)} is not supported: {SUPPORTED}")
+    return Quantization("modelopt", None)
+
+
+def _block_scaled(values: Mapping[str, Any]) -> Quantization:
+    if values.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        raise ModelError(f"quantization_config 'fp8' of fmt {values['fmt']!r} is not supported: {SUPPORTED}")
+    return Quantization("fp8", _block(values.get("weight_block_size")))
+
+
+def _compressed(values: Mapping[str, Any]) -> Quantization:
+    if values.get("format") != "float-quantized":
+        raise ModelError(f"compressed-tensors' format {values.get('format')!r} is not supported: {SUPPORTED}")
+    weights = [group.get("weights") or {} for group in (values.get("config_groups") or {}).values()]
+    for scheme in weights:
+        told = {key: scheme.get(key) for key in ("type", "num_bits", "strategy")}
+        if (told["type"], told["num_bits"]) != ("float", 8) or told["strategy"] not in ("tensor", "channel", "block"):
+            raise ModelError(f"compressed-tensors' weights {told} are not supported: {SUPPORTED}")
+    blocks = {_block(scheme.get("block_structure")) for scheme in weights if scheme["strategy"] == "block"}
+    if len(blocks) > 1:
+        raise ModelError(f"compressed-tensors' weights of blocks {sorted(map(str, blocks))} at once are not supported")
+    return Quantization("compressed-tensors", blocks.pop() if blocks else None)
+
+
+def _block(value: object) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(size, int) and size > 0 for size in value):
+        return value[0], value[1]
+    raise ModelError(f"quantization_config: a block should be two integers above 0, not {value!r}")
+
+
+def pair_scales(
+    stored: list[StoredTensor], quantization: Quantization | None
+) -> tuple[list[StoredTensor], dict[str, Scaled]]:
+    """The tensors without those that are scales, and by its name the scale of each that has one.
+
+    Scales of activations and of keys and values are left out. ModelError names weights and scales that have no partner,
+    and scales that do not fit.
+    """
+    if quantization is None:
+        return stored, {}
+    by_name = {tensor.name: tensor for tensor in stored if not tensor.name.endswith(OF_ACTIVATIONS)}
+    scaled, faults = dict[str, Scaled](), list[str]()
+    for weight in [tensor for tensor in by_name.values() if tensor.dtype == FP8]:
+        scale = next((by_name[weight.name + end] for end in SCALES if weight.name + end in by_name), None)
+        if scale is None:
+            faults.append(f"{weight.name} has no scale")
+        elif not _fits(weight.shape, scale.shape, quantization.block):
+            faults.append(f"{scale.name} {list(scale.shape)} does not fit {list(weight.shape)}")
+        else:
+            scaled[weight.name] = Scaled(scale, quantization.block)
+    if faults:
+        raise ModelError(f"{stored[0].file.parent} is not as its quantization_config says: {listed(faults)}")
+    scales = {pair.scale.name for pair in scaled.values()}
+    return [tensor for name, tensor in by_name.items() if name not in scales], scaled
+
+
+def _fits(weight: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, int] | None) -> bool:
+    if math.prod(scale) == 1 or scale in (weight[:-1], (*weight[:-1], 1)):
+        return True
+    return block is not None and scale == (*weight[:-2], -(-weight[-2] // block[0]), -(-weight[-1] // block[1]))
+
+
+def dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor:
+    """float32 of the weight's shape: every value times that of its block, of its row, or the only one of the tensor.
+
+    Blocks at the lower and right edges may be cut off.
+    """
+    scale, rows = scale.float(), weight.shape[:-1]
+    if scale.numel() == 1:
+        return weight.float().mul_(scale.reshape(()))
+    if scale.shape in (rows, (*rows, 1)):
+        return weight.float().mul_(scale.reshape(*rows, 1))
+    assert block is not None
+    columns = scale.repeat_interleave(block[1], dim=-1)[..., : weight.shape[-1]]
+    result = weight.float()
+    for index, part in enumerate(torch.split(result, block[0], dim=-2)):
+        part.mul_(columns[..., index : index + 1, :])
+    return result

@@ -1,0 +1,203 @@
+"""FP8 checkpoints that the tests quantize: the model is exactly that of the weights that its values and scales mean."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from models.config import ModelError
+from models.loading import checkpoint
+from models.mamba2 import FAMILY
+from tests.models.loading.test_loading import Change, assert_loads_alike, copied, load, run
+from tests.models.loading.test_pieces import fuse, fused
+from tests.models.oracle import Oracle
+
+LARGEST = 448.0
+ROWS, COLUMNS = 48, 20
+"""Of a block: smaller than the weights, and no divisor of most of them."""
+PROJECTION = re.compile(r".*(_proj|_linear)(\.\d)?(\.weight)?")
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a tool writes FP8: block(shape) of a scale's value, the scale's shape, its name and its type."""
+
+    config: dict[str, Any]
+    block: Callable[[int, int], tuple[int, int]]
+    shape: Callable[[Tensor], Tensor] = lambda scale: scale
+    name: str = "_scale"
+    dtype: torch.dtype = torch.float32
+    in_own_file: bool = False
+
+
+def compressed(strategy: str, **more: Any) -> dict[str, Any]:
+    weights = {"type": "float", "num_bits": 8, "strategy": strategy, "symmetric": True, **more}
+    groups = {"group_0": {"weights": weights, "targets": ["Linear"]}}
+    return {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups, "ignore": []}
+
+
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [ROWS, COLUMNS], "modules_to_not_convert": []}
+FORMATS = {
+    "modelopt": Format(MODELOPT, lambda rows, columns: (rows, columns), lambda scale: scale.reshape(())),
+    "modelopt's own file": Format(
+        {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}},
+        lambda rows, columns: (rows, columns),
+        lambda scale: scale.reshape(()),
+        in_own_file=True,
+    ),
+    "modelopt by channel": Format(
+        {**MODELOPT, "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+        lambda rows, columns: (1, columns),
+        lambda scale: scale.flatten(),
+    ),
+    "fp8 by block": Format(BLOCKS, lambda rows, columns: (ROWS, COLUMNS), name="_scale_inv", dtype=torch.bfloat16),
+    "compressed": Format(compressed("tensor"), lambda rows, columns: (rows, columns), lambda scale: scale.flatten()),
+    "compressed by channel": Format(compressed("channel"), lambda rows, columns: (1, columns)),
+    "compressed by block": Format(
+        compressed("block", block_structure=[ROWS, COLUMNS]), lambda rows, columns: (ROWS, COLUMNS)
+    ),
+}
+
+
+def blockwise(matrix: Tensor, block: tuple[int, int]) -> Tensor:
+    """The largest magnitude in each block."""
+    rows, columns = (range(0, size, step) for size, step in zip(matrix.shape, block, strict=True))
+    largest = [[matrix[i : i + block[0], j : j + block[1]].abs().max() for j in columns] for i in rows]
+    return torch.tensor(largest)
+
+
+def spread(scale: Tensor, block: tuple[int, int], shape: torch.Size) -> Tensor:
+    """float64 of `shape`: the scale of each element."""
+    return scale.double()[torch.arange(shape[0]) // block[0]][:, torch.arange(shape[1]) // block[1]]
+
+
+def quantize(path: Path, way: Format) -> dict[str, Tensor]:
+    """Make a checkpoint's projections FP8; returns all tensors with what those now mean, in float64."""
+    tensors, meant = load_file(path / "model.safetensors"), dict[str, Tensor]()
+    for name, weight in tensors.copy().items():
+        meant[name] = weight.double()
+        if not PROJECTION.fullmatch(name):
+            continue
+        block = way.block(*weight.shape)
+        scale = (blockwise(weight, block) / LARGEST).to(way.dtype)
+        each = spread(scale, block, weight.shape)
+        values = (weight.double() / each).float().clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+        meant[name] = values.double() * each
+        tensors |= {name: values, name + way.name: way.shape(scale).contiguous()}
+        tensors[name.removesuffix(".weight") + ".input_scale"] = torch.tensor(0.5)
+        if name.endswith(("k_proj.weight", "v_proj.weight")):
+            tensors[name.replace("_proj.weight", "_proj.") + name[-13] + "_scale"] = torch.tensor(0.25)
+    assert any(tensor.dtype == torch.float8_e4m3fn for tensor in tensors.values())
+    save_file(tensors, path / "model.safetensors")
+    if way.in_own_file:
+        (path / "hf_quant_config.json").write_text(json.dumps(way.config))
+    else:
+        values = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**values, "quantization_config": way.config}))
+    return meant
+
+
+@pytest.mark.parametrize("name", ["mamba2-groups", "nemotron_h", "granitemoehybrid-rope"])
+@pytest.mark.parametrize("way", FORMATS)
+def test_a_model_is_what_its_values_and_scales_mean(oracle: Oracle, tmp_path: Path, name: str, way: str) -> None:
+    path, plain = (copied(oracle.checkpoint(name), tmp_path / folder) for folder in ("fp8", "plain"))
+    original = load_file(plain / "model.safetensors")
+    meant = quantize(path, FORMATS[way])
+    save_file({name: tensor.float() for name, tensor in meant.items()}, plain / "model.safetensors")
+    assert_loads_alike(path, plain)
+    for weight, exact in original.items():
+        # A step of e4m3 is an eighth of its power of two; below 2⁻⁶ of the scale it is 2⁻⁹.
+        step = exact.double().abs().clamp(min=exact.abs().max() / LARGEST * 2**-6) / 8
+        assert ((meant[weight] - exact).abs() <= step).all()
+
+
+def test_weights_become_the_models_type(oracle: Oracle, tmp_path: Path) -> None:
+    path, plain = (copied(oracle.checkpoint("nemotron_h"), tmp_path / folder) for folder in ("fp8", "plain"))
+    meant = quantize(path, FORMATS["fp8 by block"])
+    save_file({name: tensor.float() for name, tensor in meant.items()}, plain / "model.safetensors")
+    found, wanted = (run(load(folder, torch.bfloat16)) for folder in (path, plain))
+    assert torch.equal(found, wanted)
+
+
+def test_a_scaled_tensor_fills_parts(oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(checkpoint.FAMILIES, "mamba2", replace(FAMILY, pieces=fused))
+    path, plain = (copied(oracle.checkpoint("mamba2"), tmp_path / folder, tensors=fuse) for folder in ("fp8", "plain"))
+    meant = quantize(path, FORMATS["fp8 by block"])
+    save_file({name: tensor.float() for name, tensor in meant.items()}, plain / "model.safetensors")
+    assert_loads_alike(path, plain)
+
+
+WEIGHT = "backbone.layers.1.mixer.in_proj.weight"
+
+
+def lose_scale(tensors: dict[str, Any]) -> None:
+    del tensors[WEIGHT + "_scale_inv"]
+
+
+def misshape_scale(tensors: dict[str, Any]) -> None:
+    tensors[WEIGHT + "_scale_inv"] = torch.ones(3, 4)
+
+
+def scale_nothing(tensors: dict[str, Any]) -> None:
+    tensors["backbone.norm_f.weight_scale_inv"] = torch.ones(1)
+
+
+def break_scale(tensors: dict[str, Any]) -> None:
+    tensors[WEIGHT + "_scale_inv"][1, 1] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lose_scale, r"not as its quantization_config says: \S*1\.mixer\.in_proj\.weight has no scale"),
+        (misshape_scale, r"in_proj\.weight_scale_inv \[3, 4\] does not fit \[296, 64\]"),
+        (scale_nothing, r"surplus tensors: backbone\.norm_f\.weight_scale_inv"),
+        (break_scale, r"1\.mixer\.in_proj\.weight holds NaN or infinity"),
+    ],
+)
+def test_scales_that_do_not_fit_are_named(oracle: Oracle, tmp_path: Path, change: Change, message: str) -> None:
+    path = copied(oracle.checkpoint("mamba2"), tmp_path / "fp8")
+    quantize(path, FORMATS["fp8 by block"])
+    with pytest.raises(ModelError, match=message):
+        load(copied(path, tmp_path / "changed", tensors=change))
+
+
+REFUSED: list[tuple[Any, str]] = [
+    *(({"quant_method": method}, f"{method}' is not") for method in ("gptq", "awq", "bitsandbytes", "mxfp4", "int8")),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt's quant_algo NVFP4 is not supported"),
+    (
+        {"quant_method": "modelopt", "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "W4A8_AWQ"}}},
+        "quant_algo W4A8_AWQ is not supported",
+    ),
+    ({**compressed("group"), "format": "pack-quantized"}, "format 'pack-quantized' is not supported"),
+    ({**compressed("tensor"), "format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized' is not supported"),
+    (compressed("channel", type="int"), r"weights \{'type': 'int', 'num_bits': 8, 'strategy': 'channel'\} are not"),
+    (compressed("group"), r"'strategy': 'group'\} are not supported"),
+    (compressed("block", block_structure=[128, 0]), r"two integers above 0, not \[128, 0\]"),
+    ({**BLOCKS, "fmt": "e5m2"}, "'fp8' of fmt 'e5m2' is not supported"),
+    ({**BLOCKS, "weight_block_size": "128x128"}, "two integers above 0, not '128x128'"),
+    ("int4", "quantization_config 'int4' is not supported"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), REFUSED, ids=[row[1][:30] for row in REFUSED])
+def test_other_quantizations_are_refused_by_name(oracle: Oracle, tmp_path: Path, config: Any, message: str) -> None:
+    change = {"quantization_config": config}
+    path = copied(oracle.checkpoint("mamba2"), tmp_path / "copy", config=lambda values: values.update(change))
+    with pytest.raises(ModelError, match=message):
+        load(path)
+
+
+def test_an_unusable_file_of_modelopt_is_named(oracle: Oracle, tmp_path: Path) -> None:
+    path = copied(oracle.checkpoint("mamba2"), tmp_path / "copy")
+    (path / "hf_quant_config.json").write_text("[]")
+    with pytest.raises(ModelError, match=r"hf_quant_config\.json does not say how"):
+        load(path)
