@@ -1,4 +1,7 @@
-"""The command line: `baton serve [DIR] | chat | doctor | version`. Options of serve are made from api.config.Config."""
+"""The command line: `baton serve [DIR] | chat | inspect [DIR] | doctor | version`.
+
+Options of serve and inspect are made from api.config.Config.
+"""
 
 import argparse
 import os
@@ -13,6 +16,12 @@ from api.config import Config, ConfigError, flag, is_size, variable
 from api.machine.threads import spin_briefly
 from api.terminal.client import DEFAULT_URL
 from api.version import VERSION
+
+OF_SIZE = (
+    "model", "max_model_len", "dtype", "state_dtype", "quantize", "device", "state_slots", "state_strategy",
+    "tree_slots", "kv_pages", "page_size", "memory", "max_running",
+)  # fmt: skip
+"""The options of serve that decide what a model takes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,12 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from api.machine.doctor import doctor
 
         return doctor(options["json"])
+    as_json = options.pop("json", False)
     try:
         config = configuration.load(options)
         config.accepted_keys()
     except ConfigError as error:
         print(f"baton: {error}", file=sys.stderr)
         return 2
+    if command == "inspect":
+        from api.inspection import inspect
+
+        return inspect(config, as_json)
     from api.serve import serve
     from api.wiring import load
 
@@ -45,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="baton", description="Serve language models that have a recurrent state.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="serve | chat | doctor | version")
+    commands = top.add_subparsers(dest="command", required=True, metavar="serve | chat | inspect | doctor | version")
     serve = commands.add_parser(
         "serve",
         help="serve a model over HTTP",
@@ -63,6 +77,15 @@ def parser() -> argparse.ArgumentParser:
     talk.add_argument("--system", help="system message of a new session")
     talk.add_argument("--temperature", type=float, help="sampling temperature [the model's default]")
     talk.add_argument("--max-tokens", type=int, help="most tokens of an answer")
+    look = commands.add_parser(
+        "inspect",
+        help="tell what a checkpoint holds and takes, and whether it can be served",
+        description="Tell what the checkpoint in DIR, or the bundled one, holds and takes here, without loading it.",
+    )
+    for field in configuration.fields():
+        if field.name in OF_SIZE:
+            add_option(look, field)
+    look.add_argument("--json", action="store_true", help="as one JSON object")
     examine = commands.add_parser("doctor", help="tell what this machine has, and which code runs on it")
     examine.add_argument("--json", action="store_true", help="as one JSON object")
     commands.add_parser("version", help="print the version")

@@ -1,0 +1,158 @@
+"""`baton inspect` tells what loading would find, without loading."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from actors.forward.streams import CpuStream
+from actors.runtime.sizing import count_parameters, weight_bytes
+from api import cli
+from api.config import Config
+from api.inspection import Inspection, examine
+from api.wiring import model_length, size
+from models import granitemoehybrid
+from models.config import read_config
+from models.loading.checkpoint import load_model
+from models.loading.shards import MappedShards
+from tests.models.configurations.nemotron_h import PUBLISHED
+from tests.models.loading.test_fp8 import FORMATS, quantize
+from tests.models.loading.test_loading import copied
+from tests.models.test_bundled import BUNDLED
+
+CPU = torch.device("cpu")
+
+
+def look(path: Path, **options: Any) -> Inspection:
+    return examine(Config(model=str(path), **options))
+
+
+@pytest.fixture
+def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> None:
+        raise AssertionError("a tensor is read")
+
+    monkeypatch.setattr(MappedShards, "view", refuse)
+
+
+def test_it_tells_what_loading_finds() -> None:
+    found = look(BUNDLED)
+    loaded = {
+        "float32": (torch.float32, None),
+        "bfloat16": (torch.bfloat16, None),
+        "int8": (None, 8),
+        "int4": (None, 4),
+    }
+    models = {name: load_model(BUNDLED, dtype, CPU, bits=bits) for name, (dtype, bits) in loaded.items()}
+    assert found.weights_in_memory == {name: weight_bytes(model) for name, model in models.items()}
+    model = models["float32"]
+    assert (found.parameters, found.loaded_as) == (count_parameters(model), "float32")
+    assert found.state == sum(spec.nbytes for spec in model.state_specs())
+    assert found.thousand_tokens == 1000 * sum(spec.nbytes for spec in model.kv_specs())
+    assert (found.vocabulary, found.positions) == (model.vocab_size, model.max_position)
+    assert isinstance(model, nn.Module)
+    assert found.weights_on_disk == {"F32": sum(tensor.nbytes for tensor in model.state_dict().values())}
+    assert (found.tokenizer, found.chat_template, found.missing, found.refused) == (True, True, [], [])
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+def test_layers_are_counted_by_kind(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["NVIDIA-Nemotron-Nano-9B-v2"].config))
+    found = look(tmp_path, memory=2**34)
+    assert (found.family, found.parameters) == ("nemotron_h", 8888227328)
+    assert found.layers == {"Mamba2Mixer": 27, "SquaredReluMLP": 25, "Attention": 4}
+    assert (found.missing, found.refused, found.files) == (["weights", "tokenizer"], [], 0)
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+def test_the_pools_are_the_servers() -> None:
+    config = Config(model=str(BUNDLED), memory=2**26, max_running=40, page_size=32)
+    with torch.device("meta"):
+        model = granitemoehybrid.FAMILY.build(read_config(BUNDLED), torch.float32, torch.float32)
+    length = model_length(config, model)
+    sizes = size(config, model, length, CpuStream())
+    room = examine(config).room
+    assert room is not None
+    assert (room.pools, room.slots, room.pages, room.running) == (2**26, sizes.slots, sizes.pages, sizes.max_running)
+    assert room.contexts == sizes.pages * 32 / length
+    assert room.most_running == sizes.slots  # They do not reach for the states that would be cached.
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+def test_every_reason_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(BUNDLED, path)
+    values = json.loads((path / "config.json").read_text())
+    values.update(hidden_act="gelu", quantization_config={"quant_method": "gptq"})
+    (path / "config.json").write_text(json.dumps(values))
+    (path / "tokenizer.json").write_text("{")
+    shard = path / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    assert cli.main(["inspect", str(path), "--json"]) == 1
+    refused = json.loads(capsys.readouterr().out)["refused"]
+    for reason in (
+        "is cut short",
+        "not a tokenizer",
+        "'gptq' is not supported",
+        "hidden_act = 'gelu' is not supported",
+    ):
+        assert [reason in told for told in refused].count(True) == 1, reason
+    assert len(refused) == 4
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+def test_tensors_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    path = copied(BUNDLED, tmp_path / "copy", config=lambda values: values.update(shared_intermediate_size=64))
+    [reason] = look(path).refused
+    assert "wrong shapes" in reason and "shared_mlp" in reason
+
+
+def test_what_fp8_takes(tmp_path: Path) -> None:
+    path = copied(BUNDLED, tmp_path / "copy")
+    quantize(path, FORMATS["fp8 by block"])
+    found, plain = look(path), look(BUNDLED)
+    assert (found.quantization, found.refused) == ("FP8 (fp8)", [])
+    assert found.weights_in_memory == plain.weights_in_memory
+    assert set(found.weights_on_disk) == {"F32", "F8_E4M3", "BF16"}
+    assert sum(found.weights_on_disk.values()) < 0.5 * sum(plain.weights_on_disk.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"memory": 2**17}, "no request fits"),
+        ({"max_model_len": 10**6}, "--max-model-len: the model itself goes no further than 8192"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, Any], reason: str) -> None:
+    found = look(BUNDLED, **options)
+    assert found.room is None
+    [told] = found.refused
+    assert told.startswith(reason)
+
+
+def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", str(tmp_path / "nowhere")]) == 1
+    assert "nowhere is not a folder with a checkpoint" in capsys.readouterr().out
+
+
+def test_other_formats_of_weights_are_refused_not_missing(tmp_path: Path) -> None:
+    shutil.copy(BUNDLED / "config.json", tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    found = look(tmp_path)
+    assert found.missing == ["tokenizer"]
+    assert [reason for reason in found.refused if "holds no safetensors files" in reason]
+
+
+def test_the_text_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", str(BUNDLED), "--quantize", "int8"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["family"] == "granitemoehybrid"
+    assert lines["layers"] == "5 Mamba2Mixer, 6 GatedMLP, 1 Attention"
+    assert lines["parameters"] == "1,842,266"
+    assert "loaded as int8" in lines["in"] and "7.0 MiB F32; 1 file" in lines["on"]
+    assert (lines["tokenizer"], lines["refused"]) == ("with a chat template", "nothing")
