@@ -188,9 +188,9 @@ def pieces(name: str, config: ModelConfig) -> list[Piece]:
     is_weight, projection = leaf == "weight", path.rpartition(".")[2]
     if projection == "in_proj":
         s = read_mamba(config, torch.float32)
-        rows = [s.inner, s.inner, s.groups * s.state, s.groups * s.state, s.heads]
+        parts = [s.inner, s.inner, s.groups * s.state, s.groups * s.state, s.heads]
         factors = [factor * (m.ssm_in if is_weight else 1.0) for factor in m.ssm]
-        return [Piece(name, scaled(*zip(rows, factors, strict=True)))]
+        return [Piece(name, scaled(*zip(parts, factors, strict=True)))]
     if projection in ("q_proj", "k_proj", "v_proj") and is_weight:
         a = read_attention(config)
         rows = (a.heads if projection == "q_proj" else a.kv_heads) * a.head_dim
