@@ -1,0 +1,25 @@
+"""The gated delta net of decoding rows: convolution, state update, gate and norm."""
+
+from torch import Tensor
+
+from kernels.conv1d import conv1d_update
+from kernels.delta_constants import DeltaConstants
+from kernels.delta_decode import reference
+from kernels.gated_delta import gated_delta_update
+from kernels.gated_norm import gated_norm
+
+__all__ = ["delta_decode"]
+
+TORCH = reference.DeltaForms(conv1d_update, gated_delta_update, gated_norm)
+
+
+def delta_decode(
+    projected: Tensor,
+    constants: DeltaConstants,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """See reference.delta_decode."""
+    return reference.delta_decode(projected, constants, conv_pool, state_pool, slots, positions, TORCH)

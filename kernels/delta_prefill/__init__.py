@@ -1,0 +1,21 @@
+"""The gated delta net of a prefill: convolution, scan, gate and norm in one."""
+
+from torch import Tensor
+
+from kernels.conv1d import conv1d_prefill
+from kernels.delta_constants import DeltaConstants
+from kernels.delta_prefill import reference
+from kernels.gated_delta import gated_delta_prefill
+from kernels.gated_norm import gated_norm
+from kernels.mixer_prefill import PrefillPlan
+
+__all__ = ["delta_prefill"]
+
+TORCH = reference.DeltaParts(conv1d_prefill, gated_delta_prefill, gated_norm)
+
+
+def delta_prefill(
+    projected: Tensor, constants: DeltaConstants, conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan
+) -> Tensor:
+    """See reference.delta_prefill."""
+    return reference.delta_prefill(projected, constants, conv_pool, state_pool, plan, TORCH)
