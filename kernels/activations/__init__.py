@@ -1,11 +1,20 @@
-"""Activations of feed-forward layers."""
+"""Activations of feed-forward layers, and gates."""
 
 from torch import Tensor
 
 from kernels import gpu
 from kernels.activations import native, reference
 
-__all__ = ["silu_multiply", "squared_relu"]
+__all__ = ["sigmoid_gate", "silu_multiply", "squared_relu"]
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """See reference.sigmoid_gate."""
+    if gpu.takes(x):
+        from kernels.activations import triton
+
+        return triton.sigmoid_gate(x, gate)
+    return (native if native.takes_gated(x, gate) else reference).sigmoid_gate(x, gate)
 
 
 def silu_multiply(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-// Activations of feed-forward layers: kernels/activations/reference.py.
+// Activations of feed-forward layers, and gates: kernels/activations/reference.py.
 #include <type_traits>
 
 #include "../native/numbers.h"
@@ -20,6 +20,21 @@ void for_rows(int64_t rows, int64_t width, F f) {
 
 }  // namespace
 }  // namespace baton
+
+// x, gate, y: [rows, width], all of `type` and contiguous.
+extern "C" void baton_sigmoid_gate(int type, const void *x, const void *gate, void *y, int64_t rows, int64_t width) {
+    using namespace baton;
+    with_type(type, [=](auto *t) {
+        using T = std::remove_pointer_t<decltype(t)>;
+        for_rows(rows, width, [=](int64_t row) {
+            const T *from = static_cast<const T *>(x) + row * width, *gates = static_cast<const T *>(gate) + row * width;
+            T *to = static_cast<T *>(y) + row * width;
+            over(width, [=](int64_t i, auto v) {
+                put(to + i, sigmoid(get<decltype(v)>(gates + i)) * get<decltype(v)>(from + i));
+            });
+        });
+    });
+}
 
 // x: [rows, 2·width], y: [rows, width], both of `type` and contiguous.
 extern "C" void baton_silu_multiply(int type, const void *x, void *y, int64_t rows, int64_t width) {
@@ -51,5 +66,6 @@ extern "C" void baton_squared_relu(int type, const void *x, void *y, int64_t row
     });
 }
 
+BATON_RECORDABLE(baton_sigmoid_gate)
 BATON_RECORDABLE(baton_silu_multiply)
 BATON_RECORDABLE(baton_squared_relu)

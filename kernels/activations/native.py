@@ -10,6 +10,7 @@ from kernels.activations import reference
 from kernels.native import INT, INT64, POINTER, TYPES
 from kernels.native.checks import assert_agrees
 
+SIGMOID_GATE = "baton_sigmoid_gate"
 SILU_MULTIPLY = "baton_silu_multiply"
 SQUARED_RELU = "baton_squared_relu"
 
@@ -23,6 +24,26 @@ def takes(x: Tensor) -> bool:
         and x.dtype in TYPES
         and x.is_contiguous()
     )
+
+
+def takes_gated(x: Tensor, gate: Tensor) -> bool:
+    """Whether the C function is installed and made for these."""
+    return (
+        native.function(SIGMOID_GATE) is not None
+        and x.dtype == gate.dtype
+        and x.dtype in TYPES
+        and x.shape == gate.shape
+        and all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in (x, gate))
+    )
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """See reference.sigmoid_gate; for what `takes_gated` says yes to."""
+    run = native.function(SIGMOID_GATE)
+    assert run is not None
+    y = torch.empty_like(x)
+    run(TYPES[x.dtype], x.data_ptr(), gate.data_ptr(), y.data_ptr(), *x.shape)
+    return y
 
 
 def silu_multiply(x: Tensor) -> Tensor:
@@ -44,6 +65,11 @@ def squared_relu(x: Tensor) -> Tensor:
     return y
 
 
+def check_sigmoid_gate() -> None:
+    """Raises AssertionError where it differs from the reference."""
+    _check(lambda x: sigmoid_gate(x, x), lambda x: reference.sigmoid_gate(x, x))
+
+
 def check_silu_multiply() -> None:
     """Raises AssertionError where it differs from the reference."""
     _check(silu_multiply, reference.silu_multiply)
@@ -60,5 +86,6 @@ def _check(found: Callable[[Tensor], Tensor], expected: Callable[[Tensor], Tenso
         assert_agrees(found(x.to(dtype)), expected(x.to(dtype)), rtol=tolerance, atol=1e-6)
 
 
+native.declare(SIGMOID_GATE, [INT, POINTER, POINTER, POINTER, INT64, INT64], check_sigmoid_gate)
 native.declare(SILU_MULTIPLY, [INT, POINTER, POINTER, INT64, INT64], check_silu_multiply)
 native.declare(SQUARED_RELU, [INT, POINTER, POINTER, INT64, INT64], check_squared_relu)

@@ -1,7 +1,12 @@
-"""What stands between the two projections of a feed-forward layer."""
+"""What stands between the two projections of a feed-forward layer, and the gate of a layer's output."""
 
 from torch import Tensor
 from torch.nn import functional as F
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """σ(gate)·x, of [T, n] each, computed in float32, in x's dtype."""
+    return (gate.float().sigmoid() * x.float()).to(x.dtype)
 
 
 def silu_multiply(x: Tensor) -> Tensor:

@@ -6,9 +6,20 @@ from torch import Tensor
 from triton import language as tl
 
 from kernels.gpu import KernelConfig, config_of, launch
-from kernels.gpu.functions import silu
+from kernels.gpu.functions import sigmoid, silu
 from kernels.gpu.jit import jit
 from kernels.gpu.layout import row_stride
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """See reference.sigmoid_gate. Rows may lie apart."""
+    rows, width = x.shape
+    y = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    config = config_of("activations.sigmoid_gate", f"width={width}", x.device, *candidates(width))
+    grid = (rows, triton.cdiv(width, config.blocks["BLOCK"]))
+    strides = {"ROW": row_stride(x), "GATE_ROW": row_stride(gate)}
+    launch(_sigmoid_gate, grid, x, gate, y, config=config, WIDTH=width, **strides)
+    return y
 
 
 def silu_multiply(x: Tensor) -> Tensor:
@@ -34,6 +45,17 @@ def _launch(name: str, kernel: object, x: Tensor, width: int) -> Tensor:
     grid = (len(x), triton.cdiv(width, config.blocks["BLOCK"]))
     launch(kernel, grid, x, y, config=config, WIDTH=width, ROW=row_stride(x))
     return y
+
+
+@jit
+def _sigmoid_gate(
+    x_ptr, gate_ptr, y_ptr, WIDTH: tl.constexpr, ROW: tl.constexpr, GATE_ROW: tl.constexpr, BLOCK: tl.constexpr
+):
+    row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    x = tl.load(x_ptr + row * ROW + columns, inside, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + row * GATE_ROW + columns, inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row * WIDTH + columns, (sigmoid(gate) * x).to(y_ptr.dtype.element_ty), inside)
 
 
 @jit

@@ -13,6 +13,13 @@ def silu(x):
 
 
 @jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)), without an exp that overflows."""
+    e = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, 1.0, e) / (1.0 + e)
+
+
+@jit
 def softplus(x):
     """log(1 + exp(x)), exact to a few units in the last place where it is tiny too."""
     e = tl.exp(-tl.abs(x))

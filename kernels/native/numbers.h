@@ -187,6 +187,10 @@ inline floats silu(floats x) { return x / (1.0f + exp(-x)); }
 
 inline float silu(float x) { return silu(splat(x))[0]; }
 
+inline floats sigmoid(floats x) { return 1.0f / (1.0f + exp(-x)); }
+
+inline float sigmoid(float x) { return sigmoid(splat(x))[0]; }
+
 // As torch has it: the identity above 20.
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 

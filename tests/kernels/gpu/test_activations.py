@@ -26,6 +26,13 @@ def test_equals_the_reference(
     torch.testing.assert_close(found, define(x[:, : 2 * half]), rtol=1e-5, atol=1e-6)
 
 
+@given(rows=st.integers(0, 4), width=st.integers(1, 3000), apart=st.integers(0, 9))
+@settings(max_examples=20, deadline=None)
+def test_a_gate_equals_the_reference(rows: int, width: int, apart: int) -> None:
+    x, gate = 20 * torch.randn(2, rows, width + apart, generator=torch.Generator().manual_seed(width))[..., :width]
+    torch.testing.assert_close(triton.sigmoid_gate(x, gate), reference.sigmoid_gate(x, gate), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(("run", "define"), FORMS)
 def test_what_is_not_finite_stays_so(run: Callable[[Tensor], Tensor], define: Callable[[Tensor], Tensor]) -> None:
     x = torch.tensor([[torch.nan, 1e4, -1e4, torch.inf, -1.0, torch.nan, 1.0, 2.0, 1.0, 1.0]])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.activations import native as activations
-from kernels.activations import reference, silu_multiply, squared_relu
+from kernels.activations import reference, sigmoid_gate, silu_multiply, squared_relu
 from kernels.attention import native as attention
 from kernels.attention import reference as paged
 from kernels.attention import write_pages
@@ -49,10 +49,36 @@ def test_activations(rows: int, width: int, dtype: torch.dtype) -> None:
     assert_close(squared_relu(x), reference.squared_relu(x.float()))
 
 
+def test_a_gate_is_a_sigmoid() -> None:
+    x, gate = drawn(2, 4, 5)
+    torch.testing.assert_close(reference.sigmoid_gate(x, gate), x / (1 + (-gate).exp()))
+
+
+@pytest.mark.usefixtures("target")
+@many
+@given(rows=st.integers(0, 40), width=st.integers(1, 300), dtype=DTYPES)
+def test_gates(rows: int, width: int, dtype: torch.dtype) -> None:
+    x, gate = 8 * drawn(2, rows, width).to(dtype)
+    assert activations.takes_gated(x, gate)
+    found = sigmoid_gate(x, gate)
+    assert found.dtype == dtype
+    assert_close(found, reference.sigmoid_gate(x.float(), gate.float()))
+
+
+@pytest.mark.usefixtures("native_kernels")
+def test_gates_of_other_layouts_are_left_to_torch() -> None:
+    x = drawn(3, 8)
+    assert not activations.takes_gated(x, x[:, :1].contiguous())
+    assert not activations.takes_gated(x, x.bfloat16())
+    assert not activations.takes_gated(x[:, :4], x[:, 4:])
+
+
 @pytest.mark.usefixtures("target")
 def test_a_nan_stays_one() -> None:
     x = torch.full((1, 66), torch.nan)
     assert silu_multiply(x).isnan().all() and squared_relu(x).isnan().all()
+    assert sigmoid_gate(x, torch.ones(1, 66)).isnan().all()
+    assert sigmoid_gate(torch.ones(1, 66), x).isnan().all()
 
 
 @pytest.mark.usefixtures("target")

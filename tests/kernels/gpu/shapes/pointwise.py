@@ -28,6 +28,10 @@ def activate(run: Callable[[Tensor], Tensor], width: int, dtype: torch.dtype) ->
     run(torch.empty(3, width, dtype=dtype, device="meta"))
 
 
+def gate(width: int, dtype: torch.dtype) -> None:
+    kernels.activations.triton.sigmoid_gate(*torch.empty(2, 3, width, dtype=dtype, device="meta"))
+
+
 TYPES = (torch.bfloat16, torch.float32)
 MODELS = {
     "Nemotron-H 8B": (32, 8, 128, 128),
@@ -50,4 +54,5 @@ CASES: list[tuple[str, Callable[[], None]]] = [
         for width in (21504, 3072, 1000)
         for dtype in TYPES
     ),
+    *((f"gate of {width}, {dtype}", partial(gate, width, dtype)) for width in (4096, 1000) for dtype in TYPES),
 ]
