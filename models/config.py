@@ -135,8 +135,16 @@ def read_config(path: Path) -> ModelConfig:
             raise ModelError(f"{file} is not JSON: {error}") from None
         if not isinstance(values, dict):
             raise ModelError(f"{file} should hold an object")
-        return ModelConfig(_native_mamba2(values) if _is_native_mamba2(values) else values)
+        return ModelConfig(_native_mamba2(values) if _is_native_mamba2(values) else _of_text(file, values))
     raise ModelError(f"{path} holds no config.json")
+
+
+def _of_text(file: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """With the settings of the text model, which are kept apart where a model also sees, in their usual place."""
+    text = values.get("text_config") or {}
+    if not isinstance(text, dict):
+        raise ModelError(f"{file}: text_config should hold an object")
+    return {**text, **{key: value for key, value in values.items() if value is not None}}
 
 
 def _is_native_mamba2(values: Mapping[str, Any]) -> bool:

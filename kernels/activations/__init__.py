@@ -14,7 +14,8 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
         from kernels.activations import triton
 
         return triton.sigmoid_gate(x, gate)
-    return (native if native.takes_gated(x, gate) else reference).sigmoid_gate(x, gate)
+    run = native.sigmoid_gate if native.takes_gated(x, gate) else reference.sigmoid_gate
+    return run(x, gate)
 
 
 def silu_multiply(x: Tensor) -> Tensor:

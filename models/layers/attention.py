@@ -5,17 +5,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from kernels.activations import sigmoid_gate
 from kernels.attention import paged_attention
 from kernels.rotate_and_write import rotate_and_write
 from models.batch import TensorSpec
 from models.config import ModelError
 from models.layers.linear import Linear
+from models.layers.norm import RMSNorm
 from models.layers.step import BatchPlan
 
 
 @dataclass(frozen=True)
 class AttentionSettings:
-    """scale multiplies q·k."""
+    """scale multiplies q·k. norm_eps: of queries and keys, where they are normed head by head; gated: its output is."""
 
     hidden: int
     heads: int
@@ -23,6 +25,8 @@ class AttentionSettings:
     head_dim: int
     scale: float
     bias: bool
+    norm_eps: float | None = None
+    gated: bool = False
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -43,6 +47,9 @@ class Attention(nn.Module):
         self.q_proj = Linear(s.hidden, s.heads * s.head_dim, s.bias, dtype)
         self.k_proj = Linear(s.hidden, s.kv_heads * s.head_dim, s.bias, dtype)
         self.v_proj = Linear(s.hidden, s.kv_heads * s.head_dim, s.bias, dtype)
+        self.gate_proj = Linear(s.hidden, s.heads * s.head_dim, s.bias, dtype) if s.gated else None
+        self.q_norm = None if s.norm_eps is None else RMSNorm(s.head_dim, s.norm_eps, dtype)
+        self.k_norm = None if s.norm_eps is None else RMSNorm(s.head_dim, s.norm_eps, dtype)
         self.o_proj = Linear(s.heads * s.head_dim, s.hidden, s.bias, dtype)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
@@ -51,12 +58,22 @@ class Attention(nn.Module):
         if pages is None:
             raise ValueError("an attention layer needs page tensors in the pools")
         key_pages, value_pages = step.pools.pages[2 * self.index : 2 * self.index + 2]
-        query = self.q_proj(hidden).unflatten(1, (s.heads, s.head_dim))
-        keys = self.k_proj(hidden).unflatten(1, (s.kv_heads, s.head_dim))
-        values = self.v_proj(hidden).unflatten(1, (s.kv_heads, s.head_dim))
+        query = self._heads(self.q_proj(hidden), self.q_norm)
+        keys = self._heads(self.k_proj(hidden), self.k_norm)
+        values = self._heads(self.v_proj(hidden), None)
         cos, sin = (step.rotation.cos, step.rotation.sin) if step.rotation else (None, None)
         query = rotate_and_write(query, keys, values, cos, sin, key_pages, value_pages, pages.places)
         layout = (pages.table, pages.offsets, pages.starts)
         attended = paged_attention(query, key_pages, value_pages, *layout, s.scale, pages.prompts, pages.longest)
-        projected: Tensor = self.o_proj(attended.flatten(1))
+        output = attended.flatten(1)
+        if self.gate_proj:
+            output = sigmoid_gate(output, self.gate_proj(hidden))
+        projected: Tensor = self.o_proj(output)
         return projected
+
+    def _heads(self, projected: Tensor, norm: RMSNorm | None) -> Tensor:
+        """[T, heads · head_dim] → [T, heads, head_dim], each head normed."""
+        heads = projected.view(-1, self.settings.head_dim)
+        if norm:
+            heads = norm(heads, None)[1]
+        return heads.view(len(projected), -1, self.settings.head_dim)

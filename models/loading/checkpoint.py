@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models import bamba, falcon_h1, granitemoehybrid, mamba2, nemotron_h
+from models import bamba, falcon_h1, granitemoehybrid, mamba2, nemotron_h, qwen3_5, qwen3_next
 from models.batch import Model
 from models.config import ModelConfig, ModelError, read_config
 from models.family import Family, Piece
@@ -21,6 +21,11 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid": granitemoehybrid.FAMILY,
     "bamba": bamba.FAMILY,
     "falcon_h1": falcon_h1.FAMILY,
+    "qwen3_next": qwen3_next.FAMILY,
+    "qwen3_5": qwen3_5.FAMILY,
+    "qwen3_5_text": qwen3_5.FAMILY,
+    "qwen3_5_moe": qwen3_5.FAMILY,
+    "qwen3_5_moe_text": qwen3_5.FAMILY,
     "hash": Family(
         build=lambda config, *dtypes: HashModel.from_config(config.values),
         pieces=lambda name, config: [Piece(name)],

@@ -227,7 +227,9 @@ def _eos_ids(
 ) -> list[int]:
     """All ids that any of the files names as an end, each once."""
     found: list[int] = []
-    for name, content in (("generation_config.json", generation), ("config.json", config)):
+    of_text = config.get("text_config") or {}  # Of a model that also sees.
+    given_by = [("generation_config.json", generation), ("config.json", config), ("config.json", of_text)]
+    for name, content in given_by:
         given = content.get("eos_token_id")
         ids = given if isinstance(given, list) else [] if given is None else [given]
         if not all(type(i) is int and i >= 0 for i in ids):

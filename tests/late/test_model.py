@@ -7,7 +7,7 @@ from torch import Tensor
 from models.batch import Batch, Decode, Model, Pools, Prefill, StateCheckpoint, allocate
 from models.loading.checkpoint import random_model
 from tests.late import LateDevice
-from tests.models.oracle import CHECKPOINTS, VOCABULARY
+from tests.models.oracle import CHECKPOINTS, VOCABULARY, settings_of
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 PAGE, SLOTS, PAGES = 4, 5, 12
@@ -15,9 +15,7 @@ LENGTHS, TOKENS = [9, 3, 20], [5, 6, 7]
 
 
 def made(name: str, device: torch.device) -> tuple[Model, Pools]:
-    _, config = CHECKPOINTS[name]
-    config = {"model_type": name.partition("-")[0], "vocab_size": VOCABULARY, **config}
-    model = random_model(config, torch.float32, device, 0)
+    model = random_model(settings_of(name), torch.float32, device, 0)
     return model, allocate(model, SLOTS, SLOTS * PAGES, PAGE, device)
 
 

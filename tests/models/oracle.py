@@ -52,6 +52,20 @@ FALCON_H1 = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e11},
 }  # fmt: skip
 
+QWEN3_NEXT = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "num_hidden_layers": 4, "num_experts": 0, "max_position_embeddings": 4096,
+}  # fmt: skip
+QWEN3_NEXT_MOE = {
+    **QWEN3_NEXT, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}  # fmt: skip
+VISION = {
+    "depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 64, "patch_size": 4,
+    "num_position_embeddings": 16,
+}  # fmt: skip
+
 # What stands before the hyphen is the model_type.
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("Mamba2ForCausalLM", MAMBA2),
@@ -97,6 +111,34 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**FALCON_H1, "mamba_d_ssm": 48, "mamba_n_heads": 3, "mamba_d_state": 24, "mamba_rms_norm": True,
          "mamba_norm_before_gate": False, "mamba_conv_bias": False, "num_key_value_heads": 1},
     ),
+    "qwen3_next": ("Qwen3NextForCausalLM", QWEN3_NEXT),
+    "qwen3_next-groups": (
+        "Qwen3NextForCausalLM",
+        {**QWEN3_NEXT, "hidden_size": 96, "linear_num_value_heads": 6, "linear_value_head_dim": 8, "head_dim": 32,
+         "num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": True, "num_hidden_layers": 3,
+         "layer_types": ["full_attention", "linear_attention", "full_attention"]},
+    ),
+    "qwen3_next-odd": (
+        "Qwen3NextForCausalLM",
+        {**QWEN3_NEXT, "hidden_size": 40, "linear_num_key_heads": 3, "linear_num_value_heads": 3,
+         "num_hidden_layers": 2, "linear_key_head_dim": 7, "linear_value_head_dim": 9, "linear_conv_kernel_dim": 3,
+         "head_dim": 20, "num_attention_heads": 3, "num_key_value_heads": 3, "full_attention_interval": 2,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+    ),
+    "qwen3_next-moe": (
+        "Qwen3NextForCausalLM",
+        {**QWEN3_NEXT_MOE, "decoder_sparse_step": 2, "norm_topk_prob": False, "full_attention_interval": 2},
+    ),
+    "qwen3_next-experts": ("Qwen3NextForCausalLM", {**QWEN3_NEXT_MOE, "mlp_only_layers": [1], "num_hidden_layers": 2}),
+    "qwen3_5": (
+        "Qwen3_5ForConditionalGeneration",
+        {"text_config": {**QWEN3_NEXT, "full_attention_interval": 2}, "vision_config": VISION},
+    ),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", {**QWEN3_NEXT, "tie_word_embeddings": True, "linear_num_value_heads": 2}),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeForConditionalGeneration",
+        {"text_config": {**QWEN3_NEXT_MOE, "full_attention_interval": 2}, "vision_config": VISION},
+    ),
 }  # fmt: skip
 
 
@@ -112,11 +154,10 @@ class Oracle:
         architecture, config = CHECKPOINTS[name]
         path = self.folder / f"{name}-{max_shard_size}"
         if not path.exists():
-            config = {"vocab_size": VOCABULARY, "eos_token_id": END_OF_TURN, "bos_token_id": 256, **config}
             self._ask(
                 "make",
                 architecture=architecture,
-                config={**config, "pad_token_id": 256},
+                config=with_tokens(config),
                 path=str(path),
                 shard=max_shard_size,
             )
@@ -171,6 +212,19 @@ def running_oracle(folder: Path) -> Iterator[Oracle]:
         yield oracle
     finally:
         oracle.close()
+
+
+def settings_of(name: str, vocabulary: int = VOCABULARY) -> dict[str, Any]:
+    """What the config.json of a checkpoint says of its text model, but for what is the default: for random_model."""
+    _, config = CHECKPOINTS[name]
+    return {"model_type": name.partition("-")[0], "vocab_size": vocabulary, **config.get("text_config", config)}
+
+
+def with_tokens(config: dict[str, Any]) -> dict[str, Any]:
+    if "text_config" in config:
+        return {**config, "text_config": with_tokens(config["text_config"])}
+    tokens = {"vocab_size": VOCABULARY, "eos_token_id": END_OF_TURN, "bos_token_id": 256}
+    return {**tokens, **config, "pad_token_id": 256}
 
 
 def write_tokenizer(path: Path) -> None:

@@ -28,7 +28,7 @@ def make(torch: Any, transformers: Any, architecture: str, config: dict[str, Any
     """Save a model of this architecture whose every parameter is random, so that no two can be mistaken."""
     model_class = getattr(transformers, architecture)
     model = model_class(model_class.config_class(**config)).float()
-    generator = torch.Generator().manual_seed(config["hidden_size"])
+    generator = torch.Generator().manual_seed(config.get("text_config", config)["hidden_size"])
 
     def normal(shape: Any, scale: float) -> Any:
         return torch.randn(shape, generator=generator) * scale

@@ -9,7 +9,7 @@ from models.batch import Batch, Decode, Pools, Prefill, allocate
 from models.loading.checkpoint import random_model
 from models.recorded import RecordingModel, recording
 from tests.kernels.installed import installed, runnable
-from tests.models.oracle import CHECKPOINTS, VOCABULARY
+from tests.models.oracle import CHECKPOINTS, VOCABULARY, settings_of
 
 CPU = torch.device("cpu")
 PAGE, ROWS, PAGES = 4, 5, 12
@@ -28,9 +28,7 @@ class Pair:
     def __init__(
         self, name: str, dtype: torch.dtype, bits: int | None = None, states: torch.dtype = torch.float32
     ) -> None:
-        _, config = CHECKPOINTS[name]
-        config = {"model_type": name.partition("-")[0], "vocab_size": VOCABULARY, **config}
-        self.model = random_model(config, dtype, CPU, 0, states, bits)
+        self.model = random_model(settings_of(name), dtype, CPU, 0, states, bits)
         self.pools = [allocate(self.model, ROWS, ROWS * PAGES, PAGE, CPU) for _ in range(2)]
         self.recorded = recording(self.model, self.pools[1], ROWS, PAGES)
         order = torch.randperm(ROWS * PAGES, generator=torch.Generator().manual_seed(0))

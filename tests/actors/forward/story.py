@@ -14,16 +14,14 @@ from actors.requests import Request, Sampling, Stops
 from actors.tokens import pack
 from models.batch import Pools, allocate
 from models.loading.checkpoint import random_model
-from tests.models.oracle import CHECKPOINTS
+from tests.models.oracle import settings_of
 
 VOCABULARY, ROWS, SLOTS, PAGES, PAGE = 97, 3, 12, 24, 4
 GREEDY = Sampling(temperature=0.0)
 
 
 def model_of(family: str) -> Any:
-    _, config = CHECKPOINTS[family]
-    config = {"model_type": family.partition("-")[0], "vocab_size": VOCABULARY, **config}
-    return random_model(config, torch.float32, torch.device("cpu"), seed=0)
+    return random_model(settings_of(family, VOCABULARY), torch.float32, torch.device("cpu"), seed=0)
 
 
 @dataclass

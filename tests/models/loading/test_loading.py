@@ -80,9 +80,20 @@ def hub_granite(config: dict[str, Any]) -> None:
     del config["time_step_limit"]
 
 
+def hub_qwen3_next(config: dict[str, Any]) -> None:
+    config.update(full_attention_interval=2, layer_types=None, torch_dtype=config.pop("dtype"), rope_scaling=None)
+    config.update(config.pop("rope_parameters"))
+    del config["rope_type"]
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
-    [("mamba2", hub_mamba2), ("nemotron_h", hub_nemotron_h), ("granitemoehybrid-rope", hub_granite)],
+    [
+        ("mamba2", hub_mamba2),
+        ("nemotron_h", hub_nemotron_h),
+        ("granitemoehybrid-rope", hub_granite),
+        ("qwen3_next-odd", hub_qwen3_next),
+    ],
 )
 def test_hub_style_config_loads_like_the_saved_style(oracle: Oracle, tmp_path: Path, name: str, change: Change) -> None:
     original = oracle.checkpoint(name)
@@ -258,6 +269,18 @@ CONFIG_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("granitemoehybrid", {"num_local_experts": 8}, "num_local_experts = 8: mixtures of experts"),
     ("granitemoehybrid", {"layer_types": ["mamba", "conv"]}, "unknown layers conv"),
     ("granitemoehybrid", {"mamba_d_head": 8}, "mamba_n_heads · mamba_d_head = 64"),
+    ("qwen3_next", {"num_experts": None}, "lacks num_experts"),
+    ("qwen3_next", {"linear_num_value_heads": 3}, "3 value heads cannot share 2 key heads evenly"),
+    ("qwen3_next", {"layer_types": ["conv"]}, "unknown layers conv"),
+    ("qwen3_next", {"layer_types": []}, "there are no layers"),
+    ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
+    ("qwen3_next", {"attn_output_gate": False}, "attn_output_gate = False is not supported"),
+    ("qwen3_next", {"head_dim": 6}, "head_dim = 6 · partial_rotary_factor 0.25 cannot be rotated"),
+    ("qwen3_next", {"rope_parameters": {"rope_type": "yarn"}}, "only the default rotation is"),
+    ("qwen3_next-moe", {"num_experts_per_tok": 6}, "a token cannot have 6 of 5 experts"),
+    ("qwen3_next-experts", {"mlp_only_layers": [2]}, "mlp_only_layers should be a list of integers from 0 to 1"),
+    ("qwen3_5", {"text_config": [1]}, "text_config should hold an object"),
+    ("qwen3_5_moe", {"num_experts": -1}, "num_experts should be from 0"),
     ("bamba", {"attn_layer_indices": [3]}, "attn_layer_indices should be a list of integers from 0 to 2, not"),
     ("bamba", {"attn_layer_indices": [True]}, "attn_layer_indices should be a list of integers"),
     ("bamba", {"attn_layer_indices": 1}, "attn_layer_indices should be a list of integers"),
