@@ -2,9 +2,10 @@
 
 from torch import Tensor
 
+from kernels import gpu
 from kernels.conv1d import conv1d_update
 from kernels.delta_constants import DeltaConstants
-from kernels.delta_decode import reference
+from kernels.delta_decode import native, reference
 from kernels.gated_delta import gated_delta_update
 from kernels.gated_norm import gated_norm
 
@@ -22,4 +23,10 @@ def delta_decode(
     positions: Tensor,
 ) -> Tensor:
     """See reference.delta_decode."""
+    if gpu.takes(projected):
+        from kernels.delta_decode import triton
+
+        return triton.delta_decode(projected, constants, conv_pool, state_pool, slots, positions)
+    if native.takes(projected, conv_pool, state_pool):
+        return native.delta_decode(projected, constants, conv_pool, state_pool, slots, positions)
     return reference.delta_decode(projected, constants, conv_pool, state_pool, slots, positions, TORCH)

@@ -1,10 +1,11 @@
-"""The gated delta net of a prefill: convolution, scan, gate and norm in one."""
+"""The gated delta net of a prefill: convolution, scan, norm and gate in one, where native code is installed."""
 
 from torch import Tensor
 
+from kernels import gpu
 from kernels.conv1d import conv1d_prefill
 from kernels.delta_constants import DeltaConstants
-from kernels.delta_prefill import reference
+from kernels.delta_prefill import native, reference
 from kernels.gated_delta import gated_delta_prefill
 from kernels.gated_norm import gated_norm
 from kernels.mixer_prefill import PrefillPlan
@@ -18,4 +19,10 @@ def delta_prefill(
     projected: Tensor, constants: DeltaConstants, conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan
 ) -> Tensor:
     """See reference.delta_prefill."""
+    if gpu.takes(projected):
+        from kernels.delta_prefill import triton
+
+        return triton.delta_prefill(projected, constants, conv_pool, state_pool, plan)
+    if native.takes(projected, conv_pool, state_pool):
+        return native.delta_prefill(projected, constants, conv_pool, state_pool, plan)
     return reference.delta_prefill(projected, constants, conv_pool, state_pool, plan, TORCH)

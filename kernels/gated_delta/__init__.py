@@ -1,5 +1,32 @@
 """The gated delta rule: packed segments in chunks, and one token a row."""
 
-from kernels.gated_delta.reference import gated_delta_prefill, gated_delta_update, unit_length
+from torch import Tensor
+
+from kernels import gpu
+from kernels.chunk_table import ChunkTable
+from kernels.gated_delta import reference
+from kernels.gated_delta.reference import unit_length
 
 __all__ = ["gated_delta_prefill", "gated_delta_update", "unit_length"]
+
+
+def gated_delta_prefill(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, pool: Tensor, table: ChunkTable
+) -> Tensor:
+    """See reference.gated_delta_prefill."""
+    if gpu.takes(v):
+        from kernels.gated_delta import triton
+
+        return triton.gated_delta_prefill(q, k, v, g, beta, pool, table)
+    return reference.gated_delta_prefill(q, k, v, g, beta, pool, table)
+
+
+def gated_delta_update(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, pool: Tensor, slots: Tensor, positions: Tensor
+) -> Tensor:
+    """See reference.gated_delta_update."""
+    if gpu.takes(v):
+        from kernels.gated_delta import triton_update
+
+        return triton_update.gated_delta_update(q, k, v, g, beta, pool, slots, positions)
+    return reference.gated_delta_update(q, k, v, g, beta, pool, slots, positions)

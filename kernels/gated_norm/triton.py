@@ -21,7 +21,10 @@ def gated_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """See reference.gated_norm. Rows of x and gate, float32 or bfloat16, may lie apart. dtype: of the result."""
+    """See reference.gated_norm. Rows of x and gate, float32 or bfloat16, may lie apart. dtype: of the result.
+
+    weight: that of every channel, or [channels / groups], of each group alike.
+    """
     rows, channels = x.shape
     width = channels // groups
     kept = x.dtype if weight is None else weight.dtype
@@ -36,6 +39,7 @@ def gated_norm(
         WIDTH=width,
         X_ROW=row_stride(x),
         GATE_ROW=row_stride(gate),
+        WEIGHTS=0 if weight is None or len(weight) == width else width,
         NORM_BEFORE_GATE=norm_before_gate,
         BLOCK=triton.next_power_of_2(width),
     )
@@ -63,11 +67,12 @@ def _gated_norm(
     WIDTH: tl.constexpr,
     X_ROW: tl.constexpr,
     GATE_ROW: tl.constexpr,
+    WEIGHTS: tl.constexpr,
     NORM_BEFORE_GATE: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """PARTS groups, of the same row or of the next; parts: of all rows."""
+    """PARTS groups, of the same row or of the next; parts: of all rows. WEIGHTS: from one group's to the next."""
     part = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
     row, group = (part // GROUPS).to(tl.int64), part % GROUPS
     columns = tl.arange(0, BLOCK)
@@ -78,7 +83,8 @@ def _gated_norm(
     if not NORM_BEFORE_GATE:
         x *= gate
     if weight_ptr is not None:
-        weight = tl.load(weight_ptr + channels, inside, other=0.0).to(tl.float32)
+        weights = (group * WEIGHTS)[:, None] + columns[None, :]
+        weight = tl.load(weight_ptr + weights, inside, other=0.0).to(tl.float32)
         x = x * tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None] * weight
     if NORM_BEFORE_GATE:
         x *= gate
