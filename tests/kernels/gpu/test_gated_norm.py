@@ -30,6 +30,13 @@ def test_equals_the_reference(norm_before_gate: bool | None, rows: int, groups: 
         assert torch.equal(found[row], triton.gated_norm(x[row:][:1], gate[row:][:1], *given[2:])[0])
 
 
+def test_groups_may_share_their_weight() -> None:
+    x, gate = torch.randn(2, 5, 3 * 40, generator=torch.Generator().manual_seed(0))
+    weight = torch.rand(40, generator=torch.Generator().manual_seed(1))
+    found = triton.gated_norm(x, gate, weight, 1e-3, 3, True)
+    torch.testing.assert_close(found, reference.gated_norm(x, gate, weight.repeat(3), 1e-3, 3, True))
+
+
 def test_the_dtype_of_the_result() -> None:
     x, weight = torch.ones(2, 8), torch.ones(8)
     assert triton.gated_norm(x, x, weight.bfloat16(), 1e-5).dtype == torch.bfloat16

@@ -5,15 +5,18 @@ from collections.abc import Callable
 import torch
 
 from scripts.benchmarks.gpu.operation import Draw, Operation
-from scripts.benchmarks.gpu.operations import attention, mamba2, pointwise, quantized, sampling
+from scripts.benchmarks.gpu.operations import attention, delta, mamba2, pointwise, quantized, sampling
 from scripts.benchmarks.gpu.operations.attention import Heads
+from scripts.benchmarks.gpu.operations.delta import DeltaNet
 from scripts.benchmarks.gpu.operations.mamba2 import Mixer
 
 Build = Callable[[Draw], Operation]
 BF16 = torch.bfloat16
 
 
-def _all(mixer: Mixer, heads: Heads, lengths: list[int], rows: int, width: int, vocab: int) -> dict[str, Build]:
+def _all(
+    mixer: Mixer, net: DeltaNet, heads: Heads, lengths: list[int], rows: int, width: int, vocab: int
+) -> dict[str, Build]:
     """Every kernel, at these sizes."""
     build: dict[str, tuple[Callable[..., Operation], tuple[object, ...]]] = {
         "mixer_prefill": (mamba2.prefill, (mixer, lengths)),
@@ -25,6 +28,10 @@ def _all(mixer: Mixer, heads: Heads, lengths: list[int], rows: int, width: int, 
         "state_update": (mamba2.step, (mixer, rows)),
         "state_update, bfloat16 states": (mamba2.step, (mixer, rows, BF16)),
         "state_update, replayed": (mamba2.replayed, (mixer, rows)),
+        "delta_prefill": (delta.prefill, (net, lengths)),
+        "delta_prefill, bfloat16 states": (delta.prefill, (net, lengths, BF16)),
+        "delta_decode": (delta.decode, (net, rows)),
+        "delta_decode, bfloat16 states": (delta.decode, (net, rows, BF16)),
         "gated_norm": (mamba2.norm, (mixer, sum(lengths))),
         "attention": (attention.attend, (heads, [(0, lengths[0]), (70, 20)], [5, 300])),
         "attention, decode": (attention.attend, (heads, [], [3 * row for row in range(rows)])),
@@ -55,12 +62,14 @@ def _of(function: Callable[..., Operation], arguments: tuple[object, ...]) -> Bu
     return lambda draw: function(draw, *arguments)
 
 
-TOYS = _all(Mixer(2, 16, 1, 16), Heads(4, 2, 16), [70, 9], 3, 64, 300)
+TOYS = _all(Mixer(2, 16, 1, 16), DeltaNet(2, 16, 1, 16), Heads(4, 2, 16), [70, 9], 3, 64, 300)
 CHECKED = {
-    **_all(Mixer(), Heads(), [700, 3, 129], 37, 4096, 131_072),
+    **_all(Mixer(), DeltaNet(), Heads(), [700, 3, 129], 37, 4096, 131_072),
     **{
         f"{name}, odd": build
-        for name, build in _all(Mixer(6, 20, 2, 24, 3), Heads(10, 2, 96), [333, 1, 64], 5, 1130, 50_257).items()
+        for name, build in _all(
+            Mixer(6, 20, 2, 24, 3), DeltaNet(6, 20, 2, 24, 3), Heads(10, 2, 96), [333, 1, 64], 5, 1130, 50_257
+        ).items()
     },
 }
 TIMED: dict[str, Build] = {
@@ -80,6 +89,10 @@ TIMED: dict[str, Build] = {
         for groups in (1, 8)
         for name, function in [("ssd", mamba2.scan), ("conv1d", mamba2.convolve), ("mixer_prefill", mamba2.prefill)]
     },
+    **{f"delta_decode, {rows} rows": _of(delta.decode, (DeltaNet(), rows)) for rows in (1, 32, 256)},
+    "delta_decode, bfloat16 states, 256 rows": _of(delta.decode, (DeltaNet(), 256, BF16)),
+    "delta_prefill, 8192 tokens": _of(delta.prefill, (DeltaNet(), [8192])),
+    "delta_prefill, 16 prompts of 512": _of(delta.prefill, (DeltaNet(), [512] * 16)),
     "ssd, 16 prompts of 512": _of(mamba2.scan, (Mixer(), [512] * 16)),
     "gated_norm, 8192 rows": _of(mamba2.norm, (Mixer(), 8192)),
     "attention, 8192 tokens": _of(attention.attend, (Heads(), [(0, 8192)])),

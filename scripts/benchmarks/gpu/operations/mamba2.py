@@ -67,11 +67,13 @@ class Mixer:
         return x.unflatten(1, (self.heads, self.width)), B, C
 
 
-def plans(lengths: Sequence[int], mixer: Mixer, device: torch.device) -> tuple[PrefillPlan, PrefillPlan]:
+def plans(
+    lengths: Sequence[int], kernel: int, device: torch.device, chunk_size: int = 128
+) -> tuple[PrefillPlan, PrefillPlan]:
     """Of whole prompts, with a checkpoint in each: for `device`, and for a CPU. Slots 2i + 1, checkpoints in 2i."""
     offsets, rows = [0, *accumulate(lengths)], range(len(lengths))
     saved = [(row, length // 2, 2 * row) for row, length in enumerate(lengths) if length > 1]
-    given = (offsets, [0] * len(lengths), [2 * row + 1 for row in rows], saved, 128, mixer.kernel)
+    given = (offsets, [0] * len(lengths), [2 * row + 1 for row in rows], saved, chunk_size, kernel)
     return plan_prefill(*given, device), plan_prefill(*given, torch.device("cpu"))
 
 
@@ -79,7 +81,7 @@ def prefill(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtyp
     """The whole mixer, on packed prompts."""
     from kernels.mixer_prefill import triton
 
-    here, on_cpu = plans(lengths, mixer, draw.device)
+    here, on_cpu = plans(lengths, mixer.kernel, draw.device)
     projected = draw.normal(sum(lengths), mixer.inner + mixer.channels + mixer.heads)
     conv, pool = mixer.pools(draw, 2 * len(lengths), states)
 
@@ -97,7 +99,7 @@ def scan(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtype =
     """ssd alone, dt as it is projected."""
     from kernels.ssd import triton
 
-    here, on_cpu = plans(lengths, mixer, draw.device)
+    here, on_cpu = plans(lengths, mixer.kernel, draw.device)
     tokens = sum(lengths)
     convolved, dt = draw.normal(tokens, mixer.channels), draw.normal(tokens, mixer.heads)
     pool = mixer.pools(draw, 2 * len(lengths), states)[1]
@@ -126,7 +128,7 @@ def convolve(draw: Draw, mixer: Mixer, lengths: Sequence[int]) -> Operation:
     """The convolution of packed prompts."""
     from kernels.conv1d import triton
 
-    here, on_cpu = plans(lengths, mixer, draw.device)
+    here, on_cpu = plans(lengths, mixer.kernel, draw.device)
     x, pool = draw.normal(sum(lengths), mixer.channels), mixer.pools(draw, 2 * len(lengths), torch.float32)[0]
     taps, bias, *_ = mixer.constants(draw)
 

@@ -1,0 +1,98 @@
+"""The gated delta net between its projections."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.delta_constants import DeltaConstants
+from kernels.delta_decode import reference as delta_decode
+from kernels.delta_prefill import reference as delta_prefill
+from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
+from scripts.benchmarks.gpu.operations.mamba2 import plans
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    heads: int = 32
+    width: int = 128
+    key_heads: int = 16
+    size: int = 128
+    kernel: int = 4
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.width
+
+    @property
+    def channels(self) -> int:
+        return self.inner + 2 * self.key_heads * self.size
+
+    def projected(self, draw: Draw, tokens: int) -> Tensor:
+        return draw.normal(tokens, self.inner + self.channels + 2 * self.heads)
+
+    def pools(self, draw: Draw, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Of the convolution and of states, each slot's part of two layers behind one another."""
+        conv, size = (self.kernel - 1) * self.channels, self.inner * self.size
+        states = draw.normal(slots, 2, size, dtype=dtype)[:, 1].unflatten(1, (self.heads, self.width, self.size))
+        return draw.normal(slots, 2, conv, dtype=torch.float32)[:, 1].unflatten(1, (self.kernel - 1, -1)), states
+
+    def constants(self, draw: Draw) -> tuple[Tensor, ...]:
+        """taps, dt_bias, A, norm."""
+        return (
+            draw.uniform(-0.5, 0.5, self.kernel, self.channels),
+            draw.uniform(-6.0, -2.0, self.heads),
+            draw.uniform(-16.0, -1.0, self.heads),
+            draw.uniform(0.5, 1.5, self.width),
+        )
+
+    def named(self, constants: Sequence[Tensor]) -> DeltaConstants:
+        taps, dt_bias, A, norm = constants
+        return DeltaConstants(taps, None, dt_bias, A, norm, self.key_heads, 1e-6)
+
+
+def prefill(draw: Draw, net: DeltaNet, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
+    """The whole net, on packed prompts."""
+    from kernels.delta_prefill import triton
+
+    here, on_cpu = plans(lengths, net.kernel, draw.device, chunk_size=64)
+    projected = net.projected(draw, sum(lengths))
+    conv, pool = net.pools(draw, 2 * len(lengths), states)
+
+    def run(projected: Tensor, conv: Tensor, pool: Tensor, *constants: Tensor) -> Sequence[Tensor]:
+        return triton.delta_prefill(projected, net.named(constants), conv, pool, here), conv, pool
+
+    def exact(projected: Tensor, conv: Tensor, pool: Tensor, *constants: Tensor) -> Sequence[Tensor]:
+        return delta_prefill.delta_prefill(projected, net.named(constants), conv, pool, on_cpu), conv, pool
+
+    moved = bytes_of(projected, pool) + sum(lengths) * net.inner * projected.element_size()
+    return Operation(run, exact, (projected, conv, pool, *net.constants(draw)), moved, flops(net, lengths))
+
+
+def flops(net: DeltaNet, lengths: Sequence[int], chunk: int = 64) -> int:
+    """Of the products of chunks: scores for each key head; for each head those with the state and into it, the solution
+    of a triangular system, and the scores' with what it gives."""
+    of_token = 2 * net.key_heads * chunk * net.size + net.inner * (3 * net.size + chunk)
+    return 2 * of_token * sum(lengths)
+
+
+def decode(draw: Draw, net: DeltaNet, rows: int, states: torch.dtype = torch.float32) -> Operation:
+    """The whole net, a token for each row."""
+    from kernels.delta_decode import triton
+
+    projected = net.projected(draw, rows)
+    conv, pool = net.pools(draw, rows + 1, states)
+    slots, positions = draw.order(rows + 1)[:rows], draw.integers(10_000, rows)
+
+    def run(projected: Tensor, conv: Tensor, pool: Tensor, *rest: Tensor) -> Sequence[Tensor]:
+        slots, positions, *constants = rest
+        return triton.delta_decode(projected, net.named(constants), conv, pool, slots, positions), conv, pool
+
+    def exact(projected: Tensor, conv: Tensor, pool: Tensor, *rest: Tensor) -> Sequence[Tensor]:
+        slots, positions, *constants = rest
+        return delta_decode.delta_decode(projected, net.named(constants), conv, pool, slots, positions), conv, pool
+
+    inputs = (projected, conv, pool, slots, positions, *net.constants(draw))
+    moved = bytes_of(projected) + 2 * rows * bytes_of(conv[0], pool[0]) + bytes_of(projected[:, : net.inner])
+    return Operation(run, exact, inputs, moved)

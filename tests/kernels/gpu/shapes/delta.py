@@ -1,0 +1,101 @@
+"""Gated delta nets as they are in use, and odd ones: prefill and decode between the projections, and the bare rule."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kernels.delta_constants import DeltaConstants
+from kernels.delta_decode import triton as decoding
+from kernels.delta_prefill import triton as prefilling
+from kernels.gated_delta import triton, triton_update
+from kernels.mixer_prefill import PrefillPlan, plan_prefill
+
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+@dataclass(frozen=True)
+class NetShape:
+    key_heads: int
+    heads: int
+    size: int
+    width: int
+    kernel: int = 4
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.width
+
+    @property
+    def channels(self) -> int:
+        return self.inner + 2 * self.key_heads * self.size
+
+    def constants(self) -> DeltaConstants:
+        return DeltaConstants(
+            taps=_meta(self.kernel, self.channels),
+            conv_bias=None,
+            dt_bias=_meta(self.heads),
+            A=_meta(self.heads),
+            norm=_meta(self.width),
+            key_heads=self.key_heads,
+            eps=1e-6,
+        )
+
+    def projected(self, rows: int, dtype: torch.dtype) -> Tensor:
+        return _meta(rows, self.inner + self.channels + 2 * self.heads).to(dtype)
+
+    def pools(self, slots: int, states: torch.dtype) -> tuple[Tensor, Tensor]:
+        """One layer's of two: for the convolution, and of states."""
+        conv, state = (self.kernel - 1) * self.channels, self.inner * self.size * states.itemsize // 4
+        memory = torch.empty(slots, 2, conv + state, device="meta")[:, 1]
+        conv_pool = memory[:, :conv].unflatten(1, (self.kernel - 1, self.channels))
+        return conv_pool, memory[:, conv:].view(states).unflatten(1, (self.heads, self.width, self.size))
+
+    def plan(self) -> PrefillPlan:
+        return plan_prefill([0, 200, 201], [64, 0], [2, 0], [(0, 100, 1)], 64, self.kernel, torch.device("meta"))
+
+
+NETS = {
+    "qwen3-next-80b": NetShape(16, 32, 128, 128),
+    "qwen3.5-397b": NetShape(16, 64, 128, 128),
+    "odd": NetShape(2, 6, 24, 20, 3),
+    "wide and odd": NetShape(1, 2, 256, 40),
+}
+
+
+def prefill(s: NetShape, dtype: torch.dtype, states: torch.dtype) -> None:
+    plan = s.plan()
+    prefilling.delta_prefill(s.projected(plan.tokens, dtype), s.constants(), *s.pools(9, states), plan)
+
+
+def decode(s: NetShape, dtype: torch.dtype, states: torch.dtype) -> None:
+    index = torch.empty(5, dtype=torch.int64, device="meta")
+    decoding.delta_decode(s.projected(5, dtype), s.constants(), *s.pools(9, states), index, index)
+
+
+def bare(s: NetShape) -> None:
+    """The rule with what it is given as it is, and states from slot to slot."""
+    plan, (_, pool), index = s.plan(), s.pools(9, F32), torch.empty(5, dtype=torch.int64, device="meta")
+    for rows in (plan.tokens, 5):
+        q, v, g = _meta(rows, s.key_heads, s.size), _meta(rows, s.heads, s.width), _meta(rows, s.heads)
+        if rows == 5:
+            triton_update.gated_delta_update(q, q, v, g, g, pool, index, index, targets=index)
+        else:
+            triton.gated_delta_prefill(q, q, v, g, g, pool, plan.table)
+
+
+CASES: list[tuple[str, Callable[[], None]]] = [
+    *(
+        (f"{run.__name__} {name} {dtype} {states}", partial(run, shape, dtype, states))
+        for run in (prefill, decode)
+        for name, shape in NETS.items()
+        for dtype, states in [(BF16, F32), (F32, F32), (BF16, BF16)]
+    ),
+    *((f"bare {name}", partial(bare, shape)) for name, shape in NETS.items()),
+]
+
+
+def _meta(*shape: int) -> Tensor:
+    return torch.empty(*shape, device="meta")
