@@ -1,12 +1,14 @@
-"""Granite 4 hybrid, dense (transformers' GraniteMoeHybridForCausalLM with num_local_experts = 0)."""
+"""Granite 4 hybrid, dense or with experts (transformers' GraniteMoeHybridForCausalLM)."""
 
 import torch
 from torch import Tensor, nn
 
+from kernels.shared_expert import add_shared
 from models.batch import Batch, Pools, TensorSpec
 from models.config import ModelConfig, ModelError
 from models.family import Family, Piece
 from models.layers.attention import Attention, AttentionSettings
+from models.layers.experts import Experts, SoftmaxRouter
 from models.layers.linear import Embedding, Linear
 from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
 from models.layers.mlp import GatedMLP
@@ -15,10 +17,31 @@ from models.layers.rope import RotationSettings, read_rotation
 from models.layers.step import BatchPlan, plan_batch
 
 RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}
+EXPERTS = {
+    "input_linear.weight": "experts.input_linear",
+    "output_linear.weight": "experts.output_linear",
+    "router.layer.weight": "router.weight",
+}
+"""What a checkpoint calls the weights of a layer's experts, and their parameters."""
+
+
+class BlockSparseMoE(nn.Module):
+    """Routed experts: the softmax of a token's chosen experts' logits says how much each counts."""
+
+    def __init__(self, config: ModelConfig, count: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden, top_k = config.integer("hidden_size"), config.integer("num_experts_per_tok", default=2)
+        self.router = SoftmaxRouter(hidden, count, top_k, True, dtype, softmax_first=False)
+        self.experts = Experts(hidden, config.integer("intermediate_size"), count, "silu_gated", dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [T, hidden] → [T, hidden]."""
+        output: Tensor = self.experts(x, *self.router(x))
+        return output
 
 
 class Block(nn.Module):
-    """A mixer (`mamba` or `self_attn`), then an MLP; each adds its output × residual_multiplier."""
+    """A mixer (`mamba` or `self_attn`), then an MLP, experts or both; each adds its output × residual_multiplier."""
 
     def __init__(self, config: ModelConfig, mixer: Mamba2Mixer | Attention, dtype: torch.dtype) -> None:
         super().__init__()
@@ -28,14 +51,24 @@ class Block(nn.Module):
         self.mamba = mixer if isinstance(mixer, Mamba2Mixer) else None
         self.self_attn = mixer if isinstance(mixer, Attention) else None
         self.post_attention_layernorm = RMSNorm(hidden, eps, dtype)
-        self.shared_mlp = GatedMLP(hidden, config.integer("shared_intermediate_size"), dtype)
+        experts, intermediate = read_experts(config), read_shared_size(config)
+        self.block_sparse_moe = BlockSparseMoE(config, experts, dtype) if experts else None
+        self.shared_mlp = GatedMLP(hidden, intermediate, dtype) if intermediate else None
 
     def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
         """x, the output of the layer before, is not yet added to the residual; nor is what is returned with it."""
         residual, normed = self.input_layernorm(residual, x, self.multiplier)
         mixed = self.self_attn(normed, step) if self.self_attn else self.mamba(normed, step)  # type: ignore[misc]
         residual, normed = self.post_attention_layernorm(residual, mixed, self.multiplier)
-        return residual, self.shared_mlp(normed)
+        return residual, self._feed_forward(normed)
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        shared: Tensor | None = self.shared_mlp(x) if self.shared_mlp else None
+        if self.block_sparse_moe is None:
+            assert shared is not None
+            return shared
+        routed: Tensor = self.block_sparse_moe(x)
+        return routed if shared is None else add_shared(routed, shared)
 
 
 class Decoder(nn.Module):
@@ -104,14 +137,22 @@ class GraniteMoeHybrid(nn.Module):
 
 
 def refuse_unsupported(config: ModelConfig) -> None:
-    experts = config.integer("num_local_experts", default=8, least=0)
-    if experts:
+    if not read_experts(config) and not read_shared_size(config):
         raise ModelError(
-            f"config.json: num_local_experts = {experts}: mixtures of experts are not supported yet; "
-            "only dense Granite hybrids (num_local_experts = 0) are"
+            "config.json: num_local_experts = 0 and shared_intermediate_size = 0 leave layers without MLPs"
         )
     config.require("hidden_act", "silu", "swish")
     config.require("position_embedding_type", "rope", "nope")
+
+
+def read_experts(config: ModelConfig) -> int:
+    """How many each layer has."""
+    return config.integer("num_local_experts", default=8, least=0)
+
+
+def read_shared_size(config: ModelConfig) -> int:
+    """The inner size of the MLP that all tokens share; 0 where there is none."""
+    return config.integer("shared_intermediate_size", default=1024, least=0)
 
 
 def read_layers(config: ModelConfig) -> list[str]:
@@ -170,7 +211,11 @@ def read_positions(config: ModelConfig, head_dim: int) -> RotationSettings | Non
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
-    return [Piece(name)]
+    """Leaves out an MLP without inner values, as transformers saves it."""
+    if ".shared_mlp." in name and not read_shared_size(config):
+        return []
+    path, found, projection = name.partition(".block_sparse_moe.")
+    return [Piece(path + found + EXPERTS.get(projection, projection))]
 
 
 FAMILY = Family(GraniteMoeHybrid, pieces, "model.embed_tokens.weight")

@@ -1,12 +1,18 @@
-"""Nemotron-H, dense (transformers' NemotronHForCausalLM): one mixer a layer, attention without positions."""
+"""Nemotron-H (transformers' NemotronHForCausalLM): one mixer a layer, attention without positions, MLPs or experts."""
+
+import re
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
 
+from kernels.routing import RoutingRule
+from kernels.shared_expert import add_shared
 from models.batch import Batch, Pools, TensorSpec
 from models.config import ModelConfig, ModelError
 from models.family import Family, Piece
 from models.layers.attention import Attention, AttentionSettings
+from models.layers.experts import Experts, SigmoidRouter
 from models.layers.linear import Embedding, Linear
 from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
 from models.layers.mlp import SquaredReluMLP
@@ -15,6 +21,32 @@ from models.layers.step import BatchPlan, plan_batch
 
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}
+
+EXPERT = re.compile(r"(.*\.mixer\.experts)\.(\d+)\.(up|down)_proj\.weight")
+STACKS = {"up": "input_linear", "down": "output_linear"}
+
+
+class LatentMoE(nn.Module):
+    """Routed experts, which work in a space of their own if there is moe_latent_size, and one that all tokens share."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden, count = config.integer("hidden_size"), config.integer("n_routed_experts")
+        bias, latent = config.flag("mlp_bias", default=False), config.integer("moe_latent_size", default=0, least=0)
+        inner, shared = (config.integer(f"moe_{of}intermediate_size") for of in ("", "shared_expert_"))
+        self.gate = SigmoidRouter(hidden, count, read_routing(config))
+        self.experts = Experts(latent or hidden, inner, count, "relu2", dtype)
+        self.shared_experts = SquaredReluMLP(hidden, shared, bias, dtype)
+        self.fc1_latent_proj = Linear(hidden, latent, bias, dtype) if latent else None
+        self.fc2_latent_proj = Linear(latent, hidden, bias, dtype) if latent else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [T, hidden] → [T, hidden]."""
+        chosen, weights = self.gate(x)
+        routed = self.experts(self.fc1_latent_proj(x) if self.fc1_latent_proj else x, chosen, weights)
+        if self.fc2_latent_proj:
+            routed = self.fc2_latent_proj(routed)
+        return add_shared(routed, self.shared_experts(x))
 
 
 class Block(nn.Module):
@@ -26,7 +58,8 @@ class Block(nn.Module):
     def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
         """x, the output of the layer before, is not yet added to the residual; nor is what is returned with it."""
         residual, normed = self.norm(residual, x)
-        return residual, self.mixer(normed) if isinstance(self.mixer, SquaredReluMLP) else self.mixer(normed, step)
+        is_mlp = isinstance(self.mixer, SquaredReluMLP | LatentMoE)
+        return residual, self.mixer(normed) if is_mlp else self.mixer(normed, step)
 
 
 class Backbone(nn.Module):
@@ -44,6 +77,7 @@ class NemotronH(nn.Module):
         config.require("mlp_hidden_act", "relu2")
         config.require("tie_word_embeddings", False)
         config.require("sliding_window", None)
+        config.require("n_shared_experts", 1)
         self.kinds = read_layers(config)
         self.vocab_size = config.integer("vocab_size")
         self.chunk_size = config.integer("chunk_size", "mamba_chunk_size", default=128)
@@ -63,6 +97,8 @@ class NemotronH(nn.Module):
             return Mamba2Mixer(self.mamba, index, self.dtype)
         if kind == "attention":
             return Attention(self.attention, index, self.dtype)
+        if kind == "moe":
+            return LatentMoE(config, self.dtype)
         bias = config.flag("mlp_bias", default=False)
         return SquaredReluMLP(self.mamba.hidden, config.integer("intermediate_size"), bias, self.dtype)
 
@@ -95,7 +131,7 @@ class NemotronH(nn.Module):
 
 
 def read_layers(config: ModelConfig) -> list[str]:
-    """The kind of each layer: mamba, attention or mlp. ModelError for a mixture of experts."""
+    """The kind of each layer: mamba, attention, mlp or moe."""
     named = config.strings("layers_block_type", "layer_types")
     pattern = config.values.get("hybrid_override_pattern")
     if named is None and isinstance(pattern, str):
@@ -103,14 +139,9 @@ def read_layers(config: ModelConfig) -> list[str]:
     if named is None:
         raise ModelError("config.json lacks hybrid_override_pattern (or layers_block_type)")
     kinds = [RENAMED.get(kind, kind) for kind in named]
-    if "moe" in kinds:
-        raise ModelError(
-            f"config.json: {kinds.count('moe')} of the {len(kinds)} layers are mixtures of experts (E), "
-            "which are not supported yet; only dense Nemotron-H is"
-        )
     if not kinds:
         raise ModelError("config.json: there are no layers")
-    unknown = sorted(set(kinds) - {"mamba", "attention", "mlp"})
+    unknown = sorted(set(kinds) - {"mamba", "attention", "mlp", "moe"})
     if unknown:
         raise ModelError(f"config.json: unknown layers {', '.join(unknown)}")
     return kinds
@@ -145,11 +176,25 @@ def read_attention(config: ModelConfig) -> AttentionSettings:
     )
 
 
+def read_routing(config: ModelConfig) -> RoutingRule:
+    return RoutingRule(
+        top_k=config.integer("num_experts_per_tok", default=2),
+        scores="sigmoid",
+        renormalise=config.flag("norm_topk_prob", default=True),
+        groups=config.integer("n_group", default=1),
+        groups_kept=config.integer("topk_group", default=1),
+        scale=config.number("routed_scaling_factor", default=1.0),
+    )
+
+
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
     """Leaves out the layers for multi-token prediction."""
     if name.startswith(("mtp.", "model.mtp.", "backbone.mtp.")):
         return []
-    return [Piece("backbone." + name.removeprefix("model.") if name.startswith("model.") else name)]
+    name = "backbone." + name.removeprefix("model.") if name.startswith("model.") else name
+    if expert := EXPERT.fullmatch(name):
+        return [Piece(f"{expert[1]}.{STACKS[expert[3]]}", place=itemgetter(int(expert[2])))]
+    return [Piece(name)]
 
 
 FAMILY = Family(NemotronH, pieces, "backbone.embeddings.weight")

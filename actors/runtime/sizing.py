@@ -84,7 +84,7 @@ def size_pools(
 def costs_of(model: Model) -> Costs:
     """Operations that a token takes, and bytes that a state and a token's keys and values take."""
     per_kv = sum(shape.nbytes // shape.dtype.itemsize for shape in model.kv_specs())
-    parameters = count_parameters(model)
+    parameters = count_active_parameters(model)
     return Costs(
         compute=2.0 * parameters or 1.0,
         attend=2.0 * per_kv if parameters else 0.0,
@@ -98,6 +98,13 @@ def count_parameters(model: Model) -> int:
     return sum(_own_parameters(module) for module in model.modules()) if isinstance(model, nn.Module) else 0
 
 
+def count_active_parameters(model: Model) -> int:
+    """Those that a token has to do with: of experts, as many as are chosen for it."""
+    if not isinstance(model, nn.Module):
+        return 0
+    return count_parameters(model) - sum(_idle_parameters(module) for module in model.modules())
+
+
 def weight_bytes(model: Model) -> int:
     return sum(tensor.nbytes for tensor in model.parameters()) if isinstance(model, nn.Module) else 0
 
@@ -109,6 +116,16 @@ def _own_parameters(module: nn.Module) -> int:
         return count + sum(packed.numel - packed.data.numel() for packed in module.packed.values())
     packed = module.packed if isinstance(module, Linear | Embedding | SoftmaxRouter | SigmoidRouter) else None
     return count if packed is None else count - packed.data.numel() + packed.outputs * packed.inputs
+
+
+def _idle_parameters(module: nn.Module) -> int:
+    """Of a router's experts that it does not choose for a token, where the module has both."""
+    routers = [child for child in module.children() if isinstance(child, SoftmaxRouter | SigmoidRouter)]
+    stacks = [child for child in module.children() if isinstance(child, Experts)]
+    return sum(
+        _own_parameters(stack) // stack.count * (stack.count - router.rule.top_k)
+        for router, stack in zip(routers, stacks, strict=True)
+    )
 
 
 def _mib(size: int) -> str:

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from kernels import gpu
 from kernels.experts import cpu, native
 from kernels.experts.packed import PackedExperts, pack
 from kernels.experts.reference import PARTS, Activation
@@ -21,4 +22,8 @@ def experts(
     if native.takes(x, input_linear, output_linear):
         assert isinstance(input_linear, PackedExperts) and isinstance(output_linear, PackedExperts)
         return native.experts(x, chosen, weights, input_linear, output_linear, activation)
+    if gpu.takes(x):
+        from kernels.experts import triton
+
+        return triton.experts(x, chosen, weights, input_linear, output_linear, activation)
     return cpu.experts(x, chosen, weights, input_linear, output_linear, activation)

@@ -165,40 +165,66 @@ def _project(
     STAGES: tl.constexpr,
 ):
     """A tile of y, of all SPLITS from the program's own on. Programs: tiles of outputs, tiles of rows, splits."""
+    outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    at = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    inside, here = outs < OUTPUTS, at < rows
+    rows_ptr = x_ptr + at.to(tl.int64) * INPUTS
+    start = tl.program_id(2) * SPLIT_STEPS
+    total = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
+    for split in range(SPLITS):
+        begin = start + split * SPLIT_STEPS
+        end = min(begin + SPLIT_STEPS, STEPS)
+        total += product(data_ptr, outs, inside, rows_ptr, here, begin, end, INPUTS, BITS, PRECISION, STAGES)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + outs, inside, other=0.0).to(tl.float32)[:, None]
+    places = (tl.program_id(2) * rows + at).to(tl.int64)[None, :] * OUTPUTS + outs[:, None]
+    tl.store(y_ptr + places, total.to(y_ptr.dtype.element_ty), inside[:, None] & here[None, :])
+
+
+@jit
+def product(
+    data_ptr,
+    outs,
+    inside,
+    rows_ptr,
+    here,
+    begin,
+    end,
+    INPUTS: tl.constexpr,
+    BITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """float32 [outs, rows] of the packed weight at data_ptr, along the steps from begin to end.
+
+    inside: which of `outs` there are; rows_ptr: where each row's inputs begin; here: which of the rows there are.
+    """
     WORDS: tl.constexpr = STEP * BITS // 16
     BYTES: tl.constexpr = BLOCK * (4 + 2 * WORDS)
     PARTS: tl.constexpr = 8 // BITS
-    outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    at = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    inside, here = outs < OUTPUTS, (at < rows)[None, :]
+    STEPS: tl.constexpr = (INPUTS + STEP - 1) // STEP
+    BLOCK_OUT: tl.constexpr = outs.shape[0]
+    BLOCK_ROWS: tl.constexpr = here.shape[0]
     within = tl.arange(0, WORDS)
     first = data_ptr + (outs // BLOCK).to(tl.int64) * (STEPS * BYTES)
     scales_ptr = first.to(tl.pointer_type(tl.int32)) + outs % BLOCK
     words_ptr = (first + BLOCK * 4).to(tl.pointer_type(tl.int32))
     words_ptr = (words_ptr + outs % BLOCK * (WORDS // 2))[:, None] + tl.arange(0, WORDS // 2)[None, :]
-    x_ptr += at.to(tl.int64)[None, :] * INPUTS + within[:, None]
-    start = tl.program_id(2) * SPLIT_STEPS
-    total = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
-    for split in range(SPLITS):
-        sums = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
-        begin = start + split * SPLIT_STEPS
-        for step in tl.range(begin, min(begin + SPLIT_STEPS, STEPS), num_stages=STAGES):
-            scales = tl.load(scales_ptr + step * (BYTES // 4), inside, other=0)
-            words = tl.load(words_ptr + step * (BYTES // 4), inside[:, None], other=0)
-            for place in tl.static_range(16 // BITS):
-                k = step * STEP + place * WORDS
-                x = tl.load(x_ptr + k, here & (k + within[:, None] < INPUTS), other=0.0)
-                if place % PARTS == 0:
-                    products = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
-                numbers = _numbers(words, place, BITS, x.dtype)
-                products = tl.dot(numbers, x, products, input_precision=PRECISION)
-                if place % PARTS == PARTS - 1:
-                    sums += products * _scale(scales, place // PARTS)[:, None]
-        total += sums
-    if bias_ptr is not None:
-        total += tl.load(bias_ptr + outs, inside, other=0.0).to(tl.float32)[:, None]
-    places = (tl.program_id(2) * rows + at).to(tl.int64)[None, :] * OUTPUTS + outs[:, None]
-    tl.store(y_ptr + places, total.to(y_ptr.dtype.element_ty), inside[:, None] & here)
+    x_ptr = rows_ptr[None, :] + within[:, None]
+    sums = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
+    for step in tl.range(begin, end, num_stages=STAGES):
+        scales = tl.load(scales_ptr + step * (BYTES // 4), inside, other=0)
+        words = tl.load(words_ptr + step * (BYTES // 4), inside[:, None], other=0)
+        for place in tl.static_range(16 // BITS):
+            k = step * STEP + place * WORDS
+            x = tl.load(x_ptr + k, here[None, :] & (k + within[:, None] < INPUTS), other=0.0)
+            if place % PARTS == 0:
+                products = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
+            numbers = _numbers(words, place, BITS, x.dtype)
+            products = tl.dot(numbers, x, products, input_precision=PRECISION)
+            if place % PARTS == PARTS - 1:
+                sums += products * _scale(scales, place // PARTS)[:, None]
+    return sums
 
 
 @jit

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from kernels import gpu
 from kernels.linear import PackedWeight
 from kernels.routing import native, reference
 from kernels.routing.rule import RoutingRule
@@ -18,4 +19,8 @@ def route(x: Tensor, router: Tensor | PackedWeight, bias: Tensor | None, rule: R
     """See reference.route."""
     if isinstance(router, PackedWeight):
         return native.route(x, router, bias, rule)
+    if gpu.takes(x):
+        from kernels.routing import triton
+
+        return triton.route(x, router, bias, rule)
     return reference.route(x, router, bias, rule)

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from kernels import gpu
 from kernels.shared_expert import native, reference
 
 __all__ = ["add_shared"]
@@ -9,6 +10,10 @@ __all__ = ["add_shared"]
 
 def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None = None) -> Tensor:
     """See reference.add_shared."""
+    if gpu.takes(routed):
+        from kernels.shared_expert import triton
+
+        return triton.add_shared(routed, shared, gate)
     if native.takes(routed, shared, gate):
         return native.add_shared(routed, shared, gate)
     return reference.add_shared(routed, shared, gate)

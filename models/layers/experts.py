@@ -16,7 +16,7 @@ class Experts(nn.Module):
 
     def __init__(self, hidden: int, intermediate: int, count: int, activation: Activation, dtype: torch.dtype) -> None:
         super().__init__()
-        self.activation = activation
+        self.activation, self.count = activation, count
         inner = PARTS[activation] * intermediate
         self.input_linear = nn.Parameter(torch.empty(count, inner, hidden, dtype=dtype))
         self.output_linear = nn.Parameter(torch.empty(count, hidden, intermediate, dtype=dtype))

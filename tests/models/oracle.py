@@ -37,6 +37,12 @@ GRANITE = {
     "position_embedding_type": None, "tie_word_embeddings": True, "embedding_multiplier": 6.0,
     "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 2.0, "max_position_embeddings": 4096,
 }  # fmt: skip
+NEMOTRON_H_MOE = {
+    **NEMOTRON_H, "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "mlp"],
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 2.5,
+}  # fmt: skip
+GRANITE_MOE = {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 48}
 
 BAMBA = {
     "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
@@ -138,6 +144,19 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_moe": (
         "Qwen3_5MoeForConditionalGeneration",
         {"text_config": {**QWEN3_NEXT_MOE, "full_attention_interval": 2}, "vision_config": VISION},
+    ),
+    "granitemoehybrid-moe": ("GraniteMoeHybridForCausalLM", GRANITE_MOE),
+    "granitemoehybrid-moe-alone": (
+        "GraniteMoeHybridForCausalLM",
+        {**GRANITE_MOE, "hidden_size": 96, "mamba_n_heads": 12, "shared_intermediate_size": 0, "num_local_experts": 35,
+         "num_experts_per_tok": 5, "intermediate_size": 17, "tie_word_embeddings": False},
+    ),
+    "nemotron_h-moe": ("NemotronHForCausalLM", NEMOTRON_H_MOE),
+    "nemotron_h-moe-latent": (
+        "NemotronHForCausalLM",
+        {**NEMOTRON_H_MOE, "hidden_size": 72, "moe_latent_size": 36, "n_routed_experts": 36, "num_experts_per_tok": 7,
+         "n_group": 6, "topk_group": 3, "mlp_bias": True, "norm_topk_prob": False, "moe_intermediate_size": 19,
+         "routed_scaling_factor": 1.5},
     ),
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scripts.benchmarks import engine, relay
 from scripts.benchmarks.contenders import Entry, Workbench
 from scripts.benchmarks.figures import NeverAtOnceError, Spread, decode_rate, quantile, ratios, steady_rate, table
-from scripts.benchmarks.floors import floor_of
+from scripts.benchmarks.floors import ExpertBytes, floor_of
 from scripts.benchmarks.machine import all_busy, own_busy, ticks_a_second
 from scripts.benchmarks.peers import environments
 from scripts.benchmarks.peers.agreement import agreed
@@ -95,6 +95,18 @@ def test_the_floors_of_smaller_weights_and_states() -> None:
     assert whole.decode(2, 1e9, 100) == pytest.approx(2e9 / (whole.weights + 2 * (whole.state + 100 * whole.keys)))
     assert half.state * 2 == whole.state and half.matrices == whole.matrices
     assert half.weights / whole.weights == pytest.approx(8.5 / 16, rel=0.01)
+
+
+def test_a_step_reads_the_experts_that_its_rows_have() -> None:
+    floor, dense = floor_of(QWEN3_NEXT), floor_of(QWEN3_NEXT | {"num_experts": 0})
+    experts, layers = QWEN3_NEXT["num_experts"], QWEN3_NEXT["num_hidden_layers"]
+    top_k, size = QWEN3_NEXT["num_experts_per_tok"], 3 * QWEN3_NEXT["hidden_size"] * QWEN3_NEXT["moe_intermediate_size"]
+    assert floor.experts == [ExpertBytes(experts, top_k, 2.0 * size)] * layers
+    one, all_rows = floor.experts[0].read(1), floor.experts[0].read(10_000)
+    assert one == pytest.approx(2 * top_k * size) and all_rows == pytest.approx(2 * experts * size)
+    assert one < floor.experts[0].read(2) < 2 * one
+    assert floor.decode(1, 1e9, 0) == pytest.approx(1e9 / (floor.weights + layers * one + floor.state))
+    assert dense.experts == [] and dense.state == floor.state
 
 
 @pytest.mark.parametrize(

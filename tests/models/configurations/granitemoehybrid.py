@@ -1,5 +1,6 @@
 """Granite 4's hybrids."""
 
+from dataclasses import replace
 from typing import Any
 
 from tests.models.configurations.published import Published, Shapes, attention, mamba2_mixer, mamba2_state
@@ -45,8 +46,26 @@ def dense(
     return Published(config(*shape), size, tensors(*shape), state, kv)
 
 
+def with_experts(
+    size: str, hidden: int, heads: int, kv_heads: int, mlp: int, mamba: tuple[int, int], experts: tuple[int, int, int]
+) -> Published:
+    """experts: how many, how many of a token, their inner size."""
+    count, top_k, inner = experts
+    there = dense(size, hidden, 40, heads, kv_heads, mlp, mamba)
+    routed = {"num_local_experts": count, "num_experts_per_tok": top_k, "intermediate_size": inner}
+    found = dict(there.tensors)
+    for layer in range(40):
+        path = f"model.layers.{layer}.block_sparse_moe"
+        found[f"{path}.router.layer.weight"] = (count, hidden)
+        found[f"{path}.input_linear.weight"] = (count, 2 * inner, hidden)
+        found[f"{path}.output_linear.weight"] = (count, hidden, inner)
+    return replace(there, config={**there.config, **routed}, tensors=found)
+
+
 PUBLISHED = {
     "granite-4.0-h-350m": dense("340M", 768, 32, 12, 4, 2048, (48, 32)),
     "granite-4.0-h-1b": dense("1.5B", 1536, 40, 12, 4, 4096, (48, 64)),
     "granite-4.0-h-micro": dense("3.19B", 2048, 40, 32, 8, 8192, (64, 64)),
+    "granite-4.0-h-tiny": with_experts("7B", 1536, 12, 4, 1024, (48, 64), (64, 6, 512)),
+    "granite-4.0-h-small": with_experts("32B", 4096, 32, 8, 1536, (128, 64), (72, 10, 768)),
 }

@@ -1,4 +1,4 @@
-"""Nemotron-H and Nemotron Nano 2."""
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3 Nano."""
 
 from typing import Any
 
@@ -9,6 +9,8 @@ NEMOTRON_H_47B = "M-M-M-M-M-M-M-M-M*-M-M-M-M-M-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-
 NEMOTRON_H_56B = "M-M-M-M" + 10 * "*-M-M-M-M-M" + "-"
 NANO_12B = "M-M-M-M" + 6 * "*-M-M-M-M" + "-"
 NANO_9B = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
+
+NANO_30B = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 
 
 # Of a mixer: heads, width and state.
@@ -54,10 +56,47 @@ def dense(size: str, pattern: str, hidden: int, heads: int, mamba: Mamba, mlp: i
     return Published(config(pattern, hidden, heads, mamba, mlp, length), size, shapes, state, kv)
 
 
+def nano_3() -> Published:
+    """With experts, and attention and mixers of other sizes than those before."""
+    sizes = {"num_key_value_heads": 2, "mamba_num_heads": 64, "moe_latent_size": None, "num_experts_per_tok": 6}
+    routed = {
+        "n_routed_experts": 128, "n_shared_experts": 1, "moe_intermediate_size": 1856, "n_group": 1, "topk_group": 1,
+        "moe_shared_expert_intermediate_size": 3712, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+    }  # fmt: skip
+    found: Shapes = {
+        "backbone.embeddings.weight": (131072, 2688),
+        "backbone.norm_f.weight": (2688,),
+        "lm_head.weight": (131072, 2688),
+    }
+    for layer, kind in enumerate(NANO_30B):
+        path = f"backbone.layers.{layer}"
+        found[f"{path}.norm.weight"] = (2688,)
+        if kind == "M":
+            found |= mamba2_mixer(f"{path}.mixer", 2688, 64, 64, 8, 128)
+        elif kind == "*":
+            found |= attention(f"{path}.mixer", 2688, 32, 2, 128)
+        else:
+            found |= experts(f"{path}.mixer", 2688, 128, 1856, 3712)
+    state, kv = NANO_30B.count("M") * mamba2_state(64, 64, 8, 128), NANO_30B.count("*") * 2 * 2 * 2 * 128
+    return Published(
+        {**config(NANO_30B, 2688, 32, (64, 64, 128), 1856, 262144), **sizes, **routed}, "31.6B", found, state, kv
+    )
+
+
+def experts(path: str, hidden: int, count: int, inner: int, shared: int) -> Shapes:
+    found: Shapes = {f"{path}.gate.weight": (count, hidden), f"{path}.gate.e_score_correction_bias": (count,)}
+    named = {f"{path}.experts.{expert}": inner for expert in range(count)} | {f"{path}.shared_experts": shared}
+    for expert, size in named.items():
+        found[f"{expert}.up_proj.weight"] = (size, hidden)
+        found[f"{expert}.down_proj.weight"] = (hidden, size)
+    return found
+
+
 PUBLISHED = {
     "Nemotron-H-8B-Base-8K": dense("8.1B", NEMOTRON_H_8B, 4096, 32, SMALL, 21504, 8192),
     "Nemotron-H-47B-Base-8K": dense("47B", NEMOTRON_H_47B, 8192, 64, LARGE, 30720, 8192),
     "Nemotron-H-56B-Base-8K": dense("56B", NEMOTRON_H_56B, 8192, 64, LARGE, 32768, 8192),
     "NVIDIA-Nemotron-Nano-9B-v2": dense("8888227328", NANO_9B, 4480, 40, WIDE, 15680, 131072),
     "NVIDIA-Nemotron-Nano-12B-v2": dense("12.31B", NANO_12B, 5120, 40, WIDE, 20480, 131072),
+    "NVIDIA-Nemotron-3-Nano-30B-A3B": nano_3(),
 }
