@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,108 +12,26 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from torch import Tensor, nn
 
+from models.config import ModelConfig
+from models.family import Piece
 from models.layers.linear import Embedding, Linear
-from models.loading.checkpoint import random_model
+from models.loading.checkpoint import find_family, random_model
+from scripts.benchmarks.configs import (
+    BAMBA,
+    FALCON_H1,
+    GRANITE,
+    GRANITE_MOE,
+    MAMBA2,
+    NEMOTRON_H,
+    NEMOTRON_H_MOE,
+    QWEN3_5,
+    QWEN3_NEXT,
+)
+from scripts.benchmarks.peers.environments import how_to_install, python_of
 
 SEED = 0
-MAMBA2: dict[str, Any] = {
-    "architectures": ["Mamba2ForCausalLM"],
-    "model_type": "mamba2",
-    "torch_dtype": "bfloat16",
-    "vocab_size": 50288,
-    "hidden_size": 768,
-    "num_hidden_layers": 24,
-    "num_heads": 24,
-    "head_dim": 64,
-    "state_size": 128,
-    "n_groups": 1,
-    "expand": 2,
-    "conv_kernel": 4,
-    "chunk_size": 64,
-    "tie_word_embeddings": True,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-GRANITE: dict[str, Any] = {
-    "architectures": ["GraniteMoeHybridForCausalLM"],
-    "model_type": "granitemoehybrid",
-    "torch_dtype": "bfloat16",
-    "vocab_size": 50288,
-    "hidden_size": 768,
-    "num_hidden_layers": 16,
-    "layer_types": ["mamba"] * 5 + ["attention"] + ["mamba"] * 7 + ["attention"] + ["mamba"] * 2,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
-    "attention_multiplier": 0.125,
-    "position_embedding_type": "nope",
-    "shared_intermediate_size": 1536,
-    "intermediate_size": 1536,
-    "num_local_experts": 0,
-    "num_experts_per_tok": 0,
-    "mamba_n_heads": 24,
-    "mamba_d_head": 64,
-    "mamba_d_state": 128,
-    "mamba_n_groups": 1,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_chunk_size": 64,
-    "mamba_conv_bias": True,
-    "mamba_proj_bias": False,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": True,
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-BAMBA: dict[str, Any] = {
-    "architectures": ["BambaForCausalLM"],
-    "model_type": "bamba",
-    "torch_dtype": "bfloat16",
-    "vocab_size": 50288,
-    "hidden_size": 768,
-    "num_hidden_layers": 16,
-    "attn_layer_indices": [5, 13],
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
-    "intermediate_size": 1536,
-    "mamba_n_heads": 24,
-    "mamba_d_head": 64,
-    "mamba_d_state": 128,
-    "mamba_chunk_size": 64,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": True,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-FALCON_H1: dict[str, Any] = {
-    "architectures": ["FalconH1ForCausalLM"],
-    "model_type": "falcon_h1",
-    "torch_dtype": "bfloat16",
-    "vocab_size": 50288,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
-    "intermediate_size": 1536,
-    "mamba_d_ssm": 1536,
-    "mamba_n_heads": 24,
-    "mamba_d_head": 64,
-    "mamba_d_state": 128,
-    "mamba_chunk_size": 64,
-    "mamba_rms_norm": True,
-    "mamba_norm_before_gate": False,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": True,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
+# Families whose parameters may be named as in their files.
+PLAIN = ("mamba2", "granitemoehybrid")
 # To see that a benchmark runs, not how fast anything is.
 TINY = MAMBA2 | {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "state_size": 16}
 # A model whose forward is arithmetic on one number a row: what is left of a step is the relay.
@@ -127,8 +46,13 @@ BUNDLED = Path(__file__).resolve().parents[2] / "models" / "bundled"
 SHAPES = {
     "mamba2-129m": MAMBA2,
     "granite-151m": GRANITE,
+    "granite-moe-153m": GRANITE_MOE,
+    "nemotron_h-161m": NEMOTRON_H,
+    "nemotron_h-moe-162m": NEMOTRON_H_MOE,
     "bamba-151m": BAMBA,
     "falcon_h1-145m": FALCON_H1,
+    "qwen3_next-152m": QWEN3_NEXT,
+    "qwen3_5-161m": QWEN3_5,
     "tiny": TINY,
     "null": NULL,
 }
@@ -141,6 +65,8 @@ def config_of(shape: str, layers: int | None = None) -> dict[str, Any]:
     config = dict(SHAPES[shape])
     if layers is None or "num_hidden_layers" not in config:
         return config
+    if "hybrid_override_pattern" in config:
+        config["hybrid_override_pattern"] = "M" * (layers - 1) + "*"
     if "layer_types" in config:
         config["layer_types"] = [*["mamba"] * (layers - 1), "attention"]
     if "attn_layer_indices" in config:
@@ -159,18 +85,42 @@ def checkpoint_of(config: dict[str, Any], folder: Path) -> Path:
 
 
 def make_checkpoint(folder: Path, config: dict[str, Any]) -> None:
-    """config.json, model.safetensors and a tokenizer; left alone if the folder has them already."""
+    """config.json, model.safetensors and a tokenizer; left alone if the folder has them already.
+
+    RuntimeError for a family whose files transformers has to write, where it is not installed.
+    """
     text = json.dumps(config, indent=1)
     written = folder / "config.json"
-    if written.is_file() and written.read_text() == text:
+    if (folder / "tokenizer.json").is_file() and written.is_file() and written.read_text() == text:
         return
     folder.mkdir(parents=True, exist_ok=True)
+    written.write_text(text)
     dtype = getattr(torch, config.get("torch_dtype", "float32"))
     model = random_model(config, dtype, torch.device("cpu"), SEED)
-    if isinstance(model, nn.Module):
+    if isinstance(model, nn.Module) and holds_files_tensors(model, config):
         save_file(plain_weights(model), folder / "model.safetensors", {"format": "pt"})
+    elif isinstance(model, nn.Module):
+        write_by_transformers(folder)
     write_tokenizer(folder, config["vocab_size"])
-    written.write_text(text)
+
+
+def holds_files_tensors(model: nn.Module, config: dict[str, Any]) -> bool:
+    """Whether its parameters are the tensors of the family's files, and not parts of them, joined or changed."""
+    read = ModelConfig(config)
+    pieces = find_family(read).pieces
+    return config["model_type"] in PLAIN and all(
+        pieces(name, read) == [Piece(name)] for name, _ in model.named_parameters()
+    )
+
+
+def write_by_transformers(folder: Path) -> None:
+    python = python_of("transformers")
+    if python is None:
+        raise RuntimeError(how_to_install("transformers"))
+    script = Path(__file__).with_name("peers") / "write_checkpoint.py"
+    done = subprocess.run([python, str(script), str(folder), str(SEED)], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{script.name} failed:\n{done.stderr[-2000:]}")
 
 
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.benchmarks import engine, relay
+from scripts.benchmarks.configs import GRANITE, MAMBA2, QWEN3_NEXT
 from scripts.benchmarks.contenders import Entry, Workbench
 from scripts.benchmarks.figures import NeverAtOnceError, Spread, decode_rate, quantile, ratios, steady_rate, table
 from scripts.benchmarks.floors import ExpertBytes, floor_of
@@ -20,7 +21,7 @@ from scripts.benchmarks.peers.serve_lines import Answer as Served
 from scripts.benchmarks.serving import summarise
 from scripts.benchmarks.serving.client import Answer, read_event
 from scripts.benchmarks.serving.schedule import Load, draw
-from scripts.benchmarks.shapes import GRANITE, MAMBA2, config_of
+from scripts.benchmarks.shapes import config_of
 
 LOAD = Load("unique", requests=200, streams=4, rate=None, prompt=8, answer=4, shared=16, prefixes=3, turns=3)
 
@@ -100,7 +101,8 @@ def test_the_floors_of_smaller_weights_and_states() -> None:
 def test_a_step_reads_the_experts_that_its_rows_have() -> None:
     floor, dense = floor_of(QWEN3_NEXT), floor_of(QWEN3_NEXT | {"num_experts": 0})
     experts, layers = QWEN3_NEXT["num_experts"], QWEN3_NEXT["num_hidden_layers"]
-    top_k, size = QWEN3_NEXT["num_experts_per_tok"], 3 * QWEN3_NEXT["hidden_size"] * QWEN3_NEXT["moe_intermediate_size"]
+    top_k, inner = QWEN3_NEXT["num_experts_per_tok"], QWEN3_NEXT["moe_intermediate_size"]
+    size = 3 * QWEN3_NEXT["hidden_size"] * inner
     assert floor.experts == [ExpertBytes(experts, top_k, 2.0 * size)] * layers
     one, all_rows = floor.experts[0].read(1), floor.experts[0].read(10_000)
     assert one == pytest.approx(2 * top_k * size) and all_rows == pytest.approx(2 * experts * size)
