@@ -41,7 +41,8 @@ def make(torch: Any, transformers: Any, architecture: str, config: dict[str, Any
             elif leaf == "dt_bias":
                 parameter.copy_(torch.rand(shape, generator=generator) * 4 - 4)
             elif len(shape) == 1:
-                parameter.copy_(normal(shape, 0.3) + (leaf == "weight"))
+                # Norms begin with weights of 1, or of 0 where 1 is added to them.
+                parameter.copy_(normal(shape, 0.3) + (leaf == "weight" and bool(parameter.any())))
             elif "embed" in name:
                 parameter.copy_(normal(shape, 0.3))
             else:
