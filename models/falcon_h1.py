@@ -193,8 +193,8 @@ def pieces(name: str, config: ModelConfig) -> list[Piece]:
         return [Piece(name, scaled(*zip(parts, factors, strict=True)))]
     if projection in ("q_proj", "k_proj", "v_proj") and is_weight:
         a = read_attention(config)
-        rows = (a.heads if projection == "q_proj" else a.kv_heads) * a.head_dim
-        return [Piece(name, scaled((rows, m.attention_in)))]
+        outputs = (a.heads if projection == "q_proj" else a.kv_heads) * a.head_dim
+        return [Piece(name, scaled((outputs, m.attention_in)))]
     if projection == "gate_proj":
         [gate] = gated_mlp(name)
         return [Piece(gate.parameter, scaled((config.integer("intermediate_size"), m.gate)), gate.place)]
