@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "../conv1d/update.h"
 #include "../native/numbers.h"
 #include "../native/parallel.h"
 #include "../recorded/call.h"
+#include "../state_update/keep.h"
 
 namespace baton {
 namespace {
@@ -25,32 +27,6 @@ struct Constants {
     float dt_low, dt_high, eps;
     bool norm_first;  // Before the gate; not without a norm, which is null then.
 };
-
-// y = silu(convolution) of `count` channels of one row, the first of them at x, taps, bias and history; that is
-// [kernel - 1, channels], and moves on by one input.
-template <class T>
-void convolve(const Shape &s, const T *x, const float *taps, const float *bias, float *history, float *y,
-              int64_t count) {
-    const int64_t channels = s.channels(), kept = s.kernel - 1;
-    over(count, [&](int64_t i, auto v) {
-        using V = decltype(v);
-        const V now = get<V>(x + i);
-        V total{};
-        for (int64_t k = 0; k < kept; k++) {
-            float *past = history + k * channels + i;
-            total += get<V>(past) * get<V>(taps + k * channels + i);
-            if (k > 0) put(past - channels, get<V>(past));
-        }
-        total += now * get<V>(taps + kept * channels + i);
-        if (kept) put(history + (kept - 1) * channels + i, now);
-        if (bias) total += get<V>(bias + i);
-        put(y + i, silu(total));
-    });
-}
-
-// float32 as it is, bfloat16 by chance, of which the place is the source.
-template <class V, class P> void keep(float *target, V x, P) { put(target, x); }
-template <class V, class P> void keep(bfloat16 *target, V x, P place) { put_by_chance(target, x, mix(place) >> 16); }
 
 // state [width, size] ← decay·state + dt·x⊗B; x [width] ← state·C + D·x. SIZE is `size` where it is known, else 0.
 // place: of the first number, by which the chances go.
@@ -127,7 +103,7 @@ struct Mixer {
     void share(int64_t row) const {
         const FlushDenormals flush;
         float *history = conv_pool + slots[row] * conv_stride + s.inner();
-        convolve(s, projected + row * projected_stride + 2 * s.inner(), c.taps + s.inner(),
+        convolve(s.kernel, s.channels(), projected + row * projected_stride + 2 * s.inner(), c.taps + s.inner(),
                  c.conv_bias ? c.conv_bias + s.inner() : nullptr, history, shared + row * s.shared(), s.shared());
     }
 
@@ -135,8 +111,9 @@ struct Mixer {
         const T *given = projected + row * projected_stride;
         const int64_t first = head * s.width, group = head / (s.heads / s.groups);
         float *values = gated + row * s.inner() + first;
-        convolve(s, given + s.inner() + first, c.taps + first, c.conv_bias ? c.conv_bias + first : nullptr,
-                 conv_pool + slots[row] * conv_stride + first, values, s.width);
+        convolve(s.kernel, s.channels(), given + s.inner() + first, c.taps + first,
+                 c.conv_bias ? c.conv_bias + first : nullptr, conv_pool + slots[row] * conv_stride + first, values,
+                 s.width);
         float dt = softplus(to_float(given[s.inner() + s.channels() + head]) + c.dt_bias[head]);
         dt = std::min(std::max(dt, c.dt_low), c.dt_high);
         const float *B = shared + row * s.shared() + group * s.state, *C = B + s.groups * s.state;

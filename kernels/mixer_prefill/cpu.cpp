@@ -4,7 +4,9 @@
 // their columns: y = exp(a)·C·h + M·x, h ← exp(a_end)·h + Bᵀ·x.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
+#include "../conv1d/packed.h"
 #include "../native/numbers.h"
 #include "../native/parallel.h"
 #include "../native/tile.h"
@@ -33,18 +35,6 @@ struct Constants {
     bool norm_first;  // Before the gate.
 };
 
-// Chunk c is tokens [starts[c], starts[c + 1]); its end is kept in slots saved[saves[c]] to saved[saves[c + 1] - 1].
-// Segment s is chunks [first[s], first[s + 1]), and its state is in slots[s].
-struct Plan {
-    int64_t segments, chunks;
-    const int64_t *slots, *first, *starts, *saves, *saved;
-
-    int64_t tokens() const { return starts[chunks]; }
-    int64_t length(int64_t chunk) const { return starts[chunk + 1] - starts[chunk]; }
-    // Where a chunk's tokens begin if each chunk's are padded to whole vectors.
-    int64_t padded(int64_t chunk) const { return starts[chunk] + chunk * (LANES - 1); }
-};
-
 struct Pools {
     float *conv;  // [slots, kernel - 1, channels]
     int state_type;
@@ -52,21 +42,8 @@ struct Pools {
     int64_t conv_stride, state_stride;
 };
 
-// log(1 + e^x) = max(x, 0) + log1p(u) with u = e^−|x|, and log1p(u) = 2·artanh(u / (2 + u)), argument at most 1/3.
-floats softplus(floats x) {
-    const floats u = exp(x > 0.0f ? -x : x), s = u / (2.0f + u), square = s * s;
-    floats p = square * (1.0f / 15) + 1.0f / 13;
-    p = p * square + 1.0f / 11;
-    p = p * square + 1.0f / 9;
-    p = p * square + 1.0f / 7;
-    p = p * square + 1.0f / 5;
-    p = p * square + 1.0f / 3;
-    p = p * square + 1.0f;
-    return (x > 0.0f ? x : floats{}) + 2.0f * s * p;
-}
-
 // Buffers that are in use at the same time; the first five are the calling thread's, for all of them.
-enum Buffer { SHARED_DT, SHARED_C, SHARED_B, SHARED_SCORES, SHARED_GATED, ROWS_OF_B, INPUTS, HEAD, MIXED };
+enum Buffer { SHARED_DT, SHARED_C, SHARED_B, SHARED_SCORES, SHARED_GATED, ROWS_OF_B, HEAD, MIXED };
 
 // What all heads of a group share, and what the norm waits for.
 struct Shared {
@@ -81,16 +58,18 @@ template <class Activation> class Prefill {
 public:
     Prefill(const Shape &shape, const Constants &constants, const Plan &plan, const Pools &pools,
             const Activation *projected, int64_t stride, Activation *y)
-        : shape(shape), constants(constants), plan(plan), pools(pools), projected(projected), stride(stride), y(y) {}
+        : shape(shape), constants(constants), plan(plan), pools(pools), projected(projected), stride(stride), y(y),
+          longest(plan.longest()),
+          convolve{plan, shape.kernel, shape.channels(), constants.taps, constants.conv_bias,
+                   projected + shape.inner(), stride, pools.conv, pools.conv_stride} {}
 
     void run() {
-        for (int64_t c = 0; c < plan.chunks; ++c) longest = std::max(longest, round_up(plan.length(c)));
         reserve_shared();
         each(plan.chunks, [&](int64_t chunk) { prepare(chunk); });
         // A head's segments lie together: then a long one beside short ones does not leave a thread without work.
         each(shape.heads * plan.segments, [&](int64_t i) { scan(i / plan.segments, i % plan.segments); });
         each(plan.tokens(), [&](int64_t token) { normalize(token); });
-        save_inputs();
+        convolve.save();
     }
 
 private:
@@ -101,7 +80,8 @@ private:
     const Activation *const projected;  // [T, inner (gate) + channels + heads (dt)]
     const int64_t stride;
     Activation *const y;  // [T, inner]
-    int64_t longest = 0;
+    const int64_t longest;
+    const Convolution<Activation> convolve;
     Shared shared{};
 
     // f(i) for i < n, over the threads.
@@ -113,20 +93,22 @@ private:
     }
 
     void reserve_shared() {
-        const int64_t tokens = plan.tokens(), padded = plan.padded(plan.chunks);
+        const int64_t tokens = plan.tokens();
         shared.dt = scratch(SHARED_DT, shape.heads * (tokens + LANES));
         shared.C = scratch(SHARED_C, shape.groups * tokens * round_up(shape.size));
-        shared.B = scratch(SHARED_B, shape.groups * padded * shape.size);
+        shared.B = scratch(SHARED_B, shape.groups * padded(plan.chunks) * shape.size);
         shared.scores = scratch(SHARED_SCORES, shape.groups * tokens * longest);
         shared.gated = scratch(SHARED_GATED, tokens * shape.inner());
     }
 
+    // Where a chunk's tokens begin if each chunk's are padded to whole vectors.
+    int64_t padded(int64_t chunk) const { return plan.starts[chunk] + chunk * (LANES - 1); }
     float *dt_of(int64_t head) const { return shared.dt + head * (plan.tokens() + LANES); }
     float *C_of(int64_t group, int64_t chunk) const {
         return shared.C + (group * plan.tokens() + plan.starts[chunk]) * round_up(shape.size);
     }
     float *B_of(int64_t group, int64_t chunk) const {
-        return shared.B + (group * plan.padded(plan.chunks) + plan.padded(chunk)) * shape.size;
+        return shared.B + (group * padded(plan.chunks) + padded(chunk)) * shape.size;
     }
     float *scores_of(int64_t group, int64_t chunk) const {
         return shared.scores + (group * plan.tokens() + plan.starts[chunk]) * longest;
@@ -164,46 +146,6 @@ private:
                 dt = dt > constants.dt_max ? splat(constants.dt_max) : dt;
                 for (int64_t i = 0; i < count; ++i) dt_of(head + i)[t] = dt[i];
             }
-    }
-
-    // Inputs of the convolution at the vector of channels from `channel` on, of which `count` are wanted, for tokens
-    // [begin, end): [tokens, LANES]. Those before the segment's first are in its slot.
-    void gather(int64_t segment, int64_t begin, int64_t end, int64_t channel, int64_t count, float *to) const {
-        const int64_t first = plan.starts[plan.first[segment]], history = shape.kernel - 1;
-        const float *const slot = pools.conv + plan.slots[segment] * pools.conv_stride;
-        for (; begin < std::min(first, end); ++begin, to += LANES)
-            put(to, load(slot + (history + begin - first) * shape.channels() + channel, count));
-        const Activation *from = projected + begin * stride + shape.inner() + channel;
-        for (; begin < end; ++begin, to += LANES, from += stride) put(to, load(from, count));
-    }
-
-    // SiLU of the convolution of a chunk's tokens at `count` channels from `channel` on: [tokens, padded count].
-    void convolve(int64_t segment, int64_t chunk, int64_t channel, int64_t count, float *to) const {
-        const int64_t history = shape.kernel - 1, begin = plan.starts[chunk], end = plan.starts[chunk + 1];
-        float *const rows = scratch(INPUTS, (history + end - begin + shape.kernel) * LANES);
-        float *const taps = rows + (history + end - begin) * LANES;
-        for (int64_t c = 0; c < count; c += LANES) {
-            const int64_t at = channel + c, lanes = count - c;
-            gather(segment, begin - history, end, at, lanes, rows);
-            for (int64_t k = 0; k < shape.kernel; ++k)
-                put(taps + k * LANES, load(constants.taps + k * shape.channels() + at, lanes));
-            const floats bias = constants.conv_bias ? load(constants.conv_bias + at, lanes) : floats{};
-            if (shape.kernel == 4)
-                slide<4>(rows, taps, bias, end - begin, to + c, round_up(count));
-            else
-                slide<0>(rows, taps, bias, end - begin, to + c, round_up(count));
-        }
-    }
-
-    // Width: of the kernel, or 0 for any.
-    template <int Width>
-    void slide(const float *rows, const float *taps, floats bias, int64_t length, float *to, int64_t wide) const {
-        const int64_t width = Width ? Width : shape.kernel;
-        for (int64_t i = 0; i < length; ++i) {
-            floats x = bias;
-            for (int64_t k = 0; k < width; ++k) x += load(rows + (i + k) * LANES) * load(taps + k * LANES);
-            put(to + i * wide, silu(x));
-        }
     }
 
     // All chunks of a segment for one head.
@@ -315,29 +257,6 @@ private:
     void copy(int64_t token) const {
         const int64_t inner = shape.inner(), at = token * inner;
         for (int64_t c = 0; c < inner; c += LANES) put(y + at + c, load(shared.gated + at + c, inner - c), inner - c);
-    }
-
-    // The convolution's last inputs at checkpoints, then at ends, which overwrite the segment's slot.
-    void save_inputs() const {
-        for (int64_t segment = 0; segment < plan.segments; ++segment) {
-            const int64_t last = plan.first[segment + 1];
-            for (int64_t chunk = plan.first[segment]; chunk < last; ++chunk)
-                for (int64_t i = plan.saves[chunk]; i < plan.saves[chunk + 1]; ++i)
-                    save_inputs(segment, plan.starts[chunk + 1], plan.saved[i]);
-            save_inputs(segment, plan.starts[last], plan.slots[segment]);
-        }
-    }
-
-    // Oldest first: where a segment is shorter than the history, its slot's rows move up within it.
-    void save_inputs(int64_t segment, int64_t end, int64_t slot) const {
-        float *const to = pools.conv + slot * pools.conv_stride;
-        float row[LANES];
-        for (int64_t k = 0; k < shape.kernel - 1; ++k)
-            for (int64_t c = 0; c < shape.channels(); c += LANES) {
-                const int64_t token = end - (shape.kernel - 1) + k, count = shape.channels() - c;
-                gather(segment, token, token + 1, c, count, row);
-                put(to + k * shape.channels() + c, load(row), count);
-            }
     }
 };
 

@@ -194,6 +194,19 @@ inline float sigmoid(float x) { return sigmoid(splat(x))[0]; }
 // As torch has it: the identity above 20.
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
+// log(1 + e^x) = max(x, 0) + log1p(u) with u = e^−|x|, and log1p(u) = 2·artanh(u / (2 + u)), argument at most 1/3.
+inline floats softplus(floats x) {
+    const floats u = exp(x > 0.0f ? -x : x), s = u / (2.0f + u), square = s * s;
+    floats p = square * (1.0f / 15) + 1.0f / 13;
+    p = p * square + 1.0f / 11;
+    p = p * square + 1.0f / 9;
+    p = p * square + 1.0f / 7;
+    p = p * square + 1.0f / 5;
+    p = p * square + 1.0f / 3;
+    p = p * square + 1.0f;
+    return (x > 0.0f ? x : floats{}) + 2.0f * s * p;
+}
+
 // While it lives, this thread takes denormals for zero: decayed states hold many, and a CPU is slow on them.
 class FlushDenormals {
 #if defined(__SSE2__)

@@ -1,0 +1,30 @@
+// The depthwise causal convolution of decoding rows, with SiLU: reference.conv1d_update.
+#pragma once
+
+#include "../native/numbers.h"
+
+namespace baton {
+
+// y = silu(convolution) of `count` channels of one row, the first of them at x, taps, bias and history; that is
+// [kernel - 1, channels], and moves on by one input. taps: [kernel, channels]; bias may be null.
+template <class T>
+void convolve(int64_t kernel, int64_t channels, const T *x, const float *taps, const float *bias, float *history,
+              float *y, int64_t count) {
+    const int64_t kept = kernel - 1;
+    over(count, [&](int64_t i, auto v) {
+        using V = decltype(v);
+        const V now = get<V>(x + i);
+        V total{};
+        for (int64_t k = 0; k < kept; k++) {
+            float *past = history + k * channels + i;
+            total += get<V>(past) * get<V>(taps + k * channels + i);
+            if (k > 0) put(past - channels, get<V>(past));
+        }
+        total += now * get<V>(taps + kept * channels + i);
+        if (kept) put(history + (kept - 1) * channels + i, now);
+        if (bias) total += get<V>(bias + i);
+        put(y + i, silu(total));
+    });
+}
+
+}  // namespace baton
