@@ -91,21 +91,21 @@ def prepare_candidates(size: int, dtype: torch.dtype) -> list[KernelConfig]:
 
 
 def scan_candidates(heads: int, width: int, size: int, dtype: torch.dtype, shared: int) -> list[KernelConfig]:
-    """The first is the default: as few programs a head as keep a GPU busy with one segment, since each reads q and k.
+    """The first is the default: enough programs to keep a GPU busy with one segment.
 
-    shared: bytes of shared memory. In float32 there are no tensor cores, and the operands of larger blocks do not fit
-    into registers.
+    shared: bytes of shared memory; two stages are what it takes for loads to overlap with the chunk before them.
+    In float32 there are no tensor cores, and the operands of larger blocks do not fit into registers.
     """
     most = max(16, triton.next_power_of_2(width))
-    block = next((block for block in (64, 32) if heads * triton.cdiv(width, block) >= 64), 16)
+    block = 32 if heads * triton.cdiv(width, 32) >= 64 else 16
     if dtype == torch.float32:
         chosen = [(16, 8, 1), (16, 4, 1)]
     elif size > 128:
         chosen = [(16, 8, 1), (32, 8, 1)]
     else:
-        stages = 2 if shared >= 163 * 1024 else 1
-        others = [(64, 8, 1), (64, 4, 1), (64, 8, 2), (32, 4, 1), (32, 8, 1), (32, 4, 2), (32, 8, 3), (16, 4, 1)]
-        chosen = [(block, 4 if block == 16 else 8, stages), *others]
+        default = (block, 4, 2) if shared >= 163 * 1024 else (block, 8, 1)
+        others = [(64, 8, 1), (64, 8, 2), (64, 4, 2), (32, 4, 1), (32, 4, 2), (32, 8, 2), (16, 4, 1), (16, 4, 2)]
+        chosen = [default, *others]
     return [KernelConfig({"BLOCK_P": min(block, most)}, warps, stages) for block, warps, stages in chosen]
 
 
@@ -249,25 +249,27 @@ def _scan(
         next_end = tl.load(starts_ptr + tl.minimum(chunk + 2, behind)).to(tl.int64)
         live = token < (end - begin).to(tl.int32)
         in_v, in_k = live[:, None] & (p < WIDTH)[None, :], live[:, None] & (n < SIZE)[None, :]
-        k = tl.load(k_ptr + begin * K_ROW + (token[:, None] * K_ROW + n[None, :]), in_k, other=0.0)
-        q = tl.load(q_ptr + begin * Q_ROW + (token[:, None] * Q_ROW + n[None, :]), in_k, other=0.0)
-        v = tl.load(v_ptr + begin * V_ROW + (token[:, None] * V_ROW + p[None, :]), in_v, other=0.0)
-        inverse = tl.load(inverses_ptr + (chunk * HEADS + head) * (TOKENS * TOKENS) + matrix)
-        scores = tl.load(scores_ptr + (chunk * HEADS + head) * (TOKENS * TOKENS) + matrix)
         chunk_gates_ptr = gates_ptr + (chunk * HEADS + head) * (4 * TOKENS)
         recalled, read = tl.load(chunk_gates_ptr + token), tl.load(chunk_gates_ptr + TOKENS + token)
         added = tl.load(chunk_gates_ptr + 2 * TOKENS + token)
         total = tl.load(chunk_gates_ptr + 4 * TOKENS - 1)
 
+        # Each is loaded where it is used: all at once would not fit into the shared memory of some GPUs in float32.
+        v = tl.load(v_ptr + begin * V_ROW + (token[:, None] * V_ROW + p[None, :]), in_v, other=0.0)
+        k = tl.load(k_ptr + begin * K_ROW + (token[:, None] * K_ROW + n[None, :]), in_k, other=0.0)
         held = state.to(k.dtype)
         missing = v.to(tl.float32) - tl.dot(k, held, input_precision="ieee") * recalled[:, None]
+        inverse = tl.load(inverses_ptr + (chunk * HEADS + head) * (TOKENS * TOKENS) + matrix)
         u = tl.dot(inverse, missing.to(v.dtype), input_precision="ieee")
+        q = tl.load(q_ptr + begin * Q_ROW + (token[:, None] * Q_ROW + n[None, :]), in_k, other=0.0)
         o = tl.dot(q, held, input_precision="ieee") * read[:, None]
+        scores = tl.load(scores_ptr + (chunk * HEADS + head) * (TOKENS * TOKENS) + matrix)
         o = tl.dot(scores, u.to(v.dtype), o, input_precision="ieee")
         o_places = token[:, None] * O_ROW + p[None, :]
         tl.store(o_ptr + begin * O_ROW + o_places, o.to(v.dtype), in_v)
 
-        state = tl.dot(tl.trans(k), (u * added[:, None]).to(k.dtype), state * total, input_precision="ieee")
+        turned = tl.load(k_ptr + begin * K_ROW + (token[None, :] * K_ROW + n[:, None]), tl.trans(in_k), other=0.0)
+        state = tl.dot(turned, (u * added[:, None]).to(k.dtype), state * total, input_precision="ieee")
         begin, end = next_begin, next_end
         save, saved = tl.load(saves_ptr + chunk).to(tl.int32), tl.load(saves_ptr + chunk + 1).to(tl.int32)
         if save < saved:

@@ -25,7 +25,11 @@ SHARED = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "120": 99, "gfx9
 # Bytes a thread: so little lies outside loops, where ptxas would rather keep registers free.
 SPILLED = 32
 # In float32 products take no tensor cores, and so more registers than there are, whatever the blocks: right, but slow.
-SPILLED_IN_FLOAT32 = {"ssd.triton._scan": 4096}
+SPILLED_IN_FLOAT32 = {
+    "ssd.triton._scan": 4096,
+    "gated_delta.triton._prepare": 1024,
+    "gated_delta.triton._scan": 4096,
+}
 # At widths that no model has: loads of single numbers want an address each.
 SPILLED_WHERE_ODD = 256
 

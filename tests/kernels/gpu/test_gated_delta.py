@@ -112,7 +112,7 @@ def test_an_update_equals_the_reference(
 def test_an_update_from_slot_to_slot(states: torch.dtype) -> None:
     given = drawn(2, 6, size=20, width=24)
     given = given.over(given.pool.to(states))
-    expected, exact = given.over(given.pool.clone()), given.over(given.pool.float())
+    expected, exact = given.over(given.pool.clone()), given.over(given.pool.to(torch.float32, copy=True))
     slots, targets, positions = torch.tensor([4, 0]), torch.tensor([1, 2]), torch.tensor([9, 1000])
     before = given.pool.clone()
 
