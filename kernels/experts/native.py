@@ -5,7 +5,7 @@ from torch import Tensor
 
 from kernels import native
 from kernels.experts import reference
-from kernels.experts.packed import PackedExperts, pack
+from kernels.experts.packed import PackedExperts, pack_numbers
 from kernels.experts.reference import PARTS, Activation
 from kernels.native import INT, INT64, POINTER, TYPES
 from kernels.native.checks import assert_agrees
@@ -78,9 +78,8 @@ def check() -> None:
         second = torch.randn(4, 71, 45, generator=g) / 8
         for dtype, tolerance in zip(TYPES, (1e-4, 0.05), strict=True):
             plain = first.to(dtype), second.to(dtype)
-            packed = pack(plain[0], parts, None), pack(plain[1], 1, None)
-            assert packed[0] is not None and packed[1] is not None
-            found = experts(x.to(dtype), chosen, weights, packed[0], packed[1], activation)
+            packed = pack_numbers(plain[0], parts), pack_numbers(plain[1], 1)
+            found = experts(x.to(dtype), chosen, weights, *packed, activation)
             expected = reference.experts(x.to(dtype), chosen, weights, *plain, activation)
             assert_agrees(found, expected, rtol=tolerance, atol=tolerance)
 

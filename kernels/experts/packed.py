@@ -43,15 +43,24 @@ class PackedExperts:
 
 def pack(weight: Tensor, parts: int, bits: int | None) -> PackedExperts | None:
     """None where plain is best. weight: [E, parts·outputs, inputs]; bits: integers of 8 or 4, None for numbers."""
-    matrices = weight.detach().unflatten(1, (parts, -1)).flatten(0, 1)
-    outputs, inputs = matrices.shape[1:]
-    if bits is not None:
-        layout = quantize(matrices[0], bits).layout
-        data = _stacked(matrices, lambda matrix: quantize(matrix, bits).data)
-        return PackedExperts(data, parts, outputs, inputs, bits, weight.dtype, layout)
-    if not linear_native.takes(weight):
-        return None
-    return PackedExperts(_stacked(matrices, linear_native.packed), parts, outputs, inputs, None, weight.dtype, "native")
+    if bits is None:
+        return pack_numbers(weight, parts) if linear_native.takes(weight) else None
+    matrices = _matrices(weight, parts)
+    layout = quantize(matrices[0], bits).layout
+    data = _stacked(matrices, lambda matrix: quantize(matrix, bits).data)
+    return PackedExperts(data, parts, *matrices.shape[1:], bits, weight.dtype, layout)
+
+
+def pack_numbers(weight: Tensor, parts: int) -> PackedExperts:
+    """For native code."""
+    matrices = _matrices(weight, parts)
+    data = _stacked(matrices, linear_native.packed)
+    return PackedExperts(data, parts, *matrices.shape[1:], None, weight.dtype, "native")
+
+
+def _matrices(weight: Tensor, parts: int) -> Tensor:
+    """[E·parts, outputs, inputs]."""
+    return weight.detach().unflatten(1, (parts, -1)).flatten(0, 1)
 
 
 def _stacked(matrices: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:

@@ -125,8 +125,8 @@ def _choose(
     """Programs: rows. Experts lie in groups of EACH."""
     row = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, BLOCK_GROUPS), tl.arange(0, BLOCK_EACH)
-    number = group[:, None] * EACH + member[None, :]
     there = (group < GROUPS)[:, None] & (member < EACH)[None, :]
+    number = tl.where(there, group[:, None] * EACH + member[None, :], -1)
     logits = tl.zeros((BLOCK_GROUPS, BLOCK_EACH), tl.float32)
     for split in range(SPLITS):
         logits += tl.load(logits_ptr + (split * rows + row) * (GROUPS * EACH) + number, there, other=0.0)

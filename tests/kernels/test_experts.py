@@ -112,15 +112,6 @@ def test_weights_may_be_integers(activation: Activation, dtype: torch.dtype, bit
     assert_near(run(x, chosen, weights, first, second, activation, bits), exact)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_torch_computes_with_integers_where_there_is_no_native_code(bits: int) -> None:
-    x, chosen, weights, first, second = drawn(0, 9, (5, 2, 100, 70), "silu_gated", F32)
-    stacks = pack(first, 2, bits), pack(second, 1, bits)
-    assert stacks[0] is not None and stacks[1] is not None and stacks[0].layout == "torch"
-    exact = exactly(x, chosen, weights, rounded(first, 2, bits), rounded(second, 1, bits), "silu_gated")
-    assert_near(experts(x, chosen, weights, *stacks, "silu_gated"), exact)
-
-
 @pytest.mark.usefixtures("target")
 @pytest.mark.parametrize("by", [reference.experts, cpu.experts, run])
 def test_padding_gets_nothing(by: Callable[..., Tensor]) -> None:

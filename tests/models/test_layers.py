@@ -1,9 +1,11 @@
 import pytest
 import torch
 
+from kernels.experts import experts, pack
 from kernels.linear import cpu
 from kernels.quantized_linear import QuantizedWeight
 from models.layers.linear import Embedding, Linear
+from tests.kernels.test_experts import assert_near, drawn, exactly, rounded
 
 BF16 = torch.bfloat16
 
@@ -67,3 +69,12 @@ def test_torch_computes_with_integers_where_there_is_no_native_code(bits: int) -
     torch.testing.assert_close(layer(x).float(), exact, atol=most, rtol=0.01)
     torch.testing.assert_close(table.logits(x).float(), of_table, atol=most, rtol=0.01)
     assert table(torch.tensor([3, 7])).dtype == BF16
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_torch_computes_with_experts_of_integers_where_there_is_no_native_code(bits: int) -> None:
+    x, chosen, weights, first, second = drawn(0, 9, (5, 2, 100, 70), "silu_gated", torch.float32)
+    stacks = pack(first, 2, bits), pack(second, 1, bits)
+    assert stacks[0] is not None and stacks[1] is not None and stacks[0].layout == "torch"
+    exact = exactly(x, chosen, weights, rounded(first, 2, bits), rounded(second, 1, bits), "silu_gated")
+    assert_near(experts(x, chosen, weights, *stacks, "silu_gated"), exact)

@@ -72,9 +72,10 @@ def test_replayed_steps_equal_the_models(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("native_kernels")
+@pytest.mark.parametrize("name", ["granitemoehybrid", "granitemoehybrid-moe", "nemotron_h-moe-latent"])
 @pytest.mark.parametrize("bits", [None, 8, 4])
-def test_integer_weights_and_bfloat16_states_are_replayed_too(bits: int | None) -> None:
-    pair = Pair("granitemoehybrid", torch.bfloat16, bits, torch.bfloat16)
+def test_integer_weights_and_bfloat16_states_are_replayed_too(bits: int | None, name: str) -> None:
+    pair = Pair(name, torch.bfloat16, bits, torch.bfloat16)
     pair.prefill(1, 9)
     for position in range(9, 14):
         pair.decode([1], [position])

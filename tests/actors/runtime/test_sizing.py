@@ -13,6 +13,7 @@ from actors.runtime.sizing import (
     PoolSizes,
     SizingError,
     costs_of,
+    count_active_parameters,
     count_parameters,
     size_pools,
     weight_bytes,
@@ -20,7 +21,7 @@ from actors.runtime.sizing import (
 from actors.scheduler.strategy import Strategy
 from models.batch import TensorSpec
 from models.loading.checkpoint import random_model
-from tests.models.oracle import MAMBA2
+from tests.models.oracle import GRANITE_MOE, MAMBA2
 
 MIB = 1 << 20
 
@@ -118,10 +119,19 @@ def test_what_a_token_costs() -> None:
 
 
 @pytest.mark.parametrize("bits", [None, 8])
-def test_parameters_count_once_however_they_are_laid_out(bits: int | None) -> None:
-    config = {"model_type": "mamba2", "vocab_size": 300, **MAMBA2}
+@pytest.mark.parametrize(("family", "shape"), [("mamba2", MAMBA2), ("granitemoehybrid", GRANITE_MOE)])
+def test_parameters_count_once_however_they_are_laid_out(family: str, shape: dict[str, Any], bits: int | None) -> None:
+    config = {"model_type": family, "vocab_size": 300, **shape}
     plain = random_model(config, torch.float32, torch.device("cpu"), seed=0)
     packed = random_model(config, torch.float32, torch.device("cpu"), seed=0, bits=bits)
     assert isinstance(plain, nn.Module) and isinstance(packed, nn.Module)
     assert count_parameters(packed) == sum(tensor.numel() for tensor in plain.parameters())
     assert (weight_bytes(packed) < weight_bytes(plain)) == (bits is not None)
+
+
+def test_a_token_has_to_do_with_few_experts() -> None:
+    """With 2 of 6 in each of 3 layers."""
+    config = {"model_type": "granitemoehybrid", "vocab_size": 300, **GRANITE_MOE}
+    model = random_model(config, torch.float32, torch.device("cpu"), seed=0)
+    of_expert = 3 * GRANITE_MOE["hidden_size"] * GRANITE_MOE["intermediate_size"]
+    assert count_active_parameters(model) == count_parameters(model) - 3 * 4 * of_expert

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from actors.runtime.sizing import count_parameters, weight_bytes
 from kernels.quantized_linear import QuantizedWeight
 from models.batch import Batch, Model, Prefill, allocate
+from models.layers.experts import Experts
 from models.layers.linear import Embedding, Linear
 from models.loading import filling
 from models.loading.checkpoint import load_model
@@ -21,7 +22,15 @@ from tests.models.oracle import Oracle
 from tests.models.test_bundled import BUNDLED, greedy
 
 CPU = torch.device("cpu")
-FAMILIES = pytest.mark.parametrize("name", ["mamba2", "mamba2-groups", "nemotron_h", "granitemoehybrid-rope"])
+NAMES = [
+    "mamba2",
+    "mamba2-groups",
+    "nemotron_h",
+    "granitemoehybrid-rope",
+    "granitemoehybrid-moe",
+    "nemotron_h-moe-latent",
+]
+FAMILIES = pytest.mark.parametrize("name", NAMES)
 
 
 def load(path: Path, bits: int | None, dtype: torch.dtype = torch.float32) -> Model:
@@ -53,7 +62,7 @@ def test_projections_are_integers_and_nothing_else(oracle: Oracle, name: str, bi
             assert isinstance(module.packed, QuantizedWeight)
             assert (module.packed.bits, module.packed.dtype) == (bits, torch.float32)
         for leaf, parameter in module.named_parameters(recurse=False):
-            if leaf == "weight" and integers:
+            if (leaf == "weight" and integers) or isinstance(module, Experts):
                 assert parameter.dtype == torch.uint8
             else:
                 assert torch.equal(parameter, kept[f"{path}.{leaf}"])
@@ -61,7 +70,8 @@ def test_projections_are_integers_and_nothing_else(oracle: Oracle, name: str, bi
     assert weight_bytes(model) < weight_bytes(plain)
 
 
-@FAMILIES
+# Not of the last, whose routers soon choose others of their 36 experts.
+@pytest.mark.parametrize("name", NAMES[:-1])
 def test_more_bits_are_nearer(oracle: Oracle, name: str) -> None:
     exact, eight, four = (logits(load(oracle.checkpoint(name), bits)) for bits in (None, 8, 4))
     size = exact.square().mean().sqrt()
