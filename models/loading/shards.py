@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint folder."""
+"""The files with a checkpoint folder's weights: safetensors, and where there are none what torch.save has written."""
 
 import json
 import mmap
@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.config import ModelError
+from models.loading.pickled import read_pickled
 
 DTYPES = {
     "F64": torch.float64,
@@ -38,9 +39,13 @@ class StoredTensor:
 
 
 def find_shards(path: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder; ModelError if there are none, or some of an index are missing."""
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
+    """A checkpoint folder's safetensors files, else pytorch_model.bin or its shards.
+
+    ModelError if there are none, or some of an index are missing.
+    """
+    indices = [path / f"{stem}.index.json" for stem in ("model.safetensors", "pytorch_model.bin")]
+    index = next((file for file in indices if file.is_file()), None)
+    if index is not None:
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             files = sorted(path / name for name in names)
@@ -52,12 +57,12 @@ def find_shards(path: Path) -> list[Path]:
     elif (path / "model.safetensors").is_file():
         files = [path / "model.safetensors"]
     else:
-        files = sorted(path.glob("*.safetensors"))
+        files = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
     absent = [file.name for file in files if not file.is_file()]
     if absent:
         raise ModelError(f"{path} lacks the shards {listed(absent)}")
     if not files:
-        raise ModelError(f"{path} holds no safetensors files, the only weights that are read")
+        raise ModelError(f"{path} holds no safetensors files and no pytorch_model.bin, the only weights that are read")
     return files
 
 
@@ -65,11 +70,15 @@ def read_headers(files: Sequence[Path]) -> list[StoredTensor]:
     """Every tensor of the files. ModelError for a damaged file, and for a name that two files hold."""
     stored: dict[str, StoredTensor] = {}
     for file in files:
-        for tensor in _read_header(file):
+        for tensor in _read_pickled(file) if file.suffix == ".bin" else _read_header(file):
             if tensor.name in stored:
                 raise ModelError(f"{stored[tensor.name].file} and {file} both hold {tensor.name}")
             stored[tensor.name] = tensor
     return list(stored.values())
+
+
+def _read_pickled(file: Path) -> list[StoredTensor]:
+    return [StoredTensor(file, name, t.shape, t.dtype, t.start, t.stop) for name, t in read_pickled(file).items()]
 
 
 def _read_header(file: Path) -> list[StoredTensor]:

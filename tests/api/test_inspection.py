@@ -142,7 +142,7 @@ def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_other_formats_of_weights_are_refused_not_missing(tmp_path: Path) -> None:
     shutil.copy(BUNDLED / "config.json", tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    (tmp_path / "model.gguf").write_bytes(b"")
     found = look(tmp_path)
     assert found.missing == ["tokenizer"]
     assert [reason for reason in found.refused if "holds no safetensors files" in reason]
