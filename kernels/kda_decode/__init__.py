@@ -1,0 +1,28 @@
+"""Kimi Delta Attention of decoding rows: convolution, state update, norm and gate."""
+
+from torch import Tensor
+
+from kernels.conv1d import conv1d_update
+from kernels.kda import kda_update
+from kernels.kda_constants import KdaConstants
+from kernels.kda_decode import reference
+
+__all__ = ["kda_decode"]
+
+TORCH = reference.KdaForms(conv1d_update, kda_update)
+
+
+def kda_decode(
+    projected: Tensor,
+    forget: Tensor,
+    gate: Tensor,
+    constants: KdaConstants,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """See reference.kda_decode."""
+    return reference.kda_decode(
+        projected, forget, gate, constants, conv_pool, state_pool, slots, positions, TORCH
+    )

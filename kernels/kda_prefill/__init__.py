@@ -1,0 +1,26 @@
+"""Kimi Delta Attention of a prefill: convolution, scan, norm and gate."""
+
+from torch import Tensor
+
+from kernels.conv1d import conv1d_prefill
+from kernels.kda import kda_scan
+from kernels.kda_constants import KdaConstants
+from kernels.kda_prefill import reference
+from kernels.mixer_prefill import PrefillPlan
+
+__all__ = ["kda_prefill"]
+
+TORCH = reference.KdaParts(conv1d_prefill, kda_scan)
+
+
+def kda_prefill(
+    projected: Tensor,
+    forget: Tensor,
+    gate: Tensor,
+    constants: KdaConstants,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    plan: PrefillPlan,
+) -> Tensor:
+    """See reference.kda_prefill."""
+    return reference.kda_prefill(projected, forget, gate, constants, conv_pool, state_pool, plan, TORCH)

@@ -1,0 +1,60 @@
+"""Kimi Delta Attention between its projections, over packed segments: made of operations that have a reference."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import kernels.conv1d.reference
+import kernels.kda.reference
+from kernels.gated_delta import unit_length
+from kernels.kda import gated_output
+from kernels.kda_constants import KdaConstants
+from kernels.mixer_prefill import PrefillPlan
+
+
+class KdaParts(NamedTuple):
+    """Forms of kernels.conv1d and kernels.kda."""
+
+    conv1d_prefill: Callable[..., Tensor]
+    kda_scan: Callable[..., Tensor]
+
+
+REFERENCES = KdaParts(kernels.conv1d.reference.conv1d_prefill, kernels.kda.reference.kda_scan)
+
+
+def kda_prefill(
+    projected: Tensor,
+    forget: Tensor,
+    gate: Tensor,
+    constants: KdaConstants,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    plan: PrefillPlan,
+    parts: KdaParts = REFERENCES,
+) -> Tensor:
+    """Convolution, delta rule, norm and gate: [T, H·Dv] in the dtype of `projected`; float32 throughout.
+
+    projected: [T, channels + H], each token's q and k (H·Dk each), v (H·Dv), and its b (H); forget: [T, H·Dk]; gate:
+    [T, H·Dv]. beta = σ(b), g = A·softplus(forget + dt_bias); q and k get unit length, and q is scaled by Dk^-½.
+    conv_pool: float32 [slots, K-1, channels]; state_pool: [slots, H, Dv, Dk], float32 or bfloat16. Both hold each
+    segment's state before its first token, afterwards that at its end, and in each checkpoint's slot that at its
+    position; in between, states are not rounded.
+    """
+    (heads, width, size), tokens = state_pool.shape[1:], len(projected)
+    inputs, b = torch.split(projected, [constants.taps.shape[1], heads], dim=-1)
+    g = constants.A[:, None] * F.softplus(forget.float() + constants.dt_bias).view(tokens, heads, size)
+    convolved = parts.conv1d_prefill(inputs, constants.taps, None, conv_pool, plan.conv)
+    q, k, v = torch.split(convolved, [heads * size, heads * size, heads * width], dim=-1)
+    o = parts.kda_scan(
+        unit_length(q.view(tokens, heads, size)) * size**-0.5,
+        unit_length(k.view(tokens, heads, size)),
+        v.view(tokens, heads, width),
+        g,
+        b.float().sigmoid(),
+        state_pool,
+        plan.table,
+    )
+    return gated_output(o, gate.view(o.shape), constants.norm, constants.eps).flatten(1).to(projected.dtype)
