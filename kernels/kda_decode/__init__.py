@@ -23,6 +23,4 @@ def kda_decode(
     positions: Tensor,
 ) -> Tensor:
     """See reference.kda_decode."""
-    return reference.kda_decode(
-        projected, forget, gate, constants, conv_pool, state_pool, slots, positions, TORCH
-    )
+    return reference.kda_decode(projected, forget, gate, constants, conv_pool, state_pool, slots, positions, TORCH)

@@ -19,7 +19,7 @@ from tests.kernels.test_mixer_prefill import packs
 F32, BF16 = torch.float32, torch.bfloat16
 many = settings(max_examples=40, deadline=None)
 FALLS = ([0.0], [1.0], [60.0], [0.0, 1e-4, 0.1, 3.0, 90.0, 1e4])
-"""By channel, how far a token's decay may be below 0, in logarithms: none, usual, nearly all, and each beside others."""
+"""By channel, how far below 0 a token's log decay may be: none, usual, nearly all, and each of these beside others."""
 
 
 @dataclass
