@@ -8,7 +8,7 @@ from actors.cache.worth.order import Costs
 from actors.scheduler.strategy import Strategy, slots_per_request
 from models.batch import Model
 from models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
-from models.layers.linear import Embedding, Linear
+from models.layers.linear import Embedding, HeadLinear, Linear
 
 DEFAULT_MEMORY_FRACTION = 0.5
 
@@ -114,6 +114,8 @@ def _own_parameters(module: nn.Module) -> int:
     count = sum(tensor.numel() for tensor in module.parameters(recurse=False))
     if isinstance(module, Experts):
         return count + sum(packed.numel - packed.data.numel() for packed in module.packed.values())
+    if isinstance(module, HeadLinear):
+        return count if module.packed is None else module.packed.numel
     packed = module.packed if isinstance(module, Linear | Embedding | SoftmaxRouter | SigmoidRouter) else None
     return count if packed is None else count - packed.data.numel() + packed.outputs * packed.inputs
 

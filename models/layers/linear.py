@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from kernels import linear, quantized_linear
+from kernels import head_linear, linear, quantized_linear
+from kernels.head_linear import PackedHeads
 from kernels.linear import PackedWeight
 from kernels.quantized_linear import QuantizedWeight
 
@@ -26,6 +27,25 @@ class Linear(nn.Module):
         The model must have been loaded.
         """
         self.packed = pack(self.weight, bits)
+        if self.packed:
+            self.weight = nn.Parameter(self.packed.data, requires_grad=False)
+
+
+class HeadLinear(nn.Module):
+    """A projection of each head's own: weight [heads, outputs, inputs], or packed."""
+
+    def __init__(self, heads: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads, outputs, inputs, dtype=dtype))
+        self.packed: PackedHeads | None = None
+
+    def forward(self, x: Tensor, passed: int = 0) -> Tensor:
+        """x: [T, heads, inputs or more]; the `passed` numbers behind the inputs follow the outputs as they are."""
+        return head_linear.head_linear(x, self.packed or self.weight, passed)
+
+    def pack(self, bits: int | None = None) -> None:
+        """See Linear.pack; whatever the bits, numbers are kept."""
+        self.packed = head_linear.pack(self.weight)
         if self.packed:
             self.weight = nn.Parameter(self.packed.data, requires_grad=False)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models import bamba, falcon_h1, granitemoehybrid, mamba2, nemotron_h, qwen3_5, qwen3_next
+from models import bamba, falcon_h1, granitemoehybrid, kimi_linear, mamba2, nemotron_h, qwen3_5, qwen3_next
 from models.batch import Model
 from models.config import ModelConfig, ModelError, read_config
 from models.family import Family, Piece
@@ -26,6 +26,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_text": qwen3_5.FAMILY,
     "qwen3_5_moe": qwen3_5.FAMILY,
     "qwen3_5_moe_text": qwen3_5.FAMILY,
+    "kimi_linear": kimi_linear.FAMILY,
     "hash": Family(
         build=lambda config, *dtypes: HashModel.from_config(config.values),
         pieces=lambda name, config: [Piece(name)],

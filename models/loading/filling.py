@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from models.config import ModelConfig, ModelError
 from models.family import Family, Piece
 from models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
-from models.layers.linear import Embedding, Linear
+from models.layers.linear import Embedding, HeadLinear, Linear
 from models.loading.matching import Filling, match
 from models.loading.quantization import Scaled, dequantize, pair_scales, read_quantization
 from models.loading.shards import DTYPES, MappedShards, StoredTensor, find_shards, read_headers
@@ -20,7 +20,7 @@ from models.loading.shards import DTYPES, MappedShards, StoredTensor, find_shard
 THREADS = 4
 ROWS_COMPARED = 4096
 Progress = Callable[[int, int], None]
-PACKED = Linear | Embedding | Experts | SoftmaxRouter | SigmoidRouter
+PACKED = Linear | HeadLinear | Embedding | Experts | SoftmaxRouter | SigmoidRouter
 """Layers whose weights are laid out for what computes."""
 
 

@@ -72,6 +72,20 @@ VISION = {
     "num_position_embeddings": 16,
 }  # fmt: skip
 
+KIMI = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 96, "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "linear_num_heads": 4, "linear_head_dim": 16,
+    "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mlp_layer_types": ["dense"] * 3, "max_position_embeddings": 4096,
+}  # fmt: skip
+KIMI_MOE = {
+    **KIMI, "num_local_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "layer_types": None,
+    "mlp_layer_types": None,
+    "linear_attn_config": {
+        "kda_layers": [1, 3], "full_attn_layers": [2], "num_heads": 5, "head_dim": 12, "short_conv_kernel_size": 3,
+    },
+}  # fmt: skip
+
 # What stands before the hyphen is the model_type.
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("Mamba2ForCausalLM", MAMBA2),
@@ -158,6 +172,17 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
          "n_group": 6, "topk_group": 3, "mlp_bias": True, "norm_topk_prob": False, "moe_intermediate_size": 19,
          "routed_scaling_factor": 1.5},
     ),
+    "kimi_linear": ("KimiLinearForCausalLM", KIMI),
+    "kimi_linear-odd": (
+        "KimiLinearForCausalLM",
+        {**KIMI, "hidden_size": 40, "num_attention_heads": 3, "num_key_value_heads": 3, "kv_lora_rank": 13,
+         "q_lora_rank": 20, "qk_nope_head_dim": 7, "qk_rope_head_dim": 2, "v_head_dim": 9, "attention_bias": True,
+         "linear_num_heads": 3, "linear_head_dim": 7, "num_hidden_layers": 2, "mlp_layer_types": ["dense", "sparse"],
+         "layer_types": ["full_attention", "linear_attention"], "num_local_experts": 5, "num_experts_per_tok": 2,
+         "n_shared_experts": 2, "moe_intermediate_size": 16, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
+    ),
+    "kimi_linear-moe": ("KimiLinearForCausalLM", KIMI_MOE),
+    "kimi_linear-groups": ("KimiLinearForCausalLM", {**KIMI_MOE, "n_group": 4, "topk_group": 2}),
 }  # fmt: skip
 
 

@@ -1,0 +1,274 @@
+"""Kimi Linear (transformers' KimiLinearForCausalLM): Kimi Delta Attention, latent attention, and experts."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernels.routing import RoutingRule
+from kernels.shared_expert import add_shared
+from models.batch import Batch, Pools, TensorSpec
+from models.config import ModelConfig, ModelError
+from models.family import Family, Piece, gated_mlp
+from models.layers.experts import Experts, SigmoidRouter
+from models.layers.kda import KdaMixer, KdaSettings
+from models.layers.linear import Embedding, Linear
+from models.layers.mla import LatentAttention, LatentSettings
+from models.layers.mlp import GatedMLP
+from models.layers.norm import RMSNorm
+from models.layers.step import BatchPlan, plan_batch
+
+CHUNK = 64
+KINDS = ("linear_attention", "full_attention")
+MLPS = ("dense", "sparse")
+MIXER = re.compile(r"model\.layers\.(\d{1,6})\.self_attn\.")
+PROJECTED = re.compile(r"(.*)\.(q|k|v|b|f_a|g_a)_proj\.weight")
+CONVOLVED = re.compile(r"(.*)\.(q|k|v)_conv1d\.weight")
+EXPERT = re.compile(r"(.*\.experts)\.(\d{1,6})\.w([123])\.weight")
+
+
+class KimiMixture(nn.Module):
+    """Routed experts, and those that all tokens share, as one."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden, experts = config.integer("hidden_size"), config.integer("num_experts", "num_local_experts")
+        inner = config.integer("moe_intermediate_size")
+        self.gate = SigmoidRouter(hidden, experts, read_rule(config))
+        self.experts = Experts(hidden, inner, experts, "silu_gated", dtype)
+        shared = config.integer("num_shared_experts", "n_shared_experts", default=1)
+        self.shared_experts = GatedMLP(hidden, inner * shared, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        routed = self.experts(x, *self.gate(x))
+        return add_shared(routed, self.shared_experts(x))
+
+
+class Block(nn.Module):
+    """A mixer, then an MLP or a mixture."""
+
+    def __init__(
+        self, config: ModelConfig, mixer: KdaMixer | LatentAttention, mlp: nn.Module, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        hidden, eps = config.integer("hidden_size"), read_eps(config)
+        self.input_layernorm = RMSNorm(hidden, eps, dtype)
+        self.self_attn = mixer
+        self.post_attention_layernorm = RMSNorm(hidden, eps, dtype)
+        self.mlp = mlp
+
+    def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
+        """x, the output of the layer before, is not yet added to the residual; nor is what is returned with it."""
+        residual, normed = self.input_layernorm(residual, x)
+        residual, normed = self.post_attention_layernorm(residual, self.self_attn(normed, step))
+        return residual, self.mlp(normed)
+
+
+class KimiDecoder(nn.Module):
+    def __init__(self, config: ModelConfig, blocks: list[Block], dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden, tied = config.integer("hidden_size"), config.flag("tie_word_embeddings", default=False)
+        self.embed_tokens = Embedding(config.integer("vocab_size"), hidden, tied, dtype)
+        self.layers = nn.ModuleList(blocks)
+        self.norm = RMSNorm(hidden, read_eps(config), dtype)
+
+
+class KimiLinear(nn.Module):
+    chunk_size = CHUNK
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
+        super().__init__()
+        config.require("hidden_act", "silu", "swish")
+        config.require("mla_use_nope", True)
+        self.kinds, self.mlps = read_layers(config), read_mlps(config)
+        self.vocab_size = config.integer("vocab_size")
+        self.max_position = config.integer("model_max_length", "max_position_embeddings", default=1048576)
+        self.dtype = dtype
+        self.kda, self.attention = read_kda(config, state_dtype), read_attention(config)
+        self.model = KimiDecoder(config, [self._block(config, layer) for layer in range(len(self.kinds))], dtype)
+        tied = self.model.embed_tokens.tied
+        self.lm_head = None if tied else Linear(self.kda.hidden, self.vocab_size, False, dtype)
+
+    def _block(self, config: ModelConfig, layer: int) -> Block:
+        if self.mlps[layer] == "sparse":
+            return Block(config, self._mixer(layer), KimiMixture(config, self.dtype), self.dtype)
+        mlp = GatedMLP(self.kda.hidden, config.integer("intermediate_size"), self.dtype)
+        return Block(config, self._mixer(layer), mlp, self.dtype)
+
+    def _mixer(self, layer: int) -> KdaMixer | LatentAttention:
+        kind = self.kinds[layer]
+        index = self.kinds[:layer].count(kind)
+        if kind == "linear_attention":
+            return KdaMixer(self.kda, index, self.dtype)
+        return LatentAttention(self.attention, index, self.dtype)
+
+    def state_specs(self) -> list[TensorSpec]:
+        return self.kda.state_specs() * self.kinds.count("linear_attention")
+
+    def kv_specs(self) -> list[TensorSpec]:
+        return self.attention.kv_specs(self.dtype) * self.kinds.count("full_attention")
+
+    def forward(self, batch: Batch, pools: Pools) -> Tensor:
+        return self.run(self.embed(batch.tokens), self.plan(batch, pools))
+
+    def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
+        return plan_batch(batch, pools, CHUNK, self.kda.kernel)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.model.embed_tokens(tokens)
+        return embedded
+
+    def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
+        x: Tensor | None = None
+        for block in self.model.layers:
+            residual, x = block(residual, x, step)
+        hidden: Tensor = self.model.norm(residual, x)[1]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(hidden) if self.lm_head else self.model.embed_tokens.logits(hidden)
+        return logits.float()
+
+
+def read_layers(config: ModelConfig) -> list[str]:
+    """The kind of each layer: linear_attention or full_attention. The files' lists count layers from 1."""
+    kinds, layers = config.strings("layer_types"), config.integer("num_hidden_layers")
+    if kinds is None:
+        nested = ModelConfig(read_linear(config))
+        linear, full = (nested.indices(name, layers + 1) for name in ("kda_layers", "full_attn_layers"))
+        if sorted(linear + full) != [*range(1, layers + 1)]:
+            raise ModelError(
+                f"config.json: kda_layers and full_attn_layers should name each layer from 1 to {layers} once"
+            )
+        kinds = [KINDS[layer in full] for layer in range(1, layers + 1)]
+    return checked(kinds, layers, "layer_types", KINDS)
+
+
+def read_mlps(config: ModelConfig) -> list[str]:
+    """Of each layer, whether it has experts: dense or sparse."""
+    kinds, layers = config.strings("mlp_layer_types"), config.integer("num_hidden_layers")
+    if kinds is None:
+        dense = config.integer("first_k_dense_replace", default=1, least=0)
+        interval = config.integer("moe_layer_freq", default=1)
+        kinds = [MLPS[layer >= dense and layer % interval == 0] for layer in range(layers)]
+    return checked(kinds, layers, "mlp_layer_types", MLPS)
+
+
+def checked(kinds: list[str], layers: int, name: str, known: tuple[str, ...]) -> list[str]:
+    """ModelError unless each layer is of one of the known kinds."""
+    unknown = sorted(set(kinds) - set(known))
+    if unknown:
+        raise ModelError(f"config.json: unknown layers {', '.join(unknown)} in {name}")
+    if len(kinds) != layers:
+        raise ModelError(f"config.json: {name} names {len(kinds)} layers, not num_hidden_layers = {layers}")
+    return kinds
+
+
+def read_linear(config: ModelConfig) -> dict[str, Any]:
+    """linear_attn_config, or what transformers writes in its place."""
+    names = {"head_dim": "linear_head_dim", "num_heads": "linear_num_heads"}
+    names["short_conv_kernel_size"] = "linear_conv_kernel_dim"
+    nested = config.values.get("linear_attn_config") or {}
+    if not isinstance(nested, dict):
+        raise ModelError(f"config.json: linear_attn_config should be an object, not {nested!r}")
+    return {name: config.values.get(other) for name, other in names.items()} | nested
+
+
+def read_eps(config: ModelConfig) -> float:
+    return config.number("rms_norm_eps", default=1e-5)
+
+
+def read_kda(config: ModelConfig, state_dtype: torch.dtype) -> KdaSettings:
+    sizes = ModelConfig(read_linear(config))
+    return KdaSettings(
+        hidden=config.integer("hidden_size"),
+        heads=sizes.integer("num_heads"),
+        width=sizes.integer("head_dim"),
+        kernel=sizes.integer("short_conv_kernel_size", default=4),
+        eps=read_eps(config),
+        state_dtype=state_dtype,
+    )
+
+
+def read_attention(config: ModelConfig) -> LatentSettings:
+    heads = config.integer("num_attention_heads")
+    config.require("num_key_value_heads", heads)
+    return LatentSettings(
+        hidden=config.integer("hidden_size"),
+        heads=heads,
+        own=config.integer("qk_nope_head_dim"),
+        shared=config.integer("qk_rope_head_dim"),
+        value=config.integer("v_head_dim"),
+        rank=config.integer("kv_lora_rank"),
+        query_rank=None if config.values.get("q_lora_rank") is None else config.integer("q_lora_rank"),
+        bias=config.flag("attention_bias", default=False),
+    )
+
+
+def read_rule(config: ModelConfig) -> RoutingRule:
+    config.require("moe_router_activation_func", "sigmoid")
+    config.require("use_grouped_topk", True)
+    return RoutingRule(
+        config.integer("num_experts_per_token", "num_experts_per_tok"),
+        "sigmoid",
+        config.flag("moe_renormalize", "norm_topk_prob", default=True),
+        config.integer("num_expert_group", "n_group", default=1),
+        config.integer("topk_group", default=1),
+        config.number("routed_scaling_factor", default=1.0),
+    )
+
+
+def pieces(name: str, config: ModelConfig) -> list[Piece]:
+    """Projections and convolutions that are apart in the files are joined, and kv_b_proj is taken apart."""
+    name = name.replace(".block_sparse_moe.", ".mlp.")
+    if match := EXPERT.fullmatch(name):
+        return expert_pieces(match[1], int(match[2]), match[3])
+    mixer = MIXER.match(name)
+    if mixer and int(mixer[1]) in linear_layers(config):
+        return kda_pieces(name, read_kda(config, torch.float32))
+    if name.endswith(".kv_b_proj.weight"):
+        return latent_pieces(name.removesuffix(".kv_b_proj.weight"), read_attention(config))
+    return gated_mlp(name) or [Piece(name)]
+
+
+def linear_layers(config: ModelConfig) -> list[int]:
+    return [layer for layer, kind in enumerate(read_layers(config)) if kind == "linear_attention"]
+
+
+def kda_pieces(name: str, s: KdaSettings) -> list[Piece]:
+    if match := PROJECTED.fullmatch(name):
+        return [Piece(f"{match[1]}.in_proj.weight", place=rows_of(s.rows[match[2]]))]
+    if match := CONVOLVED.fullmatch(name):
+        return [Piece(f"{match[1]}.conv1d.weight", place=rows_of(s.rows[match[2]]))]
+    if name.endswith(".A_log"):
+        return [Piece(name, take=torch.flatten)]
+    return [Piece(name)]
+
+
+def latent_pieces(owner: str, s: LatentSettings) -> list[Piece]:
+    """kv_b_proj has for each head its keys' rows and then its values'."""
+
+    def heads(weight: Tensor) -> Tensor:
+        return weight.reshape(s.heads, s.own + s.value, -1)
+
+    return [
+        Piece(f"{owner}.k_b_proj.weight", take=lambda weight: heads(weight)[:, : s.own].mT),
+        Piece(f"{owner}.v_b_proj.weight", take=lambda weight: heads(weight)[:, s.own :]),
+    ]
+
+
+def expert_pieces(stacks: str, number: int, part: str) -> list[Piece]:
+    """w1 is the gate, w3 goes up and w2 down."""
+    if part == "2":
+        return [Piece(f"{stacks}.output_linear", place=lambda stack: stack[number])]
+    half = int(part == "3")
+    return [Piece(f"{stacks}.input_linear", place=lambda stack: stack[number].chunk(2)[half])]
+
+
+def rows_of(rows: slice) -> Callable[[Tensor], Tensor]:
+    return lambda weight: weight[rows]
+
+
+FAMILY = Family(KimiLinear, pieces, "model.embed_tokens.weight")
