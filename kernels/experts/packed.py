@@ -48,19 +48,22 @@ def pack(weight: Tensor, parts: int, bits: int | None) -> PackedExperts | None:
     matrices = _matrices(weight, parts)
     layout = quantize(matrices[0], bits).layout
     data = _stacked(matrices, lambda matrix: quantize(matrix, bits).data)
-    return PackedExperts(data, parts, *matrices.shape[1:], bits, weight.dtype, layout)
+    _, outputs, inputs = matrices.shape
+    return PackedExperts(data, parts, outputs, inputs, bits, weight.dtype, layout)
 
 
 def pack_numbers(weight: Tensor, parts: int) -> PackedExperts:
     """For native code."""
     matrices = _matrices(weight, parts)
     data = _stacked(matrices, linear_native.packed)
-    return PackedExperts(data, parts, *matrices.shape[1:], None, weight.dtype, "native")
+    _, outputs, inputs = matrices.shape
+    return PackedExperts(data, parts, outputs, inputs, None, weight.dtype, "native")
 
 
 def _matrices(weight: Tensor, parts: int) -> Tensor:
     """[E·parts, outputs, inputs]."""
-    return weight.detach().unflatten(1, (parts, -1)).flatten(0, 1)
+    count, rows, inputs = weight.shape
+    return weight.detach().reshape(count * parts, rows // parts, inputs)
 
 
 def _stacked(matrices: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:

@@ -52,7 +52,7 @@ def route(x: Tensor, router: PackedWeight, bias: Tensor | None, rule: RoutingRul
 
 def pack(router: Tensor) -> PackedWeight:
     """router: [E, D]."""
-    return PackedWeight(packed(router), *router.shape, with_rows=True)
+    return PackedWeight(packed(router), len(router), router.shape[1], with_rows=True)
 
 
 def check() -> None:
