@@ -93,7 +93,8 @@ class Reader:
 
     def read(self, sources: Sources) -> tuple[str, Tensor, int]:
         """ModelError if a value is not finite."""
-        parameter, size = torch.empty_like(sources.empty, device=self.device), 0
+        empty = sources.empty
+        parameter, size = torch.empty(empty.shape, dtype=empty.dtype, device=self.device), 0
         for stored, piece in sources.parts:
             part = piece.place(parameter)
             part.copy_(piece.take(self._values(stored)))

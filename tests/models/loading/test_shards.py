@@ -86,13 +86,9 @@ def test_mapped_tensors_are_those_of_the_file(tmp_path: Path) -> None:
         assert torch.equal(shards.view(stored).double(), tensors[stored.name].double())
 
 
-WAYS = [
-    ("warm up", "float32", None),
-    ("float32", "float32", None),
-    ("bfloat16", "bfloat16", None),
-    ("int8", "float32", 8),
-]
-SLACK = 24 * 2**20
+WAYS = {"float32": ("float32", None), "bfloat16": ("bfloat16", None), "int8": ("float32", 8)}
+SLACK = 40 * 2**20
+"""Of which integers take most: the largest tensor's are put together from parts."""
 
 
 @pytest.fixture(scope="module")
