@@ -95,12 +95,7 @@ def _read_header(file: Path) -> list[StoredTensor]:
     try:
         header = json.loads(text)
         header.pop("__metadata__", None)
-        tensors = [
-            StoredTensor(
-                file, name, tuple(entry["shape"]), entry["dtype"], *(begin + at for at in entry["data_offsets"])
-            )
-            for name, entry in header.items()
-        ]
+        tensors = [_stored(file, begin, name, entry) for name, entry in header.items()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{file} is damaged: its header says nothing of use ({error!r})") from None
     end = max((tensor.stop for tensor in tensors), default=begin)
