@@ -140,11 +140,14 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def _of_text(file: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """With the settings of the text model, which are kept apart where a model also sees, in their usual place."""
+    """With the settings of the text model, which are kept apart where a model also sees, in their usual place.
+
+    Else as they are: a key that is null may mean something else than one that is not there.
+    """
     text = values.get("text_config") or {}
     if not isinstance(text, dict):
         raise ModelError(f"{file}: text_config should hold an object")
-    return {**text, **{key: value for key, value in values.items() if value is not None}}
+    return {**text, **{key: value for key, value in values.items() if value is not None}} if text else values
 
 
 def _is_native_mamba2(values: Mapping[str, Any]) -> bool:
