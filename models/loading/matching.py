@@ -73,21 +73,28 @@ def _misfits(
     tensor: StoredTensor, pieces: list[Piece], parts: list[Tensor], parameters: dict[str, nn.Parameter]
 ) -> Iterator[str]:
     """What is wrong with the tensor's shape, for each part that it does not fit."""
-    empty = torch.empty(tensor.shape, device="meta")
     for piece, part in zip(pieces, parts, strict=True):
-        named, parameter = f"{tensor.name} {list(tensor.shape)}", parameters[piece.parameter]
-        target = f"{list(part.shape)} of {piece.parameter} {list(parameter.shape)}"
-        try:
-            taken = piece.take(empty).shape
-        except (RuntimeError, IndexError, ValueError):
-            yield f"{named}, which has no part for {target}"
-            continue
+        taken = _taken(piece, tensor)
         if taken == part.shape:
             continue
-        if piece.take is whole and part.shape == parameter.shape:
+        named, parameter = f"{tensor.name} {list(tensor.shape)}", parameters[piece.parameter]
+        target = f"{list(part.shape)} of {piece.parameter} {list(parameter.shape)}"
+        if taken is None:
+            yield f"{named}, which has no part for {target}"
+        elif piece.take is whole and part.shape == parameter.shape:
             yield f"{named}, expected {list(part.shape)}"
         else:
             yield f"{named}, of which {list(taken)} does not fit {target}"
+
+
+def _taken(piece: Piece, tensor: StoredTensor) -> tuple[int, ...] | None:
+    """The shape of what a piece takes; None if the tensor has no such part."""
+    if piece.take is whole:
+        return tuple(tensor.shape)
+    try:
+        return piece.take(torch.empty(tensor.shape, device="meta")).shape
+    except (RuntimeError, IndexError, ValueError):
+        return None
 
 
 def _gaps(parameters: dict[str, nn.Parameter], filled: dict[str, list[Tensor]], fillings: list[Filling]) -> list[str]:

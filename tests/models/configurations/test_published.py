@@ -53,6 +53,7 @@ def test_every_tensor_of_its_files_is_accounted_for(name: str, tmp_path: Path) -
     fillings, repeated = match(stored(there), parameters, family, config)
     assert repeated is None
     assert {tensor.name for tensor, _ in fillings} == published.tensors.keys()
-    for lost in list(published.tensors)[:: len(published.tensors) // 5]:
+    every = len(published.tensors) // (5 if len(published.tensors) < 10_000 else 1)
+    for lost in list(published.tensors)[::every]:
         with pytest.raises(ModelError, match=r"missing tensors|parameters not filled once"):
             match(stored({name: there[name] for name in there.keys() - {lost}}), parameters, family, config)
