@@ -28,7 +28,7 @@ def _within_groups(wanted: Tensor, rule: RoutingRule) -> Tensor:
     """-∞ for experts of groups that are not kept."""
     if rule.groups_kept == rule.groups:
         return wanted
-    groups = wanted.view(len(wanted), rule.groups, -1)
+    groups = wanted.view(len(wanted), rule.groups, wanted.shape[1] // rule.groups)
     of_group = groups.topk(min(2, groups.shape[2]), dim=2).values.sum(2)
     kept = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, _best(of_group, rule.groups_kept), True)
     return groups.masked_fill(~kept[:, :, None], -torch.inf).flatten(1)

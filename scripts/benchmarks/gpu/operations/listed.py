@@ -5,17 +5,18 @@ from collections.abc import Callable
 import torch
 
 from scripts.benchmarks.gpu.operation import Draw, Operation
-from scripts.benchmarks.gpu.operations import attention, delta, mamba2, pointwise, quantized, sampling
+from scripts.benchmarks.gpu.operations import attention, delta, mamba2, mixture, pointwise, quantized, sampling
 from scripts.benchmarks.gpu.operations.attention import Heads
 from scripts.benchmarks.gpu.operations.delta import DeltaNet
 from scripts.benchmarks.gpu.operations.mamba2 import Mixer
+from scripts.benchmarks.gpu.operations.mixture import Mixture
 
 Build = Callable[[Draw], Operation]
 BF16 = torch.bfloat16
 
 
 def _all(
-    mixer: Mixer, net: DeltaNet, heads: Heads, lengths: list[int], rows: int, width: int, vocab: int
+    mixer: Mixer, net: DeltaNet, heads: Heads, experts: Mixture, lengths: list[int], rows: int, width: int, vocab: int
 ) -> dict[str, Build]:
     """Every kernel, at these sizes."""
     build: dict[str, tuple[Callable[..., Operation], tuple[object, ...]]] = {
@@ -54,6 +55,13 @@ def _all(
         "int4": (quantized.project, (4, rows, width, 2 * width)),
         "int4, many rows": (quantized.project, (4, sum(lengths), width, 2 * width)),
         "int8, rows of it": (quantized.look_up, (8, rows, width, 2 * width)),
+        "route": (mixture.route, (experts, sum(lengths), False)),
+        "route, in groups": (mixture.route, (experts, rows, True)),
+        "experts": (mixture.experts, (experts, rows)),
+        "experts, many rows": (mixture.experts, (experts, sum(lengths))),
+        "experts, int8": (mixture.experts, (experts, rows, 8)),
+        "experts, int4": (mixture.experts, (experts, rows, 4)),
+        "add_shared": (mixture.add_shared, (sum(lengths), width)),
     }
     return {name: _of(function, arguments) for name, (function, arguments) in build.items()}
 
@@ -62,13 +70,15 @@ def _of(function: Callable[..., Operation], arguments: tuple[object, ...]) -> Bu
     return lambda draw: function(draw, *arguments)
 
 
-TOYS = _all(Mixer(2, 16, 1, 16), DeltaNet(2, 16, 1, 16), Heads(4, 2, 16), [70, 9], 3, 64, 300)
+ODD = Mixture(35, 3, 71, 135, "silu_gated", 5)
+SMALL = Mixture(6, 2, 40, 24, "silu_gated", 3)
+TOYS = _all(Mixer(2, 16, 1, 16), DeltaNet(2, 16, 1, 16), Heads(4, 2, 16), SMALL, [70, 9], 3, 64, 300)
 CHECKED = {
-    **_all(Mixer(), DeltaNet(), Heads(), [700, 3, 129], 37, 4096, 131_072),
+    **_all(Mixer(), DeltaNet(), Heads(), Mixture(64, 6, 1536, 512), [700, 3, 129], 37, 4096, 131_072),
     **{
         f"{name}, odd": build
         for name, build in _all(
-            Mixer(6, 20, 2, 24, 3), DeltaNet(6, 20, 2, 24, 3), Heads(10, 2, 96), [333, 1, 64], 5, 1130, 50_257
+            Mixer(6, 20, 2, 24, 3), DeltaNet(6, 20, 2, 24, 3), Heads(10, 2, 96), ODD, [333, 1, 64], 5, 1130, 50_257
         ).items()
     },
 }
@@ -118,4 +128,8 @@ TIMED: dict[str, Build] = {
         for bits in (8, 4)
         for rows in (1, 32, 512)
     },
+    **{f"route, {rows} rows": _of(mixture.route, (Mixture(), rows, True)) for rows in (1, 32, 8192)},
+    **{f"experts, {rows} rows": _of(mixture.experts, (Mixture(), rows)) for rows in (1, 32, 256, 8192)},
+    "experts, int8, 32 rows": _of(mixture.experts, (Mixture(), 32, 8)),
+    "add_shared, 8192 rows": _of(mixture.add_shared, (8192, 2688)),
 }
