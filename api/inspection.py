@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -10,15 +11,18 @@ import torch
 from torch import nn
 
 from actors.forward.streams import CpuStream
-from actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, count_parameters, weight_bytes
+from actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, count_active_parameters, count_parameters, weight_bytes
 from api.config import Config
 from api.generation.fields import check_defaults
 from api.machine.device import GPU_FRACTION, pick_device
 from api.machine.memory import free_memory
 from api.serve import StartError
 from api.wiring import BITS, DTYPES, STATE_DTYPES, bundled_model, model_length, size
+from kernels.experts import PARTS
+from kernels.quantized_linear import OUTPUTS_AT_ONCE, quantize
 from models.batch import Model
 from models.config import ModelConfig, read_config
+from models.layers.experts import Experts
 from models.layers.linear import Embedding, Linear
 from models.loading.checkpoint import check_folder, find_family
 from models.loading.matching import match
@@ -53,13 +57,15 @@ class Room(msgspec.Struct, kw_only=True):
 class Inspection(msgspec.Struct, kw_only=True):
     """All that can be told without the weights; None where it cannot. Sizes are bytes.
 
-    weights: by their type: those in the files, and what they take in memory. refused: every reason that was found.
+    weights: by their type: those in the files, and what they take in memory. active_parameters: those that a token has
+    to do with. refused: every reason that was found.
     """
 
     folder: str
     family: str | None = None
     layers: dict[str, int] = {}
     parameters: int | None = None
+    active_parameters: int | None = None
     vocabulary: int | None = None
     positions: int | None = None
     quantization: str | None = None
@@ -180,7 +186,7 @@ def examine_model(
 
 def describe(found: Inspection, model: Model) -> None:
     found.vocabulary, found.positions = model.vocab_size, model.max_position
-    found.parameters = count_parameters(model)
+    found.parameters, found.active_parameters = count_parameters(model), count_active_parameters(model)
     found.state = sum(spec.nbytes for spec in model.state_specs())
     found.thousand_tokens = 1000 * sum(spec.nbytes for spec in model.kv_specs())
 
@@ -198,18 +204,30 @@ def layers_of(model: nn.Module) -> Counter[str]:
 
 
 def bytes_saved(model: nn.Module, bits: int) -> int:
-    """By making integers of its projections; a weight of each shape is tried, on the meta device."""
-    sizes, saved = dict[torch.Size, int](), 0
+    """By making integers of its projections and experts; parts of weights are tried, on the meta device."""
+    return sum(
+        parameter.nbytes - matrices * integer_bytes(outputs, inputs, bits)
+        for parameter, matrices, outputs, inputs in matrices_of(model)
+    )
+
+
+def matrices_of(model: nn.Module) -> Iterator[tuple[nn.Parameter, int, int, int]]:
+    """Weights that become integers: each with the number of its matrices, and their outputs and inputs."""
     for module in model.modules():
         if isinstance(module, Linear) or (isinstance(module, Embedding) and module.tied):
-            shape = module.weight.shape
-            if shape not in sizes:
-                with torch.device("meta"):
-                    trial = Linear(shape[1], shape[0], False, module.weight.dtype)
-                trial.pack(bits)
-                sizes[shape] = trial.weight.nbytes
-            saved += module.weight.nbytes - sizes[shape]
-    return saved
+            yield module.weight, 1, *module.weight.shape
+        elif isinstance(module, Experts):
+            for weight, parts in ((module.input_linear, PARTS[module.activation]), (module.output_linear, 1)):
+                count, rows, inputs = weight.shape
+                yield weight, count * parts, rows // parts, inputs
+
+
+@cache
+def integer_bytes(outputs: int, inputs: int, bits: int) -> int:
+    whole, rest = divmod(outputs, OUTPUTS_AT_ONCE)
+    if whole and outputs > OUTPUTS_AT_ONCE:
+        return whole * integer_bytes(OUTPUTS_AT_ONCE, inputs, bits) + (integer_bytes(rest, inputs, bits) if rest else 0)
+    return quantize(torch.empty(outputs, inputs, device="meta"), bits).data.nbytes
 
 
 def examine_room(found: Inspection, model: Model, config: Config) -> None:
@@ -238,7 +256,8 @@ def told(found: Inspection) -> Iterator[tuple[str, str]]:
     if found.family is not None:
         yield "family", found.family
         yield "layers", ", ".join(f"{count} {name}" for name, count in found.layers.items()) or "none"
-        yield "parameters", f"{found.parameters:,}"
+        active = f", {found.active_parameters:,} for a token" * (found.active_parameters != found.parameters)
+        yield "parameters", f"{found.parameters:,}{active}"
         yield "vocabulary", f"{found.vocabulary:,}"
         yield "positions", f"{found.positions:,}"
     if found.quantization is not None:

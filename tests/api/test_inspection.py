@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from actors.forward.streams import CpuStream
-from actors.runtime.sizing import count_parameters, weight_bytes
+from actors.runtime.sizing import count_active_parameters, count_parameters, weight_bytes
 from api import cli
 from api.config import Config
 from api.inspection import Inspection, examine
@@ -22,6 +23,7 @@ from models.loading.shards import MappedShards
 from tests.models.configurations.nemotron_h import PUBLISHED
 from tests.models.loading.test_fp8 import FORMATS, quantize
 from tests.models.loading.test_loading import copied
+from tests.models.oracle import Oracle, running_oracle
 from tests.models.test_bundled import BUNDLED
 
 CPU = torch.device("cpu")
@@ -29,6 +31,12 @@ CPU = torch.device("cpu")
 
 def look(path: Path, **options: Any) -> Inspection:
     return examine(Config(model=str(path), **options))
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracle]:
+    with running_oracle(tmp_path_factory.mktemp("oracle")) as running:
+        yield running
 
 
 @pytest.fixture
@@ -57,6 +65,17 @@ def test_it_tells_what_loading_finds() -> None:
     assert isinstance(model, nn.Module)
     assert found.weights_on_disk == {"F32": sum(tensor.nbytes for tensor in model.state_dict().values())}
     assert (found.tokenizer, found.chat_template, found.missing, found.refused) == (True, True, [], [])
+
+
+@pytest.mark.parametrize("name", ["granitemoehybrid-moe", "nemotron_h-moe-latent", "qwen3_5_moe", "kimi_linear-moe"])
+def test_it_tells_what_experts_take(oracle: Oracle, name: str) -> None:
+    path = oracle.checkpoint(name)
+    found = look(path)
+    models = {bits: load_model(path, None, CPU, bits=int(bits[3:])) for bits in ("int8", "int4")}
+    assert {bits: found.weights_in_memory[bits] for bits in models} == {n: weight_bytes(m) for n, m in models.items()}
+    active = count_active_parameters(load_model(path, None, CPU))
+    assert found.parameters is not None and found.active_parameters == active < found.parameters
+    assert found.refused == []
 
 
 @pytest.mark.usefixtures("nothing_is_read")
