@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "../conv1d/update.h"
+#include "../gated_delta/unit.h"
 #include "../native/numbers.h"
 #include "../native/parallel.h"
 #include "../recorded/call.h"
@@ -15,7 +16,6 @@ namespace {
 
 constexpr int64_t GRAIN = 16384;  // Numbers of the states that are worth another thread.
 constexpr int64_t AHEAD = 4096;   // Bytes of them that are on their way from memory.
-constexpr float LEAST = 1e-6f;    // Beside the sum of squares of a query or key.
 
 struct Shape {
     int64_t heads, width, key_heads, size, kernel;
@@ -30,26 +30,6 @@ struct Constants {
     const float *taps, *conv_bias, *dt_bias, *A, *norm;
     float eps;
 };
-
-// Σ a·b of `count` numbers.
-float dot(const float *a, const float *b, int64_t count) {
-    floats total{};
-    float rest = 0.0f;
-    over(count, [&](int64_t i, auto v) {
-        using V = decltype(v);
-        if constexpr (sizeof(V) == sizeof(floats))
-            total += get<V>(a + i) * get<V>(b + i);
-        else
-            rest += a[i] * b[i];
-    });
-    return sum(total) + rest;
-}
-
-// x ← scale·x / |x|
-void normalize(float *x, int64_t count, float scale) {
-    scale /= std::sqrt(dot(x, x, count) + LEAST);
-    over(count, [&](int64_t i, auto v) { put(x + i, get<decltype(v)>(x + i) * scale); });
-}
 
 // What the heads of a key head share, and what each has of its own.
 struct Step {

@@ -5,7 +5,7 @@ from torch import Tensor
 from kernels.conv1d import conv1d_update
 from kernels.kda import kda_update
 from kernels.kda_constants import KdaConstants
-from kernels.kda_decode import reference
+from kernels.kda_decode import native, reference
 
 __all__ = ["kda_decode"]
 
@@ -23,4 +23,7 @@ def kda_decode(
     positions: Tensor,
 ) -> Tensor:
     """See reference.kda_decode."""
-    return reference.kda_decode(projected, forget, gate, constants, conv_pool, state_pool, slots, positions, TORCH)
+    given = (projected, forget, gate, constants, conv_pool, state_pool, slots, positions)
+    if native.takes(projected, forget, gate, conv_pool, state_pool):
+        return native.kda_decode(*given)
+    return reference.kda_decode(*given, TORCH)
