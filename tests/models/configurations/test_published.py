@@ -13,10 +13,10 @@ from models.family import Family
 from models.loading.checkpoint import find_family
 from models.loading.matching import match
 from models.loading.shards import StoredTensor
-from tests.models.configurations import bamba, falcon_h1, granitemoehybrid, mamba2, nemotron_h, qwen
+from tests.models.configurations import bamba, falcon_h1, granitemoehybrid, kimi_linear, mamba2, nemotron_h, qwen
 from tests.models.configurations.published import Published, Shapes
 
-FAMILIES = (mamba2, granitemoehybrid, nemotron_h, bamba, falcon_h1, qwen)
+FAMILIES = (mamba2, granitemoehybrid, nemotron_h, bamba, falcon_h1, qwen, kimi_linear)
 PUBLISHED = {name: published for family in FAMILIES for name, published in family.PUBLISHED.items()}
 EVERY = pytest.mark.parametrize("name", PUBLISHED)
 
