@@ -1,1 +1,1 @@
-"""A checkpoint's text side: tokenizer, chat template, detokenizer, stop strings."""
+"""A checkpoint's text side: tokenizer, chat template, detokenizer, stop strings, formats of reasoning and calls."""

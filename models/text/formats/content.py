@@ -1,0 +1,59 @@
+"""The answer of a model, with calls of tools in it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from models.text.formats.events import Output
+from models.text.formats.pieces import WHITE_SPACE, Broken, Pieces, Reading, Trailing, beginning
+from models.text.formats.values import Tools
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a model writes calls of tools.
+
+    begins: the markers that calls begin with, the usual one first. end: the marker that they end with.
+    read: reads calls, from the first character of a marker on, and tells them. Broken if none is there: then it has
+    told nothing, and left the mark where it was. A call whose name was told ends where it goes wrong.
+    ends_reasoning: what shows, white space between, that a call begins in reasoning that was not ended first.
+    """
+
+    name: str
+    begins: tuple[str, ...]
+    end: str
+    read: Callable[[Pieces, Output, Tools], Reading[None]]
+    ends_reasoning: tuple[str, ...] = ()
+
+
+def read_content(pieces: Pieces, output: Output, format: ToolFormat, tools: Tools) -> Reading[None]:
+    """The answer, up to the end of all text.
+
+    A marker that no call follows is text, and what is behind it is looked at anew. White space directly before a call
+    is dropped, as is that from the last one to the end: templates write their own there. All else is kept.
+    """
+    marker = beginning(*format.begins)
+    text = Trailing(output.content, WHITE_SPACE)
+    behind_call = False
+    while (yield from pieces.more()):
+        if text.add(pieces.before(marker)):
+            behind_call = False
+        if pieces.at == len(pieces.text):
+            continue
+        pieces.mark()
+        try:
+            yield from format.read(pieces, output, tools)
+        except Broken:
+            pieces.rewind()
+            text.add(pieces.take(1))
+            behind_call = False
+        else:
+            text.drop()
+            behind_call = True
+    if not behind_call:
+        text.release()
+
+
+def read_plain(pieces: Pieces, output: Output) -> Reading[None]:
+    """The answer where no calls are looked for."""
+    while (yield from pieces.more()):
+        output.content(pieces.take(len(pieces.text)))

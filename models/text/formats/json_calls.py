@@ -1,0 +1,167 @@
+"""Calls as JSON objects between two markers: {"name": …, "arguments": {…}}, one or several, in a list or not."""
+
+import json
+import re
+from collections.abc import Callable
+
+from models.text.formats.content import ToolFormat
+from models.text.formats.events import Output
+from models.text.formats.json_scanner import JsonScanner, as_json
+from models.text.formats.pieces import Broken, Pieces, Reading
+from models.text.formats.values import Tools
+
+ARGUMENTS = ("arguments", "parameters")
+# What stands between two calls, or between the last and the marker; models write braces too many, and too few.
+_BETWEEN = re.compile(r"[ \t\r\n,}\]]*")
+_OPEN = re.compile(r"[ \t\r\n\[]*")
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def json_calls(name: str, begin: str, end: str) -> ToolFormat:
+    """The format with these markers.
+
+    Arguments go out as they come and as they are written, once the name is known. Where they go wrong the call ends,
+    and what is not JSON any more is text. Once they are complete the call is whole, whatever follows. Arguments that
+    are null, or not there, are {}; a string that holds an object's JSON is that object.
+    """
+
+    def read(pieces: Pieces, output: Output, tools: Tools) -> Reading[None]:
+        yield from _JsonCalls(pieces, output, end).read(begin)
+
+    return ToolFormat(name, (begin,), end, read)
+
+
+class _JsonCalls:
+    def __init__(self, pieces: Pieces, output: Output, end: str) -> None:
+        self._pieces = pieces
+        self._output = output
+        self._end = end
+        # Of the call that is being read: whether its name was told, and its end.
+        self._told = False
+        self._ended = False
+
+    def read(self, begin: str) -> Reading[None]:
+        pieces = self._pieces
+        yield from pieces.one_of(begin)
+        yield from pieces.run(_OPEN)
+        whole = yield from self._call()
+        while whole:
+            # What follows is text, all of it, unless it is more calls or the marker.
+            pieces.mark()
+            try:
+                yield from pieces.run(_BETWEEN)
+                if (yield from pieces.peek()) != "{":
+                    yield from pieces.one_of(self._end)
+                    break
+                whole = yield from self._call()
+            except Broken:
+                pieces.rewind()
+                break
+        pieces.unmark()
+
+    def _call(self) -> Reading[bool]:
+        """One object; whether it is a whole call. Broken if it goes wrong before its name is told."""
+        self._told = self._ended = False
+        try:
+            yield from self._object()
+        except Broken:
+            if not self._told:
+                raise
+            if self._ended:
+                self._pieces.rewind()
+            else:
+                self._output.end(whole=False)
+        return self._ended
+
+    def _object(self) -> Reading[None]:
+        name, held = "", ""
+        yield from self._expect("{")
+        following = "" if (yield from self._next()) == '"' else (yield from self._expect("}"))
+        while following != "}":
+            key = yield from self._string()
+            yield from self._expect(":")
+            if key == "name" and not self._told:
+                name = yield from self._name()
+            elif key in ARGUMENTS and not self._told and name:
+                yield from self._arguments(name)
+            elif key in ARGUMENTS and not self._told:
+                held = yield from self._held_arguments()
+            else:
+                yield from self._value(lambda text: None)
+            if name and held and not self._told:
+                self._tell(name, held)
+            following = yield from self._expect(",", "}")
+        if not self._told:
+            if not name:
+                raise Broken
+            self._tell(name, "{}")
+
+    def _arguments(self, name: str) -> Reading[None]:
+        """Those of a call whose name is known: an object goes out as it comes."""
+        if (yield from self._next()) != "{":
+            self._tell(name, (yield from self._held_arguments()))
+            return
+        self._told = True
+        self._pieces.unmark()
+        self._output.begin(name)
+        yield from self._value(self._output.arguments)
+        self._finish()
+
+    def _held_arguments(self) -> Reading[str]:
+        """An object, or what stands for one; Broken for another value."""
+        text: str | None = yield from self._captured()
+        if text and text.startswith('"'):
+            text = as_json(json.loads(text) or "null")
+        if not text or not text.startswith(("{", "null")) or _SURROGATES.search(text):
+            raise Broken
+        return "{}" if text == "null" else text
+
+    def _tell(self, name: str, arguments: str) -> None:
+        self._told = True
+        self._output.begin(name)
+        self._output.arguments(arguments)
+        self._finish()
+
+    def _finish(self) -> None:
+        """The arguments are complete; should the rest of the object be broken it is text from here on."""
+        self._ended = True
+        self._output.end(whole=True)
+        self._pieces.mark()
+
+    def _name(self) -> Reading[str]:
+        name = yield from self._string()
+        if not name.strip() or not name.isprintable():
+            raise Broken
+        return name
+
+    def _string(self) -> Reading[str]:
+        text = yield from self._captured()
+        if not text.startswith('"'):
+            raise Broken
+        found: str = json.loads(text)
+        return found
+
+    def _captured(self) -> Reading[str]:
+        parts: list[str] = []
+        yield from self._value(parts.append)
+        return "".join(parts)
+
+    def _value(self, take: Callable[[str], None]) -> Reading[None]:
+        """One JSON value, after white space, handed to `take` as it comes."""
+        pieces, scanner = self._pieces, JsonScanner()
+        yield from pieces.space()
+        while not scanner.whole:
+            if scanner.broken or not (yield from pieces.more()):
+                raise Broken
+            text, pieces.at = scanner.feed(pieces.text, pieces.at)
+            take(text)
+
+    def _expect(self, *characters: str) -> Reading[str]:
+        """One of these, after white space."""
+        yield from self._pieces.space()
+        return (yield from self._pieces.one_of(*characters))
+
+    def _next(self) -> Reading[str]:
+        """The next character that is no white space, unread."""
+        yield from self._pieces.space()
+        return (yield from self._pieces.peek())
