@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from models.text.formats.events import Output
+from models.text.formats.events import Events
 from models.text.formats.pieces import WHITE_SPACE, Broken, Pieces, Reading, Trailing, beginning
 from models.text.formats.values import Tools
 
@@ -21,18 +21,18 @@ class ToolFormat:
     name: str
     begins: tuple[str, ...]
     end: str
-    read: Callable[[Pieces, Output, Tools], Reading[None]]
+    read: Callable[[Pieces, Events, Tools], Reading[None]]
     ends_reasoning: tuple[str, ...] = ()
 
 
-def read_content(pieces: Pieces, output: Output, format: ToolFormat, tools: Tools) -> Reading[None]:
+def read_content(pieces: Pieces, events: Events, format: ToolFormat, tools: Tools) -> Reading[None]:
     """The answer, up to the end of all text.
 
     A marker that no call follows is text, and what is behind it is looked at anew. White space directly before a call
     is dropped, as is that from the last one to the end: templates write their own there. All else is kept.
     """
     marker = beginning(*format.begins)
-    text = Trailing(output.content, WHITE_SPACE)
+    text = Trailing(events.content, WHITE_SPACE)
     behind_call = False
     while (yield from pieces.more()):
         if text.add(pieces.before(marker)):
@@ -41,7 +41,7 @@ def read_content(pieces: Pieces, output: Output, format: ToolFormat, tools: Tool
             continue
         pieces.mark()
         try:
-            yield from format.read(pieces, output, tools)
+            yield from format.read(pieces, events, tools)
         except Broken:
             pieces.rewind()
             text.add(pieces.take(1))
@@ -53,7 +53,7 @@ def read_content(pieces: Pieces, output: Output, format: ToolFormat, tools: Tool
         text.release()
 
 
-def read_plain(pieces: Pieces, output: Output) -> Reading[None]:
+def read_plain(pieces: Pieces, events: Events) -> Reading[None]:
     """The answer where no calls are looked for."""
     while (yield from pieces.more()):
-        output.content(pieces.take(len(pieces.text)))
+        events.content(pieces.take(len(pieces.text)))

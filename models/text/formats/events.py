@@ -45,7 +45,7 @@ class CallEnded:
 OutputEvent = Content | Reasoning | CallBegun | CallArguments | CallEnded
 
 
-class Output:
+class Events:
     """Events on their way out. What comes of one kind between two calls of `take` is one event."""
 
     def __init__(self) -> None:

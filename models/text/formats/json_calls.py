@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 
 from models.text.formats.content import ToolFormat
-from models.text.formats.events import Output
+from models.text.formats.events import Events
 from models.text.formats.json_scanner import JsonScanner, as_json
 from models.text.formats.pieces import Broken, Pieces, Reading
 from models.text.formats.values import Tools
@@ -25,16 +25,16 @@ def json_calls(name: str, begin: str, end: str) -> ToolFormat:
     are null, or not there, are {}; a string that holds an object's JSON is that object.
     """
 
-    def read(pieces: Pieces, output: Output, tools: Tools) -> Reading[None]:
-        yield from _JsonCalls(pieces, output, end).read(begin)
+    def read(pieces: Pieces, events: Events, tools: Tools) -> Reading[None]:
+        yield from _JsonCalls(pieces, events, end).read(begin)
 
     return ToolFormat(name, (begin,), end, read)
 
 
 class _JsonCalls:
-    def __init__(self, pieces: Pieces, output: Output, end: str) -> None:
+    def __init__(self, pieces: Pieces, events: Events, end: str) -> None:
         self._pieces = pieces
-        self._output = output
+        self._events = events
         self._end = end
         # Of the call that is being read: whether its name was told, and its end.
         self._told = False
@@ -70,7 +70,7 @@ class _JsonCalls:
             if self._ended:
                 self._pieces.rewind()
             else:
-                self._output.end(whole=False)
+                self._events.end(whole=False)
         return self._ended
 
     def _object(self) -> Reading[None]:
@@ -103,8 +103,8 @@ class _JsonCalls:
             return
         self._told = True
         self._pieces.unmark()
-        self._output.begin(name)
-        yield from self._value(self._output.arguments)
+        self._events.begin(name)
+        yield from self._value(self._events.arguments)
         self._finish()
 
     def _held_arguments(self) -> Reading[str]:
@@ -118,14 +118,14 @@ class _JsonCalls:
 
     def _tell(self, name: str, arguments: str) -> None:
         self._told = True
-        self._output.begin(name)
-        self._output.arguments(arguments)
+        self._events.begin(name)
+        self._events.arguments(arguments)
         self._finish()
 
     def _finish(self) -> None:
         """The arguments are complete; should the rest of the object be broken it is text from here on."""
         self._ended = True
-        self._output.end(whole=True)
+        self._events.end(whole=True)
         self._pieces.mark()
 
     def _name(self) -> Reading[str]:

@@ -1,7 +1,7 @@
 """A model's output as events, while it comes."""
 
 from models.text.formats.content import ToolFormat, read_content, read_plain
-from models.text.formats.events import Output, OutputEvent
+from models.text.formats.events import Events, OutputEvent
 from models.text.formats.pieces import Pieces, Reading
 from models.text.formats.thinking import ReasoningFormat, read_reasoning
 from models.text.formats.values import Tools
@@ -27,7 +27,7 @@ class OutputParser:
         tools: Tools | None = None,
     ) -> None:
         self._pieces = Pieces()
-        self._output = Output()
+        self._events = Events()
         self._reading = self._read(reasoning, begun, tool_format, tools or {})
         next(self._reading)
 
@@ -35,22 +35,22 @@ class OutputParser:
         """More of the output, and what is certain by now."""
         self._pieces.give(text)
         next(self._reading)
-        return self._output.take()
+        return self._events.take()
 
     def finish(self) -> list[OutputEvent]:
         """The output is over: what was held back. No push may follow."""
         self._pieces.end()
         next(self._reading, None)
-        return self._output.take()
+        return self._events.take()
 
     def _read(
         self, reasoning: ReasoningFormat | None, begun: bool, tool_format: ToolFormat | None, tools: Tools
     ) -> Reading[None]:
-        pieces, output = self._pieces, self._output
+        pieces, events = self._pieces, self._events
         if reasoning is not None:
             call = () if tool_format is None else tool_format.ends_reasoning
-            yield from read_reasoning(pieces, output, reasoning, begun, call)
+            yield from read_reasoning(pieces, events, reasoning, begun, call)
         if tool_format is None:
-            yield from read_plain(pieces, output)
+            yield from read_plain(pieces, events)
         else:
-            yield from read_content(pieces, output, tool_format, tools)
+            yield from read_content(pieces, events, tool_format, tools)

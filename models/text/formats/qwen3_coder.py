@@ -13,7 +13,7 @@ import re
 from enum import Enum, auto
 
 from models.text.formats.content import ToolFormat
-from models.text.formats.events import Output
+from models.text.formats.events import Events
 from models.text.formats.pieces import Broken, Pieces, Reading, beginning
 from models.text.formats.values import OtherValue, StringValue, Tools, quoted, types_of, value_of
 
@@ -41,9 +41,9 @@ class _XmlCalls:
     arguments stop where the text does.
     """
 
-    def __init__(self, pieces: Pieces, output: Output, tools: Tools) -> None:
+    def __init__(self, pieces: Pieces, events: Events, tools: Tools) -> None:
         self._pieces = pieces
-        self._output = output
+        self._events = events
         self._tools = tools
 
     def read(self) -> Reading[None]:
@@ -79,17 +79,17 @@ class _XmlCalls:
         if follows is _Follows.NOTHING:
             raise Broken
         self._pieces.unmark()
-        self._output.begin(name)
+        self._events.begin(name)
         schema = self._tools.get(name, {})
         separator = "{"
         while isinstance(follows, str):
-            self._output.arguments(f'{separator}"{quoted(follows)}": ')
-            follows = yield from self._value(value_of(types_of(follows, schema), self._output.arguments))
+            self._events.arguments(f'{separator}"{quoted(follows)}": ')
+            follows = yield from self._value(value_of(types_of(follows, schema), self._events.arguments))
             separator = ", "
         whole = follows is not _Follows.NOTHING
         if whole:
-            self._output.arguments("{}" if separator == "{" else "}")
-        self._output.end(whole)
+            self._events.arguments("{}" if separator == "{" else "}")
+        self._events.end(whole)
         return follows
 
     def _value(self, value: StringValue | OtherValue) -> Reading[str | _Follows]:
@@ -149,8 +149,8 @@ class _XmlCalls:
         return (yield from self._pieces.one_of(*options))
 
 
-def _read(pieces: Pieces, output: Output, tools: Tools) -> Reading[None]:
-    yield from _XmlCalls(pieces, output, tools).read()
+def _read(pieces: Pieces, events: Events, tools: Tools) -> Reading[None]:
+    yield from _XmlCalls(pieces, events, tools).read()
 
 
 QWEN3_CODER = ToolFormat("qwen3_coder", (CALL, FUNCTION), CALL_END, _read, ends_reasoning=(CALL, FUNCTION))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from models.text.formats.events import Output
+from models.text.formats.events import Events
 from models.text.formats.pieces import Broken, Pieces, Reading, Trailing, beginning
 
 
@@ -23,7 +23,7 @@ THINK = ReasoningFormat("think", "<think>", "</think>")
 
 
 def read_reasoning(
-    pieces: Pieces, output: Output, format: ReasoningFormat, begun: bool, call: tuple[str, ...]
+    pieces: Pieces, events: Events, format: ReasoningFormat, begun: bool, call: tuple[str, ...]
 ) -> Reading[None]:
     """Reasoning, if there is some, up to where the answer begins; all of the output if it does not end.
 
@@ -36,7 +36,7 @@ def read_reasoning(
         return
     yield from pieces.line_breaks()
     marker = beginning(format.end, *call[:1])
-    text = Trailing(output.reasoning, "\n")
+    text = Trailing(events.reasoning, "\n")
     while (yield from pieces.more()):
         text.add(pieces.before(marker))
         if pieces.at == len(pieces.text):

@@ -1,0 +1,92 @@
+"""Outputs parsed in pieces, and their events joined, for the tests of this folder."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from models.text.formats.content import ToolFormat
+from models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
+from models.text.formats.parser import OutputParser
+from models.text.formats.thinking import ReasoningFormat
+from models.text.formats.values import Tools
+
+
+def parse(
+    pieces: Iterable[str],
+    tool_format: ToolFormat | None = None,
+    tools: Tools | None = None,
+    reasoning: ReasoningFormat | None = None,
+    begun: bool = False,
+) -> list[OutputEvent]:
+    """The events of an output that comes in these pieces, joined."""
+    parser = OutputParser(reasoning, begun, tool_format, tools)
+    events = [event for piece in pieces for event in parser.push(piece)]
+    return joined([*events, *parser.finish()])
+
+
+def joined(events: Iterable[OutputEvent]) -> list[OutputEvent]:
+    """With what follows its own kind made one event."""
+    found: list[OutputEvent] = []
+    for event in events:
+        match (found[-1] if found else None), event:
+            case Content(before), Content(text):
+                found[-1] = Content(before + text)
+            case Reasoning(before), Reasoning(text):
+                found[-1] = Reasoning(before + text)
+            case CallArguments(index, before), CallArguments(same, text) if index == same:
+                found[-1] = CallArguments(index, before + text)
+            case _:
+                found.append(event)
+    return found
+
+
+def called(index: int, name: str, arguments: str, whole: bool = True) -> list[OutputEvent]:
+    """The events of one call."""
+    shown = [CallArguments(index, arguments)] if arguments else []
+    return [CallBegun(index, name), *shown, CallEnded(index, whole)]
+
+
+def splits(text: str) -> Iterable[list[str]]:
+    """One character at a time, and in two at every place."""
+    yield list(text)
+    yield from ([text[:cut], text[cut:]] for cut in range(len(text) + 1))
+
+
+def check_every_split(text: str, expected: Sequence[OutputEvent], **options: Any) -> None:
+    for pieces in splits(text):
+        assert parse(pieces, **options) == expected, pieces
+
+
+def content_of(events: Iterable[OutputEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Content))
+
+
+def calls_of(events: Iterable[OutputEvent]) -> list[tuple[str, str, bool]]:
+    """Name, arguments, and whether it is whole, of each call; the protocol of its events is checked."""
+    calls: list[tuple[str, str, bool]] = []
+    current: tuple[str, str] | None = None
+    for event in events:
+        match event, current:
+            case CallBegun(index, name), None:
+                assert index == len(calls) and name
+                current = (name, "")
+            case CallArguments(index, text), (name, arguments):
+                assert index == len(calls) and text
+                current = (name, arguments + text)
+            case CallEnded(index, whole), (name, arguments):
+                assert index == len(calls)
+                calls.append((name, arguments, whole))
+                current = None
+            case ((Content(text) | Reasoning(text)), None):
+                assert text
+            case _:
+                raise AssertionError(f"{event} while {current} is open")
+    assert current is None
+    return calls
+
+
+def is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except ValueError:
+        return False

@@ -1,0 +1,160 @@
+"""Whatever a model writes: nothing raises, nothing is lost, and the pieces that it comes in make no difference."""
+
+import re
+import time
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.text.formats.content import ToolFormat
+from models.text.formats.events import CallBegun, Content, Reasoning
+from models.text.formats.parser import OutputParser
+from models.text.formats.picking import TOOL_FORMATS
+from models.text.formats.thinking import THINK
+from tests.models.text.formats.parsing import calls_of, content_of, is_object, joined, parse
+
+FORMATS = list(TOOL_FORMATS.values())
+TOOLS = {"f": {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {"type": ["string", "null"]}}}}
+# What calls of all formats are made of, whole and in part.
+SHREDS = [
+    *("<tool_call>", "</tool_call>", "<TOOLCALL>", "</TOOLCALL>", "<function=f>", "<function=g>", "</function>"),
+    *("<parameter=a>", "<parameter=b>", "<parameter=c>", "</parameter>", "<tool_c", "all>", "</para", "<", ">", "</"),
+    *('{"name": "f", "arguments": ', '{"name": "f"', '"arguments": {', '{"a": "', '{"a": 1}', "}", "{", "]", "[", ","),
+    *('"', "\\", "\\u00e9", "\\", ":", "12", "null", "None", "true", "\n", " ", "é", "x", "<think>", "</think>"),
+]
+texts = st.lists(st.sampled_from(SHREDS) | st.text(max_size=3), max_size=25).map("".join)
+formats = st.sampled_from(FORMATS)
+
+
+@settings(max_examples=400)
+@given(text=texts, format=formats, thinks=st.booleans(), begun=st.booleans(), data=st.data())
+def test_pieces_make_no_difference(
+    text: str, format: ToolFormat, thinks: bool, begun: bool, data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    reasoning = THINK if thinks else None
+    expected = parse([text], format, TOOLS, reasoning, begun)
+    assert parse(pieces, format, TOOLS, reasoning, begun) == expected
+    assert parse(list(text), format, TOOLS, reasoning, begun) == expected
+
+
+@settings(max_examples=400)
+@given(text=texts, format=formats)
+def test_calls_are_whole_if_and_only_if_their_arguments_are(text: str, format: ToolFormat) -> None:
+    for _, arguments, whole in calls_of(parse([text], format, TOOLS)):
+        assert is_object(arguments) == whole
+
+
+@settings(max_examples=400)
+@given(text=texts, format=formats)
+def test_text_without_calls_is_kept_as_it_is(text: str, format: ToolFormat) -> None:
+    events = parse([text], format, TOOLS)
+    if not any(isinstance(event, CallBegun) for event in events):
+        assert events == ([Content(text)] if text else [])
+
+
+@settings(max_examples=400)
+@given(text=texts, format=formats)
+def test_content_around_calls_is_in_the_text_in_order(text: str, format: ToolFormat) -> None:
+    """It is what is left of the text without its calls, one stretch each, and the white space beside them."""
+    events = parse([text], format, TOOLS)
+    kept = [re.escape(event.text) for event in events if isinstance(event, Content)]
+    at_start = bool(events) and isinstance(events[0], Content)
+    at_end = bool(events) and isinstance(events[-1], Content)
+    call = "(?:[^\0]*)"
+    pattern = ("" if at_start else call) + call.join(kept) + ("" if at_end else call)
+    assert re.fullmatch(pattern, text)
+
+
+def shown_after_each(text: str, format: ToolFormat) -> list[str]:
+    parser, events = OutputParser(tool_format=format), []
+    shown: list[str] = []
+    for character in text:
+        events += parser.push(character)
+        shown.append(content_of(events))
+    return shown
+
+
+@given(
+    text=st.text(st.sampled_from("ab \n<tol_>=fu"), max_size=30),
+    format=formats,
+)
+def test_only_white_space_and_what_may_begin_a_marker_waits(text: str, format: ToolFormat) -> None:
+    if any(marker in text for marker in format.begins):
+        return
+    for end, shown in enumerate(shown_after_each(text, format), start=1):
+        waiting = text[len(shown) : end].lstrip(" \n")
+        assert not waiting or any(marker.startswith(waiting) for marker in format.begins)
+
+
+def test_nothing_of_an_output_without_formats_waits() -> None:
+    parser = OutputParser()
+    assert parser.push(" <think>") == [Content(" <think>")]
+    assert parser.push("") == []
+    assert parser.push("<tool_call>") == [Content("<tool_call>")]
+    assert parser.finish() == []
+
+
+def test_finish_gives_what_waits() -> None:
+    parser = OutputParser(THINK, tool_format=FORMATS[0])
+    assert parser.push(" <thi") == []
+    assert parser.finish() == [Content(" <thi")]
+    parser = OutputParser(THINK, begun=True)
+    assert joined(parser.push("a\n</thi") + parser.finish()) == [Reasoning("a\n</thi")]
+
+
+CALL = '<tool_call>{"name":"f","arguments":{"a":'
+HOSTILE = {
+    "half a marker": "<tool_ca",
+    "first characters": "<",
+    "markers": "<tool_call>",
+    "markers of functions": "<tool_call><function=",
+    "markers in strings": '<tool_call>{"',
+    "held strings": '<tool_call>{"":"\\',
+    "ends of values": "</parameter>\n",
+    "ends of functions": "</function>\n",
+    "white space": " ",
+    "line breaks": "\n<",
+    "braces": "[",
+    "lists": "[],",
+    "numbers": "1,",
+    "digits": "1",
+    "escapes": "\\n",
+    "quotes": '"',
+    "control characters": "\n",
+    "closers": "}",
+}
+BEFORE = {
+    "": "",
+    "arguments": CALL,
+    "an open list": CALL + "[",
+    "an open string": CALL + '"',
+    "arguments first": '<tool_call>{"arguments":{"a":[',
+    "a call": CALL + "1}}",
+    "a function": "<tool_call><function=f>",
+    "a string": "<tool_call><function=f><parameter=a>",
+    "a number": "<tool_call><function=f><parameter=b>",
+    "a null": "<tool_call><function=f><parameter=c>",
+    "a name": "<tool_call><function=",
+}
+
+
+def processor_seconds(text: str, format: ToolFormat, step: int) -> float:
+    parser = OutputParser(THINK, False, format, TOOLS)
+    begin = time.process_time()
+    for at in range(0, len(text), step):
+        parser.push(text[at : at + step])
+    parser.finish()
+    return time.process_time() - begin
+
+
+@pytest.mark.parametrize("step", [7, 1_000_000])
+@pytest.mark.parametrize("before", BEFORE)
+def test_hostile_text_takes_linear_time(before: str, step: int) -> None:
+    """A fiftieth of a megabyte in a fiftieth of a second or so; quadratic work would take a hundred times that."""
+    for repeated, format in product(HOSTILE.values(), (TOOL_FORMATS["hermes"], TOOL_FORMATS["qwen3_coder"])):
+        text = BEFORE[before] + repeated * (100_000 // len(repeated))
+        assert processor_seconds(text, format, step) < 1
