@@ -19,7 +19,8 @@ from models.layers.linear import pack, project
 from models.loading.checkpoint import load_model, random_model
 from models.text.tokenizer import load_text
 from scripts.benchmarks.bare import Bare
-from scripts.demo import chats
+from scripts.demo.lessons import LESSONS, make_chat
+from scripts.demo.text import plain
 
 CPU = torch.device("cpu")
 BUNDLED = Path(__file__).parents[2] / "models" / "bundled"
@@ -52,7 +53,8 @@ def some_chats(tokens: int) -> list[int]:
     """Chats as the bundled model was trained on, but with a seed of their own."""
     rng, text, ids = random.Random(20261122), load_text(BUNDLED), list[int]()
     while len(ids) < tokens:
-        ids += text.encode_chat(chats.chat(rng, chats.Lesson(longest=400)))[0]
+        chat = make_chat(rng, LESSONS[-1][1])
+        ids += text.encode_chat(plain(chat.messages(), chat.schemas()))[0]
     return ids[:tokens]
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 class Size:
     """Mamba-2 heads are `mamba_head` wide and share one group of B and C; attention has no positional encoding."""
 
-    vocab: int = 259
+    vocab: int = 768
     hidden: int = 192
-    layers: tuple[str, ...] = ("mamba", "mamba", "mamba", "attention", "mamba", "mamba")
+    layers: tuple[str, ...] = ("mamba", "mamba", "attention", "mamba", "mamba", "attention", "mamba", "mamba")
     mamba_heads: int = 6
     mamba_head: int = 64
     mamba_state: int = 64
@@ -22,7 +22,7 @@ class Size:
     chunk: int = 64
     heads: int = 6
     kv_heads: int = 2
-    intermediate: int = 128
+    intermediate: int = 192
     embedding_multiplier: float = 12.0
     residual_multiplier: float = 0.5
     eps: float = 1e-5
@@ -55,19 +55,23 @@ def scan(x: Tensor, dt: Tensor, rate: Tensor, b: Tensor, c: Tensor, chunk: int) 
     """
     batch, length, heads, width = x.shape
     count = length // chunk
-    decay = (dt * rate).view(batch, count, chunk, heads).permute(0, 1, 3, 2).cumsum(-1)
-    x = (x * dt[..., None]).view(batch, count, chunk, heads, width).permute(0, 1, 3, 2, 4)
-    b = b.view(batch, count, 1, chunk, -1)
-    c = c.view(batch, count, 1, chunk, -1)
-    later = torch.ones(chunk, chunk, dtype=torch.bool).triu(1)
-    within = (decay[..., :, None] - decay[..., None, :]).masked_fill(later, -math.inf).exp()
-    y = ((c @ b.transpose(-1, -2)) * within) @ x
-    ends = (b.transpose(-1, -2)) @ (x * (decay[..., -1:] - decay).exp()[..., None])
-    states = [torch.zeros_like(ends[:, 0])]
-    for i in range(count - 1):
-        states.append(states[-1] * decay[:, i, :, -1, None, None].exp() + ends[:, i])
-    y = y + (c @ torch.stack(states, 1)) * decay.exp()[..., None]
-    return y.permute(0, 1, 3, 2, 4).reshape(batch, length, heads, width)
+    decay = (dt * rate).view(batch, count, chunk, heads).permute(0, 3, 1, 2).cumsum(-1)
+    x = (x * dt[..., None]).view(batch, count, chunk, heads, width).permute(0, 3, 1, 2, 4)
+    b = b.view(batch, 1, count, chunk, -1)
+    c = c.view(batch, 1, count, chunk, -1)
+    y = ((c @ b.transpose(-1, -2)) * between(decay, decay, 1)) @ x
+    ends = b.transpose(-1, -2) @ (x * (decay[..., -1:] - decay).exp()[..., None])
+    whole = decay[..., -1].cumsum(-1)
+    passed = between(F.pad(whole, (1, -1)), whole, 0)
+    states = (passed @ ends.flatten(-2)).view_as(ends)
+    y = y + (c @ states) * decay.exp()[..., None]
+    return y.permute(0, 2, 3, 1, 4).reshape(batch, length, heads, width)
+
+
+def between(to: Tensor, since: Tensor, diagonal: int) -> Tensor:
+    """exp(to_i − since_j) for j < i + diagonal, else 0: [..., T, T] of [..., T]."""
+    hidden = torch.ones(to.shape[-1], to.shape[-1], dtype=torch.bool, device=to.device).triu(diagonal)
+    return (to[..., :, None] - since[..., None, :]).masked_fill(hidden, -math.inf).exp()
 
 
 class Mamba2(nn.Module):

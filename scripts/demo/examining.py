@@ -1,0 +1,48 @@
+"""The examinations during training: greedy answers to the letter, by one pass over each chat."""
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from scripts.demo.exams import EXAMS, make_exam
+from scripts.demo.lessons import collate, weights_of
+from scripts.demo.model import DemoModel
+from scripts.demo.text import render
+
+FIRST, LATER = 1, 12
+AT_ONCE = 32
+
+
+@torch.inference_mode()
+def examine(model: DemoModel, tokenizer: Tokenizer, count: int) -> list[tuple[str, int, int, int]]:
+    """(exam, turns, right, asked) for each exam, by itself and at the end of a chat of twelve turns."""
+    results = []
+    for name in EXAMS:
+        for turns in (FIRST, LATER):
+            chats = [make_exam(name, number, turns) for number in range(count)]
+            texts = [render(chat.messages(), chat.schemas()) for chat in chats]
+            right = sum(right_of(model, tokenizer, texts[at : at + AT_ONCE]) for at in range(0, count, AT_ONCE))
+            results.append((name, len(chats[0].turns), right, count))
+            print("{:<30} {:>3} turns: {} of {}".format(*results[-1]), flush=True)
+    return results
+
+
+def right_of(model: DemoModel, tokenizer: Tokenizer, texts: list[str]) -> int:
+    """In how many of the chats the last answer is what the model gives.
+
+    Where every argmax is right under teacher forcing, it gives the same text without that.
+    """
+    assistant = tokenizer.token_to_id("assistant")
+    encoded = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    ids, _ = collate([(each, weights_of(each, assistant)) for each in encoded])
+    guesses: Tensor = model(ids[:, :-1]).argmax(-1)
+    return sum(answered(ids[row], guesses[row], weights_of(each, assistant)) for row, each in enumerate(encoded))
+
+
+def answered(ids: Tensor, guesses: Tensor, weights: list[float]) -> bool:
+    """Whether the tokens of the last answer are those guessed."""
+    end = max(place for place, weight in enumerate(weights) if weight == 1)
+    start = end
+    while weights[start - 1] == 1:
+        start -= 1
+    return bool((ids[start : end + 1] == guesses[start - 1 : end]).all())

@@ -1,0 +1,121 @@
+"""What training sees: chats by lesson, as batches of token ids and of weights."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from scripts.demo.chat import Chat
+from scripts.demo.tasks import a_turn, begin
+from scripts.demo.text import END_OF_TEXT, IM_END, IM_START, make_tokenizer, render
+from scripts.demo.world import World
+
+BATCH_TOKENS = 4096
+POOL = 2048
+CHUNK = 64
+USER_WEIGHT = 0.05
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Chats of so many turns and at most `longest` tokens.
+
+    system, tools: how often a chat has a system prompt, or tools.
+    """
+
+    turns: tuple[int, ...]
+    longest: int
+    system: float = 0.35
+    tools: float = 0.35
+
+
+LESSONS = [
+    (0.2, Lesson((1, 2, 2, 3), 192)),
+    (0.35, Lesson((2, 4, 5, 6), 384)),
+    (0.45, Lesson((2, 4, 6, 8, 10, 12, 14, 14), 832)),
+]
+"""Each with its share of all tokens, in this order."""
+
+
+def make_chat(rng: random.Random, lesson: Lesson) -> Chat:
+    chat = Chat(World(rng))
+    begin(chat, lesson.system, lesson.tools)
+    for _ in range(rng.choice(lesson.turns)):
+        chat.turns.append(a_turn(chat))
+    return chat
+
+
+def tokenizer_of_the_world() -> Tokenizer:
+    """Its words are those of chats of held-out values: always the same."""
+    texts = []
+    for number in range(4000):
+        chat = Chat(World(random.Random(f"words {number}"), held_out=True))
+        begin(chat)
+        for _ in range(8):
+            chat.turns.append(a_turn(chat))
+        texts.append(render(chat.messages(), chat.schemas()))
+    return make_tokenizer(texts)
+
+
+def weights_of(ids: list[int], assistant: int) -> list[float]:
+    """Of each token as a prediction: 1 in an answer and its end, else USER_WEIGHT. assistant: the role's token."""
+    weights, inside = list[float](), False
+    for place, token in enumerate(ids):
+        weights.append(1.0 if inside else USER_WEIGHT)
+        if token == IM_END:
+            inside = False
+        elif place >= 2 and ids[place - 2] == IM_START and ids[place - 1] == assistant:
+            inside = True
+    return weights
+
+
+@dataclass
+class Batches:
+    """Endless batches of about BATCH_TOKENS tokens, chats of like length together.
+
+    The batches of a pool of chats depend on the seed and the pool's number alone. pool, batch: which comes next.
+    """
+
+    tokenizer: Tokenizer
+    seed: int
+    pool: int = 0
+    batch: int = 0
+
+    def of(self, lesson: Lesson) -> Iterator[tuple[Tensor, Tensor]]:
+        """ids int64 [B, T] and weights float32 [B, T], T a multiple of CHUNK, and one more."""
+        while True:
+            found = self._pool(lesson)
+            while self.batch < len(found):
+                self.batch += 1
+                yield collate(found[self.batch - 1])
+            self.pool, self.batch = self.pool + 1, 0
+
+    def _pool(self, lesson: Lesson) -> list[list[tuple[list[int], list[float]]]]:
+        rng = random.Random(f"{self.seed} {self.pool}")
+        assistant = self.tokenizer.token_to_id("assistant")
+        chats = (make_chat(rng, lesson) for _ in range(POOL))
+        encoded = self.tokenizer.encode_batch([render(chat.messages(), chat.schemas()) for chat in chats])
+        kept = sorted((each.ids for each in encoded if len(each.ids) <= lesson.longest), key=len)
+        found, batch = [], list[tuple[list[int], list[float]]]()
+        for ids in kept:
+            if batch and (len(batch) + 1) * padded(len(ids)) > BATCH_TOKENS:
+                found.append(batch)
+                batch = []
+            batch.append((ids, weights_of(ids, assistant)))
+        rng.shuffle(found)
+        return found
+
+
+def padded(length: int) -> int:
+    return -(-(length - 1) // CHUNK) * CHUNK
+
+
+def collate(chats: list[tuple[list[int], list[float]]]) -> tuple[Tensor, Tensor]:
+    """Pad to one length: ids int64 [B, T], weights float32 [B, T]."""
+    length = padded(max(len(ids) for ids, _ in chats)) + 1
+    ids = torch.tensor([ids + [END_OF_TEXT] * (length - len(ids)) for ids, _ in chats])
+    weights = torch.tensor([weights + [0.0] * (length - len(weights)) for _, weights in chats])
+    return ids, weights

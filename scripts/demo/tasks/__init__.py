@@ -1,0 +1,64 @@
+"""The tasks of the demonstration model: each makes turns of a chat with the answers that are right."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scripts.demo.chat import Chat, Turn
+from scripts.demo.tasks import arithmetic, facts, lists, manners, systems, tools
+
+Make = Callable[[Chat], Turn]
+
+
+@dataclass(frozen=True)
+class Task:
+    """make: a turn of it; share: how often it comes up in training."""
+
+    make: Make
+    share: float
+
+
+TASKS: dict[str, Task] = {
+    "tell": Task(facts.tell, 0.13),
+    "tell several": Task(facts.tell_several, 0.03),
+    "ask": Task(facts.ask, 0.17),
+    "ask several": Task(facts.ask_several, 0.03),
+    "add": Task(arithmetic.add, 0.12),
+    "subtract": Task(arithmetic.subtract, 0.09),
+    "compare": Task(arithmetic.compare, 0.02),
+    "beyond": Task(arithmetic.beyond, 0.015),
+    "backwards": Task(lists.backwards, 0.07),
+    "echo": Task(lists.echo, 0.03),
+    "spell": Task(lists.spell, 0.02),
+    "count letters": Task(lists.count_letters, 0.04),
+    "count to": Task(lists.count_to, 0.02),
+    "count items": Task(lists.count_items, 0.03),
+    "sort numbers": Task(lists.sort_numbers, 0.05),
+    "sort words": Task(lists.sort_words, 0.05),
+    "courtesy": Task(manners.courtesy, 0.06),
+    "feelings": Task(manners.feelings, 0.01),
+    "unknown": Task(manners.unknown, 0.03),
+    "no tools": Task(tools.none_fits, 0.01),
+}
+WITH_TOOLS: dict[str, Task] = {"call": Task(tools.call, 0.7), "none fits": Task(tools.none_fits, 0.12)}
+"""Shares beside those of TASKS, in chats that have tools."""
+
+
+OBEY = 0.25
+"""How often a turn shows what the system prompt asks for, if that asks for anything."""
+
+
+def a_turn(chat: Chat) -> Turn:
+    """The next turn of a chat, of any task."""
+    if chat.shown and chat.rng.random() < OBEY:
+        return systems.obey(chat)
+    among = TASKS | WITH_TOOLS if chat.tools else TASKS
+    [task] = chat.rng.choices(list(among.values()), [task.share for task in among.values()])
+    return task.make(chat)
+
+
+def begin(chat: Chat, system: float = 0.4, with_tools: float = 0.35) -> None:
+    """The chat's system prompt and tools, with these chances."""
+    if chat.rng.random() < system:
+        systems.prompt(chat)
+    if chat.rng.random() < with_tools:
+        tools.equip(chat)

@@ -1,0 +1,108 @@
+"""The words that chats are made of. Some are held out: training never shows them, examinations use nothing else."""
+
+import random
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+LISTS = tomllib.loads((Path(__file__).parent / "world.toml").read_text(encoding="utf-8"))
+PROPER = frozenset({"names", "places"})
+VALUES = ("names", "colours", "places", "foods", "words", "verbs", "things")
+HELD_OUT = frozenset(word.lower() for kind in VALUES for word in LISTS[f"held_out_{kind}"])
+INVENTED = {"names": 0.55, "places": 0.5, "colours": 0.3, "foods": 0.4, "words": 0.5, "things": 0.4, "verbs": 0.15}
+
+CONSONANTS = [*"bcdfghjklmnprstvwz", "ch", "sh", "th", "br", "gr", "kr", "tr", "st"]
+SYLLABLES = [consonant + vowel for consonant in CONSONANTS for vowel in "aeiou"]
+ENDINGS = ["", "", "n", "r", "l", "s", "x", "nd", "ra", "lla", "na", "th", "ck", "y", "ie", "m", "p", "t", "d", "rk"]
+ACCENTED = ["ë", "é", "ño", "ø"]
+LARGEST = 99
+
+
+@dataclass
+class World:
+    """Draws words and numbers; `held_out` draws only what training never shows."""
+
+    rng: random.Random
+    held_out: bool = False
+
+    def word(self, kind: str) -> str:
+        """One of world.toml's list `kind`, or, in training, an invented one: only copying gets that right."""
+        if self.held_out:
+            return str(self.rng.choice(LISTS[f"held_out_{kind}"]))
+        if self.rng.random() < INVENTED[kind]:
+            word = self.invented(accents=kind in PROPER)
+            return word.capitalize() if kind in PROPER else word
+        return str(self.rng.choice(LISTS[kind]))
+
+    def invented(self, accents: bool = False) -> str:
+        """A word that no list holds, of two letters up to about ten."""
+        rng = self.rng
+        while True:
+            word = "".join(rng.choice(SYLLABLES) for _ in range(rng.choice([1, 1, 2, 2, 2, 3]))) + rng.choice(ENDINGS)
+            word = rng.choice("aeiou") + word if rng.random() < 0.2 else word
+            word += rng.choice(ACCENTED) if accents and rng.random() < 0.08 else ""
+            if word not in HELD_OUT:
+                return word
+
+    def value(self, kind: str) -> str:
+        """Something that a user tells of himself: a word, or up to four digits."""
+        return self.digits() if kind == "digits" else self.word(kind)
+
+    def digits(self) -> str:
+        """A number of one to four digits; a tenth of those above two digits is held out."""
+        while True:
+            low, high = (100, 9999) if self.held_out else self.rng.choice([(0, 99), (100, 999), (1000, 9999)])
+            number = self.rng.randint(low, high)
+            if (number > LARGEST and number % 10 == 3) == self.held_out:
+                return str(number)
+
+    def pair(self, least: int = 0) -> tuple[int, int]:
+        """Two numbers up to 99. Of each ten unordered pairs that are not both below 10, one is held out."""
+        rng = self.rng
+        while True:
+            limit = LARGEST if self.held_out else rng.choice([9, 20, LARGEST, LARGEST, LARGEST])
+            a, b = rng.randint(least, limit), rng.randint(least, rng.choice([9, limit, limit]))
+            if held_out_pair(a, b) == self.held_out:
+                return (a, b) if rng.random() < 0.5 else (b, a)
+
+    def several(self, kind: str, count: int) -> list[str]:
+        """Different words, no two of which begin with the same letter."""
+        found: dict[str, str] = {}
+        while len(found) < count:
+            word = self.word(kind)
+            found.setdefault(word[0].lower(), word)
+        return list(found.values())
+
+
+def held_out_pair(a: int, b: int) -> bool:
+    low, high = min(a, b), max(a, b)
+    return high > 9 and (low * 37 + high * 11) % 10 == 3
+
+
+def rough(text: str, rng: random.Random) -> str:
+    """The wording as people type it: small letters, missing punctuation, a filler, a slip. `{}` survives."""
+    if rng.random() < 0.04:
+        filler = rng.choice(
+            ["ok, ", "so, ", "hey, ", "well, ", "please, ", "and ", "hm, ", "Great. ", "Thanks! ", "Ok. ", "now "]
+        )
+        text = filler + (text if filler.rstrip().endswith((".", "!")) else text[0].lower() + text[1:])
+    if rng.random() < 0.3:
+        text = text.lower()
+    if rng.random() < 0.3:
+        text = text.rstrip(".?!")
+    elif rng.random() < 0.1 and text[-1] in ".?!":
+        text = text[:-1] + rng.choice(["!", "??", "!!", " ?", "", ".."])
+    if rng.random() < 0.15:
+        text = text.replace("'", "")
+    return slip(text, rng) if rng.random() < 0.01 else text
+
+
+def slip(text: str, rng: random.Random) -> str:
+    """One letter dropped, doubled or swapped with the next, never inside a placeholder."""
+    places = [i for i in range(1, len(text) - 1) if text[i].isalpha() and text[i + 1].isalpha()]
+    if not places:
+        return text
+    i = rng.choice(places)
+    return rng.choice(
+        [text[:i] + text[i + 1 :], text[:i] + text[i] + text[i:], text[:i] + text[i + 1] + text[i] + text[i + 2 :]]
+    )

@@ -1,0 +1,1 @@
+"""What scripts/evaluate asks a server, and how it tells what came of that."""

@@ -1,0 +1,53 @@
+"""The table of scripts/evaluate, and whether it is good enough."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scripts.evaluating.asking import Outcome
+
+
+@dataclass(frozen=True)
+class Row:
+    """One examination. Each figure is (how many, of how many); of how many is 0 where there was nothing to compare.
+
+    formed: tool calls that are well formed; cold, forked: questions with the same tokens as in the session; cached:
+    tokens of the sessions' last prompts that came out of the cache.
+    """
+
+    name: str
+    turns: int
+    right: tuple[int, int]
+    formed: tuple[int, int]
+    cold: tuple[int, int]
+    forked: tuple[int, int]
+    cached: tuple[int, int]
+
+    @classmethod
+    def of(cls, name: str, turns: int, outcomes: Sequence[Outcome]) -> "Row":
+        formed = [each.score.well_formed for each in outcomes if each.score.well_formed is not None]
+        forked = [each.same_forked for each in outcomes if each.same_forked is not None]
+        return cls(
+            name,
+            turns,
+            (sum(each.score.right for each in outcomes), len(outcomes)),
+            (sum(formed), len(formed)),
+            (sum(each.same_cold for each in outcomes), len(outcomes)),
+            (sum(forked), len(forked)),
+            (sum(each.session.cached for each in outcomes), sum(each.session.prompt for each in outcomes)),
+        )
+
+    def reaches(self, least: float) -> bool:
+        """Whether enough is right and well formed, and all tokens are the same."""
+        enough = all(count >= least * whole for count, whole in (self.right, self.formed))
+        return enough and all(count == whole for count, whole in (self.cold, self.forked))
+
+
+HEAD = """\
+| asked | turns | right | well formed | same tokens cold | same tokens forked | prompt cached |
+|---|---|---|---|---|---|---|"""
+
+
+def line(row: Row) -> str:
+    counts = [f"{count} of {whole}" if whole else "" for count, whole in (row.right, row.formed, row.cold, row.forked)]
+    cached = f"{row.cached[0] / row.cached[1]:.0%}" if row.cached[1] else ""
+    return " | ".join([f"| {row.name}", str(row.turns), *counts, f"{cached} |"])
