@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.batch import Batch, Prefill, allocate
 from models.config import ModelConfig
+from models.loading.checkpoint import load_model
 from models.text.tokenizer import ModelText, load_text
 from scripts.demo import lessons
 from scripts.demo import training as loop
@@ -202,6 +204,19 @@ def test_the_rate_rises_stays_and_falls() -> None:
     rates = [rate(step, step / 1000) for step in range(1000)]
     assert rates[0] < 0.02 and rates[300] == 1 and 0.01 <= rates[-1] < 0.02
     assert all(later <= earlier for earlier, later in pairwise(rates[200:]))
+
+
+@torch.inference_mode()
+def test_the_server_computes_what_was_trained(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    trained = DemoModel(TINY)
+    export(trained, tokenizer_of_the_world(), tmp_path)
+    served = load_model(tmp_path, None, torch.device("cpu"))
+    ids, pages = torch.randint(0, TINY.vocab, (150,)), torch.arange(8, dtype=torch.int32)[None]
+    pools = allocate(served, slots=1, pages=8, page_size=32, device=torch.device("cpu"))
+    batch = Batch(ids, torch.arange(150), Prefill([0, 150], [0], [0], [], pages), None)
+    logits = served.logits(served.forward(batch, pools))
+    torch.testing.assert_close(logits, trained(ids[None])[0], rtol=1e-4, atol=1e-4)
 
 
 def test_examinations_of_an_untrained_model(capsys: pytest.CaptureFixture[str]) -> None:
