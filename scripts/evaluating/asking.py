@@ -95,21 +95,20 @@ async def examine(client: Client, name: str, turns: int, samples: int, seed: int
 async def sit(client: Client, chat: Chat) -> Outcome:
     """Hold the chat with the server's own answers; its last answer is what counts.
 
-    The last message is then said again where the session was forked before it, and at the end of all that was said in
-    one turn under a salt of its own, so that nothing of it is cached.
+    The last message is then said again in a fork of the session that ends before it, and once more with all of the chat
+    in one turn, under a salt of its own, so that nothing of it is cached.
     """
     messages = plain(chat.messages(), chat.schemas())
-    session, forked, said, after = await client.open(), None, list[Text](), 0
+    session, forked, said, before, after = await client.open(), None, list[Text](), 0, 0
     sessions = [session]
     try:
         for heard in parts(messages):
-            said += heard
-            fork = await client.fork(session, after) if after and len(said) > len(messages) - 2 else None
-            if fork is not None:
-                sessions.append(fork)
-                _, forked = await client.say(fork, heard)
+            before = after
             after, answer = await client.say(session, heard)
-            said.append({"role": "assistant", "content": answer.text})
+            said += [*heard, {"role": "assistant", "content": answer.text}]
+        if before:
+            sessions.append(await client.fork(session, before))
+            _, forked = await client.say(sessions[-1], heard)
         sessions.append(await client.open(cache_salt=secrets.token_hex(8)))
         _, cold = await client.say(sessions[-1], said[:-1])
     finally:
