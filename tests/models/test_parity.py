@@ -131,7 +131,7 @@ def test_checkpoints_of_a_packed_prefill_equal_the_states_of_decoding(oracle: Or
         torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["mamba2", "nemotron_h", "granitemoehybrid", "qwen3_next"])
+@pytest.mark.parametrize("name", ["mamba2", "nemotron_h", "granitemoehybrid", "qwen3_next", "bamba", "falcon_h1"])
 def test_bfloat16_weights_keep_states_in_float32_and_stay_near(oracle: Oracle, name: str) -> None:
     path = oracle.checkpoint(name)
     tokens = ids(40)

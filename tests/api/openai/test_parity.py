@@ -37,7 +37,9 @@ async def ask(session: aiohttp.ClientSession, prompt: list[int]) -> list[int]:
         return tokens
 
 
-@pytest.mark.parametrize("name", ["mamba2-groups", "nemotron_h", "granitemoehybrid-rope", "qwen3_5_moe"])
+@pytest.mark.parametrize(
+    "name", ["mamba2-groups", "nemotron_h", "granitemoehybrid-rope", "bamba-groups", "falcon_h1-norm", "qwen3_5_moe"]
+)
 async def test_greedy_tokens(oracle: Oracle, name: str) -> None:
     path = oracle.checkpoint(name)
     expected = [oracle.greedy(path, prompt, TOKENS) for prompt in prompts()]
