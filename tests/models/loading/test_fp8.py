@@ -22,7 +22,7 @@ from tests.models.oracle import Oracle
 LARGEST = 448.0
 ROWS, COLUMNS = 48, 20
 """Of a block: smaller than the weights, and no divisor of most of them."""
-PROJECTION = re.compile(r".*(_proj|_linear)(\.\d)?(\.weight)?")
+PROJECTION = re.compile(r".*(_proj(_[a-z]+)?|_linear)(\.\d)?(\.weight)?")
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,19 @@ FORMATS = {
 }
 
 
-def blockwise(matrix: Tensor, block: tuple[int, int]) -> Tensor:
-    """The largest magnitude in each block."""
-    rows, columns = (range(0, size, step) for size, step in zip(matrix.shape, block, strict=True))
-    largest = [[matrix[i : i + block[0], j : j + block[1]].abs().max() for j in columns] for i in rows]
+def blockwise(weight: Tensor, block: tuple[int, int]) -> Tensor:
+    """The largest magnitude in each block of each matrix."""
+    if weight.ndim > 2:
+        return torch.stack([blockwise(matrix, block) for matrix in weight])
+    rows, columns = (range(0, size, step) for size, step in zip(weight.shape, block, strict=True))
+    largest = [[weight[i : i + block[0], j : j + block[1]].abs().max() for j in columns] for i in rows]
     return torch.tensor(largest)
 
 
 def spread(scale: Tensor, block: tuple[int, int], shape: torch.Size) -> Tensor:
     """float64 of `shape`: the scale of each element."""
-    return scale.double()[torch.arange(shape[0]) // block[0]][:, torch.arange(shape[1]) // block[1]]
+    rows, columns = (torch.arange(size) // step for size, step in zip(shape[-2:], block, strict=True))
+    return scale.double()[..., rows, :][..., columns]
 
 
 def quantize(path: Path, way: Format) -> dict[str, Tensor]:
@@ -84,9 +87,9 @@ def quantize(path: Path, way: Format) -> dict[str, Tensor]:
     tensors, meant = load_file(path / "model.safetensors"), dict[str, Tensor]()
     for name, weight in tensors.copy().items():
         meant[name] = weight.double()
-        if not PROJECTION.fullmatch(name):
+        if not PROJECTION.fullmatch(name) or weight.ndim < 2:
             continue
-        block = way.block(*weight.shape)
+        block = way.block(*weight.shape[-2:])
         scale = (blockwise(weight, block) / LARGEST).to(way.dtype)
         each = spread(scale, block, weight.shape)
         values = (weight.double() / each).float().clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
@@ -117,6 +120,19 @@ def test_a_model_is_what_its_values_and_scales_mean(oracle: Oracle, tmp_path: Pa
         # A step of e4m3 is an eighth of its power of two; below 2⁻⁶ of the scale it is 2⁻⁹.
         step = exact.double().abs().clamp(min=exact.abs().max() / LARGEST * 2**-6) / 8
         assert ((meant[weight] - exact).abs() <= step).all()
+
+
+FUSED = ["nemotron_h-moe", "qwen3_next-moe", "qwen3_5_moe", "kimi_linear-moe"]
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_experts_and_fused_projections_are_too(oracle: Oracle, tmp_path: Path, name: str) -> None:
+    path, plain = (copied(oracle.checkpoint(name), tmp_path / folder) for folder in ("fp8", "plain"))
+    meant = quantize(path, FORMATS["fp8 by block"])
+    quantized = [name for name, tensor in load_file(path / "model.safetensors").items() if tensor.itemsize == 1]
+    assert any("experts" in name for name in quantized) and any(re.search("in_proj|q_proj", n) for n in quantized)
+    save_file({name: tensor.float() for name, tensor in meant.items()}, plain / "model.safetensors")
+    assert_loads_alike(path, plain)
 
 
 def test_weights_become_the_models_type(oracle: Oracle, tmp_path: Path) -> None:
