@@ -1,7 +1,9 @@
 """The best known models of each family, without their weights: they parse, build, and account for every tensor."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from models.config import ModelError, read_config
 from models.family import Family
 from models.loading.checkpoint import find_family
 from models.loading.matching import match
+from models.loading.quantization import pair_scales, read_quantization
 from models.loading.shards import StoredTensor
 from tests.models.configurations import bamba, falcon_h1, granitemoehybrid, kimi_linear, mamba2, nemotron_h, qwen
 from tests.models.configurations.published import Published, Shapes
@@ -57,3 +60,41 @@ def test_every_tensor_of_its_files_is_accounted_for(name: str, tmp_path: Path) -
     for lost in list(published.tensors)[::every]:
         with pytest.raises(ModelError, match=r"missing tensors|parameters not filled once"):
             match(stored({name: there[name] for name in there.keys() - {lost}}), parameters, family, config)
+
+
+BLOCK = 128
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
+
+
+def in_fp8(tensors: Shapes, by_block: bool) -> list[StoredTensor]:
+    """Projections with their scales, as Qwen's or modelopt's files have them."""
+    found = stored(tensors)
+    for index, tensor in enumerate(found):
+        *stack, rows, columns = (1, 1, *tensor.shape)[-max(len(tensor.shape), 2) :]
+        if "_proj" not in tensor.name or min(rows, columns) < BLOCK:
+            continue
+        found[index] = replace(tensor, dtype="F8_E4M3")
+        if by_block:
+            shape = (*stack, -(-rows // BLOCK), -(-columns // BLOCK))
+            found.append(StoredTensor(tensor.file, f"{tensor.name}_scale_inv", shape, "BF16"))
+        else:
+            path = tensor.name.removesuffix("weight")
+            scales = ["weight_scale", "input_scale", *(["k_scale"] if "k_proj" in path else [])]
+            found += [StoredTensor(tensor.file, f"{path}{scale}", (), "F32") for scale in scales]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("NVIDIA-Nemotron-3-Nano-30B-A3B", MODELOPT), ("Qwen3.5-35B-A3B", BLOCKS), ("Qwen3.5-9B", BLOCKS)],
+)
+def test_its_files_in_fp8_are_accounted_for(name: str, way: dict[str, Any], tmp_path: Path) -> None:
+    published = replace(PUBLISHED[name], config={**PUBLISHED[name].config, "quantization_config": way})
+    model, family = build(published, tmp_path)
+    config = read_config(tmp_path)
+    there = in_fp8(published.tensors, way is BLOCKS)
+    assert sum(tensor.dtype == "F8_E4M3" for tensor in there) > len(published.tensors) / 3
+    weights, scaled = pair_scales(there, read_quantization(tmp_path, config))
+    fillings, _ = match(weights, dict(model.named_parameters()), family, config, scaled)
+    assert {tensor.name for tensor, _ in fillings} == published.tensors.keys()
