@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from models.family import Family, Piece
 from models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
 from models.layers.linear import Embedding, HeadLinear, Linear
 from models.loading.matching import Filling, match
+from models.loading.parallel import in_threads
 from models.loading.quantization import Scaled, dequantize, pair_scales, read_quantization
 from models.loading.shards import DTYPES, MappedShards, StoredTensor, find_shards, read_headers
 
@@ -43,9 +43,9 @@ def fill(
     fillings, repeated = match(stored, parameters, family, config, scaled)
     total, done = sum(file.stat().st_size for file in files), 0
     reader = Reader(MappedShards(), scaled, device)
-    for name, tensor, size in _read(reader, sources_of(parameters, fillings), parallel=bits is None):
-        assign(model, name, tensor, bits)
-        done += size
+    for filled in _read(reader, sources_of(parameters, fillings), parallel=bits is None):
+        assign(model, filled.name, filled.tensor, bits)
+        done += filled.size
         tell(done, total)
     tell(total, total)
     if repeated:
@@ -62,6 +62,15 @@ class Sources:
     parts: list[tuple[StoredTensor, Piece]]
 
 
+@dataclass(frozen=True)
+class ReadParameter:
+    """A parameter's values. size: bytes of the files that they were read from."""
+
+    name: str
+    tensor: Tensor
+    size: int
+
+
 def sources_of(parameters: Mapping[str, nn.Parameter], fillings: list[Filling]) -> list[Sources]:
     """In the order of the model."""
     parts = defaultdict(list)
@@ -71,16 +80,9 @@ def sources_of(parameters: Mapping[str, nn.Parameter], fillings: list[Filling]) 
     return [Sources(name, empty, parts[name]) for name, empty in parameters.items()]
 
 
-def _read(reader: "Reader", sources: list[Sources], parallel: bool) -> Iterator[tuple[str, Tensor, int]]:
-    """Name, tensor and bytes on disk of each parameter; several at a time only if they stay as large as they are."""
-    if not parallel:
-        yield from map(reader.read, sources)
-        return
-    threads = ThreadPoolExecutor(THREADS, "baton-loading")
-    try:
-        yield from threads.map(reader.read, sources)
-    finally:
-        threads.shutdown(cancel_futures=True)
+def _read(reader: "Reader", sources: list[Sources], parallel: bool) -> Iterator["ReadParameter"]:
+    """Each parameter; several at a time only if they stay as large as they are."""
+    return in_threads(reader.read, sources, THREADS) if parallel else map(reader.read, sources)
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Reader:
     scaled: Mapping[str, Scaled]
     device: torch.device
 
-    def read(self, sources: Sources) -> tuple[str, Tensor, int]:
+    def read(self, sources: Sources) -> ReadParameter:
         """ModelError if a value is not finite."""
         empty = sources.empty
         parameter, size = torch.empty(empty.shape, dtype=empty.dtype, device=self.device), 0
@@ -101,7 +103,7 @@ class Reader:
             self.shards.release(stored)
             check_finite(stored.name, part)
             size += part.numel() * DTYPES[stored.dtype].itemsize
-        return sources.name, parameter, size
+        return ReadParameter(sources.name, parameter, size)
 
     def check_tied(self, head: StoredTensor, table: StoredTensor, dtype: torch.dtype) -> None:
         """ModelError unless a tied model's head is its embeddings."""
