@@ -48,7 +48,7 @@ def layouts(most_keys: int = 3, most_heads: int = 3, typical: int = 128) -> st.S
         heads=st.integers(1, most_heads),
         width=sizes,
         size=sizes,
-        kernel=st.integers(2, 5),
+        kernel=st.integers(1, 5),
         bias=st.booleans(),
     )
 

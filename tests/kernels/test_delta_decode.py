@@ -21,7 +21,7 @@ from tests.kernels.delta_nets import (
 )
 from tests.kernels.installed import installed, runnable
 
-many = settings(max_examples=40, deadline=None)
+many = settings(max_examples=25, deadline=None)
 
 
 @pytest.mark.usefixtures("target")

@@ -24,7 +24,7 @@ from tests.kernels.installed import installed, runnable
 from tests.kernels.packing import Packed, pack, random_packed
 from tests.kernels.test_mixer_prefill import packs
 
-many = settings(max_examples=30, deadline=None)
+many = settings(max_examples=20, deadline=None)
 
 
 @pytest.mark.usefixtures("target")

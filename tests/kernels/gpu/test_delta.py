@@ -29,7 +29,7 @@ from tests.kernels.gpu.test_mixer_decode import Operations
 from tests.kernels.packing import Packed, pack
 from tests.kernels.test_mixer_prefill import packs
 
-few = settings(max_examples=6, deadline=None)
+few = settings(max_examples=5, deadline=None)
 LAYOUTS = layouts(most_keys=2, most_heads=2)
 SMALL = NetLayout(keys=1, heads=2, width=8, size=16, kernel=4, bias=True)
 

@@ -13,7 +13,7 @@ from tests.kernels.packing import Packed, pack
 from tests.kernels.test_gated_delta import BF16, Rule, assert_close, drawn, recurrence
 from tests.kernels.test_mixer_prefill import packs
 
-few = settings(max_examples=8, deadline=None)
+few = settings(max_examples=6, deadline=None)
 SIZES = st.one_of(st.integers(1, 40), st.just(128))
 
 
