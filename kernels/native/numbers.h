@@ -62,7 +62,13 @@ inline floats load(const float *source) {
 inline floats load(const bfloat16 *source) {
     halves x;
     std::memcpy(&x, source, sizeof x);
+#if defined(__AVX2__)
+    words wide;
+    asm("vpmovzxwd %1, %0" : "=v"(wide) : "vm"(x));  // GCC 12 takes four instructions.
+    return (floats)(wide << 16);
+#else
     return (floats)(__builtin_convertvector(x, words) << 16);
+#endif
 }
 
 inline void put(float *target, floats x) { std::memcpy(target, &x, sizeof x); }
