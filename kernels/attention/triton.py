@@ -127,6 +127,8 @@ def prefill_candidates(group: int, width: int, dtype: torch.dtype) -> list[Kerne
         sizes = [(128, 64, 8, 3), (128, 64, 4, 3), (128, 128, 8, 3), (64, 64, 4, 3), (128, 32, 4, 3)]
     elif width <= 128:
         sizes = [(128, 32, 8, 3), (128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 2), (64, 32, 4, 3)]
+    elif width > 256:  # Latents, which all heads share.
+        sizes = [(16, 16, 8, 1)]
     else:
         sizes = [(64, 32, 8, 2), (64, 32, 8, 3), (128, 32, 8, 2), (64, 64, 8, 2)]
     return [KernelConfig({"BLOCK_M": max(m, least), "BLOCK_N": n}, warps, stages) for m, n, warps, stages in sizes]
@@ -138,7 +140,9 @@ def decode_candidates(group: int, width: int, dtype: torch.dtype) -> list[Kernel
     bytes_wanted = 8192 if exact or group > 16 else 16384
     most = max(16, min(128, bytes_wanted // (triton.next_power_of_2(width) * dtype.itemsize)))
     sizes = [(most, 4, 3), (most // 2, 4, 4), (most // 2, 2, 4), (most, 2, 3), (most, 4, 4), (most, 8, 2)]
-    if exact:
+    if width > 256:
+        sizes = [(16, 8, 1)]
+    elif exact:
         sizes = [(most, 8, 2), (most, 8, 3), (most, 4, 3), (most, 4, 2)]
     return [KernelConfig({"BLOCK_N": max(16, n)}, warps, stages) for n, warps, stages in sizes]
 

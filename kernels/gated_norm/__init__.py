@@ -4,17 +4,24 @@ from torch import Tensor
 
 from kernels import gpu
 from kernels.gated_norm import cpu, reference
+from kernels.gated_norm.reference import Activation
 
 __all__ = ["gated_norm"]
 
 
 def gated_norm(
-    x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, groups: int = 1, norm_before_gate: bool = False
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    groups: int = 1,
+    norm_before_gate: bool = False,
+    activation: Activation = "silu",
 ) -> Tensor:
     """See reference.gated_norm."""
     if gpu.takes(x):
         from kernels.gated_norm import triton
 
-        return triton.gated_norm(x, gate, weight, eps, groups, norm_before_gate)
+        return triton.gated_norm(x, gate, weight, eps, groups, norm_before_gate, activation)
     run = cpu.gated_norm if x.device.type == "cpu" and len(x) > cpu.BLOCK else reference.gated_norm
-    return run(x, gate, weight, eps, groups, norm_before_gate)
+    return run(x, gate, weight, eps, groups, norm_before_gate, activation)

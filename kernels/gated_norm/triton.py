@@ -5,8 +5,9 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
+from kernels.gated_norm.reference import Activation
 from kernels.gpu import KernelConfig, config_of, launch
-from kernels.gpu.functions import silu
+from kernels.gpu.functions import sigmoid, silu
 from kernels.gpu.jit import jit
 from kernels.gpu.layout import row_stride
 
@@ -18,6 +19,7 @@ def gated_norm(
     eps: float,
     groups: int = 1,
     norm_before_gate: bool = False,
+    activation: Activation = "silu",
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -41,6 +43,7 @@ def gated_norm(
         GATE_ROW=row_stride(gate),
         WEIGHTS=0 if weight is None or len(weight) == width else width,
         NORM_BEFORE_GATE=norm_before_gate,
+        IS_SILU=activation == "silu",
         BLOCK=triton.next_power_of_2(width),
     )
     return y
@@ -69,6 +72,7 @@ def _gated_norm(
     GATE_ROW: tl.constexpr,
     WEIGHTS: tl.constexpr,
     NORM_BEFORE_GATE: tl.constexpr,
+    IS_SILU: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
@@ -79,7 +83,8 @@ def _gated_norm(
     inside = (part < parts)[:, None] & (columns < WIDTH)[None, :]
     channels = (group * WIDTH)[:, None] + columns[None, :]
     x = tl.load(x_ptr + row[:, None] * X_ROW + channels, inside, other=0.0).to(tl.float32)
-    gate = silu(tl.load(gate_ptr + row[:, None] * GATE_ROW + channels, inside, other=0.0).to(tl.float32))
+    gate = tl.load(gate_ptr + row[:, None] * GATE_ROW + channels, inside, other=0.0).to(tl.float32)
+    gate = silu(gate) if IS_SILU else sigmoid(gate)
     if not NORM_BEFORE_GATE:
         x *= gate
     if weight_ptr is not None:

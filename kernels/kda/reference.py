@@ -51,12 +51,6 @@ def kda_update(
     return (state * q[:, :, None]).sum(-1)
 
 
-def gated_output(o: Tensor, gate: Tensor, norm: Tensor, eps: float) -> Tensor:
-    """norm·o / rms(o)·σ(gate) of each head, in float32: o, gate [T, H, Dv], norm [Dv]."""
-    scale = (o.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return norm * (o * scale) * gate.float().sigmoid()
-
-
 def _block(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """The WY form of a few tokens of a segment: o [L, H, Dv] and the state after them, from that before.
 

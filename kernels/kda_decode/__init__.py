@@ -2,14 +2,16 @@
 
 from torch import Tensor
 
+from kernels import gpu
 from kernels.conv1d import conv1d_update
+from kernels.gated_norm import gated_norm
 from kernels.kda import kda_update
 from kernels.kda_constants import KdaConstants
 from kernels.kda_decode import native, reference
 
 __all__ = ["kda_decode"]
 
-TORCH = reference.KdaForms(conv1d_update, kda_update)
+TORCH = reference.KdaForms(conv1d_update, kda_update, gated_norm)
 
 
 def kda_decode(
@@ -24,6 +26,10 @@ def kda_decode(
 ) -> Tensor:
     """See reference.kda_decode."""
     given = (projected, forget, gate, constants, conv_pool, state_pool, slots, positions)
+    if gpu.takes(projected):
+        from kernels.kda_decode import triton
+
+        return triton.kda_decode(*given)
     if native.takes(projected, forget, gate, conv_pool, state_pool):
         return native.kda_decode(*given)
     return reference.kda_decode(*given, TORCH)

@@ -108,10 +108,11 @@ def check() -> None:
     pools = torch.randn(4, 3, channels, generator=g), torch.randn(4, heads, width, size, generator=g)
     for dtype, state_dtype in product(TYPES, TYPES):
         columns = (channels + heads, heads * size, heads * width)
-        given = [torch.randn(len(slots), count, generator=g).to(dtype) for count in columns]
-        found, expected = ([pools[0].clone(), pools[1].to(state_dtype, copy=True)] for _ in range(2))
-        y = kda_decode(*given, constants, *found, slots, slots)
-        exact = reference.kda_decode(*given, constants, *expected, slots, slots)
+        projected, forget, gate = (torch.randn(len(slots), count, generator=g).to(dtype) for count in columns)
+        given = (projected, forget, gate, constants)
+        found, expected = ((pools[0].clone(), pools[1].to(state_dtype, copy=True)) for _ in range(2))
+        y = kda_decode(*given, *found, slots, slots)
+        exact = reference.kda_decode(*given, *expected, slots, slots)
         tolerance = 1e-4 if dtype == torch.float32 else 0.02
         assert_agrees(y, exact, rtol=tolerance, atol=tolerance)
         assert_agrees(found[0], expected[0], rtol=1e-4, atol=1e-4)

@@ -8,20 +8,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import kernels.conv1d.reference
+import kernels.gated_norm.reference
 import kernels.kda.reference
 from kernels.gated_delta import unit_length
-from kernels.kda import gated_output
 from kernels.kda_constants import KdaConstants
 
 
 class KdaForms(NamedTuple):
-    """Of kernels.conv1d and kernels.kda."""
+    """Of kernels.conv1d, kernels.kda and kernels.gated_norm."""
 
     conv1d_update: Callable[..., Tensor]
     kda_update: Callable[..., Tensor]
+    gated_norm: Callable[..., Tensor]
 
 
-REFERENCES = KdaForms(kernels.conv1d.reference.conv1d_update, kernels.kda.reference.kda_update)
+REFERENCES = KdaForms(
+    kernels.conv1d.reference.conv1d_update, kernels.kda.reference.kda_update, kernels.gated_norm.reference.gated_norm
+)
 
 
 def kda_decode(
@@ -49,4 +52,5 @@ def kda_decode(
     q, k, v = torch.split(convolved, [heads * size, heads * size, heads * width], dim=-1)
     q, k = unit_length(q.view(rows, heads, size)) * size**-0.5, unit_length(k.view(rows, heads, size))
     o = forms.kda_update(q, k, v.view(rows, heads, width), g, b.float().sigmoid(), state_pool, slots, positions)
-    return gated_output(o, gate.view(o.shape), constants.norm, constants.eps).flatten(1).to(projected.dtype)
+    y = forms.gated_norm(o.view(-1, width), gate.reshape(-1, width), constants.norm, constants.eps, 1, True, "sigmoid")
+    return y.view(len(projected), -1).to(projected.dtype)

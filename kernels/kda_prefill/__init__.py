@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from kernels.conv1d import conv1d_prefill
+from kernels.gated_norm import gated_norm
 from kernels.kda import kda_scan
 from kernels.kda_constants import KdaConstants
 from kernels.kda_prefill import reference
@@ -10,7 +11,7 @@ from kernels.mixer_prefill import PrefillPlan
 
 __all__ = ["kda_prefill"]
 
-TORCH = reference.KdaParts(conv1d_prefill, kda_scan)
+TORCH = reference.KdaParts(conv1d_prefill, kda_scan, gated_norm)
 
 
 def kda_prefill(

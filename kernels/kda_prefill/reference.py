@@ -8,21 +8,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import kernels.conv1d.reference
+import kernels.gated_norm.reference
 import kernels.kda.reference
 from kernels.gated_delta import unit_length
-from kernels.kda import gated_output
 from kernels.kda_constants import KdaConstants
 from kernels.mixer_prefill import PrefillPlan
 
 
 class KdaParts(NamedTuple):
-    """Forms of kernels.conv1d and kernels.kda."""
+    """Forms of kernels.conv1d, kernels.kda and kernels.gated_norm."""
 
     conv1d_prefill: Callable[..., Tensor]
     kda_scan: Callable[..., Tensor]
+    gated_norm: Callable[..., Tensor]
 
 
-REFERENCES = KdaParts(kernels.conv1d.reference.conv1d_prefill, kernels.kda.reference.kda_scan)
+REFERENCES = KdaParts(
+    kernels.conv1d.reference.conv1d_prefill, kernels.kda.reference.kda_scan, kernels.gated_norm.reference.gated_norm
+)
 
 
 def kda_prefill(
@@ -57,4 +60,5 @@ def kda_prefill(
         state_pool,
         plan.table,
     )
-    return gated_output(o, gate.view(o.shape), constants.norm, constants.eps).flatten(1).to(projected.dtype)
+    y = parts.gated_norm(o.view(-1, width), gate.reshape(-1, width), constants.norm, constants.eps, 1, True, "sigmoid")
+    return y.view(len(projected), -1).to(projected.dtype)

@@ -21,6 +21,15 @@ def test_norm_of_each_group_and_order_of_the_gate(groups: int, norm_before_gate:
 
 
 @pytest.mark.parametrize("tokens", [4, 200])
+def test_the_gate_may_be_a_sigmoid(tokens: int) -> None:
+    x, gate = torch.randn(2, tokens, 12, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(12, generator=torch.Generator().manual_seed(1))
+    normed = F.rms_norm(x, (12,), weight, 1e-3)
+    torch.testing.assert_close(gated_norm(x, gate, weight, 1e-3, 1, True, "sigmoid"), normed * gate.sigmoid())
+    torch.testing.assert_close(gated_norm(x, gate, None, 1e-3, 1, False, "sigmoid"), x * gate.sigmoid())
+
+
+@pytest.mark.parametrize("tokens", [4, 200])
 def test_without_a_weight_there_is_only_the_gate(tokens: int) -> None:
     x, gate = torch.randn(2, tokens, 12, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(gated_norm(x, gate, None, 1e-3, 3), x * F.silu(gate))

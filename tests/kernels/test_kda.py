@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.chunk_table import chunk_table, cut
 from kernels.gated_delta import gated_delta_prefill, unit_length
-from kernels.kda import gated_output, kda_scan, kda_update
+from kernels.kda import kda_scan, kda_update
 from kernels.state_update.rounding import round_by_chance
 from tests.kernels.packing import Packed, pack, random_packed
 from tests.kernels.test_mixer_prefill import packs
@@ -234,10 +234,3 @@ def test_an_update_rounds_by_chance_behind_the_output() -> None:
     assert torch.equal(rounded.update(slots, positions), exact.update(slots, positions))
     assert torch.equal(rounded.pool[slots], round_by_chance(exact.pool[slots], torch.tensor(positions)))
     assert torch.equal(rounded.pool[[1, 3, 5]], others)
-
-
-def test_outputs_are_normed_and_then_gated() -> None:
-    o, gate = torch.tensor([[[3.0, 4.0], [0.0, 2.0]]]), torch.tensor([[[0.0, 100.0], [0.0, 0.0]]])
-    found = gated_output(o, gate, torch.tensor([1.0, 10.0]), 0.5)
-    expected = torch.tensor([[[1.5, 40.0], [0.0, 10.0]]]) / torch.tensor([13.0, 2.5]).sqrt()[:, None]
-    torch.testing.assert_close(found, expected)

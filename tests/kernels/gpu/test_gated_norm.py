@@ -37,6 +37,12 @@ def test_groups_may_share_their_weight() -> None:
     torch.testing.assert_close(found, reference.gated_norm(x, gate, weight.repeat(3), 1e-3, 3, True))
 
 
+def test_the_gate_may_be_a_sigmoid() -> None:
+    x, gate = torch.randn(2, 5, 3 * 40, generator=torch.Generator().manual_seed(0))
+    given = (x, gate, torch.rand(120, generator=torch.Generator().manual_seed(1)), 1e-3, 3, True, "sigmoid")
+    torch.testing.assert_close(triton.gated_norm(*given), reference.gated_norm(*given))
+
+
 def test_the_dtype_of_the_result() -> None:
     x, weight = torch.ones(2, 8), torch.ones(8)
     assert triton.gated_norm(x, x, weight.bfloat16(), 1e-5).dtype == torch.bfloat16

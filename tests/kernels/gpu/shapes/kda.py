@@ -1,0 +1,73 @@
+"""Kimi Delta Attention as it is in use, and odd: decode between the projections, and the bare rule."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kernels.kda import triton_update
+from kernels.kda_constants import KdaConstants
+from kernels.kda_decode import triton as decoding
+
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+@dataclass(frozen=True)
+class KdaShape:
+    heads: int
+    size: int
+    width: int
+    kernel: int = 4
+
+    @property
+    def channels(self) -> int:
+        return self.heads * (2 * self.size + self.width)
+
+    def constants(self) -> KdaConstants:
+        taps, dt_bias = _meta(self.kernel, self.channels), _meta(self.heads * self.size)
+        return KdaConstants(taps, dt_bias, _meta(self.heads), _meta(self.width), 1e-6)
+
+    def projected(self, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """What the convolution and beta are made of, as a slice of a projection; forget and gate."""
+        wide = _meta(rows, self.channels + self.heads + 2 * self.width).to(dtype)
+        forget, gate = _meta(rows, self.heads * self.size), _meta(rows, self.heads * self.width)
+        return wide[:, : self.channels + self.heads], forget.to(dtype), gate.to(dtype)
+
+    def pools(self, slots: int, states: torch.dtype) -> tuple[Tensor, Tensor]:
+        """One layer's of two: for the convolution, and of states."""
+        inner = self.heads * self.width
+        conv, state = (self.kernel - 1) * self.channels, inner * self.size * states.itemsize // 4
+        memory = torch.empty(slots, 2, conv + state, device="meta")[:, 1]
+        conv_pool = memory[:, :conv].unflatten(1, (self.kernel - 1, self.channels))
+        return conv_pool, memory[:, conv:].view(states).unflatten(1, (self.heads, self.width, self.size))
+
+
+KDAS = {"kimi-linear-48b": KdaShape(32, 128, 128), "odd": KdaShape(6, 24, 20, 3), "wide and odd": KdaShape(2, 256, 40)}
+
+
+def decode(s: KdaShape, dtype: torch.dtype, states: torch.dtype) -> None:
+    index = torch.empty(5, dtype=torch.int64, device="meta")
+    decoding.kda_decode(*s.projected(5, dtype), s.constants(), *s.pools(9, states), index, index)
+
+
+def bare(s: KdaShape) -> None:
+    """The rule with what it is given as it is."""
+    (_, pool), index = s.pools(9, F32), torch.empty(5, dtype=torch.int64, device="meta")
+    q, v, beta = _meta(5, s.heads, s.size), _meta(5, s.heads, s.width), _meta(5, s.heads)
+    triton_update.kda_update(q, q, v, q, beta, pool, index, index)
+
+
+CASES: list[tuple[str, Callable[[], None]]] = [
+    *(
+        (f"decode {name} {dtype} {states}", partial(decode, shape, dtype, states))
+        for name, shape in KDAS.items()
+        for dtype, states in [(BF16, F32), (F32, F32), (BF16, BF16)]
+    ),
+    *((f"bare {name}", partial(bare, shape)) for name, shape in KDAS.items()),
+]
+
+
+def _meta(*shape: int) -> Tensor:
+    return torch.empty(*shape, device="meta")
