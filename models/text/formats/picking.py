@@ -12,7 +12,9 @@ from models.text.formats.thinking import THINK, ReasoningFormat
 TOOL_FORMATS = {format.name: format for format in (HERMES, QWEN3_CODER, NEMOTRON_V2, GRANITE4)}
 REASONING_FORMATS = {format.name: format for format in (THINK,)}
 
-# Of families whose templates may leave it open.
+# What shows in a template which format it is: the first of these that it has.
+TELLING = ((NEMOTRON_V2.begins[0], NEMOTRON_V2), (FUNCTION, QWEN3_CODER), (HERMES.begins[0], HERMES))
+# Of families, where templates do not show it.
 OF_FAMILIES = {
     "falcon_h1": HERMES,
     "granitemoehybrid": GRANITE4,
@@ -26,17 +28,12 @@ OF_FAMILIES = {
 def tool_format(model_type: str, templates: Iterable[str]) -> ToolFormat | None:
     """By the markers that a checkpoint's chat templates write; if they write none, by family; None if that has none."""
     text = "\n".join(templates)
-    if NEMOTRON_V2.begins[0] in text:
-        return NEMOTRON_V2
-    if FUNCTION in text:
-        return QWEN3_CODER
     own = OF_FAMILIES.get(model_type)
-    if HERMES.begins[0] in text and (own is None or own.begins[0] not in HERMES.begins or own is QWEN3_CODER):
-        return HERMES
-    return own
+    told = next((format for marker, format in TELLING if marker in text), own)
+    return own if own and told and own.begins == told.begins else told
 
 
 def reasoning_format(templates: Iterable[str]) -> ReasoningFormat | None:
-    """The one whose markers a checkpoint's chat templates know."""
+    """The one of whose markers a checkpoint's chat templates know one."""
     text = "\n".join(templates)
-    return next((format for format in REASONING_FORMATS.values() if format.end in text), None)
+    return next((format for format in REASONING_FORMATS.values() if format.begin in text or format.end in text), None)

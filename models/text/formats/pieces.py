@@ -88,7 +88,8 @@ class Pieces:
             match = pattern.match(self.text, self.at)
             assert match is not None
             self.at = match.end()
-            found.append(match[0])
+            if match[0]:
+                found.append(match[0])
             if self.at < len(self.text):
                 break
         return "".join(found)
@@ -108,7 +109,8 @@ class Pieces:
 
     def space(self) -> Reading[None]:
         """Skip white space."""
-        yield from self.run(_SPACE)
+        if self.text[self.at : self.at + 1].isspace() or self.at == len(self.text):
+            yield from self.run(_SPACE)
 
     def line_breaks(self) -> Reading[None]:
         """Skip line breaks."""
@@ -139,12 +141,14 @@ class Trailing:
         if body:
             self.release()
             self._show(body)
-        self._held.append(text[len(body) :])
+        if len(body) < len(text):
+            self._held.append(text[len(body) :])
         return bool(body)
 
     def release(self) -> None:
-        self._show("".join(self._held))
-        self._held.clear()
+        if self._held:
+            self._show("".join(self._held))
+            self._held.clear()
 
     def drop(self) -> None:
         self._held.clear()

@@ -1,0 +1,118 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.text.formats.events import OutputEvent, Reasoning
+from models.text.formats.picking import REASONING_FORMATS, TOOL_FORMATS, reasoning_format, tool_format
+from models.text.template import ChatTemplate
+from tests.models.text.formats.parsing import calls_of, content_of, parse
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def template(name: str) -> str:
+    return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "model_type, name, picked",
+    [
+        ("qwen3_next", "hermes", "hermes"),
+        ("granitemoehybrid", "granite", "granite4"),
+        ("nemotron_h", "nemotron_v2", "nemotron_v2"),
+        ("nemotron_h", "xml_tools", "qwen3_coder"),
+        # The template is right where it says something else than the family.
+        ("nemotron_h", "hermes", "hermes"),
+        ("qwen3_next", "xml_tools", "qwen3_coder"),
+        ("mamba2", "hermes", "hermes"),
+    ],
+)
+def test_templates_tell_the_format_of_calls(model_type: str, name: str, picked: str) -> None:
+    assert tool_format(model_type, [PLAIN, template(name)]) is TOOL_FORMATS[picked]
+
+
+@pytest.mark.parametrize(
+    "model_type, picked", [("qwen3_5", "qwen3_coder"), ("granitemoehybrid", "granite4"), ("mamba2", None)]
+)
+def test_families_tell_it_where_templates_do_not(model_type: str, picked: str | None) -> None:
+    found = tool_format(model_type, [PLAIN])
+    assert (found and found.name) == picked
+
+
+@pytest.mark.parametrize(
+    "name, picked",
+    [("hermes", "think"), ("nemotron_v2", "think"), ("xml_tools", "think"), ("granite", "think"), ("rag", None)],
+)
+def test_templates_tell_the_format_of_reasoning(name: str, picked: str | None) -> None:
+    found = reasoning_format([template(name)])
+    assert (found and found.name) == picked
+    assert picked is None or found is REASONING_FORMATS[picked]
+
+
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    (
+        "edit",
+        {"path": "a\\b.py", "text": 'if x:\n    print("</p>")\n', "lines": [1, 2], "force": True, "note": {"é": None}},
+    ),
+    ("now", {}),
+]
+TOOLS = {"edit": {"properties": {"path": {"type": "string"}, "text": {"type": "string"}}}, "now": {}}
+ASKED = {"role": "user", "content": "Edit."}
+
+
+def answer(content: str, calls: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    called = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls]
+    return {"role": "assistant", "content": content, "tool_calls": called}
+
+
+def written(name: str, message: dict[str, Any]) -> str:
+    """What the template has the model write for a message."""
+    shown = ChatTemplate({"default": template(name)}, {"bos_token": ""})
+    prompt = shown.render([ASKED], add_generation_prompt=False)
+    whole = shown.render([ASKED, message], add_generation_prompt=False)
+    assert whole.startswith(prompt)
+    begin, end = MARKERS[name]
+    assert whole[len(prompt) :].startswith(begin) and whole.endswith(end)
+    return whole[len(prompt) + len(begin) : -len(end)]
+
+
+MARKERS = {
+    "hermes": ("<|im_start|>assistant\n", "<|im_end|>\n"),
+    "xml_tools": ("<|im_start|>assistant\n<think>\n", "<|im_end|>\n"),
+    "nemotron_v2": ("<SPECIAL_11>Assistant\n", "\n<SPECIAL_12>\n"),
+    "granite": ("<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>\n"),
+}
+
+
+def parsed(name: str, text: str) -> list[OutputEvent]:
+    templates = [template(name)]
+    reasoning = reasoning_format(templates)
+    begun = reasoning is not None and reasoning.begun_by(MARKERS[name][0])
+    return parse(list(text), tool_format("", templates), TOOLS, reasoning, begun)
+
+
+@pytest.mark.parametrize("name", MARKERS)
+@pytest.mark.parametrize("content", ["", "I will edit\n it."])
+@pytest.mark.parametrize("calls", [CALLS, CALLS[:1], CALLS[1:]], ids=["two", "one", "empty"])
+def test_what_templates_write_is_parsed_and_written_again(
+    name: str, content: str, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    """So that the next turn's prompt goes on from the tokens that the model wrote."""
+    text = written(name, answer(content, calls))
+    events = parsed(name, text)
+    found = [(called, json.loads(given)) for called, given, _ in calls_of(events)]
+    assert (content_of(events), found) == (content, calls)
+    assert not any(isinstance(event, Reasoning) for event in events)
+    assert written(name, answer(content_of(events), found)) == text
+
+
+def test_reasoning_that_templates_write_is_parsed() -> None:
+    message = {**answer("Yes.", CALLS), "reasoning_content": "Hm.\n\nSo."}
+    for name in ("hermes", "xml_tools"):
+        events = parsed(name, written(name, message))
+        assert events[0] == Reasoning("Hm.\n\nSo.")
+        assert content_of(events) == "Yes."
+        assert len(calls_of(events)) == 2
