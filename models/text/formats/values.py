@@ -123,7 +123,8 @@ class OtherValue:
         self._show(converted("".join(self._parts), self._types))
 
     def cut(self) -> None:
-        self._show("".join(self._parts))
+        """Shown as a string that does not end, so that no bracket in it makes JSON of half a call."""
+        self._show('"' + quoted("".join(self._parts)))
 
 
 def converted(text: str, types: frozenset[str]) -> str:

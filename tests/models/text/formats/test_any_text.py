@@ -21,6 +21,8 @@ TOOLS = {"f": {"properties": {"a": {"type": "string"}, "b": {"type": "integer"},
 SHREDS = [
     *("<tool_call>", "</tool_call>", "<TOOLCALL>", "</TOOLCALL>", "<function=f>", "<function=g>", "</function>"),
     *("<parameter=a>", "<parameter=b>", "<parameter=c>", "</parameter>", "<tool_c", "all>", "</para", "<", ">", "</"),
+    *('<tool_call>{"name": "f", "arguments": {"a": ', '<TOOLCALL>[{"name": "f", "arguments": {}', "}</tool_call>"),
+    *("<tool_call><function=f><parameter=a>", "<tool_call>\n<function=f>\n<parameter=b>\n", "</parameter></function>"),
     *('{"name": "f", "arguments": ', '{"name": "f"', '"arguments": {', '{"a": "', '{"a": 1}', "}", "{", "]", "[", ","),
     *('"', "\\", "\\u00e9", "\\", ":", "12", "null", "None", "true", "\n", " ", "é", "x", "<think>", "</think>"),
 ]
