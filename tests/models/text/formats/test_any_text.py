@@ -66,7 +66,7 @@ def test_content_around_calls_is_in_the_text_in_order(text: str, format: ToolFor
     kept = [re.escape(event.text) for event in events if isinstance(event, Content)]
     at_start = bool(events) and isinstance(events[0], Content)
     at_end = bool(events) and isinstance(events[-1], Content)
-    call = "(?:[^\0]*)"
+    call = "(?s:.*)"
     pattern = ("" if at_start else call) + call.join(kept) + ("" if at_end else call)
     assert re.fullmatch(pattern, text)
 
