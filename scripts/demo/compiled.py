@@ -4,6 +4,8 @@ import shutil
 import warnings
 from collections.abc import Callable
 
+import torch
+import torch._dynamo
 from torch import Tensor
 
 from scripts.demo.model import DemoModel
@@ -13,8 +15,9 @@ def forward_of(model: DemoModel, compiled: bool) -> Callable[[Tensor], Tensor]:
     """The model, whose layers are compiled at their first use for all lengths; as it is without a C++ compiler."""
     if not compiled or not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
         return model
-    # Without a GPU torch says so to whoever compiles.
+    # Without a GPU torch says so to whoever compiles. What cannot be compiled runs as it is.
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    torch._dynamo.config.suppress_errors = True
     for layer in model.model.layers:
         layer.compile(dynamic=True)
     return model

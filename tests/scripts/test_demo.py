@@ -2,11 +2,13 @@
 
 import random
 import re
+from functools import cache
 from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from models.batch import Batch, Prefill, allocate
@@ -30,10 +32,15 @@ TINY = Size(hidden=64, layers=("mamba", "attention"), mamba_heads=2, heads=2, in
 SHORT = Lesson((1, 2), 128)
 
 
+@cache
+def words() -> Tokenizer:
+    return tokenizer_of_the_world()
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
     folder = tmp_path_factory.mktemp("tiny")
-    export(DemoModel(TINY), tokenizer_of_the_world(), folder)
+    export(DemoModel(TINY), words(), folder)
     return load_text(folder)
 
 
@@ -157,7 +164,7 @@ def training(monkeypatch: pytest.MonkeyPatch, tokens: int, seed: int = 1) -> Tra
     monkeypatch.setattr(lessons, "BATCH_TOKENS", 512)
     torch.manual_seed(seed)
     model = DemoModel(TINY)
-    made = Training(model, Batches(tokenizer_of_the_world(), seed), tokens, model, autocast=False)
+    made = Training(model, Batches(words(), seed), tokens, model, autocast=False)
     monkeypatch.setattr(made, "_lesson", lambda: (SHORT, tokens))
     return made
 
@@ -210,7 +217,7 @@ def test_the_rate_rises_stays_and_falls() -> None:
 def test_the_server_computes_what_was_trained(tmp_path: Path) -> None:
     torch.manual_seed(0)
     trained = DemoModel(TINY)
-    export(trained, tokenizer_of_the_world(), tmp_path)
+    export(trained, words(), tmp_path)
     served = load_model(tmp_path, None, torch.device("cpu"))
     ids, pages = torch.randint(0, TINY.vocab, (150,)), torch.arange(8, dtype=torch.int32)[None]
     pools = allocate(served, slots=1, pages=8, page_size=32, device=torch.device("cpu"))
@@ -221,7 +228,7 @@ def test_the_server_computes_what_was_trained(tmp_path: Path) -> None:
 
 def test_examinations_of_an_untrained_model(capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
-    results = examine(DemoModel(TINY), tokenizer_of_the_world(), 2)
+    results = examine(DemoModel(TINY), words(), 2)
     assert len(results) == 2 * len(EXAMS) == len(capsys.readouterr().out.splitlines())
     assert all(right == 0 and asked == 2 for _, _, right, asked in results)
 
