@@ -227,7 +227,7 @@ def _eos_ids(
 ) -> list[int]:
     """All ids that any of the files names as an end, each once."""
     found: list[int] = []
-    of_text = config.get("text_config") or {}  # Of a model that also sees.
+    of_text = config["text_config"] if isinstance(config.get("text_config"), dict) else {}  # Of a model that also sees.
     given_by = [("generation_config.json", generation), ("config.json", config), ("config.json", of_text)]
     for name, content in given_by:
         given = content.get("eos_token_id")

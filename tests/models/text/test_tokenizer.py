@@ -61,12 +61,14 @@ def test_every_file_that_names_an_end_counts(tmp_path: Path) -> None:
     text = loaded(
         tmp_path,
         generation_config={"eos_token_id": [258, 7]},
-        config={"eos_token_id": 7},
+        config={"eos_token_id": 7, "text_config": {"eos_token_id": [8, 7]}},
         tokenizer_config={"eos_token": {"content": "<|bos|>", "lstrip": False}},
     )
-    assert text.eos_ids == (258, 7, 256)
+    assert text.eos_ids == (258, 7, 8, 256)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 9}')
-    assert load_text(tmp_path).eos_ids == (9, 7, 256)
+    assert load_text(tmp_path).eos_ids == (9, 7, 8, 256)
+    (tmp_path / "config.json").write_text('{"text_config": []}')
+    assert load_text(tmp_path).eos_ids == (9, 256)
 
 
 def test_what_is_told_of_the_tokenizer(tmp_path: Path) -> None:
