@@ -22,8 +22,6 @@ from models.layers.step import BatchPlan, plan_batch
 CHUNK = 64
 KINDS = ("linear_attention", "full_attention")
 ROTATED = 0.25
-NORMS = re.compile(r"model\.norm|.*\.(input_layernorm|post_attention_layernorm|q_norm|k_norm)")
-"""Those whose weight is kept less 1."""
 EXPERT = re.compile(r"(.*\.experts)\.(\d{1,6})\.(gate|up|down)_proj\.weight")
 STACKS = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}
 
@@ -50,10 +48,10 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, mixer: DeltaMixer | Attention, mlp: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         hidden, eps = config.integer("hidden_size"), read_eps(config)
-        self.input_layernorm = RMSNorm(hidden, eps, dtype)
+        self.input_layernorm = RMSNorm(hidden, eps, dtype, offset=1.0)
         self.linear_attn = mixer if isinstance(mixer, DeltaMixer) else None
         self.self_attn = mixer if isinstance(mixer, Attention) else None
-        self.post_attention_layernorm = RMSNorm(hidden, eps, dtype)
+        self.post_attention_layernorm = RMSNorm(hidden, eps, dtype, offset=1.0)
         self.mlp = mlp
 
     def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
@@ -70,7 +68,7 @@ class QwenDecoder(nn.Module):
         hidden, tied = config.integer("hidden_size"), config.flag("tie_word_embeddings", default=False)
         self.embed_tokens = Embedding(config.integer("vocab_size"), hidden, tied, dtype)
         self.layers = nn.ModuleList(blocks)
-        self.norm = RMSNorm(hidden, read_eps(config), dtype)
+        self.norm = RMSNorm(hidden, read_eps(config), dtype, offset=1.0)
 
 
 class Qwen3Next(nn.Module):
@@ -185,16 +183,11 @@ def read_mlp(config: ModelConfig, layer: int, dtype: torch.dtype) -> nn.Module:
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
-    """Projections that are one in the files are taken apart, and others joined; multi-token prediction is left out.
-
-    1 is added to the weights of the norms that are kept less 1, before they are rounded to the model's dtype.
-    """
+    """Projections that are one in the files are taken apart, and others joined; multi-token prediction is left out."""
     if name.startswith(("mtp.", "model.mtp.")):
         return []
     path, _, leaf = name.rpartition(".")
     owner, _, layer = path.rpartition(".")
-    if NORMS.fullmatch(path):
-        return [Piece(name, take=lambda weight: weight.float() + 1)]
     if layer.startswith("in_proj_"):
         return delta_pieces(
             f"{owner}.in_proj.{leaf}", layer.removeprefix("in_proj_"), read_delta(config, torch.float32)

@@ -36,9 +36,10 @@ float add_row(int64_t hidden, const R *residual, const X *x, float multiplier, R
     return squares[0];
 }
 
-template <class R, class W> void scale_row(int64_t hidden, const R *x, const W *weight, float scale, W *normed) {
+template <class R, class W>
+void scale_row(int64_t hidden, const R *x, const W *weight, float offset, float scale, W *normed) {
     over(hidden, [=](int64_t i, auto v) {
-        put(normed + i, get<decltype(v)>(x + i) * scale * get<decltype(v)>(weight + i));
+        put(normed + i, get<decltype(v)>(x + i) * scale * (get<decltype(v)>(weight + i) + offset));
     });
 }
 
@@ -49,7 +50,7 @@ template <class R, class W> void scale_row(int64_t hidden, const R *x, const W *
 // normed: W [rows, hidden]. All contiguous.
 extern "C" void baton_add_rms_norm(int64_t rows, int64_t hidden, const void *residual, int residual_type,
                                    const void *x, int x_type, const void *weight, int weight_type, float eps,
-                                   float multiplier, void *added, void *normed) {
+                                   float multiplier, float offset, void *added, void *normed) {
     using namespace baton;
     with_type(residual_type, [&](auto *r) {
         with_type(x_type, [&](auto *given) {
@@ -64,7 +65,7 @@ extern "C" void baton_add_rms_norm(int64_t rows, int64_t hidden, const void *res
                         R *to = static_cast<R *>(added) + row * hidden;
                         const float squares = add_row(hidden, from, with, multiplier, to);
                         const float scale = 1.0f / std::sqrt(squares / static_cast<float>(hidden) + eps);
-                        scale_row(hidden, x ? to : from, static_cast<const W *>(weight), scale,
+                        scale_row(hidden, x ? to : from, static_cast<const W *>(weight), offset, scale,
                                   static_cast<W *>(normed) + row * hidden);
                     }
                 });

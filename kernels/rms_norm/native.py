@@ -20,7 +20,7 @@ def takes(residual: Tensor, x: Tensor | None, weight: Tensor) -> bool:
 
 
 def add_rms_norm(
-    residual: Tensor, x: Tensor | None, weight: Tensor, eps: float, multiplier: float = 1.0
+    residual: Tensor, x: Tensor | None, weight: Tensor, eps: float, multiplier: float = 1.0, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """See reference.add_rms_norm; for what `takes` says yes to."""
     run = native.function(NAME)
@@ -39,6 +39,7 @@ def add_rms_norm(
         TYPES[weight.dtype],
         eps,
         multiplier,
+        offset,
         added.data_ptr(),
         normed.data_ptr(),
     )
@@ -51,15 +52,15 @@ def check() -> None:
     for dtype in TYPES:
         residual = torch.randn(96, 217, generator=generator)
         x, weight = torch.randn(96, 217, generator=generator).to(dtype), torch.randn(217, generator=generator).to(dtype)
-        for added in (x, None):
-            found = add_rms_norm(residual, added, weight, 1e-5, 0.5)
-            expected = reference.add_rms_norm(residual, added, weight, 1e-5, 0.5)
+        for added, offset in ((x, 0.0), (None, 1.0)):
+            found = add_rms_norm(residual, added, weight, 1e-5, 0.5, offset)
+            expected = reference.add_rms_norm(residual, added, weight, 1e-5, 0.5, offset)
             assert_agrees(found[0], expected[0], rtol=1e-6)
             assert_agrees(found[1], expected[1], rtol=1e-5 if dtype == torch.float32 else 0.01)
 
 
 native.declare(
     NAME,
-    [INT64, INT64, POINTER, INT, POINTER, INT, POINTER, INT, FLOAT, FLOAT, POINTER, POINTER],
+    [INT64, INT64, POINTER, INT, POINTER, INT, POINTER, INT, FLOAT, FLOAT, FLOAT, POINTER, POINTER],
     check,
 )

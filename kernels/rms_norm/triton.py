@@ -10,7 +10,7 @@ from kernels.gpu.jit import jit
 
 
 def add_rms_norm(
-    residual: Tensor, x: Tensor | None, weight: Tensor, eps: float, multiplier: float = 1.0
+    residual: Tensor, x: Tensor | None, weight: Tensor, eps: float, multiplier: float = 1.0, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """See reference.add_rms_norm. Contiguous."""
     rows, hidden = residual.shape
@@ -20,7 +20,7 @@ def add_rms_norm(
         _add_rms_norm,
         (rows,),
         *(residual, x, weight, added, normed),
-        *(eps, multiplier),
+        *(eps, multiplier, offset),
         config=config_of("rms_norm.add_rms_norm", f"hidden={hidden}", residual.device, *candidates(hidden)),
         HIDDEN=hidden,
         BLOCK=triton.next_power_of_2(hidden),
@@ -43,6 +43,7 @@ def _add_rms_norm(
     normed_ptr,
     eps,
     multiplier,
+    offset,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -58,4 +59,4 @@ def _add_rms_norm(
         values = kept.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 0) / HIDDEN + eps)
     weight = tl.load(weight_ptr + columns, inside, other=0.0).to(tl.float32)
-    tl.store(normed_ptr + places, (values * scale * weight).to(normed_ptr.dtype.element_ty), inside)
+    tl.store(normed_ptr + places, (values * scale * (weight + offset)).to(normed_ptr.dtype.element_ty), inside)

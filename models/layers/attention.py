@@ -17,7 +17,10 @@ from models.layers.step import BatchPlan
 
 @dataclass(frozen=True)
 class AttentionSettings:
-    """scale multiplies q·k. norm_eps: of queries and keys, where they are normed head by head; gated: its output is."""
+    """scale multiplies q·k. norm_eps: of queries and keys, where each head's are normed, by 1 + weight.
+
+    gated: the output is multiplied by sigmoids.
+    """
 
     hidden: int
     heads: int
@@ -48,8 +51,8 @@ class Attention(nn.Module):
         self.k_proj = Linear(s.hidden, s.kv_heads * s.head_dim, s.bias, dtype)
         self.v_proj = Linear(s.hidden, s.kv_heads * s.head_dim, s.bias, dtype)
         self.gate_proj = Linear(s.hidden, s.heads * s.head_dim, s.bias, dtype) if s.gated else None
-        self.q_norm = None if s.norm_eps is None else RMSNorm(s.head_dim, s.norm_eps, dtype)
-        self.k_norm = None if s.norm_eps is None else RMSNorm(s.head_dim, s.norm_eps, dtype)
+        self.q_norm = None if s.norm_eps is None else RMSNorm(s.head_dim, s.norm_eps, dtype, offset=1.0)
+        self.k_norm = None if s.norm_eps is None else RMSNorm(s.head_dim, s.norm_eps, dtype, offset=1.0)
         self.o_proj = Linear(s.heads * s.head_dim, s.hidden, s.bias, dtype)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:

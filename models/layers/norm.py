@@ -7,13 +7,13 @@ from kernels.rms_norm import add_rms_norm
 
 
 class RMSNorm(nn.Module):
-    """weight · x / rms(x), computed in float32, in weight's dtype."""
+    """(offset + weight) · x / rms(x), computed in float32, in weight's dtype."""
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, offset: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype))
-        self.eps = eps
+        self.eps, self.offset = eps, offset
 
     def forward(self, residual: Tensor, x: Tensor | None, multiplier: float = 1.0) -> tuple[Tensor, Tensor]:
         """residual + multiplier·x, if there is an x, and the norm of that: [T, size] each."""
-        return add_rms_norm(residual, x, self.weight, self.eps, multiplier)
+        return add_rms_norm(residual, x, self.weight, self.eps, multiplier, self.offset)

@@ -26,15 +26,17 @@ def draw(seed: int, rows: int, hidden: int, dtypes: tuple[torch.dtype, ...]) -> 
     return drawn[0], drawn[1], drawn[2]
 
 
-def assert_native_agrees(residual: Tensor, x: Tensor | None, weight: Tensor, eps: float, multiplier: float) -> None:
+def assert_native_agrees(
+    residual: Tensor, x: Tensor | None, weight: Tensor, eps: float, multiplier: float, offset: float = 0.0
+) -> None:
     assert rms_norm.takes(residual, x, weight)
     before = residual.clone()
-    added, normed = add_rms_norm(residual, x, weight, eps, multiplier)
-    expected_sum, expected = reference.add_rms_norm(residual, x, weight, eps, multiplier)
+    added, normed = add_rms_norm(residual, x, weight, eps, multiplier, offset)
+    expected_sum, expected = reference.add_rms_norm(residual, x, weight, eps, multiplier, offset)
     assert torch.equal(residual, before)
     sum_rounding = 1e-6 if residual.dtype == torch.float32 else 2**-7
     torch.testing.assert_close(added, expected_sum, rtol=sum_rounding, atol=1e-6)
-    exact = reference.add_rms_norm(added, None, weight.float(), eps)[1]
+    exact = reference.add_rms_norm(added, None, weight.float(), eps, offset=offset)[1]
     rounding = 1e-5 if weight.dtype == torch.float32 else 2**-8
     torch.testing.assert_close(normed.float(), exact, rtol=rounding, atol=1e-6)
     assert (added.dtype, normed.dtype) == (residual.dtype, expected.dtype)
@@ -47,6 +49,13 @@ def test_definition() -> None:
     for row in range(3):
         expected = added[row] / (added[row].square().mean() + 1e-3).sqrt() * weight
         torch.testing.assert_close(normed[row], expected)
+
+
+def test_an_offset_is_added_to_the_weight_before_anything_is_rounded() -> None:
+    residual, _, weight = draw(0, 3, 10, (torch.bfloat16,) * 3)
+    weight = weight / 64
+    exact = reference.add_rms_norm(residual.float(), None, 1 + weight.float(), 1e-3)[1]
+    assert torch.equal(reference.add_rms_norm(residual, None, weight, 1e-3, offset=1.0)[1], exact.bfloat16())
 
 
 def test_nothing_to_add() -> None:
@@ -66,12 +75,13 @@ def test_nothing_to_add() -> None:
     dtypes=st.tuples(*[st.sampled_from(DTYPES)] * 3),
     adds=st.booleans(),
     multiplier=st.sampled_from([1.0, 0.22]),
+    offset=st.sampled_from([0.0, 1.0]),
 )
 def test_native_agrees(
-    seed: int, rows: int, hidden: int, dtypes: tuple[torch.dtype, ...], adds: bool, multiplier: float
+    seed: int, rows: int, hidden: int, dtypes: tuple[torch.dtype, ...], adds: bool, multiplier: float, offset: float
 ) -> None:
     residual, x, weight = draw(seed, rows, hidden, dtypes)
-    assert_native_agrees(residual, x if adds else None, weight, 1e-5, multiplier)
+    assert_native_agrees(residual, x if adds else None, weight, 1e-5, multiplier, offset)
 
 
 @pytest.fixture(params=runnable()[1:], ids=lambda target: target.name)

@@ -63,7 +63,7 @@ def test_recording_computes_nothing() -> None:
     def compute() -> Tensor:
         watched = native.function("baton_add_rms_norm")
         assert watched is not None
-        watched(3, 8, x.data_ptr(), 0, None, 0, weight.data_ptr(), 0, 1e-5, 1.0, None, before.data_ptr())
+        watched(3, 8, x.data_ptr(), 0, None, 0, weight.data_ptr(), 0, 1e-5, 1.0, 0.0, None, before.data_ptr())
         return before
 
     recording = record(compute, SharedMemory())
