@@ -17,6 +17,7 @@ from models.hash import HashModel
 from models.hash_definition import expected_output
 from models.loading.checkpoint import random_model
 from tests.actors.ring import Ring, running
+from tests.models.oracle import settings_of
 
 MAMBA2 = {
     "model_type": "mamba2",
@@ -52,8 +53,8 @@ NEMOTRON_H = {
     "max_position_embeddings": 1024,
     "tie_word_embeddings": False,
 }
-MODELS = {"mamba2": MAMBA2, "nemotron_h": NEMOTRON_H}
 VOCABULARY = 97
+MODELS = {"mamba2": MAMBA2, "nemotron_h": NEMOTRON_H, "qwen3_next": settings_of("qwen3_next-moe", VOCABULARY)}
 
 
 @functools.cache
