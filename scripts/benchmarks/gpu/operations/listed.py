@@ -43,6 +43,7 @@ def _all(
         "rms_norm, alone": (pointwise.norm, (rows, width, False)),
         "silu_multiply": (pointwise.silu_multiply, (sum(lengths), width)),
         "squared_relu": (pointwise.squared_relu, (sum(lengths), width)),
+        "sigmoid_gate": (pointwise.sigmoid_gate, (sum(lengths), width)),
         "slots.copy": (pointwise.copy, (rows, 64 * width)),
         "slots.move": (pointwise.move, (rows, 64 * width)),
         "sample, greedy": (sampling.sample, (rows, vocab, "greedy")),
@@ -115,6 +116,7 @@ TIMED: dict[str, Build] = {
     **{f"rms_norm, {rows} rows": _of(pointwise.norm, (rows, 4096)) for rows in (1, 256, 8192)},
     "silu_multiply, 8192 rows": _of(pointwise.silu_multiply, (8192, 14_336)),
     "squared_relu, 8192 rows": _of(pointwise.squared_relu, (8192, 21_504)),
+    "sigmoid_gate, 8192 rows": _of(pointwise.sigmoid_gate, (8192, 4096)),
     "slots.copy, 8 of 100 MiB": _of(pointwise.copy, (8, 100 * 2**20)),
     **{
         f"sample, {kind}, {rows} rows": _of(sampling.sample, (rows, 131_072, kind))

@@ -44,6 +44,18 @@ def squared_relu(draw: Draw, rows: int, width: int) -> Operation:
     )
 
 
+def sigmoid_gate(draw: Draw, rows: int, width: int) -> Operation:
+    from kernels.activations import triton
+
+    x, gate = draw.normal(rows, width), draw.normal(rows, width)
+    return Operation(
+        lambda x, gate: (triton.sigmoid_gate(x, gate),),
+        lambda x, gate: (activations.sigmoid_gate(x, gate),),
+        (x, gate),
+        3 * bytes_of(x),
+    )
+
+
 def copy(draw: Draw, count: int, size: int) -> Operation:
     """Slots of so many bytes."""
     from kernels.slots import triton
