@@ -44,11 +44,15 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Decode:
-    """Rows that feed one token each. slots, positions: int64 [rows]; page_table: int32 [rows, max_pages]."""
+    """Rows that feed one token each. slots, positions: int64 [rows]; page_table: int32 [rows, max_pages].
+
+    padding: bool [rows], those that are nobody's; None: there are none.
+    """
 
     slots: Tensor
     positions: Tensor
     page_table: Tensor
+    padding: Tensor | None = None
 
 
 @dataclass(frozen=True)

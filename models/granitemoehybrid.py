@@ -34,9 +34,9 @@ class BlockSparseMoE(nn.Module):
         self.router = SoftmaxRouter(hidden, count, top_k, True, dtype, softmax_first=False)
         self.experts = Experts(hidden, config.integer("intermediate_size"), count, "silu_gated", dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, step: BatchPlan) -> Tensor:
         """x: [T, hidden] → [T, hidden]."""
-        output: Tensor = self.experts(x, *self.router(x))
+        output: Tensor = self.experts(x, *self.router(x, step.padding))
         return output
 
 
@@ -60,14 +60,14 @@ class Block(nn.Module):
         residual, normed = self.input_layernorm(residual, x, self.multiplier)
         mixed = self.self_attn(normed, step) if self.self_attn else self.mamba(normed, step)  # type: ignore[misc]
         residual, normed = self.post_attention_layernorm(residual, mixed, self.multiplier)
-        return residual, self._feed_forward(normed)
+        return residual, self._feed_forward(normed, step)
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
+    def _feed_forward(self, x: Tensor, step: BatchPlan) -> Tensor:
         shared: Tensor | None = self.shared_mlp(x) if self.shared_mlp else None
         if self.block_sparse_moe is None:
             assert shared is not None
             return shared
-        routed: Tensor = self.block_sparse_moe(x)
+        routed: Tensor = self.block_sparse_moe(x, step)
         return routed if shared is None else add_shared(routed, shared)
 
 

@@ -41,8 +41,8 @@ class KimiMixture(nn.Module):
         shared = config.integer("num_shared_experts", "n_shared_experts", default=1)
         self.shared_experts = GatedMLP(hidden, inner * shared, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        routed = self.experts(x, *self.gate(x))
+    def forward(self, x: Tensor, step: BatchPlan) -> Tensor:
+        routed = self.experts(x, *self.gate(x, step.padding))
         return add_shared(routed, self.shared_experts(x))
 
 
@@ -63,7 +63,7 @@ class Block(nn.Module):
         """x, the output of the layer before, is not yet added to the residual; nor is what is returned with it."""
         residual, normed = self.input_layernorm(residual, x)
         residual, normed = self.post_attention_layernorm(residual, self.self_attn(normed, step))
-        return residual, self.mlp(normed)
+        return residual, self.mlp(normed, step) if isinstance(self.mlp, KimiMixture) else self.mlp(normed)
 
 
 class KimiDecoder(nn.Module):

@@ -40,9 +40,9 @@ class LatentMoE(nn.Module):
         self.fc1_latent_proj = Linear(hidden, latent, bias, dtype) if latent else None
         self.fc2_latent_proj = Linear(latent, hidden, bias, dtype) if latent else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, step: BatchPlan) -> Tensor:
         """x: [T, hidden] → [T, hidden]."""
-        chosen, weights = self.gate(x)
+        chosen, weights = self.gate(x, step.padding)
         routed = self.experts(self.fc1_latent_proj(x) if self.fc1_latent_proj else x, chosen, weights)
         if self.fc2_latent_proj:
             routed = self.fc2_latent_proj(routed)
@@ -58,7 +58,7 @@ class Block(nn.Module):
     def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
         """x, the output of the layer before, is not yet added to the residual; nor is what is returned with it."""
         residual, normed = self.norm(residual, x)
-        is_mlp = isinstance(self.mixer, SquaredReluMLP | LatentMoE)
+        is_mlp = isinstance(self.mixer, SquaredReluMLP)
         return residual, self.mixer(normed) if is_mlp else self.mixer(normed, step)
 
 

@@ -37,8 +37,8 @@ class SparseMLP(nn.Module):
         self.shared_expert = GatedMLP(hidden, config.integer("shared_expert_intermediate_size"), dtype)
         self.shared_expert_gate = Linear(hidden, 1, False, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        routed = self.experts(x, *self.gate(x))
+    def forward(self, x: Tensor, step: BatchPlan) -> Tensor:
+        routed = self.experts(x, *self.gate(x, step.padding))
         return add_shared(routed, self.shared_expert(x), self.shared_expert_gate(x))
 
 
@@ -59,7 +59,7 @@ class Block(nn.Module):
         residual, normed = self.input_layernorm(residual, x)
         mixed = self.self_attn(normed, step) if self.self_attn else self.linear_attn(normed, step)  # type: ignore[misc]
         residual, normed = self.post_attention_layernorm(residual, mixed)
-        return residual, self.mlp(normed)
+        return residual, self.mlp(normed, step) if isinstance(self.mlp, SparseMLP) else self.mlp(normed)
 
 
 class QwenDecoder(nn.Module):

@@ -15,12 +15,14 @@ def pack(router: Tensor) -> PackedWeight | None:
     return native.pack(router) if native.takes(router) else None
 
 
-def route(x: Tensor, router: Tensor | PackedWeight, bias: Tensor | None, rule: RoutingRule) -> tuple[Tensor, Tensor]:
+def route(
+    x: Tensor, router: Tensor | PackedWeight, bias: Tensor | None, rule: RoutingRule, padding: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """See reference.route."""
     if isinstance(router, PackedWeight):
-        return native.route(x, router, bias, rule)
+        return native.route(x, router, bias, rule, padding)
     if gpu.takes(x):
         from kernels.routing import triton
 
-        return triton.route(x, router, bias, rule)
-    return reference.route(x, router, bias, rule)
+        return triton.route(x, router, bias, rule, padding)
+    return reference.route(x, router, bias, rule, padding)

@@ -25,7 +25,9 @@ def takes(router: Tensor) -> bool:
     return router.device.type == "cpu" and router.dtype in TYPES and native.function(NAME) is not None
 
 
-def route(x: Tensor, router: PackedWeight, bias: Tensor | None, rule: RoutingRule) -> tuple[Tensor, Tensor]:
+def route(
+    x: Tensor, router: PackedWeight, bias: Tensor | None, rule: RoutingRule, padding: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """See reference.route; ValueError for other dtypes and layouts."""
     run = native.function(NAME)
     assert run is not None
@@ -47,7 +49,7 @@ def route(x: Tensor, router: PackedWeight, bias: Tensor | None, rule: RoutingRul
         *(rule.top_k, int(rule.scores == "sigmoid"), int(rule.renormalise)),
         *(rule.groups, rule.groups_kept, rule.scale),
     )
-    return chosen, weights
+    return chosen if padding is None else chosen.masked_fill_(padding[:, None], -1), weights
 
 
 def pack(router: Tensor) -> PackedWeight:

@@ -9,19 +9,22 @@ LEAST = 1e-20
 """Added to what weights are divided by."""
 
 
-def route(x: Tensor, router: Tensor, bias: Tensor | None, rule: RoutingRule) -> tuple[Tensor, Tensor]:
+def route(
+    x: Tensor, router: Tensor, bias: Tensor | None, rule: RoutingRule, padding: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The experts of each token, the best first, and their weights: int32 and float32 [T, top_k].
 
     x: [T, D]; router: [E, D]; all is computed in float32. bias: float32 [E] or None, of sigmoid scores: it has a say in
     who is chosen and none in the weights. A group counts as much as its two best experts together (DeepSeek-V3,
-    arXiv:2412.19437). Of equals the first is chosen.
+    arXiv:2412.19437). Of equals the first is chosen. padding: bool [T], rows that get no expert: -1.
     """
     logits = x.float() @ router.float().t()
     wanted = logits
     if rule.scores == "sigmoid":
         wanted = logits.sigmoid() if bias is None else logits.sigmoid() + bias
     chosen = _best(_within_groups(wanted, rule), rule.top_k)
-    return chosen.int(), _weigh(logits, chosen, rule)
+    weights = _weigh(logits, chosen, rule)
+    return (chosen if padding is None else chosen.masked_fill(padding[:, None], -1)).int(), weights
 
 
 def _within_groups(wanted: Tensor, rule: RoutingRule) -> Tensor:

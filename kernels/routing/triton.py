@@ -18,7 +18,9 @@ APART = 64
 """Most rows whose splits are summed by programs of their own."""
 
 
-def route(x: Tensor, router: Tensor, bias: Tensor | None, rule: RoutingRule) -> tuple[Tensor, Tensor]:
+def route(
+    x: Tensor, router: Tensor, bias: Tensor | None, rule: RoutingRule, padding: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """See reference.route. Products of float32 are exact, unless kernels.gpu.use_tf32 was asked."""
     x = x.contiguous()
     (rows, inputs), experts, top_k = x.shape, len(router), rule.top_k
@@ -46,7 +48,7 @@ def route(x: Tensor, router: Tensor, bias: Tensor | None, rule: RoutingRule) -> 
     launch(
         _choose,
         (rows,),
-        *(logits, bias, chosen, weights, rows, rule.scale),
+        *(logits, bias, None if padding is None else padding.view(torch.uint8), chosen, weights, rows, rule.scale),
         config=KernelConfig(warps=4 if experts > 256 else 1),
         SPLITS=apart,
         EACH=each,
@@ -107,6 +109,7 @@ def _logits(
 def _choose(
     logits_ptr,
     bias_ptr,
+    padding_ptr,
     chosen_ptr,
     weights_ptr,
     rows,
@@ -154,6 +157,8 @@ def _choose(
         weights = weights / (tl.sum(weights) + 1e-20)
     elif not SIGMOID:
         weights = weights / tl.sum(tl.sum(logits, 1), 0)
+    if padding_ptr is not None:
+        chosen = tl.where(tl.load(padding_ptr + row) == 0, chosen, -1)
     tl.store(chosen_ptr + row * TOP_K + place, chosen, place < TOP_K)
     tl.store(weights_ptr + row * TOP_K + place, weights * scale, place < TOP_K)
 

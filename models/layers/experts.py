@@ -54,9 +54,9 @@ class SoftmaxRouter(nn.Module):
         self.weight = nn.Parameter(torch.empty(count, hidden, dtype=dtype))
         self.packed: PackedWeight | None = None
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [T, hidden] → chosen int32 and weights float32 [T, top_k]."""
-        return route(x, self.packed or self.weight, None, self.rule)
+    def forward(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x: [T, hidden] → chosen int32 and weights float32 [T, top_k]; padding: bool [T], rows without experts."""
+        return route(x, self.packed or self.weight, None, self.rule, padding)
 
     def pack(self, bits: int | None = None) -> None:
         """See Linear.pack; whatever the bits, a router keeps its numbers."""
@@ -79,9 +79,9 @@ class SigmoidRouter(nn.Module):
         self.e_score_correction_bias = nn.Parameter(torch.empty(count, dtype=torch.float32))
         self.packed: PackedWeight | None = None
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [T, hidden] → chosen int32 and weights float32 [T, top_k]."""
-        return route(x, self.packed or self.weight, self.e_score_correction_bias, self.rule)
+    def forward(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See SoftmaxRouter."""
+        return route(x, self.packed or self.weight, self.e_score_correction_bias, self.rule, padding)
 
     def pack(self, bits: int | None = None) -> None:
         """See SoftmaxRouter.pack."""

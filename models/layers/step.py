@@ -23,6 +23,11 @@ class BatchPlan:
     pages: PagePlan | None
     rotation: Rotation | None = None
 
+    @property
+    def padding(self) -> Tensor | None:
+        """bool [T]: rows that are nobody's, in a step that only decodes; None: there are none."""
+        return self.decode.padding if self.decode and not self.prefill else None
+
 
 def plan_batch(
     batch: Batch, pools: Pools, chunk_size: int, kernel: int, rotate: Callable[[Tensor], Rotation] | None = None

@@ -77,9 +77,9 @@ def test_the_softmax_of_the_chosen_is_that_of_all_renormalised() -> None:
     first, after = SoftmaxRouter(16, 9, 3, True, F32, True), SoftmaxRouter(16, 9, 3, False, F32, False)
     for router in (first, after):
         router.weight.data.copy_(weight)
-    assert torch.equal(first(x)[1], after(x)[1])
-    logits, chosen = x @ weight.t(), first(x)[0].long()
-    torch.testing.assert_close(after(x)[1], logits.gather(1, chosen).softmax(1))
+    assert torch.equal(first(x, None)[1], after(x, None)[1])
+    logits, chosen = x @ weight.t(), first(x, None)[0].long()
+    torch.testing.assert_close(after(x, None)[1], logits.gather(1, chosen).softmax(1))
 
 
 def run(x: Tensor, router: Tensor, bias: Tensor | None, rule: RoutingRule) -> tuple[Tensor, Tensor]:
@@ -156,6 +156,16 @@ def test_of_equals_native_code_chooses_the_first_and_of_nan_some() -> None:
 
 
 @pytest.mark.usefixtures("target")
+def test_padding_is_routed_nowhere_and_changes_no_other_row() -> None:
+    x, router, bias = drawn(0, 5, 24, 12, F32)
+    rule, padding = RoutingRule(3, "sigmoid", True), torch.tensor([False, True, False, True, True])
+    for by in (reference.route, lambda x, router, *rest: native.route(x, native.pack(router), *rest)):
+        plain, _ = by(x, router, bias, rule)
+        chosen, _ = by(x, router, bias, rule, padding)
+        assert (chosen[padding] == -1).all() and torch.equal(chosen[~padding], plain[~padding])
+
+
+@pytest.mark.usefixtures("target")
 def test_what_does_not_fit_is_refused() -> None:
     x, router, bias = drawn(0, 3, 8, 40, F32)
     rule = RoutingRule(2, "sigmoid", True)
@@ -173,11 +183,11 @@ def test_a_packed_layer_routes_as_the_plain_one() -> None:
     router = SigmoidRouter(16, 9, RoutingRule(3, "sigmoid", True))
     router.weight.data.copy_(weight)
     router.e_score_correction_bias.data.copy_(bias)
-    chosen, weights = router(x)
+    chosen, weights = router(x, None)
     router.pack(8)
     assert router.packed is not None and router.weight.data_ptr() == router.packed.data.data_ptr()
-    assert torch.equal(router(x)[0], chosen)
-    torch.testing.assert_close(router(x)[1], weights)
+    assert torch.equal(router(x, None)[0], chosen)
+    torch.testing.assert_close(router(x, None)[1], weights)
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,11 @@ class CapturedDecode:
         return self._stream.capture(run)
 
     def _decode(self, size: int, packed: PackedBatch) -> None:
-        hidden = self._model.forward(packed.unpack(self._inbox, self._table), self._pools)
+        batch = packed.unpack(self._inbox, self._table)
+        if batch.decode and packed.rows:
+            padding = self._inbox.view(packed.rows) == self._table.padding
+            batch = replace(batch, decode=replace(batch.decode, padding=padding))
+        hidden = self._model.forward(batch, self._pools)
         self._logits[:size].copy_(self._model.logits(hidden))
 
     def _draw(self, size: int, packed: PackedDraws) -> None:

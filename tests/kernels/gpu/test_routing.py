@@ -33,6 +33,14 @@ def test_of_equals_the_first_is_chosen_and_of_nan_some() -> None:
     assert all(0 <= expert < 12 for expert in chosen[1].tolist()) and weights[1].isnan().all()
 
 
+def test_padding_is_routed_nowhere_and_changes_no_other_row() -> None:
+    x, router, bias = drawn(0, 5, 24, 12, F32)
+    rule, padding = RoutingRule(3, "sigmoid", True), torch.tensor([False, True, False, True, True])
+    plain, _ = triton.route(x, router, bias, rule)
+    chosen, _ = triton.route(x, router, bias, rule, padding)
+    assert (chosen[padding] == -1).all() and torch.equal(chosen[~padding], plain[~padding])
+
+
 def test_a_row_gets_the_same_alone_and_beside_others() -> None:
     """Products are exact here, so that only the order of the splits is told of."""
     x, router, bias = drawn(0, 70, 700, 20, F32)

@@ -24,7 +24,8 @@ def route(router: tuple[int, int, RoutingRule, torch.dtype], rows: int, dtype: t
     x = torch.empty(rows, inputs, dtype=dtype, device="meta")
     weight = torch.empty(experts, inputs, dtype=router_dtype if dtype == BF16 else F32, device="meta")
     bias = torch.empty(experts, device="meta") if rule.scores == "sigmoid" else None
-    triton.route(x, weight, bias, rule)
+    padding = torch.empty(rows, dtype=torch.bool, device="meta") if rows == 1 else None
+    triton.route(x, weight, bias, rule, padding)
 
 
 CASES: list[tuple[str, Callable[[], None]]] = [
