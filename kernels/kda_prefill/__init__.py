@@ -6,7 +6,7 @@ from kernels.conv1d import conv1d_prefill
 from kernels.gated_norm import gated_norm
 from kernels.kda import kda_scan
 from kernels.kda_constants import KdaConstants
-from kernels.kda_prefill import reference
+from kernels.kda_prefill import native, reference
 from kernels.mixer_prefill import PrefillPlan
 
 __all__ = ["kda_prefill"]
@@ -24,4 +24,7 @@ def kda_prefill(
     plan: PrefillPlan,
 ) -> Tensor:
     """See reference.kda_prefill."""
-    return reference.kda_prefill(projected, forget, gate, constants, conv_pool, state_pool, plan, TORCH)
+    given = (projected, forget, gate, constants, conv_pool, state_pool, plan)
+    if native.takes(projected, forget, gate, conv_pool, state_pool):
+        return native.kda_prefill(*given)
+    return reference.kda_prefill(*given, TORCH)
