@@ -33,10 +33,8 @@ def read_content(pieces: Pieces, events: Events, format: ToolFormat, tools: Tool
     """
     marker = beginning(*format.begins)
     text = Trailing(events.content, WHITE_SPACE)
-    behind_call = False
     while (yield from pieces.more()):
-        if text.add(pieces.before(marker)):
-            behind_call = False
+        text.add(pieces.before(marker))
         if pieces.at == len(pieces.text):
             continue
         pieces.mark()
@@ -45,11 +43,9 @@ def read_content(pieces: Pieces, events: Events, format: ToolFormat, tools: Tool
         except Broken:
             pieces.rewind()
             text.add(pieces.take(1))
-            behind_call = False
         else:
             text.drop()
-            behind_call = True
-    if not behind_call:
+    if not text.behind_marker:
         text.release()
 
 

@@ -134,16 +134,17 @@ class Trailing:
         self._show = show
         self._characters = characters
         self._held: list[str] = []
+        # Whether there is nothing but such characters since the last marker.
+        self.behind_marker = False
 
-    def add(self, text: str) -> bool:
-        """Whether any of it is shown now."""
+    def add(self, text: str) -> None:
         body = text.rstrip(self._characters)
         if body:
             self.release()
             self._show(body)
+            self.behind_marker = False
         if len(body) < len(text):
             self._held.append(text[len(body) :])
-        return bool(body)
 
     def release(self) -> None:
         if self._held:
@@ -151,4 +152,6 @@ class Trailing:
             self._held.clear()
 
     def drop(self) -> None:
+        """A marker follows."""
         self._held.clear()
+        self.behind_marker = True

@@ -86,6 +86,7 @@ F = called(0, "f", '{"a": 1}')
         ('<tool_call>{"name": "f", "arguments": {"a": 1}}\n', F),
         ('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool', [*F, Content("</tool")]),
         ('<tool_call>{"name": "f", "arguments": {"a": 1}} so', [*F, Content(" so")]),
+        (hermes('{"name": "f", "arguments": {"a": 1}}') + " < ", [*F, Content(" < ")]),
         ('<tool_call>{"name": "f", "arguments": {"a": 1} so', [*F, Content(" so")]),
         ('<tool_call>{"name": "f", "arguments": {"a": 1}, "id" so', [*F, Content(', "id" so')]),
         ('<tool_call>{"name": "f", "arguments": {"a": 1}}, {"name": 5', [*F, Content(', {"name": 5')]),
