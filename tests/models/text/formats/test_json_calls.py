@@ -60,7 +60,7 @@ F = called(0, "f", '{"a": 1}')
         (hermes('{"name": "f", "parameters": {"a": 1}}'), F),
         (hermes('{"name": "\\u0066", "arguments": {"a": 1}}'), F),
         (hermes('{"name": "f", "arguments": "{\\"a\\": 1}"}'), F),
-        (hermes('{"name": "f", "arguments": {"a": 1}, "arguments": {"a": 2}, "name": "g"}'), F),
+        (hermes('{"name": "f", "arguments": {"a": 1}, "arguments": [2], "name": 5}'), F),
         (hermes('[{"name": "f", "arguments": {"a": 1}}]'), F),
         (hermes('{"name": "f"}'), called(0, "f", "{}")),
         (hermes('{"name": "f", "arguments": null}'), called(0, "f", "{}")),
