@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from scripts.demo.chat import Chat
-from scripts.demo.tasks import a_turn, begin
+from scripts.demo.tasks import DRILLS, Task, a_turn, begin
 from scripts.demo.text import END_OF_TEXT, IM_END, IM_START, make_tokenizer, render
 from scripts.demo.world import World
 
@@ -23,18 +23,20 @@ USER_WEIGHT = 0.05
 class Lesson:
     """Chats of so many turns and at most `longest` tokens.
 
-    system, tools: how often a chat has a system prompt, or tools.
+    system, tools: how often a chat has a system prompt, or tools. only: the tasks, if not all.
     """
 
     turns: tuple[int, ...]
     longest: int
     system: float = 0.35
     tools: float = 0.35
+    only: dict[str, Task] | None = None
 
 
 LESSONS = [
-    (0.2, Lesson((1, 2, 2, 3), 192)),
-    (0.35, Lesson((2, 4, 5, 6), 384)),
+    (0.12, Lesson((2, 2, 3), 128, system=0.0, tools=0.0, only=DRILLS)),
+    (0.13, Lesson((1, 2, 2, 3), 192)),
+    (0.3, Lesson((2, 4, 5, 6), 384)),
     (0.45, Lesson((2, 4, 6, 8, 10, 12, 14, 14), 1088)),
 ]
 """Each with its share of all tokens, in this order."""
@@ -44,7 +46,7 @@ def make_chat(rng: random.Random, lesson: Lesson) -> Chat:
     chat = Chat(World(rng))
     begin(chat, lesson.system, lesson.tools)
     for _ in range(rng.choice(lesson.turns)):
-        chat.turns.append(a_turn(chat))
+        chat.turns.append(a_turn(chat, lesson.only))
     return chat
 
 

@@ -22,8 +22,8 @@ TASKS: dict[str, Task] = {
     "tell several": Task(facts.tell_several, 0.03),
     "ask": Task(facts.ask, 0.17),
     "ask several": Task(facts.ask_several, 0.03),
-    "add": Task(arithmetic.add, 0.15),
-    "subtract": Task(arithmetic.subtract, 0.10),
+    "add": Task(arithmetic.add, 0.18),
+    "subtract": Task(arithmetic.subtract, 0.12),
     "compare": Task(arithmetic.compare, 0.02),
     "beyond": Task(arithmetic.beyond, 0.015),
     "backwards": Task(lists.backwards, 0.07),
@@ -43,15 +43,21 @@ WITH_TOOLS: dict[str, Task] = {"call": Task(tools.call, 0.7), "none fits": Task(
 """Shares beside those of TASKS, in chats that have tools."""
 
 
+DRILLS = {
+    name: TASKS[name]
+    for name in ("add", "subtract", "echo", "backwards", "count letters", "sort numbers", "sort words", "tell")
+}
+"""What takes most examples, alone."""
+
 OBEY = 0.25
 """How often a turn shows what the system prompt asks for, if that asks for anything."""
 
 
-def a_turn(chat: Chat) -> Turn:
-    """The next turn of a chat, of any task."""
+def a_turn(chat: Chat, only: dict[str, Task] | None = None) -> Turn:
+    """The next turn of a chat, of any task that it can have, or of these only."""
     if chat.shown and chat.rng.random() < OBEY:
         return systems.obey(chat)
-    among = TASKS | WITH_TOOLS if chat.tools else TASKS
+    among = only or (TASKS | WITH_TOOLS if chat.tools else TASKS)
     [task] = chat.rng.choices(list(among.values()), [task.share for task in among.values()])
     return task.make(chat)
 
