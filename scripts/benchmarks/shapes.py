@@ -21,6 +21,7 @@ from scripts.benchmarks.configs import (
     FALCON_H1,
     GRANITE,
     GRANITE_MOE,
+    KIMI_LINEAR,
     MAMBA2,
     NEMOTRON_H,
     NEMOTRON_H_MOE,
@@ -53,6 +54,7 @@ SHAPES = {
     "falcon_h1-145m": FALCON_H1,
     "qwen3_next-152m": QWEN3_NEXT,
     "qwen3_5-161m": QWEN3_5,
+    "kimi_linear-153m": KIMI_LINEAR,
     "tiny": TINY,
     "null": NULL,
 }
@@ -71,6 +73,9 @@ def config_of(shape: str, layers: int | None = None) -> dict[str, Any]:
         config["layer_types"] = [*["mamba"] * (layers - 1), "attention"]
     if "attn_layer_indices" in config:
         config["attn_layer_indices"] = [layers - 1]
+    if "linear_attn_config" in config:
+        kinds = {"kda_layers": [*range(1, layers)], "full_attn_layers": [layers]}
+        config["linear_attn_config"] = config["linear_attn_config"] | kinds
     return config | {"num_hidden_layers": layers}
 
 
