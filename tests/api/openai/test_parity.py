@@ -38,7 +38,11 @@ async def ask(session: aiohttp.ClientSession, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "name", ["mamba2-groups", "nemotron_h", "granitemoehybrid-rope", "bamba-groups", "falcon_h1-norm", "qwen3_5_moe"]
+    "name",
+    [
+        *("mamba2-groups", "nemotron_h", "granitemoehybrid-rope", "bamba-groups", "falcon_h1-norm", "qwen3_5_moe"),
+        "kimi_linear-groups",
+    ],
 )
 async def test_greedy_tokens(oracle: Oracle, name: str) -> None:
     path = oracle.checkpoint(name)
