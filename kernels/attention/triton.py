@@ -105,7 +105,8 @@ def _attend_from_rows(
     config = _config("decode", decode_candidates, query, key_pages)
     launch(_decode, grid, *given, *where, sums, marks, config=config, **layout)
     shape = {"WIDTH": width, "BLOCK_WIDTH": layout["BLOCK_WIDTH"], "PARTS": parts}
-    launch(_combine, (heads, rows), sums, marks, *where, output, config=KernelConfig(), **shape)
+    config = KernelConfig({}, warps=16) if width > 256 else KernelConfig()
+    launch(_combine, (heads, rows), sums, marks, *where, output, config=config, **shape)
 
 
 def _config(

@@ -115,6 +115,12 @@ def test_equals_the_reference_in_the_shapes_of_models(heads: int, kv_heads: int,
     torch.testing.assert_close(drawn.run(), drawn.expected(), rtol=1e-5, atol=1e-5)
 
 
+def test_latents_that_all_heads_share_and_that_are_their_own_values() -> None:
+    drawn = case([(0, 5), (20, 9)], [3, 300], heads=5, kv_heads=1, width=300)
+    drawn = replace(drawn, value_pages=drawn.key_pages)
+    torch.testing.assert_close(drawn.run(), drawn.expected(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("position", [0, 254, 255, 256, 511, 512, 1000])
 def test_a_decoding_row_of_any_length_is_split_and_combined(position: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two parts have the least number of positions up to 512, and more from there."""
