@@ -79,11 +79,12 @@ def candidates(of_rows: int, dtype: torch.dtype) -> list[KernelConfig]:
 
 
 def _config(x: Tensor, pairs: int, count: int, inner: int, bits: int) -> KernelConfig:
-    """Tiles have as many rows as an expert may expect."""
-    of_rows = next((rows for rows in (16, 32, 64) if pairs <= rows * count), 64 if x.dtype == torch.float32 else 128)
-    if x.dtype == torch.float32:
+    """Tiles have as many rows as an expert may expect; fewer at widths of no model, where registers would lack."""
+    of_rows = next((rows for rows in (16, 32, 64) if pairs <= rows * count), 128)
+    if x.dtype == torch.float32 or x.shape[1] % 16 or inner % 16:
         of_rows = min(of_rows, 32)
-        default = _sized(64, of_rows, 32, 4 if of_rows == 16 else 8, 2)
+    if x.dtype == torch.float32:
+        default = _sized(64, of_rows, 32, 8, 2)
     else:
         default = _sized(64, of_rows, 64, 4, 3) if of_rows <= 64 else _sized(128, of_rows, 64, 8, 3)
     shape = f"rows={of_rows} wide={x.shape[1]} inner={inner} experts={count} bits={bits} {x.dtype}"

@@ -12,8 +12,8 @@ from kernels.routing.rule import RoutingRule
 
 SPLIT = 256
 """Inputs that a program multiplies at a time."""
-STEP = 64
-"""Of them at once."""
+STEPS = {torch.float32: 16, torch.bfloat16: 64}
+"""Of them at once, by the router's type: products of float32 take no tensor cores, and so more registers."""
 APART = 64
 """Most rows whose splits are summed by programs of their own."""
 
@@ -41,7 +41,7 @@ def route(
         INPUTS=inputs,
         SPLITS=splits // apart,
         SPLIT=SPLIT,
-        STEP=STEP,
+        STEP=STEPS[router.dtype],
         PRECISION=dot_precision(),
     )
     each = experts // rule.groups
