@@ -80,7 +80,7 @@ def candidates(of_rows: int, dtype: torch.dtype) -> list[KernelConfig]:
 
 def _config(x: Tensor, pairs: int, count: int, inner: int, bits: int) -> KernelConfig:
     """Tiles have as many rows as an expert may expect; fewer at widths of no model, where registers would lack."""
-    of_rows = next((rows for rows in (16, 32, 64) if pairs <= rows * count), 128)
+    of_rows = next((rows for rows in (16, 32, 64) if pairs <= rows * count), 64 if bits else 128)
     if x.dtype == torch.float32 or x.shape[1] % 16 or inner % 16:
         of_rows = min(of_rows, 32)
     if x.dtype == torch.float32:
