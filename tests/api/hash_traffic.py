@@ -75,7 +75,8 @@ class Traffic:
         }
         try:
             response = await session.post("/generate", json=body)
-        except aiohttp.ClientOSError:  # Refused, or reset while it waited to be accepted by a port that was closed.
+        # Refused, or closed before it was read: while it waited to be accepted, or as an idle connection's next.
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
             return "unreachable"
         async with response:
             if response.status == 503:

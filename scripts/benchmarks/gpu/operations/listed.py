@@ -5,9 +5,10 @@ from collections.abc import Callable
 import torch
 
 from scripts.benchmarks.gpu.operation import Draw, Operation
-from scripts.benchmarks.gpu.operations import attention, delta, mamba2, mixture, pointwise, quantized, sampling
+from scripts.benchmarks.gpu.operations import attention, delta, kda, mamba2, mixture, pointwise, quantized, sampling
 from scripts.benchmarks.gpu.operations.attention import Heads
 from scripts.benchmarks.gpu.operations.delta import DeltaNet
+from scripts.benchmarks.gpu.operations.kda import KdaNet
 from scripts.benchmarks.gpu.operations.mamba2 import Mixer
 from scripts.benchmarks.gpu.operations.mixture import Mixture
 
@@ -16,7 +17,15 @@ BF16 = torch.bfloat16
 
 
 def _all(
-    mixer: Mixer, net: DeltaNet, heads: Heads, experts: Mixture, lengths: list[int], rows: int, width: int, vocab: int
+    mixer: Mixer,
+    net: DeltaNet,
+    kimi: KdaNet,
+    heads: Heads,
+    experts: Mixture,
+    lengths: list[int],
+    rows: int,
+    width: int,
+    vocab: int,
 ) -> dict[str, Build]:
     """Every kernel, at these sizes."""
     build: dict[str, tuple[Callable[..., Operation], tuple[object, ...]]] = {
@@ -33,6 +42,8 @@ def _all(
         "delta_prefill, bfloat16 states": (delta.prefill, (net, lengths, BF16)),
         "delta_decode": (delta.decode, (net, rows)),
         "delta_decode, bfloat16 states": (delta.decode, (net, rows, BF16)),
+        "kda_decode": (kda.decode, (kimi, rows)),
+        "kda_decode, bfloat16 states": (kda.decode, (kimi, rows, BF16)),
         "gated_norm": (mamba2.norm, (mixer, sum(lengths))),
         "attention": (attention.attend, (heads, [(0, lengths[0]), (70, 20)], [5, 300])),
         "attention, decode": (attention.attend, (heads, [], [3 * row for row in range(rows)])),
@@ -73,13 +84,21 @@ def _of(function: Callable[..., Operation], arguments: tuple[object, ...]) -> Bu
 
 ODD = Mixture(35, 3, 71, 135, "silu_gated", 5)
 SMALL = Mixture(6, 2, 40, 24, "silu_gated", 3)
-TOYS = _all(Mixer(2, 16, 1, 16), DeltaNet(2, 16, 1, 16), Heads(4, 2, 16), SMALL, [70, 9], 3, 64, 300)
+TOYS = _all(Mixer(2, 16, 1, 16), DeltaNet(2, 16, 1, 32), KdaNet(2, 16, 16), Heads(4, 2, 16), SMALL, [70, 9], 3, 64, 300)
 CHECKED = {
-    **_all(Mixer(), DeltaNet(), Heads(), Mixture(64, 6, 1536, 512), [700, 3, 129], 37, 4096, 131_072),
+    **_all(Mixer(), DeltaNet(), KdaNet(), Heads(), Mixture(64, 6, 1536, 512), [700, 3, 129], 37, 4096, 131_072),
     **{
         f"{name}, odd": build
         for name, build in _all(
-            Mixer(6, 20, 2, 24, 3), DeltaNet(6, 20, 2, 24, 3), Heads(10, 2, 96), ODD, [333, 1, 64], 5, 1130, 50_257
+            Mixer(6, 20, 2, 24, 3),
+            DeltaNet(6, 20, 2, 24, 3),
+            KdaNet(3, 20, 24, 3),
+            Heads(10, 2, 96),
+            ODD,
+            [333, 1, 64],
+            5,
+            1130,
+            50_257,
         ).items()
     },
 }
@@ -102,6 +121,8 @@ TIMED: dict[str, Build] = {
     },
     **{f"delta_decode, {rows} rows": _of(delta.decode, (DeltaNet(), rows)) for rows in (1, 32, 256)},
     "delta_decode, bfloat16 states, 256 rows": _of(delta.decode, (DeltaNet(), 256, BF16)),
+    **{f"kda_decode, {rows} rows": _of(kda.decode, (KdaNet(), rows)) for rows in (1, 32, 256)},
+    "kda_decode, bfloat16 states, 256 rows": _of(kda.decode, (KdaNet(), 256, BF16)),
     "delta_prefill, 8192 tokens": _of(delta.prefill, (DeltaNet(), [8192])),
     "delta_prefill, 16 prompts of 512": _of(delta.prefill, (DeltaNet(), [512] * 16)),
     "ssd, 16 prompts of 512": _of(mamba2.scan, (Mixer(), [512] * 16)),
