@@ -56,14 +56,14 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
     try:
         device = pick_device(config.device)
         use_tf32(config.tf32)
-        native = start_native(config, device)
-        before_packing = native.finish if native else lambda: None
+        native = start_native(config, device, BITS[config.quantize])
         model = load_model(
             path,
             DTYPES[config.dtype],
             device,
             on_progress,
-            before_packing,
+            native.begin if native else lambda model: None,
+            native.finish if native else lambda: None,
             STATE_DTYPES[config.state_dtype],
             BITS[config.quantize],
         )

@@ -1,9 +1,12 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 import torch
+
+from kernels import native
 
 torch.set_num_threads(1)
 
@@ -12,6 +15,14 @@ IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # One cache for a run, servers included: no test depends on the user's, and native code is compiled once.
 if not IS_WORKER:
     os.environ["BATON_CACHE"] = tempfile.mkdtemp(prefix="baton-tests-")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays_installed() -> Iterator[None]:
+    """Loading a model in this process installs native code: another file's pretended devices have no memory for it."""
+    yield
+    native.uninstall()
+    torch.set_num_threads(1)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -89,7 +89,7 @@ def operations() -> list[str]:
 
 def tell_kernel(name: str, prepared: Prepared) -> str:
     """What computes an operation: its native functions, or torch."""
-    functions = native.declared(f"kernels.{name}")
+    functions = native.declared({name})
     if not functions:
         return "torch"
     told = {True: "native", False: "torch"}

@@ -1,6 +1,7 @@
 """Compiled kernels: found or built, cached, loaded and checked; an operation's native.py declares its functions."""
 
 from kernels.native.library import (
+    Function,
     address_of_words,
     argtypes,
     declare,
@@ -19,6 +20,7 @@ __all__ = [
     "INT64",
     "POINTER",
     "TYPES",
+    "Function",
     "address_of_words",
     "argtypes",
     "declare",

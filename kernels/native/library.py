@@ -1,7 +1,7 @@
 """The one library of this process: its functions, each checked against its reference before it is offered."""
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -42,10 +42,10 @@ def declare(name: str, argtypes: Sequence[Any], check: Callable[[], None]) -> No
     _declared[name] = Declared(check.__module__, tuple(argtypes), check)
 
 
-def declared(package: str | None = None) -> list[str]:
-    """The names of all functions, or those of one operation's package."""
+def declared(operations: Collection[str] | None = None) -> list[str]:
+    """The names of all functions, or those of some operations."""
     return sorted(
-        name for name, found in _declared.items() if package is None or found.module.startswith(f"{package}.")
+        name for name, found in _declared.items() if operations is None or found.module.split(".")[1] in operations
     )
 
 
@@ -77,10 +77,10 @@ def address_of_words(name: str) -> int:
     return ctypes.cast(getattr(_library, f"{name}_of_words"), ctypes.c_void_p).value or 0
 
 
-def install(path: Path, threads: int) -> dict[str, str]:
+def install(path: Path, threads: int, operations: Collection[str] | None = None) -> dict[str, str]:
     """Offer the functions of a library that are declared and pass their checks; why the others are left out, by name.
 
-    Once in a process, before a model is used. Raises LoadError.
+    operations: those that the library was built for. Once in a process, before a model is used. Raises LoadError.
     """
     global _library
     uninstall()
@@ -90,7 +90,7 @@ def install(path: Path, threads: int) -> dict[str, str]:
     except (OSError, AttributeError) as error:
         raise LoadError(str(error)) from error
     _library = library
-    return {name: fault for name in declared() if (fault := _offer(library, name))}
+    return {name: fault for name in declared(operations) if (fault := _offer(library, name))}
 
 
 def use_threads(threads: int) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +19,11 @@ from kernels.native.targets import Target, cpu_features, machine, usable_targets
 class Prepared:
     """What became of the native code. problem: why torch runs in its stead; empty if it does not.
 
+    operations: those that it is for, by the names of their folders; None for all.
     seconds: that it took. cache_problem: why the library will not be kept, and lies in `private` until it is loaded.
     """
 
+    operations: Collection[str] | None = None
     target: Target | None = None
     compiler: Compiler | None = None
     path: Path | None = None
@@ -36,7 +38,7 @@ class Prepared:
         """Load the library, if there is one, and check it; afterwards left_out names the functions that failed."""
         with self._told():
             if self.path is not None:
-                self.left_out = library.install(self.path, threads)
+                self.left_out = library.install(self.path, threads, self.operations)
         if self.private is not None:
             self.private.cleanup()
 
@@ -58,9 +60,9 @@ class Prepared:
         def compile_to(path: Path) -> None:
             self.compiled = True
             on_compile(self)
-            build(compiler, target, path)
+            build(compiler, target, path, self.operations)
 
-        self.path = fetch(self._folder(), key(compiler, target), compile_to)
+        self.path = fetch(self._folder(), key(compiler, target, self.operations), compile_to)
 
     def _folder(self) -> Path:
         """The cache, or a private folder where that cannot be used."""
@@ -84,11 +86,13 @@ class Prepared:
         self.seconds += time.monotonic() - began
 
 
-def prepare(on_compile: Callable[[Prepared], None] = lambda prepared: None) -> Prepared:
+def prepare(
+    operations: Collection[str] | None = None, on_compile: Callable[[Prepared], None] = lambda prepared: None
+) -> Prepared:
     """Find or build the library for this CPU; what is wrong is told in the result, which then is to be installed.
 
-    on_compile: called before a compilation, which takes seconds.
+    operations: see Prepared. on_compile: called before a compilation, which takes seconds.
     """
-    prepared = Prepared()
+    prepared = Prepared(operations)
     prepared.find(on_compile)
     return prepared

@@ -40,6 +40,7 @@ def load_model(
     dtype: torch.dtype | None,
     device: torch.device,
     on_progress: Progress | None = None,
+    on_built: Callable[[Model], None] = lambda model: None,
     before_packing: Callable[[], None] = lambda: None,
     state_dtype: torch.dtype = torch.float32,
     bits: int | None = None,
@@ -47,6 +48,7 @@ def load_model(
     """Load config.json and the safetensors shards of the folder `path`.
 
     dtype: of the weights, float32 or bfloat16; None takes the checkpoint's. on_progress(done, total) counts bytes.
+    on_built: told of the model before any weight is read.
     before_packing: called before weights are laid out for the kernels that there are, after reading if bits is None.
     state_dtype: in which recurrent states are kept, float32 or bfloat16.
     bits: 8 or 4 make integers of each projection's weights as it is read: no more room is taken than the result needs
@@ -58,6 +60,7 @@ def load_model(
     config = read_config(path)
     family = find_family(config)
     model = _build(family, config, dtype or config.dtype(), state_dtype)
+    on_built(model)
     if bits is not None:
         before_packing()
     if isinstance(model, nn.Module):

@@ -32,7 +32,7 @@ def library_for(target: Target | None = None) -> Path:
     extra = ("-Wextra", "-Werror", *(SANITIZED if "BATON_SANITIZE" in os.environ else ()))
     open_folder(cache_folder())
     name = f"{key(found, chosen)}{'-sanitized' * ('BATON_SANITIZE' in os.environ)}"
-    return fetch(cache_folder(), name, lambda path: build(found, chosen, path, extra))
+    return fetch(cache_folder(), name, lambda path: build(found, chosen, path, extra=extra))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What is compiled: everything, without a runtime of its own, and without a fault that a sanitizer finds."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from kernels.native.build import KERNELS, key, sources
 from kernels.native.compiler import Compiler
 from kernels.native.targets import TARGETS
-from tests.kernels.installed import compiler, runnable
+from tests.kernels.installed import compiler, library_for
 
 ROOT = KERNELS.parent
 
@@ -38,14 +39,28 @@ def test_whatever_a_library_is_made_from_is_in_its_key(monkeypatch: pytest.Monke
     assert key(gcc, TARGETS[0]) != before
 
 
-def test_a_library_needs_no_cpp_runtime(tmp_path: Path) -> None:
+def test_an_operation_brings_what_it_is_made_of() -> None:
+    """Whose headers it includes, and theirs: what they declare is in their cpu.cpp."""
+    assert operations_of(sources({"rms_norm"})) == {"rms_norm", "native", "recorded"}
+    assert operations_of(sources({"experts"})) == {"experts", "linear", "quantized_linear", "native", "recorded"}
+    assert operations_of(sources(set())) == {"native"}
+    gcc, target = Compiler(("c++",), "12.2"), TARGETS[0]
+    assert len({key(gcc, target, of) for of in ({"rms_norm"}, {"experts"}, {"experts", "linear"}, None)}) == 3
+
+
+def operations_of(sources: list[Path]) -> set[str]:
+    return {source.parent.name for source in sources}
+
+
+def test_a_library_needs_no_cpp_runtime() -> None:
     """Zig links none, and has none to link to: no containers, no exceptions, no `new`."""
-    alone = ("-nostdlib", "-Wl,-z,defs", "-lc", "-lm", "-lgcc")
-    found = compiler()
-    objects = [str(tmp_path / f"{number}.o") for number in range(len(sources()))]
-    for source, compiled in zip(sources(), objects, strict=True):
-        found.run([*found.flags(runnable()[0]), "-c", str(source), "-o", compiled])
-    found.run(["-shared", *objects, *alone, "-o", str(tmp_path / "alone.so")])
+    listed = subprocess.run(
+        ["nm", "-D", "--undefined-only", str(library_for())], capture_output=True, text=True, check=True
+    )
+    needed = [line.split()[1].partition("@")[0] for line in listed.stdout.splitlines() if line.split()[0] == "U"]
+    assert "malloc" in needed
+    libraries = [ctypes.CDLL(name) for name in ("libc.so.6", "libm.so.6")]
+    assert [name for name in needed if not any(hasattr(library, name) for library in libraries)] == []
 
 
 @pytest.mark.soak

@@ -105,7 +105,7 @@ def test_recording_does_not_import_what_traces_torch() -> None:
     script = (
         "import sys, models.recorded\n"
         "from kernels.native.prepare import prepare\n"
-        "prepared = prepare()\n"
+        "prepared = prepare({'linear', 'recorded', 'rms_norm'})\n"
         "prepared.install(1)\n"
         "assert not prepared.left_out and not prepared.problem, prepared\n"
         "assert 'torch._dynamo' not in sys.modules"

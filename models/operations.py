@@ -1,0 +1,30 @@
+"""Which of the kernels' operations a model computes with: a first start compiles no others."""
+
+from torch import nn
+
+from models.batch import Model
+from models.layers.attention import Attention
+from models.layers.delta import DeltaMixer
+from models.layers.experts import Experts
+from models.layers.kda import KdaMixer
+from models.layers.mamba2 import Mamba2Mixer
+from models.layers.mla import LatentAttention
+from models.layers.mlp import GatedMLP, SquaredReluMLP
+
+OF_ALL = frozenset({"linear", "recorded", "rms_norm", "sampling"})
+OF_LAYERS: dict[type[nn.Module], frozenset[str]] = {
+    Attention: frozenset({"activations", "attention", "rotary"}),
+    DeltaMixer: frozenset({"delta_decode", "delta_prefill"}),
+    Experts: frozenset({"experts", "routing", "shared_expert"}),
+    GatedMLP: frozenset({"activations"}),
+    KdaMixer: frozenset({"kda_decode", "kda_prefill"}),
+    LatentAttention: frozenset({"attention", "head_linear", "latents"}),
+    Mamba2Mixer: frozenset({"mixer_decode", "mixer_prefill"}),
+    SquaredReluMLP: frozenset({"activations"}),
+}
+
+
+def operations(model: Model, bits: int | None) -> frozenset[str]:
+    """Names of folders in kernels/. bits: of a model whose weights are to be integers, as in load_model."""
+    layers = {type(layer) for layer in model.modules()} if isinstance(model, nn.Module) else set()
+    return OF_ALL.union(*(OF_LAYERS.get(layer, ()) for layer in layers), () if bits is None else {"quantized_linear"})
