@@ -43,8 +43,15 @@ async (pictures) => {
 """
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("size", "scheme"),
+    [
+        ("desktop", "light"),
+        ("phone", "dark"),
+        pytest.param("desktop", "dark", marks=pytest.mark.soak),
+        pytest.param("phone", "light", marks=pytest.mark.soak),
+    ],
+)
 def test_the_same_pictures(
     new_tab: Callable[..., Tab], server: ServerProcess, size: str, scheme: str, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,17 +15,24 @@ CPU = torch.device("cpu")
 PAGE = 16
 LENGTH = 150
 DECODED = 64
-FAMILIES = pytest.mark.parametrize("name", CHECKPOINTS)
+KINDS = ("mamba2", "nemotron_h-moe", "granitemoehybrid-rope", "falcon_h1-norm", "qwen3_5_moe", "kimi_linear-moe")
+"""Between them they have every layer."""
+KERNELS = {"torch": nullcontext, "native": lambda: installed(runnable()[0], threads=2)}
+FAMILIES = pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        pytest.param(name, kernels, marks=[pytest.mark.soak] if kernels == "torch" and name not in KINDS else [])
+        for kernels in KERNELS
+        for name in CHECKPOINTS
+    ],
+    indirect=["kernels"],
+)
 
 
-@pytest.fixture(params=["torch", "native"], autouse=True)
+@pytest.fixture
 def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test with native code, and without."""
-    if request.param == "torch":
+    with KERNELS[request.param]():
         yield
-    else:
-        with installed(runnable()[0], threads=2):
-            yield
 
 
 def ids(length: int, seed: int = 0) -> Tensor:
@@ -59,6 +67,7 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 
 
 @FAMILIES
+@pytest.mark.usefixtures("kernels")
 def test_prefill_at_once_in_uneven_chunks_and_64_decoded_tokens(oracle: Oracle, name: str) -> None:
     path = oracle.checkpoint(name)
     tokens = ids(LENGTH + DECODED)
@@ -81,6 +90,7 @@ def test_prefill_at_once_in_uneven_chunks_and_64_decoded_tokens(oracle: Oracle, 
 
 
 @FAMILIES
+@pytest.mark.usefixtures("kernels")
 def test_prefill_and_decode_of_many_sequences_in_one_step(oracle: Oracle, name: str) -> None:
     """Three sequences decode while three others are prefilled, one of them from the middle."""
     path = oracle.checkpoint(name)
@@ -107,6 +117,7 @@ def test_prefill_and_decode_of_many_sequences_in_one_step(oracle: Oracle, name: 
 
 
 @FAMILIES
+@pytest.mark.usefixtures("kernels")
 def test_checkpoints_of_a_packed_prefill_equal_the_states_of_decoding(oracle: Oracle, name: str) -> None:
     model = load_model(oracle.checkpoint(name), None, CPU)
     lengths, wanted = [45, 100, 7], [(0, 5), (0, 45), (1, 33), (1, 64), (1, 90), (2, 1)]
@@ -131,7 +142,9 @@ def test_checkpoints_of_a_packed_prefill_equal_the_states_of_decoding(oracle: Or
         torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kernels", KERNELS, indirect=True)
 @pytest.mark.parametrize("name", ["mamba2", "nemotron_h", "granitemoehybrid", "qwen3_next", "bamba", "falcon_h1"])
+@pytest.mark.usefixtures("kernels")
 def test_bfloat16_weights_keep_states_in_float32_and_stay_near(oracle: Oracle, name: str) -> None:
     path = oracle.checkpoint(name)
     tokens = ids(40)

@@ -50,7 +50,12 @@ def late_device(late: LateDevice, family: str) -> TorchDevice:
 @pytest.mark.usefixtures("drawn_by_torch")
 @pytest.mark.parametrize(
     ("family", "seed"),
-    [("mamba2-groups", None), ("nemotron_h", 0), ("granitemoehybrid-rope", None), ("granitemoehybrid-moe", 1)],
+    [
+        ("mamba2-groups", None),
+        ("nemotron_h", 0),
+        ("granitemoehybrid-rope", None),
+        pytest.param("granitemoehybrid-moe", 1, marks=pytest.mark.soak),
+    ],
 )
 def test_steps_are_right_however_late(family: str, seed: int | None) -> None:
     check(family, seed)

@@ -1,4 +1,4 @@
-"""The server's greedy tokens over HTTP are those of transformers: alone, in a crowd, with overlap and without."""
+"""The server's greedy tokens over HTTP are those of transformers: alone and in a crowd, some without overlap too."""
 
 import asyncio
 import random
@@ -15,6 +15,7 @@ pytestmark = pytest.mark.anyio
 
 LENGTHS = [1, 2, 3, 5, 15, 16, 17, 31, 33, 40, 63, 64, 65, 90, 129, 140]
 TOKENS = 10
+WITHOUT_OVERLAP = ("mamba2-groups", "granitemoehybrid-rope", "qwen3_5_moe")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ async def test_greedy_tokens(oracle: Oracle, name: str) -> None:
     path = oracle.checkpoint(name)
     expected = [oracle.greedy(path, prompt, TOKENS) for prompt in prompts()]
     options = ["--dtype", "float32", "--memory", "256M", "--max-model-len", "400", "--step-tokens", "96"]
-    for overlap in ([], ["--no-overlap"]):
+    for overlap in ([], ["--no-overlap"]) if name in WITHOUT_OVERLAP else ([],):
         with ServerProcess([*SERVE, str(path), *options, *overlap]) as server:
             async with aiohttp.ClientSession(server.url) as session:
                 alone = [await ask(session, prompt) for prompt in prompts()[::5]]
