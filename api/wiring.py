@@ -82,7 +82,7 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
     except (ValueError, OSError, torch.OutOfMemoryError) as error:
         raise StartError(str(error)) from error
     info = {
-        "family": type(model).__name__,
+        "family": read_config(path).values["model_type"],
         "device": str(device),
         "quantize": config.quantize,
         "weight_bytes": weight_bytes(model),

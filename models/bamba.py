@@ -1,10 +1,9 @@
 """Bamba (transformers' BambaForCausalLM): Mamba-2 with a few attention layers, each layer with a gated MLP."""
 
 import torch
-from torch import Tensor, nn
 
-from models.batch import Batch, Pools, TensorSpec
 from models.config import ModelConfig, ModelError
+from models.decoder import Block, Decoder, Outline, numbered
 from models.family import Family, Piece, gated_mlp
 from models.layers.attention import Attention, AttentionSettings
 from models.layers.linear import Embedding, Linear
@@ -12,91 +11,46 @@ from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
 from models.layers.mlp import GatedMLP
 from models.layers.norm import RMSNorm
 from models.layers.rope import read_rotation
-from models.layers.step import BatchPlan, plan_batch
 
 EPS = 1e-5
 ROTATED = 0.5
 
 
-class Block(nn.Module):
-    """A mixer (`mamba` or `self_attn`), then an MLP."""
+def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Decoder:
+    config.require("hidden_act", "silu", "swish")
+    kinds, vocabulary = read_layers(config), config.integer("vocab_size")
+    mamba, attention = read_mamba(config, state_dtype), read_attention(config)
+    hidden, tied = mamba.hidden, config.flag("tie_word_embeddings", default=False)
+    outline = Outline(
+        vocab_size=vocabulary,
+        max_position=config.integer("max_position_embeddings", default=262144),
+        chunk_size=config.integer("mamba_chunk_size", default=256),
+        kernel=mamba.kernel,
+        states=mamba.state_specs() * kinds.count("mamba"),
+        pages=attention.kv_specs(dtype) * kinds.count("attention"),
+        rotate=read_rotation(config, attention.head_dim, ROTATED).of,
+    )
 
-    def __init__(self, config: ModelConfig, mixer: Mamba2Mixer | Attention, dtype: torch.dtype) -> None:
-        super().__init__()
-        hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=EPS)
+    def norm() -> RMSNorm:
+        return RMSNorm(hidden, mamba.eps, dtype)
+
+    def block(kind: str, index: int) -> Block:
+        """A mixer (`mamba` or `self_attn`), then an MLP."""
+        is_mamba = kind == "mamba"
+        mixer = Mamba2Mixer(mamba, index, dtype) if is_mamba else Attention(attention, index, dtype)
         bias = config.flag("mlp_bias", default=False)
-        self.input_layernorm = RMSNorm(hidden, eps, dtype)
-        self.mamba = mixer if isinstance(mixer, Mamba2Mixer) else None
-        self.self_attn = mixer if isinstance(mixer, Attention) else None
-        self.pre_ff_layernorm = RMSNorm(hidden, eps, dtype)
-        self.feed_forward = GatedMLP(hidden, config.integer("intermediate_size"), dtype, bias)
+        mlp = GatedMLP(hidden, config.integer("intermediate_size"), dtype, bias)
+        mixed = {"mamba" if is_mamba else "self_attn": mixer}
+        return Block(input_layernorm=norm(), **mixed, pre_ff_layernorm=norm(), feed_forward=mlp)
 
-    def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
-        """x, the output of the layer before, is not yet added to the residual; nor is what is returned with it."""
-        residual, normed = self.input_layernorm(residual, x)
-        mixed = self.self_attn(normed, step) if self.self_attn else self.mamba(normed, step)  # type: ignore[misc]
-        residual, normed = self.pre_ff_layernorm(residual, mixed)
-        return residual, self.feed_forward(normed)
-
-
-class BambaDecoder(nn.Module):
-    def __init__(self, config: ModelConfig, mixers: list[Mamba2Mixer | Attention], dtype: torch.dtype) -> None:
-        super().__init__()
-        hidden = config.integer("hidden_size")
-        tied = config.flag("tie_word_embeddings", default=False)
-        self.embed_tokens = Embedding(config.integer("vocab_size"), hidden, tied, dtype)
-        self.layers = nn.ModuleList(Block(config, mixer, dtype) for mixer in mixers)
-        self.final_layernorm = RMSNorm(hidden, config.number("rms_norm_eps", default=EPS), dtype)
-
-
-class Bamba(nn.Module):
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
-        super().__init__()
-        config.require("hidden_act", "silu", "swish")
-        self.kinds = read_layers(config)
-        self.vocab_size = config.integer("vocab_size")
-        self.chunk_size = config.integer("mamba_chunk_size", default=256)
-        self.max_position = config.integer("max_position_embeddings", default=262144)
-        self.dtype = dtype
-        self.mamba, self.attention = read_mamba(config, state_dtype), read_attention(config)
-        self.rotation = read_rotation(config, self.attention.head_dim, ROTATED)
-        self.model = BambaDecoder(config, [self._mixer(layer) for layer in range(len(self.kinds))], dtype)
-        hidden, tied = self.mamba.hidden, self.model.embed_tokens.tied
-        self.lm_head = None if tied else Linear(hidden, self.vocab_size, False, dtype)
-
-    def _mixer(self, layer: int) -> Mamba2Mixer | Attention:
-        kind = self.kinds[layer]
-        index = self.kinds[:layer].count(kind)
-        if kind == "mamba":
-            return Mamba2Mixer(self.mamba, index, self.dtype)
-        return Attention(self.attention, index, self.dtype)
-
-    def state_specs(self) -> list[TensorSpec]:
-        return self.mamba.state_specs() * self.kinds.count("mamba")
-
-    def kv_specs(self) -> list[TensorSpec]:
-        return self.attention.kv_specs(self.dtype) * self.kinds.count("attention")
-
-    def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        return self.run(self.embed(batch.tokens), self.plan(batch, pools))
-
-    def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
-        return plan_batch(batch, pools, self.chunk_size, self.mamba.kernel, self.rotation.of)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        embedded: Tensor = self.model.embed_tokens(tokens)
-        return embedded
-
-    def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
-        x: Tensor | None = None
-        for block in self.model.layers:
-            residual, x = block(residual, x, step)
-        hidden: Tensor = self.model.final_layernorm(residual, x)[1]
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(hidden) if self.lm_head else self.model.embed_tokens.logits(hidden)
-        return logits.float()
+    return Decoder(
+        outline,
+        Embedding(vocabulary, hidden, tied, dtype),
+        [block(kind, index) for kind, index in numbered(kinds)],
+        norm(),
+        None if tied else Linear(hidden, vocabulary, False, dtype),
+        parts=("embed_tokens", "layers", "final_layernorm"),
+    )
 
 
 def read_layers(config: ModelConfig) -> list[str]:
@@ -145,4 +99,4 @@ def pieces(name: str, config: ModelConfig) -> list[Piece]:
     return gated_mlp(name) or [Piece(name)]
 
 
-FAMILY = Family(Bamba, pieces, "model.embed_tokens.weight")
+FAMILY = Family(build, pieces, "model.embed_tokens.weight")

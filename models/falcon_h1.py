@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models.batch import Batch, Pools, TensorSpec
 from models.config import ModelConfig, ModelError
+from models.decoder import Decoder, Outline
 from models.family import Family, Piece, gated_mlp, scaled
 from models.layers.attention import Attention, AttentionSettings
 from models.layers.linear import Embedding, Linear
@@ -21,7 +21,7 @@ from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
 from models.layers.mlp import GatedMLP
 from models.layers.norm import RMSNorm
 from models.layers.rope import read_rotation
-from models.layers.step import BatchPlan, plan_batch
+from models.layers.step import BatchPlan
 
 EPS = 1e-5
 
@@ -56,7 +56,7 @@ class Multipliers:
         )
 
 
-class Block(nn.Module):
+class ParallelBlock(nn.Module):
     """A Mamba-2 mixer and attention over the same input, then an MLP."""
 
     def __init__(self, config: ModelConfig, mamba: Mamba2Mixer, attention: Attention, dtype: torch.dtype) -> None:
@@ -71,7 +71,7 @@ class Block(nn.Module):
         self.feed_forward = GatedMLP(hidden, config.integer("intermediate_size"), dtype, bias)
 
     def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
-        """x, the output of the MLP before, is not yet added to the residual; nor is what is returned with it."""
+        """As models/decoder.py:Decoder's blocks."""
         m = self.multipliers
         residual, normed = self.input_layernorm(residual, x, m.down)
         residual, _ = self.pre_ff_layernorm(residual, self.mamba(normed, step), m.ssm_out)
@@ -79,63 +79,35 @@ class Block(nn.Module):
         return residual, self.feed_forward(normed)
 
 
-class FalconH1Decoder(nn.Module):
-    def __init__(self, config: ModelConfig, blocks: list[Block], dtype: torch.dtype) -> None:
-        super().__init__()
-        hidden = config.integer("hidden_size")
-        tied = config.flag("tie_word_embeddings", default=False)
-        self.embed_tokens = Embedding(config.integer("vocab_size"), hidden, tied, dtype)
-        self.layers = nn.ModuleList(blocks)
-        self.final_layernorm = RMSNorm(hidden, config.number("rms_norm_eps", default=EPS), dtype)
+def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Decoder:
+    config.require("hidden_act", "silu", "swish")
+    config.require("attn_layer_indices", None)
+    layers, vocabulary = config.integer("num_hidden_layers"), config.integer("vocab_size")
+    mamba, attention, multipliers = read_mamba(config, state_dtype), read_attention(config), Multipliers.read(config)
+    hidden, tied = mamba.hidden, config.flag("tie_word_embeddings", default=False)
+    outline = Outline(
+        vocab_size=vocabulary,
+        max_position=config.integer("max_position_embeddings", default=8192),
+        chunk_size=config.integer("mamba_chunk_size", default=256),
+        kernel=mamba.kernel,
+        states=mamba.state_specs() * layers,
+        pages=attention.kv_specs(dtype) * layers,
+        rotate=read_rotation(config, attention.head_dim).of,
+        multipliers=(multipliers.embedding, multipliers.down, multipliers.logits),
+    )
 
+    def block(layer: int) -> ParallelBlock:
+        mixers = Mamba2Mixer(mamba, layer, dtype), Attention(attention, layer, dtype)
+        return ParallelBlock(config, *mixers, dtype)
 
-class FalconH1(nn.Module):
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
-        super().__init__()
-        config.require("hidden_act", "silu", "swish")
-        config.require("attn_layer_indices", None)
-        self.layers = config.integer("num_hidden_layers")
-        self.vocab_size = config.integer("vocab_size")
-        self.chunk_size = config.integer("mamba_chunk_size", default=256)
-        self.max_position = config.integer("max_position_embeddings", default=8192)
-        self.dtype = dtype
-        self.multipliers = Multipliers.read(config)
-        self.mamba, self.attention = read_mamba(config, state_dtype), read_attention(config)
-        self.rotation = read_rotation(config, self.attention.head_dim)
-        blocks = [Block(config, *self._mixers(layer), dtype) for layer in range(self.layers)]
-        self.model = FalconH1Decoder(config, blocks, dtype)
-        hidden, tied = self.mamba.hidden, self.model.embed_tokens.tied
-        self.lm_head = None if tied else Linear(hidden, self.vocab_size, False, dtype)
-
-    def _mixers(self, layer: int) -> tuple[Mamba2Mixer, Attention]:
-        return Mamba2Mixer(self.mamba, layer, self.dtype), Attention(self.attention, layer, self.dtype)
-
-    def state_specs(self) -> list[TensorSpec]:
-        return self.mamba.state_specs() * self.layers
-
-    def kv_specs(self) -> list[TensorSpec]:
-        return self.attention.kv_specs(self.dtype) * self.layers
-
-    def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        return self.run(self.embed(batch.tokens), self.plan(batch, pools))
-
-    def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
-        return plan_batch(batch, pools, self.chunk_size, self.mamba.kernel, self.rotation.of)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        embedded: Tensor = self.model.embed_tokens(tokens) * self.multipliers.embedding
-        return embedded
-
-    def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
-        x: Tensor | None = None
-        for block in self.model.layers:
-            residual, x = block(residual, x, step)
-        hidden: Tensor = self.model.final_layernorm(residual, x, self.multipliers.down)[1]
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(hidden) if self.lm_head else self.model.embed_tokens.logits(hidden)
-        return logits.float() * self.multipliers.logits
+    return Decoder(
+        outline,
+        Embedding(vocabulary, hidden, tied, dtype),
+        [block(layer) for layer in range(layers)],
+        RMSNorm(hidden, mamba.eps, dtype),
+        None if tied else Linear(hidden, vocabulary, False, dtype),
+        parts=("embed_tokens", "layers", "final_layernorm"),
+    )
 
 
 def read_mamba(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settings:
@@ -201,4 +173,4 @@ def pieces(name: str, config: ModelConfig) -> list[Piece]:
     return gated_mlp(name) or [Piece(name)]
 
 
-FAMILY = Family(FalconH1, pieces, "model.embed_tokens.weight")
+FAMILY = Family(build, pieces, "model.embed_tokens.weight")

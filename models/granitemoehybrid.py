@@ -1,11 +1,13 @@
 """Granite 4 hybrid, dense or with experts (transformers' GraniteMoeHybridForCausalLM)."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from kernels.shared_expert import add_shared
-from models.batch import Batch, Pools, TensorSpec
 from models.config import ModelConfig, ModelError
+from models.decoder import Decoder, Outline, numbered
 from models.family import Family, Piece
 from models.layers.attention import Attention, AttentionSettings
 from models.layers.experts import Experts, SoftmaxRouter
@@ -13,8 +15,8 @@ from models.layers.linear import Embedding, Linear
 from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
 from models.layers.mlp import GatedMLP
 from models.layers.norm import RMSNorm
-from models.layers.rope import RotationSettings, read_rotation
-from models.layers.step import BatchPlan, plan_batch
+from models.layers.rope import Rotation, read_rotation
+from models.layers.step import BatchPlan
 
 RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}
 EXPERTS = {
@@ -40,26 +42,26 @@ class BlockSparseMoE(nn.Module):
         return output
 
 
-class Block(nn.Module):
+class GraniteBlock(nn.Module):
     """A mixer (`mamba` or `self_attn`), then an MLP, experts or both; each adds its output × residual_multiplier."""
 
-    def __init__(self, config: ModelConfig, mixer: Mamba2Mixer | Attention, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, name: str, mixer: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
         self.multiplier = read_residual_multiplier(config)
         self.input_layernorm = RMSNorm(hidden, eps, dtype)
-        self.mamba = mixer if isinstance(mixer, Mamba2Mixer) else None
-        self.self_attn = mixer if isinstance(mixer, Attention) else None
+        self.add_module(name, mixer)
+        self._mixer = (mixer,)
         self.post_attention_layernorm = RMSNorm(hidden, eps, dtype)
         experts, intermediate = read_experts(config), read_shared_size(config)
         self.block_sparse_moe = BlockSparseMoE(config, experts, dtype) if experts else None
         self.shared_mlp = GatedMLP(hidden, intermediate, dtype) if intermediate else None
 
     def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
-        """x, the output of the layer before, is not yet added to the residual; nor is what is returned with it."""
+        """As models/decoder.py:Decoder's blocks."""
         residual, normed = self.input_layernorm(residual, x, self.multiplier)
-        mixed = self.self_attn(normed, step) if self.self_attn else self.mamba(normed, step)  # type: ignore[misc]
-        residual, normed = self.post_attention_layernorm(residual, mixed, self.multiplier)
+        [mixer] = self._mixer
+        residual, normed = self.post_attention_layernorm(residual, mixer(normed, step), self.multiplier)
         return residual, self._feed_forward(normed, step)
 
     def _feed_forward(self, x: Tensor, step: BatchPlan) -> Tensor:
@@ -71,69 +73,39 @@ class Block(nn.Module):
         return routed if shared is None else add_shared(routed, shared)
 
 
-class Decoder(nn.Module):
-    def __init__(self, config: ModelConfig, mixers: list[Mamba2Mixer | Attention], dtype: torch.dtype) -> None:
-        super().__init__()
-        hidden = config.integer("hidden_size")
-        tied = config.flag("tie_word_embeddings", default=False)
-        self.embed_tokens = Embedding(config.integer("vocab_size"), hidden, tied, dtype)
-        self.layers = nn.ModuleList(Block(config, mixer, dtype) for mixer in mixers)
-        self.norm = RMSNorm(hidden, config.number("rms_norm_eps", default=1e-6), dtype)
+def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Decoder:
+    refuse_unsupported(config)
+    kinds, vocabulary = read_layers(config), config.integer("vocab_size")
+    mamba, attention = read_mamba(config, state_dtype), read_attention(config)
+    hidden, tied = mamba.hidden, config.flag("tie_word_embeddings", default=False)
+    residual_multiplier = read_residual_multiplier(config)
+    outline = Outline(
+        vocab_size=vocabulary,
+        max_position=config.integer("max_position_embeddings", default=2048),
+        chunk_size=config.integer("mamba_chunk_size", default=256),
+        kernel=mamba.kernel,
+        states=mamba.state_specs() * kinds.count("mamba"),
+        pages=attention.kv_specs(dtype) * kinds.count("attention"),
+        rotate=read_positions(config, attention.head_dim),
+        multipliers=(
+            config.number("embedding_multiplier", default=1.0),
+            residual_multiplier,
+            1 / config.number("logits_scaling", default=1.0),
+        ),
+    )
 
+    def block(kind: str, index: int) -> GraniteBlock:
+        is_mamba = kind == "mamba"
+        mixer = Mamba2Mixer(mamba, index, dtype) if is_mamba else Attention(attention, index, dtype)
+        return GraniteBlock(config, "mamba" if is_mamba else "self_attn", mixer, dtype)
 
-class GraniteMoeHybrid(nn.Module):
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
-        super().__init__()
-        refuse_unsupported(config)
-        self.kinds = read_layers(config)
-        self.vocab_size = config.integer("vocab_size")
-        self.chunk_size = config.integer("mamba_chunk_size", default=256)
-        self.max_position = config.integer("max_position_embeddings", default=2048)
-        self.dtype = dtype
-        self.mamba, self.attention = read_mamba(config, state_dtype), read_attention(config)
-        self.rotation = read_positions(config, self.attention.head_dim)
-        self.embedding_multiplier = config.number("embedding_multiplier", default=1.0)
-        self.residual_multiplier = read_residual_multiplier(config)
-        self.logits_scaling = config.number("logits_scaling", default=1.0)
-        self.model = Decoder(config, [self._mixer(layer) for layer in range(len(self.kinds))], dtype)
-        self.lm_head = (
-            None if self.model.embed_tokens.tied else Linear(self.mamba.hidden, self.vocab_size, False, dtype)
-        )
-
-    def _mixer(self, layer: int) -> Mamba2Mixer | Attention:
-        kind = self.kinds[layer]
-        index = self.kinds[:layer].count(kind)
-        if kind == "mamba":
-            return Mamba2Mixer(self.mamba, index, self.dtype)
-        return Attention(self.attention, index, self.dtype)
-
-    def state_specs(self) -> list[TensorSpec]:
-        return self.mamba.state_specs() * self.kinds.count("mamba")
-
-    def kv_specs(self) -> list[TensorSpec]:
-        return self.attention.kv_specs(self.dtype) * self.kinds.count("attention")
-
-    def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        return self.run(self.embed(batch.tokens), self.plan(batch, pools))
-
-    def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
-        rotate = self.rotation.of if self.rotation else None
-        return plan_batch(batch, pools, self.chunk_size, self.mamba.kernel, rotate)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        embedded: Tensor = self.model.embed_tokens(tokens) * self.embedding_multiplier
-        return embedded
-
-    def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
-        x: Tensor | None = None
-        for block in self.model.layers:
-            residual, x = block(residual, x, step)
-        hidden: Tensor = self.model.norm(residual, x, self.residual_multiplier)[1]
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(hidden) if self.lm_head else self.model.embed_tokens.logits(hidden)
-        return logits.float() / self.logits_scaling
+    return Decoder(
+        outline,
+        Embedding(vocabulary, hidden, tied, dtype),
+        [block(kind, index) for kind, index in numbered(kinds)],
+        RMSNorm(hidden, mamba.eps, dtype),
+        None if tied else Linear(hidden, vocabulary, False, dtype),
+    )
 
 
 def refuse_unsupported(config: ModelConfig) -> None:
@@ -205,9 +177,9 @@ def read_residual_multiplier(config: ModelConfig) -> float:
     return config.number("residual_multiplier", default=1.0)
 
 
-def read_positions(config: ModelConfig, head_dim: int) -> RotationSettings | None:
+def read_positions(config: ModelConfig, head_dim: int) -> Callable[[Tensor], Rotation] | None:
     """None if positions are not encoded."""
-    return read_rotation(config, head_dim) if config.values.get("position_embedding_type") == "rope" else None
+    return read_rotation(config, head_dim).of if config.values.get("position_embedding_type") == "rope" else None
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
@@ -218,4 +190,4 @@ def pieces(name: str, config: ModelConfig) -> list[Piece]:
     return [Piece(path + found + EXPERTS.get(projection, projection))]
 
 
-FAMILY = Family(GraniteMoeHybrid, pieces, "model.embed_tokens.weight")
+FAMILY = Family(build, pieces, "model.embed_tokens.weight")

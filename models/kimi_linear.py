@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from kernels.routing import RoutingRule
 from kernels.shared_expert import add_shared
-from models.batch import Batch, Pools, TensorSpec
 from models.config import ModelConfig, ModelError
+from models.decoder import Block, Decoder, Outline, numbered
 from models.family import Family, Piece, gated_mlp
 from models.layers.experts import Experts, SigmoidRouter
 from models.layers.kda import KdaMixer, KdaSettings
@@ -18,7 +18,7 @@ from models.layers.linear import Embedding, Linear
 from models.layers.mla import LatentAttention, LatentSettings
 from models.layers.mlp import GatedMLP
 from models.layers.norm import RMSNorm
-from models.layers.step import BatchPlan, plan_batch
+from models.layers.step import BatchPlan
 
 CHUNK = 64
 KINDS = ("linear_attention", "full_attention")
@@ -46,90 +46,40 @@ class KimiMixture(nn.Module):
         return add_shared(routed, self.shared_experts(x))
 
 
-class Block(nn.Module):
-    """A mixer, then an MLP or a mixture."""
+def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Decoder:
+    config.require("hidden_act", "silu", "swish")
+    config.require("mla_use_nope", True)
+    kinds, mlps, vocabulary = read_layers(config), read_mlps(config), config.integer("vocab_size")
+    kda, attention = read_kda(config, state_dtype), read_attention(config)
+    hidden, tied = kda.hidden, config.flag("tie_word_embeddings", default=False)
+    outline = Outline(
+        vocab_size=vocabulary,
+        max_position=config.integer("model_max_length", "max_position_embeddings", default=1048576),
+        chunk_size=CHUNK,
+        kernel=kda.kernel,
+        states=kda.state_specs() * kinds.count("linear_attention"),
+        pages=attention.kv_specs(dtype) * kinds.count("full_attention"),
+    )
 
-    def __init__(
-        self, config: ModelConfig, mixer: KdaMixer | LatentAttention, mlp: nn.Module, dtype: torch.dtype
-    ) -> None:
-        super().__init__()
-        hidden, eps = config.integer("hidden_size"), read_eps(config)
-        self.input_layernorm = RMSNorm(hidden, eps, dtype)
-        self.self_attn = mixer
-        self.post_attention_layernorm = RMSNorm(hidden, eps, dtype)
-        self.mlp = mlp
+    def norm() -> RMSNorm:
+        return RMSNorm(hidden, read_eps(config), dtype)
 
-    def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
-        """x, the output of the layer before, is not yet added to the residual; nor is what is returned with it."""
-        residual, normed = self.input_layernorm(residual, x)
-        residual, normed = self.post_attention_layernorm(residual, self.self_attn(normed, step))
-        return residual, self.mlp(normed, step) if isinstance(self.mlp, KimiMixture) else self.mlp(normed)
-
-
-class KimiDecoder(nn.Module):
-    def __init__(self, config: ModelConfig, blocks: list[Block], dtype: torch.dtype) -> None:
-        super().__init__()
-        hidden, tied = config.integer("hidden_size"), config.flag("tie_word_embeddings", default=False)
-        self.embed_tokens = Embedding(config.integer("vocab_size"), hidden, tied, dtype)
-        self.layers = nn.ModuleList(blocks)
-        self.norm = RMSNorm(hidden, read_eps(config), dtype)
-
-
-class KimiLinear(nn.Module):
-    chunk_size = CHUNK
-
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
-        super().__init__()
-        config.require("hidden_act", "silu", "swish")
-        config.require("mla_use_nope", True)
-        self.kinds, self.mlps = read_layers(config), read_mlps(config)
-        self.vocab_size = config.integer("vocab_size")
-        self.max_position = config.integer("model_max_length", "max_position_embeddings", default=1048576)
-        self.dtype = dtype
-        self.kda, self.attention = read_kda(config, state_dtype), read_attention(config)
-        self.model = KimiDecoder(config, [self._block(config, layer) for layer in range(len(self.kinds))], dtype)
-        tied = self.model.embed_tokens.tied
-        self.lm_head = None if tied else Linear(self.kda.hidden, self.vocab_size, False, dtype)
-
-    def _block(self, config: ModelConfig, layer: int) -> Block:
-        if self.mlps[layer] == "sparse":
-            return Block(config, self._mixer(layer), KimiMixture(config, self.dtype), self.dtype)
-        mlp = GatedMLP(self.kda.hidden, config.integer("intermediate_size"), self.dtype)
-        return Block(config, self._mixer(layer), mlp, self.dtype)
-
-    def _mixer(self, layer: int) -> KdaMixer | LatentAttention:
-        kind = self.kinds[layer]
-        index = self.kinds[:layer].count(kind)
+    def mixer(kind: str, index: int) -> nn.Module:
         if kind == "linear_attention":
-            return KdaMixer(self.kda, index, self.dtype)
-        return LatentAttention(self.attention, index, self.dtype)
+            return KdaMixer(kda, index, dtype)
+        return LatentAttention(attention, index, dtype)
 
-    def state_specs(self) -> list[TensorSpec]:
-        return self.kda.state_specs() * self.kinds.count("linear_attention")
+    def mlp(kind: str) -> nn.Module:
+        if kind == "sparse":
+            return KimiMixture(config, dtype)
+        return GatedMLP(hidden, config.integer("intermediate_size"), dtype)
 
-    def kv_specs(self) -> list[TensorSpec]:
-        return self.attention.kv_specs(self.dtype) * self.kinds.count("full_attention")
-
-    def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        return self.run(self.embed(batch.tokens), self.plan(batch, pools))
-
-    def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
-        return plan_batch(batch, pools, CHUNK, self.kda.kernel)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        embedded: Tensor = self.model.embed_tokens(tokens)
-        return embedded
-
-    def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
-        x: Tensor | None = None
-        for block in self.model.layers:
-            residual, x = block(residual, x, step)
-        hidden: Tensor = self.model.norm(residual, x)[1]
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(hidden) if self.lm_head else self.model.embed_tokens.logits(hidden)
-        return logits.float()
+    blocks = [
+        Block(input_layernorm=norm(), self_attn=mixer(*kind), post_attention_layernorm=norm(), mlp=mlp(of_mlp))
+        for kind, of_mlp in zip(numbered(kinds), mlps, strict=True)
+    ]
+    head = None if tied else Linear(hidden, vocabulary, False, dtype)
+    return Decoder(outline, Embedding(vocabulary, hidden, tied, dtype), blocks, norm(), head)
 
 
 def read_layers(config: ModelConfig) -> list[str]:
@@ -271,4 +221,4 @@ def rows_of(rows: slice) -> Callable[[Tensor], Tensor]:
     return lambda weight: weight[rows]
 
 
-FAMILY = Family(KimiLinear, pieces, "model.embed_tokens.weight")
+FAMILY = Family(build, pieces, "model.embed_tokens.weight")

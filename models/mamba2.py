@@ -1,78 +1,41 @@
 """Mamba-2 (transformers' Mamba2ForCausalLM; also Codestral Mamba and state-spaces' own files)."""
 
 import torch
-from torch import Tensor, nn
 
-from models.batch import Batch, Pools, TensorSpec
 from models.config import UNLIMITED, ModelConfig, ModelError
+from models.decoder import Decoder, MixerBlock, Outline
 from models.family import Family, Piece
 from models.layers.linear import Embedding, Linear
 from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
 from models.layers.norm import RMSNorm
-from models.layers.step import BatchPlan, plan_batch
 
 
-class Block(nn.Module):
-    def __init__(self, settings: Mamba2Settings, index: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.norm = RMSNorm(settings.hidden, settings.eps, dtype)
-        self.mixer = Mamba2Mixer(settings, index, dtype)
+def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Decoder:
+    config.require("hidden_act", "silu", "swish")
+    settings, vocabulary = read_settings(config, state_dtype), config.integer("vocab_size")
+    layers, tied = config.integer("num_hidden_layers"), config.flag("tie_word_embeddings", default=False)
+    outline = Outline(
+        vocab_size=vocabulary,
+        max_position=UNLIMITED,
+        chunk_size=config.integer("chunk_size", default=256),
+        kernel=settings.kernel,
+        states=settings.state_specs() * layers,
+        pages=[],
+        residual_dtype=torch.float32 if config.flag("residual_in_fp32", default=True) else dtype,
+    )
 
-    def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
-        """x, the output of the layer before, is not yet added to the residual; nor is what is returned with it."""
-        residual, normed = self.norm(residual, x)
-        return residual, self.mixer(normed, step)
+    def norm() -> RMSNorm:
+        return RMSNorm(settings.hidden, settings.eps, dtype)
 
-
-class Backbone(nn.Module):
-    def __init__(self, settings: Mamba2Settings, layers: int, vocab: int, tied: bool, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.embeddings = Embedding(vocab, settings.hidden, tied, dtype)
-        self.layers = nn.ModuleList(Block(settings, index, dtype) for index in range(layers))
-        self.norm_f = RMSNorm(settings.hidden, settings.eps, dtype)
-
-
-class Mamba2(nn.Module):
-    max_position = UNLIMITED
-
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
-        super().__init__()
-        config.require("hidden_act", "silu", "swish")
-        self.settings = read_settings(config, state_dtype)
-        self.layers = config.integer("num_hidden_layers")
-        self.vocab_size = config.integer("vocab_size")
-        self.chunk_size = config.integer("chunk_size", default=256)
-        self.residual_dtype = torch.float32 if config.flag("residual_in_fp32", default=True) else dtype
-        tied = config.flag("tie_word_embeddings", default=False)
-        self.backbone = Backbone(self.settings, self.layers, self.vocab_size, tied, dtype)
-        self.lm_head = None if tied else Linear(self.settings.hidden, self.vocab_size, False, dtype)
-
-    def state_specs(self) -> list[TensorSpec]:
-        return self.settings.state_specs() * self.layers
-
-    def kv_specs(self) -> list[TensorSpec]:
-        return []
-
-    def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        return self.run(self.embed(batch.tokens), self.plan(batch, pools))
-
-    def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
-        return plan_batch(batch, pools, self.chunk_size, self.settings.kernel)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        embedded: Tensor = self.backbone.embeddings(tokens).to(self.residual_dtype)
-        return embedded
-
-    def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
-        mixed: Tensor | None = None
-        for block in self.backbone.layers:
-            residual, mixed = block(residual, mixed, step)
-        hidden: Tensor = self.backbone.norm_f(residual, mixed)[1]
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(hidden) if self.lm_head else self.backbone.embeddings.logits(hidden)
-        return logits.float()
+    return Decoder(
+        outline,
+        Embedding(vocabulary, settings.hidden, tied, dtype),
+        [MixerBlock(norm=norm(), mixer=Mamba2Mixer(settings, layer, dtype)) for layer in range(layers)],
+        norm(),
+        None if tied else Linear(settings.hidden, vocabulary, False, dtype),
+        "backbone",
+        ("embeddings", "layers", "norm_f"),
+    )
 
 
 def read_settings(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settings:
@@ -101,4 +64,4 @@ def pieces(name: str, config: ModelConfig) -> list[Piece]:
     return [Piece(name.removeprefix("model.").replace("backbone.embedding.", "backbone.embeddings."))]
 
 
-FAMILY = Family(Mamba2, pieces, "backbone.embeddings.weight")
+FAMILY = Family(build, pieces, "backbone.embeddings.weight")

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from kernels.routing import RoutingRule
 from kernels.shared_expert import add_shared
-from models.batch import Batch, Pools, TensorSpec
 from models.config import ModelConfig, ModelError
+from models.decoder import Decoder, MixerBlock, Outline, numbered
 from models.family import Family, Piece
 from models.layers.attention import Attention, AttentionSettings
 from models.layers.experts import Experts, SigmoidRouter
@@ -17,7 +17,7 @@ from models.layers.linear import Embedding, Linear
 from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
 from models.layers.mlp import SquaredReluMLP
 from models.layers.norm import RMSNorm
-from models.layers.step import BatchPlan, plan_batch
+from models.layers.step import BatchPlan
 
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}
@@ -49,85 +49,47 @@ class LatentMoE(nn.Module):
         return add_shared(routed, self.shared_experts(x))
 
 
-class Block(nn.Module):
-    def __init__(self, hidden: int, eps: float, mixer: nn.Module, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.norm = RMSNorm(hidden, eps, dtype)
-        self.mixer = mixer
+def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Decoder:
+    config.require("mamba_hidden_act", "silu", "swish")
+    config.require("mlp_hidden_act", "relu2")
+    config.require("tie_word_embeddings", False)
+    config.require("sliding_window", None)
+    config.require("n_shared_experts", 1)
+    kinds, vocabulary = read_layers(config), config.integer("vocab_size")
+    mamba, attention = read_mamba(config, state_dtype), read_attention(config)
+    hidden = mamba.hidden
+    outline = Outline(
+        vocab_size=vocabulary,
+        max_position=config.integer("max_position_embeddings", default=4096),
+        chunk_size=config.integer("chunk_size", "mamba_chunk_size", default=128),
+        kernel=mamba.kernel,
+        states=mamba.state_specs() * kinds.count("mamba"),
+        pages=attention.kv_specs(dtype) * kinds.count("attention"),
+        residual_dtype=torch.float32 if config.flag("residual_in_fp32", default=False) else dtype,
+    )
 
-    def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
-        """x, the output of the layer before, is not yet added to the residual; nor is what is returned with it."""
-        residual, normed = self.norm(residual, x)
-        is_mlp = isinstance(self.mixer, SquaredReluMLP)
-        return residual, self.mixer(normed) if is_mlp else self.mixer(normed, step)
+    def norm() -> RMSNorm:
+        return RMSNorm(hidden, mamba.eps, dtype)
 
-
-class Backbone(nn.Module):
-    def __init__(self, blocks: list[Block], vocab: int, hidden: int, eps: float, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.embeddings = Embedding(vocab, hidden, False, dtype)
-        self.layers = nn.ModuleList(blocks)
-        self.norm_f = RMSNorm(hidden, eps, dtype)
-
-
-class NemotronH(nn.Module):
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
-        super().__init__()
-        config.require("mamba_hidden_act", "silu", "swish")
-        config.require("mlp_hidden_act", "relu2")
-        config.require("tie_word_embeddings", False)
-        config.require("sliding_window", None)
-        config.require("n_shared_experts", 1)
-        self.kinds = read_layers(config)
-        self.vocab_size = config.integer("vocab_size")
-        self.chunk_size = config.integer("chunk_size", "mamba_chunk_size", default=128)
-        self.max_position = config.integer("max_position_embeddings", default=4096)
-        self.dtype = dtype
-        self.residual_dtype = torch.float32 if config.flag("residual_in_fp32", default=False) else dtype
-        self.mamba, self.attention = read_mamba(config, state_dtype), read_attention(config)
-        hidden, eps = self.mamba.hidden, self.mamba.eps
-        blocks = [Block(hidden, eps, self._mixer(config, layer), dtype) for layer in range(len(self.kinds))]
-        self.backbone = Backbone(blocks, self.vocab_size, hidden, eps, dtype)
-        self.lm_head = Linear(hidden, self.vocab_size, False, dtype)
-
-    def _mixer(self, config: ModelConfig, layer: int) -> nn.Module:
-        kind = self.kinds[layer]
-        index = self.kinds[:layer].count(kind)
+    def mixer(kind: str, index: int) -> nn.Module:
         if kind == "mamba":
-            return Mamba2Mixer(self.mamba, index, self.dtype)
+            return Mamba2Mixer(mamba, index, dtype)
         if kind == "attention":
-            return Attention(self.attention, index, self.dtype)
+            return Attention(attention, index, dtype)
         if kind == "moe":
-            return LatentMoE(config, self.dtype)
+            return LatentMoE(config, dtype)
         bias = config.flag("mlp_bias", default=False)
-        return SquaredReluMLP(self.mamba.hidden, config.integer("intermediate_size"), bias, self.dtype)
+        return SquaredReluMLP(hidden, config.integer("intermediate_size"), bias, dtype)
 
-    def state_specs(self) -> list[TensorSpec]:
-        return self.mamba.state_specs() * self.kinds.count("mamba")
-
-    def kv_specs(self) -> list[TensorSpec]:
-        return self.attention.kv_specs(self.dtype) * self.kinds.count("attention")
-
-    def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        return self.run(self.embed(batch.tokens), self.plan(batch, pools))
-
-    def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
-        return plan_batch(batch, pools, self.chunk_size, self.mamba.kernel)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        embedded: Tensor = self.backbone.embeddings(tokens).to(self.residual_dtype)
-        return embedded
-
-    def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
-        mixed: Tensor | None = None
-        for block in self.backbone.layers:
-            residual, mixed = block(residual, mixed, step)
-        hidden: Tensor = self.backbone.norm_f(residual, mixed)[1]
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(hidden)
-        return logits.float()
+    return Decoder(
+        outline,
+        Embedding(vocabulary, hidden, False, dtype),
+        [MixerBlock(norm=norm(), mixer=mixer(kind, index)) for kind, index in numbered(kinds)],
+        norm(),
+        Linear(hidden, vocabulary, False, dtype),
+        "backbone",
+        ("embeddings", "layers", "norm_f"),
+    )
 
 
 def read_layers(config: ModelConfig) -> list[str]:
@@ -197,4 +159,4 @@ def pieces(name: str, config: ModelConfig) -> list[Piece]:
     return [Piece(name)]
 
 
-FAMILY = Family(NemotronH, pieces, "backbone.embeddings.weight")
+FAMILY = Family(build, pieces, "backbone.embeddings.weight")

@@ -8,12 +8,12 @@ import torch
 
 from models import qwen3_next
 from models.config import ModelConfig
+from models.decoder import Decoder
 from models.family import Family, Piece
-from models.qwen3_next import Qwen3Next
 
 
-def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Qwen3Next:
-    return Qwen3Next(settled(config), dtype, state_dtype)
+def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Decoder:
+    return qwen3_next.build(settled(config), dtype, state_dtype)
 
 
 def settled(config: ModelConfig) -> ModelConfig:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from kernels.shared_expert import add_shared
-from models.batch import Batch, Pools, TensorSpec
 from models.config import ModelConfig, ModelError
+from models.decoder import Block, Decoder, Outline, numbered
 from models.family import Family, Piece, gated_mlp
 from models.layers.attention import Attention, AttentionSettings
 from models.layers.delta import DeltaMixer, DeltaSettings
@@ -17,7 +17,7 @@ from models.layers.linear import Embedding, Linear
 from models.layers.mlp import GatedMLP
 from models.layers.norm import RMSNorm
 from models.layers.rope import read_rotation
-from models.layers.step import BatchPlan, plan_batch
+from models.layers.step import BatchPlan
 
 CHUNK = 64
 KINDS = ("linear_attention", "full_attention")
@@ -42,89 +42,42 @@ class SparseMLP(nn.Module):
         return add_shared(routed, self.shared_expert(x), self.shared_expert_gate(x))
 
 
-class Block(nn.Module):
-    """A mixer (`linear_attn` or `self_attn`), then an MLP."""
+def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Decoder:
+    config.require("hidden_act", "silu", "swish")
+    config.require("attn_output_gate", True)
+    config.require("output_gate_type", "silu", "swish")
+    kinds, vocabulary = read_layers(config), config.integer("vocab_size")
+    delta, attention = read_delta(config, state_dtype), read_attention(config)
+    hidden, tied = delta.hidden, config.flag("tie_word_embeddings", default=False)
+    outline = Outline(
+        vocab_size=vocabulary,
+        max_position=config.integer("max_position_embeddings", default=32768),
+        chunk_size=CHUNK,
+        kernel=delta.kernel,
+        states=delta.state_specs() * kinds.count("linear_attention"),
+        pages=attention.kv_specs(dtype) * kinds.count("full_attention"),
+        rotate=read_rotation(config, attention.head_dim, ROTATED).of,
+    )
 
-    def __init__(self, config: ModelConfig, mixer: DeltaMixer | Attention, mlp: nn.Module, dtype: torch.dtype) -> None:
-        super().__init__()
-        hidden, eps = config.integer("hidden_size"), read_eps(config)
-        self.input_layernorm = RMSNorm(hidden, eps, dtype, offset=1.0)
-        self.linear_attn = mixer if isinstance(mixer, DeltaMixer) else None
-        self.self_attn = mixer if isinstance(mixer, Attention) else None
-        self.post_attention_layernorm = RMSNorm(hidden, eps, dtype, offset=1.0)
-        self.mlp = mlp
+    def norm() -> RMSNorm:
+        return RMSNorm(hidden, read_eps(config), dtype, offset=1.0)
 
-    def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
-        """x, the output of the layer before, is not yet added to the residual; nor is what is returned with it."""
-        residual, normed = self.input_layernorm(residual, x)
-        mixed = self.self_attn(normed, step) if self.self_attn else self.linear_attn(normed, step)  # type: ignore[misc]
-        residual, normed = self.post_attention_layernorm(residual, mixed)
-        return residual, self.mlp(normed, step) if isinstance(self.mlp, SparseMLP) else self.mlp(normed)
+    def block(layer: int, kind: str, index: int) -> Block:
+        """A mixer (`linear_attn` or `self_attn`), then an MLP or a mixture."""
+        is_delta = kind == "linear_attention"
+        mixer = DeltaMixer(delta, index, dtype) if is_delta else Attention(attention, index, dtype)
+        mixed = {"linear_attn" if is_delta else "self_attn": mixer}
+        return Block(
+            input_layernorm=norm(), **mixed, post_attention_layernorm=norm(), mlp=read_mlp(config, layer, dtype)
+        )
 
-
-class QwenDecoder(nn.Module):
-    def __init__(self, config: ModelConfig, blocks: list[Block], dtype: torch.dtype) -> None:
-        super().__init__()
-        hidden, tied = config.integer("hidden_size"), config.flag("tie_word_embeddings", default=False)
-        self.embed_tokens = Embedding(config.integer("vocab_size"), hidden, tied, dtype)
-        self.layers = nn.ModuleList(blocks)
-        self.norm = RMSNorm(hidden, read_eps(config), dtype, offset=1.0)
-
-
-class Qwen3Next(nn.Module):
-    chunk_size = CHUNK
-
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
-        super().__init__()
-        config.require("hidden_act", "silu", "swish")
-        config.require("attn_output_gate", True)
-        config.require("output_gate_type", "silu", "swish")
-        self.kinds = read_layers(config)
-        self.vocab_size = config.integer("vocab_size")
-        self.max_position = config.integer("max_position_embeddings", default=32768)
-        self.dtype = dtype
-        self.delta, self.attention = read_delta(config, state_dtype), read_attention(config)
-        self.rotation = read_rotation(config, self.attention.head_dim, ROTATED)
-        self.model = QwenDecoder(config, [self._block(config, layer) for layer in range(len(self.kinds))], dtype)
-        tied = self.model.embed_tokens.tied
-        self.lm_head = None if tied else Linear(self.delta.hidden, self.vocab_size, False, dtype)
-
-    def _block(self, config: ModelConfig, layer: int) -> Block:
-        return Block(config, self._mixer(layer), read_mlp(config, layer, self.dtype), self.dtype)
-
-    def _mixer(self, layer: int) -> DeltaMixer | Attention:
-        kind = self.kinds[layer]
-        index = self.kinds[:layer].count(kind)
-        if kind == "linear_attention":
-            return DeltaMixer(self.delta, index, self.dtype)
-        return Attention(self.attention, index, self.dtype)
-
-    def state_specs(self) -> list[TensorSpec]:
-        return self.delta.state_specs() * self.kinds.count("linear_attention")
-
-    def kv_specs(self) -> list[TensorSpec]:
-        return self.attention.kv_specs(self.dtype) * self.kinds.count("full_attention")
-
-    def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        return self.run(self.embed(batch.tokens), self.plan(batch, pools))
-
-    def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
-        return plan_batch(batch, pools, CHUNK, self.delta.kernel, self.rotation.of)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        embedded: Tensor = self.model.embed_tokens(tokens)
-        return embedded
-
-    def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
-        x: Tensor | None = None
-        for block in self.model.layers:
-            residual, x = block(residual, x, step)
-        hidden: Tensor = self.model.norm(residual, x)[1]
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(hidden) if self.lm_head else self.model.embed_tokens.logits(hidden)
-        return logits.float()
+    return Decoder(
+        outline,
+        Embedding(vocabulary, hidden, tied, dtype),
+        [block(layer, kind, index) for layer, (kind, index) in enumerate(numbered(kinds))],
+        norm(),
+        None if tied else Linear(hidden, vocabulary, False, dtype),
+    )
 
 
 def read_layers(config: ModelConfig) -> list[str]:
@@ -260,4 +213,4 @@ def rows_of(rows: slice) -> Callable[[Tensor], Tensor]:
     return lambda weight: weight[rows]
 
 
-FAMILY = Family(Qwen3Next, pieces, "model.embed_tokens.weight")
+FAMILY = Family(build, pieces, "model.embed_tokens.weight")

@@ -5,10 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
 from kernels import native
 
 torch.set_num_threads(1)
+# A machine that does other things besides takes as long as it takes.
+settings.register_profile("baton", deadline=None)
+settings.load_profile("baton")
 
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 

@@ -10,7 +10,7 @@ from api.config import Config
 from kernels import gpu, native
 from kernels.native.prepare import Prepared
 from models.batch import Model
-from models.operations import operations
+from models.layers.operations import operations
 
 COST = "torch computes the same, decoding and prompts at about half the speed"
 COST_WITHOUT_TRITON = "torch computes the same, many times slower, and no step is captured"

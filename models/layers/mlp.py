@@ -1,10 +1,11 @@
-"""Feed-forward layers."""
+"""Feed-forward layers. They take a step, as mixtures of experts do, and need to know nothing of it."""
 
 import torch
 from torch import Tensor, nn
 
 from kernels.activations import silu_multiply, squared_relu
 from models.layers.linear import Linear
+from models.layers.step import BatchPlan
 
 
 class SquaredReluMLP(nn.Module):
@@ -15,7 +16,7 @@ class SquaredReluMLP(nn.Module):
         self.up_proj = Linear(hidden, intermediate, bias, dtype)
         self.down_proj = Linear(intermediate, hidden, bias, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, step: BatchPlan | None = None) -> Tensor:
         projected: Tensor = self.down_proj(squared_relu(self.up_proj(x)))
         return projected
 
@@ -28,6 +29,6 @@ class GatedMLP(nn.Module):
         self.input_linear = Linear(hidden, 2 * intermediate, bias, dtype)
         self.output_linear = Linear(intermediate, hidden, bias, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, step: BatchPlan | None = None) -> Tensor:
         projected: Tensor = self.output_linear(silu_multiply(self.input_linear(x)))
         return projected

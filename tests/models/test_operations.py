@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kernels import native
+from models.layers.operations import operations
 from models.loading.checkpoint import random_model
-from models.operations import operations
 from tests.kernels.installed import installed
 from tests.models.oracle import CHECKPOINTS, settings_of
 from tests.models.test_parity import decode, ids, make_pools, pages, prefill
