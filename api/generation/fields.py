@@ -62,8 +62,8 @@ class RequestFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 class SamplingParams(SamplingFields, kw_only=True):
     """What is asked of one sequence, under the same names for all endpoints; `build_request` reads it.
 
-    max_tokens: None for the model's default, else all that is left. logprobs, prompt_logprobs_from, logprob_ids: as in
-    the ring's Request. names: what the endpoint calls a field where that differs, for error messages.
+    max_tokens: None for the model's default, else all that is left. logprobs, prompt_logprobs_from, logprob_ids,
+    grammar: as in the ring's Request. names: what the endpoint calls a field where that differs, for error messages.
     """
 
     max_tokens: int | None = None
@@ -74,6 +74,7 @@ class SamplingParams(SamplingFields, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs_from: int | None = None
     logprob_ids: tuple[int, ...] = ()
+    grammar: str = ""
     names: Mapping[str, str] = {}
 
     def name(self, field: str) -> str:

@@ -58,6 +58,7 @@ def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingP
         prompt_logprobs_from=start if start != len(prompt.tokens) else None,
         logprob_ids=params.logprob_ids,
         skip_special_tokens=params.skip_special_tokens,
+        grammar=params.grammar,
     )
 
 
