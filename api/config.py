@@ -44,6 +44,14 @@ class Config(Struct, frozen=True, kw_only=True):
         Literal["none", "int8", "int4"],
         Meta(description="keep the weights of projections as integers: half or a quarter of bfloat16's memory"),
     ] = "none"
+    tool_parser: Annotated[
+        Literal["auto", "granite4", "hermes", "nemotron_v2", "qwen3_coder", "none"],
+        Meta(description="how the model writes calls of tools; auto: by its chat template and family"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "think", "none"],
+        Meta(description="how the model marks its reasoning; auto: by its chat template"),
+    ] = "auto"
     tf32: Annotated[
         bool, Meta(description="let a GPU round what float32 products multiply to ten bits: faster, and less exact")
     ] = False

@@ -8,7 +8,8 @@ from msgspec import Meta, Struct, field
 from api import errors
 from api.exchange import answer_json
 from api.generation.answers import token_text
-from api.generation.chat_prompt import read_ending, read_messages, render
+from api.generation.chat_prompt import read_ending, render
+from api.generation.messages import read_messages
 from api.generation.offload import off_loop
 from api.generation.request_builder import check_ids, encode
 from api.parsing import convert, read_object

@@ -40,6 +40,7 @@ from models.config import read_config
 from models.loading.checkpoint import load_model
 from models.loading.fingerprint import fingerprint
 from models.recorded import recording
+from models.text.formats.picking import OutputFormats, output_formats
 from models.text.tokenizer import ModelText, load_text
 
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -70,6 +71,7 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         use_threads(config.threads or default_threads(count_parameters(model), torch.get_num_threads()))
         text = load_text(path)
         check_defaults(text.generation_defaults)
+        formats = pick_formats(config, path, text)
         max_model_len = model_length(config, model)
         stream = stream_of(device, model)
         sizes = size(config, model, max_model_len, stream)
@@ -88,8 +90,10 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         "weight_bytes": weight_bytes(model),
         "slots": sizes.slots,
         "pages": sizes.pages,
+        "tool_parser": formats.tools.name if formats.tools is not None else None,
+        "reasoning_parser": formats.reasoning.name if formats.reasoning is not None else None,
     }
-    served = ServedModel(text, model.vocab_size, max_model_len, info)
+    served = ServedModel(text, model.vocab_size, max_model_len, info, formats)
     return LoadedModel(
         served,
         [f"weights of {weight_bytes(model) / 2**20:.1f} MiB (quantize: {config.quantize})", *notes(sizes)],
@@ -107,6 +111,14 @@ def open_trace_file(name: str | None) -> TraceFile | None:
 
 def bundled_model() -> Path:
     return Path(str(files("models") / "bundled"))
+
+
+def pick_formats(config: Config, path: Path, text: ModelText) -> OutputFormats:
+    """How the model writes reasoning and calls of tools; from now on their markers are text."""
+    family = str(read_config(path).values.get("model_type"))
+    formats = output_formats(family, text.templates.values(), config.tool_parser, config.reasoning_parser)
+    text.show(formats.markers)
+    return formats
 
 
 def model_length(config: Config, model: Model) -> int:

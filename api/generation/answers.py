@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from actors import tokens
 from actors.requests import Output, TokenLogprob
@@ -58,21 +58,32 @@ class PromptTokensDetails(Struct):
     matched_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    reasoning_tokens: int
+
+
 class Usage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
-def usage(generation: Generation, choices: int = 1, scoring: bool = False) -> Usage:
-    """Token counts up to here. A prompt with several choices counts once; scoring draws a token that does not."""
+def usage(
+    generation: Generation, choices: int = 1, scoring: bool = False, reasoning_tokens: int | None = None
+) -> Usage:
+    """Token counts up to here. A prompt with several choices counts once; scoring draws a token that does not.
+
+    reasoning_tokens: None where reasoning is not told apart.
+    """
     firsts = generation.members[::choices]
     prompt = sum(member.prompt_tokens for member in firsts)
     completion = 0 if scoring else sum(member.completion_tokens for member in generation.members)
     cached = sum(member.cached_tokens for member in firsts)
     matched = sum(member.matched_tokens for member in firsts)
-    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached, matched))
+    details = CompletionTokensDetails(reasoning_tokens) if reasoning_tokens is not None else UNSET
+    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached, matched), details)
 
 
 def summary(generation: Generation) -> dict[str, Any]:

@@ -21,11 +21,15 @@ MAX_DIGITS = 10
 
 @dataclass(frozen=True)
 class Prompt:
-    """tokens: the prompt; text: as the client wrote it, if it did; message_ends: where its messages end."""
+    """tokens: the prompt; text: as the client wrote it, if it did; message_ends: where its messages end.
+
+    in_reasoning: reasoning begins in it, so that the answer goes on with that.
+    """
 
     tokens: list[int]
     text: str | None = None
     message_ends: tuple[int, ...] = ()
+    in_reasoning: bool = False
 
 
 def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingParams) -> Request:

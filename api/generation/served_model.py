@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from models.text.formats.picking import OutputFormats
+
 
 class Text(Protocol):
     """The tokenizer and chat template, as models.text has them."""
@@ -21,6 +23,21 @@ class Text(Protocol):
 
     @property
     def generation_defaults(self) -> dict[str, Any]: ...
+
+    @property
+    def special_tokens(self) -> frozenset[str]:
+        """The texts of tokens that stand for no text."""
+        ...
+
+    @property
+    def templates(self) -> Mapping[str, str]:
+        """The sources of its chat templates by name."""
+        ...
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """All names that its chat templates read."""
+        ...
 
     @property
     def tokenizer_info(self) -> dict[str, Any]:
@@ -44,9 +61,13 @@ class Text(Protocol):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A loaded model. max_model_len counts prompt and answer together; `info` is shown by /model_info."""
+    """A loaded model. max_model_len counts prompt and answer together; `info` is shown by /model_info.
+
+    formats: how it writes reasoning and calls of tools.
+    """
 
     text: Text
     vocab_size: int
     max_model_len: int
     info: dict[str, Any] = field(default_factory=dict)
+    formats: OutputFormats = field(default_factory=OutputFormats)

@@ -11,8 +11,9 @@ from actors.requests import Output, Request, TokenLogprob
 from api import errors
 from api.exchange import answer_json, new_id, read_asked, salt_of, submit
 from api.generation.answers import Usage, collect, finite, token_text, usage
-from api.generation.chat_prompt import read_ending, read_messages, render
+from api.generation.chat_prompt import read_ending, render
 from api.generation.fields import Choices, RequestFields, Salt, TopLogprobs, request_params, seed_of
+from api.generation.messages import read_messages
 from api.generation.outputs import Generation
 from api.generation.request_builder import build_request
 from api.generation.served_model import ServedModel, Text

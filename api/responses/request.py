@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct, field
 
 from api import errors
-from api.generation.chat_prompt import read_each, read_message
 from api.generation.fields import Count, RequestFields, Salt, SamplingParams, TopLogprobs, request_params
+from api.generation.messages import read_each, read_message
 from api.generation.served_model import ServedModel
 from api.openai.fields import IGNORED as IGNORED_EVERYWHERE
 from api.parsing import Unsupported, convert

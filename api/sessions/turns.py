@@ -11,8 +11,9 @@ from api import errors
 from api.errors import ApiError
 from api.exchange import answer_json, answer_with_error, new_id, submit
 from api.generation.answers import Answer, Usage, collect, drop_output, usage
-from api.generation.chat_prompt import Ending, read_messages, render
+from api.generation.chat_prompt import Ending, render
 from api.generation.fields import Count, RequestFields, SamplingParams, request_params
+from api.generation.messages import read_messages
 from api.generation.outputs import Generation
 from api.generation.request_builder import Prompt, build_request, encode
 from api.generation.served_model import ServedModel

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -37,16 +37,19 @@ class ChatTemplate:
     that are null are not there, and its reasoning has every name that templates know it by.
 
     special_tokens (bos_token, eos_token, …) are visible to the template. TemplateError if one does not compile.
+    variables: all names that one of the templates reads.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any]) -> None:
         environment = _environment()
         self.sources = dict(sources)
+        self.variables: frozenset[str] = frozenset()
         self._special_tokens = dict(special_tokens)
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
             try:
                 self._templates[name] = environment.from_string(source)
+                self.variables |= meta.find_undeclared_variables(environment.parse(source))
             except jinja2.TemplateError as error:
                 raise TemplateError(f"chat template {name!r} does not compile: {error}") from error
         if "default" not in self._templates:

@@ -2,7 +2,7 @@
 
 import json
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class ModelText:
     max_token_bytes: no token stands for more of a text than this; None where that cannot be told.
     generation_defaults: sampling values that the checkpoint's author chose, temperature 0.0 for greedy ones.
     tokenizer_info: tokenizer_config.json with the special tokens as texts, its class, and the default chat template.
+    special_tokens: the texts of all that are not shown as text.
     """
 
     def __init__(
@@ -44,7 +45,11 @@ class ModelText:
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._added = frozenset(tokenizer.get_added_tokens_decoder())
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = frozenset(added)
+        self._special = {id: token.content for id, token in added.items() if token.special}
+        # Those that are not shown, if the tokenizer itself would not show more.
+        self._hidden: frozenset[int] | None = None
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.max_token_bytes = longest_token(tokenizer)
         self.eos_ids = tuple(eos_ids)
@@ -55,6 +60,25 @@ class ModelText:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    @property
+    def special_tokens(self) -> frozenset[str]:
+        return frozenset(self._special.values())
+
+    @property
+    def templates(self) -> Mapping[str, str]:
+        """The sources of the chat templates by name."""
+        return self._template.sources if self._template is not None else {}
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """All names that the chat templates read."""
+        return self._template.variables if self._template is not None else frozenset()
+
+    def show(self, markers: Collection[str]) -> None:
+        """From now on these are text, also where they are special tokens: what reads an output looks for them."""
+        hidden = frozenset(id for id, text in self._special.items() if text not in markers)
+        self._hidden = hidden if len(hidden) < len(self._special) else None
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids; ValueError for text that is not Unicode (a lone surrogate)."""
         check_unicode(text)
@@ -63,6 +87,8 @@ class ModelText:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the tokens; ids outside the vocabulary have none. OverflowError for ids that are no uint32."""
+        if skip_special_tokens and self._hidden is not None:
+            ids, skip_special_tokens = [id for id in ids if id not in self._hidden], False
         if len(ids) <= BATCH_ABOVE:
             return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]

@@ -47,9 +47,12 @@ VOCAB = 260
 
 
 class FakeText:
-    """Bytes as tokens; 256 ends a text."""
+    """Bytes as tokens; 256 ends a text. Calls of tools are shown as in Hermes' format, and reasoning in <think>."""
 
     has_chat_template = True
+    special_tokens = frozenset({"</s>"})
+    templates = {"default": "{{ tool_calls }}"}  # noqa: RUF012
+    template_variables = frozenset({"messages", "tools", "enable_thinking", "begun"})
     eos_ids = (EOS,)
     max_token_bytes: int | None = None
 
@@ -68,20 +71,31 @@ class FakeText:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> tuple[list[int], list[int]]:
-        ids: list[int] = []
+        ids = list(f"tools:{json.dumps(variables['tools'])}\n".encode()) if variables.get("tools") else []
         ends: list[int] = []
         for message in messages:
             if message["content"] == "refuse me":
                 raise ValueError("roles must alternate")
-            ids += f"{message['role']}:{message['content']}\n".encode()
+            ids += f"{message['role']}:{shown(message)}\n".encode()
             ends.append(len(ids))
         if continue_final_message:
             return ids[:-1], ends[:-1]
-        return ids + list(b"assistant:" if add_generation_prompt else b""), ends
+        begun = "<think>" if variables.get("begun") or variables.get("enable_thinking") else ""
+        return ids + list(f"assistant:{begun}".encode() if add_generation_prompt else b""), ends
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = bytes(i for i in ids if i < 256).decode(errors="replace")
         return kept + ("" if skip_special_tokens else "</s>" * sum(i >= 256 for i in ids))
+
+
+def shown(message: Mapping[str, Any]) -> str:
+    thought = message.get("reasoning_content")
+    calls = [
+        f'<tool_call>{{"name": "{call["function"]["name"]}", "arguments": {json.dumps(call["function"]["arguments"])}}}'
+        "</tool_call>"
+        for call in message.get("tool_calls", ())
+    ]
+    return "".join([f"<think>{thought}</think>" if thought else "", message["content"], *calls])
 
 
 class FakeRing:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from actors.requests import Sampling, Stops
 from api import parsing
-from api.generation import chat_prompt, request_builder
+from api.generation import messages, request_builder
 from api.generation.fields import SamplingParams
 from api.generation.served_model import ServedModel
 from api.openai import chat, completions
@@ -81,7 +81,7 @@ def a_seed_has_any_size(patch: Patch) -> None:
 
 
 def a_role_may_be_anything(patch: Patch) -> None:
-    patch(chat_prompt, "isinstance", lambda value, kind: True if kind is str else isinstance(value, kind))
+    patch(messages, "isinstance", lambda value, kind: True if kind is str else isinstance(value, kind))
 
 
 def a_number_in_a_query_is_any_digits(patch: Patch) -> None:

@@ -18,6 +18,10 @@ class ReasoningFormat:
         """Whether the prompt's end has the first marker already, as some templates write it."""
         return prompt.rstrip().endswith(self.begin)
 
+    def open_in(self, answer: str) -> bool:
+        """Whether an answer that is to be continued is still reasoning."""
+        return answer.lstrip().startswith(self.begin) and self.end not in answer
+
 
 THINK = ReasoningFormat("think", "<think>", "</think>")
 

@@ -1,0 +1,149 @@
+"""Chat messages as clients send them, made into those that templates show."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from api import errors
+from api.generation.offload import off_loop
+from api.generation.request_builder import too_long
+from api.generation.served_model import ServedModel
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+PASSED_ON = frozenset({"name"})
+OF_ASSISTANTS = ("reasoning_content", "reasoning")
+IGNORED = frozenset({"annotations", "refusal", "id", "status", "stop_reason"})
+TEXT_ONLY = "only text is supported"
+MESSAGE_SIZE = 100  # characters whose encoding takes as long as reading a message
+MAX_CALLS = 128
+
+T = TypeVar("T")
+R = TypeVar("R")
+Message: TypeAlias = dict[str, Any]
+
+
+async def read_messages(model: ServedModel, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Messages with plain text contents. Raises ApiError 400 naming the place."""
+    return await read_each(model, messages, read_message, "messages")
+
+
+async def read_each(model: ServedModel, items: Sequence[T], read: Callable[[T, str], R], field: str) -> list[R]:
+    """`read(item, place)` of each. Each is a token at least: more than fit are refused before any is looked at."""
+    if len(items) > model.max_model_len:
+        raise too_long(model, f"{len(items)} messages", field)
+
+    def work() -> list[R]:
+        return [read(item, f"{field}[{index}]") for index, item in enumerate(items)]
+
+    return await off_loop(len(items) * MESSAGE_SIZE, work)
+
+
+def read_message(message: Mapping[str, Any], at: str) -> Message:
+    """One message, of which templates see role and content, and what else belongs to its role."""
+    fields = {name: value for name, value in message.items() if value is not None and name not in IGNORED}
+    role = read_role(fields.pop("role", None), f"{at}.role")
+    own: Message = {}
+    if role == "assistant":
+        own = read_assistant(fields, at)
+    elif role == "tool":
+        own = {"tool_call_id": read_string(fields.pop("tool_call_id", None), f"{at}.tool_call_id")}
+    silent = role == "assistant" and (
+        "content" in message or "tool_calls" in own
+    )  # null, as clients send what said nothing
+    content = fields.pop("content", "" if silent else None)
+    if content is None:
+        raise errors.bad_request(f"{at}.content is required", f"{at}.content", "missing_required_parameter")
+    if fields.pop("audio", None):
+        raise errors.unsupported(f"{at}.audio")
+    passed = {name: read_string(fields.pop(name), f"{at}.{name}") for name in PASSED_ON & fields.keys()}
+    if fields:
+        field = f"{at}.{min(fields)}"
+        raise errors.bad_request(f"unknown or unsupported field {field!r}", field, "unknown_parameter")
+    return {"role": role, "content": read_content(content, f"{at}.content"), **own, **passed}
+
+
+def read_role(role: object, at: str) -> str:
+    if role == "function":
+        raise errors.unsupported(at, "'function' is not supported: results of tools have the role tool")
+    if not isinstance(role, str) or role not in ROLES:
+        expected = f"{at}: expected one of {', '.join(ROLES)}, got {errors.shown(role)}"
+        raise errors.bad_request(expected, at, "invalid_value")
+    return ROLES[role]
+
+
+def read_assistant(fields: Message, at: str) -> Message:
+    """Takes out of the fields what only an assistant's message has: its reasoning, and calls of tools."""
+    if fields.pop("function_call", None):
+        raise errors.unsupported(f"{at}.function_call", "is not supported: calls stand in tool_calls")
+    calls = fields.pop("tool_calls", None)
+    thoughts = {name: fields.pop(name) for name in OF_ASSISTANTS if name in fields}
+    own: Message = {}
+    for name, thought in thoughts.items():
+        own["reasoning_content"] = read_string(thought, f"{at}.{name}")
+    if calls:
+        own["tool_calls"] = read_calls(calls, f"{at}.tool_calls")
+    return own
+
+
+def read_calls(calls: object, at: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise errors.bad_request(f"{at} must be a list", at, "invalid_value")
+    if len(calls) > MAX_CALLS:
+        raise errors.bad_request(f"{at}: at most {MAX_CALLS} calls", at, "invalid_value")
+    return [read_call(call, f"{at}[{index}]") for index, call in enumerate(calls)]
+
+
+def read_call(call: object, at: str) -> dict[str, Any]:
+    given = read_object_at(call, at)
+    if given.get("type", "function") != "function":
+        raise errors.unsupported(f"{at}.type", f"is {errors.shown(given['type'])}: only functions are supported")
+    function = read_object_at(given.get("function"), f"{at}.function")
+    id = read_string(given.get("id"), f"{at}.id")
+    name = read_string(function.get("name"), f"{at}.function.name")
+    arguments = read_string(function.get("arguments", ""), f"{at}.function.arguments")
+    return call_message(id, name, arguments)
+
+
+def call_message(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call as templates know it. arguments: JSON; what is no object's, as of a call that was cut, stays as it is."""
+    try:
+        given = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        given = arguments
+    shown = given if isinstance(given, dict) else arguments
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": shown}}
+
+
+def read_object_at(value: object, at: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise errors.bad_request(f"{at} must be an object", at, "invalid_value")
+    return value
+
+
+def read_string(value: object, at: str) -> str:
+    if value is None:
+        raise errors.bad_request(f"{at} is required", at, "missing_required_parameter")
+    if not isinstance(value, str):
+        raise errors.bad_request(f"{at} must be a string", at, "invalid_value")
+    return value
+
+
+def read_content(content: object, at: str) -> str:
+    """A string, or text parts joined."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise errors.bad_request(f"{at} must be a string or a list of parts", at, "invalid_value")
+    return "".join(read_part(part, f"{at}[{index}]") for index, part in enumerate(content))
+
+
+def read_part(part: object, at: str) -> str:
+    if not isinstance(part, dict):
+        raise errors.bad_request(f"{at} must be an object", at, "invalid_value")
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
+        raise errors.unsupported(at, f"is of type {errors.shown(kind)}: {TEXT_ONLY}")
+    if not isinstance(part.get("text"), str):
+        raise errors.bad_request(f"{at}.text must be a string", f"{at}.text", "invalid_value")
+    return str(part["text"])

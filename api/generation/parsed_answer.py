@@ -1,0 +1,166 @@
+"""What one member's outputs say: its answer, its reasoning, and the calls of tools in it."""
+
+import re
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from actors import tokens
+from actors.requests import Output
+from api.generation.answers import Answer
+from api.generation.request_builder import Prompt
+from api.generation.served_model import ServedModel
+from api.generation.tools import NO_TOOLS, ToolUse
+from models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
+from models.text.formats.parser import OutputParser
+
+WINDOW, OVERLAP = 64, 32  # tokens; a marker and what stands at it have fewer than OVERLAP
+
+
+@dataclass
+class CalledTool:
+    """A call of a tool. whole: its arguments are a JSON object; else they are the beginning of one."""
+
+    id: str
+    name: str
+    pieces: list[str] = field(default_factory=list)
+    whole: bool = False
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.pieces)
+
+
+class ParsedAnswer:
+    """Outputs of one member, taken apart as they come; the sum does not depend on how they are split.
+
+    The prompt says whether reasoning has begun, `use` which calls to look for. calls: those so far, by the index that
+    events have. A call that was cut off is there too, not whole. Where one answer may have one call only, the others
+    are dropped. finish_reason: the member's, but "tool_calls" where it stopped by itself and there is a whole call.
+    """
+
+    def __init__(self, model: ServedModel, prompt: Prompt, use: ToolUse = NO_TOOLS) -> None:
+        formats = model.formats
+        schemas = {tool.name: tool.parameters for tool in use.callable}
+        self.calls: list[CalledTool] = []
+        self.finish_reason: str | None = None
+        self._parser = OutputParser(formats.reasoning, prompt.in_reasoning, formats.tools if schemas else None, schemas)
+        self._most = None if use.parallel else 1
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._finished = False
+        self._counter = ReasoningTokens(lambda ids: model.text.decode(ids, skip_special_tokens=False), formats.ending)
+
+    @classmethod
+    def of(cls, answer: Answer, model: ServedModel, prompt: Prompt, use: ToolUse = NO_TOOLS) -> Self:
+        """One that is all there."""
+        parsed = cls(model, prompt, use)
+        parsed.read(answer.text, answer.ids)
+        parsed.finish(answer.finish_reason)
+        return parsed
+
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens up to the end of reasoning, markers included; 0 without any."""
+        return self._counter.count if self._reasoning else 0
+
+    @property
+    def called(self) -> bool:
+        """Whether there is a whole call."""
+        return any(call.whole for call in self.calls)
+
+    def add(self, output: Output) -> list[OutputEvent]:
+        """The next output, and what is certain by now."""
+        events = self.read(output.text, tokens.unpack(output.tokens))
+        if output.finish_reason is not None:
+            events += self.finish(output.finish_reason)
+        return events
+
+    def read(self, text: str, ids: Sequence[int]) -> list[OutputEvent]:
+        self._counter.add(ids)
+        return self._note(self._parser.push(text))
+
+    def finish(self, finish_reason: str | None) -> list[OutputEvent]:
+        """Nothing more comes, whether the member has ended or failed: what was held back. Later calls do nothing."""
+        if self._finished:
+            return []
+        self._finished = True
+        events = self._note(self._parser.finish())
+        self._counter.end()
+        self.finish_reason = "tool_calls" if finish_reason == "stop" and self.called else finish_reason
+        return events
+
+    def _note(self, events: Sequence[OutputEvent]) -> list[OutputEvent]:
+        kept = [event for event in events if not self._is_one_too_many(event)]
+        for event in kept:
+            if not isinstance(event, Reasoning):
+                self._counter.end()
+            match event:
+                case Content(text):
+                    self._content.append(text)
+                case Reasoning(text):
+                    self._reasoning.append(text)
+                case CallBegun(_, name):
+                    self.calls.append(CalledTool(f"call_{uuid.uuid4().hex}", name))
+                case CallArguments(index, json):
+                    self.calls[index].pieces.append(json)
+                case CallEnded(index, whole):
+                    self.calls[index].whole = whole
+        return kept
+
+    def _is_one_too_many(self, event: OutputEvent) -> bool:
+        if isinstance(event, Content | Reasoning) or self._most is None:
+            return False
+        return event.index >= self._most
+
+
+class ReasoningTokens:
+    """Counts the tokens up to where reasoning ends.
+
+    decode: the text of tokens, special ones included. ending: what ends reasoning; None if there is none.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], ending: re.Pattern[str] | None) -> None:
+        self._decode = decode
+        self._ending = ending
+        self._ids: list[int] = []
+        self._count: int | None = None
+
+    @property
+    def count(self) -> int:
+        """Up to here, all of them."""
+        return self._count if self._count is not None else len(self._ids)
+
+    def add(self, ids: Sequence[int]) -> None:
+        if self._count is None:
+            self._ids += ids
+
+    def end(self) -> None:
+        """Reasoning is over: where it ended is in the tokens that have come, unless they ended first."""
+        if self._count is None:
+            self._count = self._find()
+            self._ids = []
+
+    def _find(self) -> int:
+        for begin in range(0, len(self._ids), WINDOW):
+            first = max(begin - OVERLAP, 0)
+            low, high = first, min(begin + WINDOW, len(self._ids))
+            if not self._ends(first, high):
+                continue
+            while low + 1 < high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if self._ends(first, middle) else (middle, high)
+            return high
+        return len(self._ids)
+
+    def _ends(self, first: int, last: int) -> bool:
+        return self._ending is not None and self._ending.search(self._decode(self._ids[first:last])) is not None
