@@ -25,8 +25,8 @@ class Text(Protocol):
     def generation_defaults(self) -> dict[str, Any]: ...
 
     @property
-    def special_tokens(self) -> frozenset[str]:
-        """The texts of tokens that stand for no text."""
+    def added_tokens(self) -> frozenset[str]:
+        """The texts for which the tokenizer has a token each, special or not."""
         ...
 
     @property

@@ -32,7 +32,7 @@ class ModelText:
     max_token_bytes: no token stands for more of a text than this; None where that cannot be told.
     generation_defaults: sampling values that the checkpoint's author chose, temperature 0.0 for greedy ones.
     tokenizer_info: tokenizer_config.json with the special tokens as texts, its class, and the default chat template.
-    special_tokens: the texts of all that are not shown as text.
+    added_tokens: the texts for which the tokenizer has a token each, special or not.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class ModelText:
         self._template = template
         added = tokenizer.get_added_tokens_decoder()
         self._added = frozenset(added)
+        self.added_tokens = frozenset(token.content for token in added.values())
         self._special = {id: token.content for id, token in added.items() if token.special}
         # Those that are not shown, if the tokenizer itself would not show more.
         self._hidden: frozenset[int] | None = None
@@ -59,10 +60,6 @@ class ModelText:
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
-
-    @property
-    def special_tokens(self) -> frozenset[str]:
-        return frozenset(self._special.values())
 
     @property
     def templates(self) -> Mapping[str, str]:

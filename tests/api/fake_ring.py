@@ -50,7 +50,7 @@ class FakeText:
     """Bytes as tokens; 256 ends a text. Calls of tools are shown as in Hermes' format, and reasoning in <think>."""
 
     has_chat_template = True
-    special_tokens = frozenset({"</s>"})
+    added_tokens = frozenset({"</s>"})
     templates = {"default": "{{ tool_calls }}"}  # noqa: RUF012
     template_variables = frozenset({"messages", "tools", "enable_thinking", "begun"})
     eos_ids = (EOS,)

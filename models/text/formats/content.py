@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from models.text.formats.events import Events
+from models.text.formats.grammars import CallRules
 from models.text.formats.pieces import WHITE_SPACE, Broken, Pieces, Reading, Trailing, beginning
 from models.text.formats.values import Tools
 
@@ -15,6 +16,7 @@ class ToolFormat:
     begins: the markers that calls begin with, the usual one first. end: the marker that they end with.
     read: reads calls, from the first character of a marker on, and tells them. Broken if none is there: then it has
     told nothing, and left the mark where it was. A call whose name was told ends where it goes wrong.
+    rules: what a grammar has for calls.
     ends_reasoning: what shows, white space between, that a call begins in reasoning that was not ended first.
     """
 
@@ -22,6 +24,7 @@ class ToolFormat:
     begins: tuple[str, ...]
     end: str
     read: Callable[[Pieces, Events, Tools], Reading[None]]
+    rules: CallRules
     ends_reasoning: tuple[str, ...] = ()
 
 

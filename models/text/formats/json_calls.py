@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from models.text.formats.content import ToolFormat
 from models.text.formats.events import Events
+from models.text.formats.grammars import json_rules
 from models.text.formats.json_scanner import JsonScanner, as_json
 from models.text.formats.pieces import Broken, Pieces, Reading
 from models.text.formats.values import Tools
@@ -17,8 +18,10 @@ _OPEN = re.compile(r"[ \t\r\n\[]*")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-def json_calls(name: str, begin: str, end: str) -> ToolFormat:
-    """The format with these markers.
+def json_calls(
+    name: str, begin: str, end: str, around: tuple[str, str] = ("\n", "\n"), in_list: bool = False
+) -> ToolFormat:
+    """The format with these markers; around, in_list: what templates write between them and calls.
 
     Arguments go out as they come and as they are written, once the name is known. Where they go wrong the call ends,
     and what is not JSON any more is text. Once they are complete the call is whole, whatever follows. Arguments that
@@ -28,7 +31,7 @@ def json_calls(name: str, begin: str, end: str) -> ToolFormat:
     def read(pieces: Pieces, events: Events, tools: Tools) -> Reading[None]:
         yield from _JsonCalls(pieces, events, end).read(begin)
 
-    return ToolFormat(name, (begin,), end, read)
+    return ToolFormat(name, (begin,), end, read, json_rules(begin, end, around, in_list))
 
 
 class _JsonCalls:

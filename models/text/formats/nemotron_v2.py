@@ -2,4 +2,4 @@
 
 from models.text.formats.json_calls import json_calls
 
-NEMOTRON_V2 = json_calls("nemotron_v2", "<TOOLCALL>", "</TOOLCALL>")
+NEMOTRON_V2 = json_calls("nemotron_v2", "<TOOLCALL>", "</TOOLCALL>", around=("[", "]"), in_list=True)

@@ -14,6 +14,7 @@ from enum import Enum, auto
 
 from models.text.formats.content import ToolFormat
 from models.text.formats.events import Events
+from models.text.formats.grammars import xml_rules
 from models.text.formats.pieces import Broken, Pieces, Reading, beginning
 from models.text.formats.values import OtherValue, StringValue, Tools, quoted, types_of, value_of
 
@@ -153,4 +154,4 @@ def _read(pieces: Pieces, events: Events, tools: Tools) -> Reading[None]:
     yield from _XmlCalls(pieces, events, tools).read()
 
 
-QWEN3_CODER = ToolFormat("qwen3_coder", (CALL, FUNCTION), CALL_END, _read, ends_reasoning=(CALL, FUNCTION))
+QWEN3_CODER = ToolFormat("qwen3_coder", (CALL, FUNCTION), CALL_END, _read, xml_rules, ends_reasoning=(CALL, FUNCTION))

@@ -33,7 +33,7 @@ def text(tmp_path: Path) -> ModelText:
 
 def test_markers_are_text_and_other_special_tokens_are_not(text: ModelText) -> None:
     ids = text.encode("<s><think>Hm é</think>a<tool_call>b</tool_call><s>")
-    assert text.special_tokens == set(SPECIAL)
+    assert text.added_tokens == {*SPECIAL, "</tool_call>"}
     assert text.decode(ids) == "Hm éab</tool_call>"
     text.show(OutputFormats(QWEN3_CODER, THINK).markers)
     assert text.decode(ids) == "<think>Hm é</think>a<tool_call>b</tool_call>"

@@ -1,0 +1,192 @@
+"""What a format's grammar lets through is a call that its parser reads; what templates write it lets through."""
+
+import json
+import random
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from models.text.formats.content import ToolFormat
+from models.text.formats.grammars import CallableTool, WantedCalls, output_grammar
+from models.text.formats.picking import TOOL_FORMATS
+from models.text.formats.thinking import THINK, ReasoningFormat
+from tests.models.text.formats.parsing import calls_of, content_of, parse
+from tests.models.text.formats.test_picking import CALLS, answer, written
+
+ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+EOS = 256
+OBJECT = {"type": "object", "additionalProperties": False}
+SCHEMAS: dict[str, Mapping[str, Any]] = {
+    "edit": {
+        "properties": {
+            "path": {"type": "string"},
+            "text": {"type": "string"},
+            "lines": {"type": "array", "items": {"type": "integer"}},
+            "force": {"type": "boolean"},
+            "note": {"$ref": "#/$defs/note"},
+        },
+        "required": ["path", "text"],
+        "$defs": {"note": {"type": "object"}},
+    },
+    "now": {"properties": {}, "additionalProperties": False},
+    "pick": {
+        **OBJECT,
+        "properties": {"of": {"enum": ["a", "b"]}, "n": {"type": "integer", "maximum": 9, "minimum": 0}},
+        "required": ["of", "n"],
+    },
+}
+TOOLS = [CallableTool(name, schema) for name, schema in SCHEMAS.items()]
+# A template of tests/models/text/templates of each format.
+TEMPLATES = {"hermes": "hermes", "qwen3_coder": "xml_tools", "nemotron_v2": "nemotron_v2", "granite4": "granite"}
+
+
+def tokenizer(added: Collection[str]) -> Tokenizer:
+    """Bytes, a token that ends a text, and those that are added."""
+    made = Tokenizer(
+        models.BPE({letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
+    )
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken("<eos>", special=True)])
+    made.add_tokens([AddedToken(text, special=index % 2 == 0) for index, text in enumerate(added)])
+    return made
+
+
+def grammar_of(
+    format: ToolFormat,
+    added: Collection[str],
+    required: bool = True,
+    parallel: bool = True,
+    tools: list[CallableTool] = TOOLS,
+    reasoning: ReasoningFormat | None = THINK,
+    begun: bool = False,
+) -> str:
+    wanted = WantedCalls(tools, added, required, parallel)
+    return output_grammar(wanted, format.begins[0], format.rules, reasoning, begun)
+
+
+def accepted(grammar: str, added: Collection[str], text: str) -> bool:
+    """Whether all of the text is let through, and may end there."""
+    made = tokenizer(added)
+    matcher = LLMatcher(LLTokenizer(made.to_str(), eos_token=EOS), grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = made.encode(text, add_special_tokens=False).ids
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+
+@pytest.mark.parametrize("added", [ADDED, ()], ids=["tokens", "text"])
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_what_templates_write_is_let_through(name: str, added: Collection[str]) -> None:
+    format = TOOL_FORMATS[name]
+    # Letters are not let through as escapes.
+    shown = [written(TEMPLATES[name], answer("", CALLS[:count])).replace("\\u00e9", "é") for count in (1, 2)]
+    one, two = (text.lstrip() for text in shown)
+    # This template begins every answer with a thought, which the prompt has.
+    begun = name == "qwen3_coder"
+    for text in (one, two):
+        assert accepted(grammar_of(format, added, begun=begun), added, text), text
+        assert accepted(grammar_of(format, added, required=False, begun=begun), added, text), text
+        alone = grammar_of(format, added, parallel=False, begun=begun)
+        assert accepted(alone, added, text) == (text is one), text
+    thought = "Hm.\n</think>\n\n" if begun else "<think>\nHm.\n</think>\n\n"
+    call = one.partition("</think>")[2].lstrip("\n") if begun else one
+    assert accepted(grammar_of(format, added, begun=begun), added, thought + call)
+    assert accepted(grammar_of(format, added, required=False, begun=begun), added, thought + "I will." + call + "So.")
+    assert not accepted(grammar_of(format, added, begun=begun), added, thought + "I will." + call)
+    assert accepted(grammar_of(format, added, required=False, begun=begun), added, thought + "No.")
+    assert not accepted(grammar_of(format, added, begun=begun), added, thought)
+
+
+def drawn(grammar: str, added: Collection[str], rng: random.Random) -> str:
+    """A text that the grammar lets through, drawn token by token; closing ones more often, so that it ends."""
+    made = tokenizer(added)
+    matcher = LLMatcher(LLTokenizer(made.to_str(), eos_token=EOS), grammar)
+    ids: list[int] = []
+    while len(ids) < 3000:
+        mask = matcher.compute_bitmask()
+        allowed = [id for id in range(EOS + 1 + len(added)) if mask[id // 8] >> id % 8 & 1]
+        closing = [id for id in allowed if id == EOS or made.decode([id], skip_special_tokens=False) in '"]}<>/\n']
+        chosen = rng.choice(closing if closing and rng.random() < 0.5 else allowed)
+        if chosen == EOS:
+            break
+        assert matcher.consume_token(chosen)
+        ids.append(chosen)
+    assert matcher.is_accepting()
+    return str(made.decode(ids, skip_special_tokens=False))
+
+
+@pytest.mark.parametrize("added", [ADDED, ()], ids=["tokens", "text"])
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_what_is_let_through_is_a_call_with_what_its_schema_requires(name: str, added: Collection[str]) -> None:
+    format, rng = TOOL_FORMATS[name], random.Random(14)
+    grammar = grammar_of(format, added, reasoning=None, tools=TOOLS[1:])
+    for _ in range(20):
+        text = drawn(grammar, added, rng)
+        events = parse([text], format, {tool.name: tool.schema for tool in TOOLS})
+        calls = calls_of(events)
+        assert content_of(events).strip() == "" and calls, text
+        for called, arguments, whole in calls:
+            given = json.loads(arguments)
+            assert whole and called in ("now", "pick")
+            assert set(given) == set(SCHEMAS[called]["properties"])
+            assert called == "now" or (given["of"] in ("a", "b") and given["n"] in range(10)), text
+
+
+WRONG = [
+    '{"name": "other", "arguments": {}}',
+    '{"name": "pick", "arguments": {"of": "c", "n": 1}}',
+    '{"name": "pick", "arguments": {"of": "a"}}',
+    '{"name": "pick", "arguments": {"of":"a","n":1}}',
+    '{"name": "pick", "arguments": {"of": "a", "n": 1, "m": 1}}',
+]
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_what_is_no_call_of_these_tools_is_not_let_through(call: str) -> None:
+    text = f"<tool_call>\n{call}\n</tool_call>"
+    for required in (True, False):
+        assert not accepted(grammar_of(TOOL_FORMATS["hermes"], ADDED, required=required), ADDED, text)
+
+
+def xml(name: str, **parameters: str) -> str:
+    given = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters.items())
+    return f"<tool_call>\n<function={name}>\n{given}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize("added", [ADDED, ()], ids=["tokens", "text"])
+@pytest.mark.parametrize(
+    "text, fits",
+    [
+        (xml("pick", of="a", n="3"), True),
+        (xml("pick", of="c", n="3"), False),
+        (xml("pick", of="a", n="30"), False),
+        (xml("pick", of="a"), False),
+        (xml("edit", path="a", text="</function>\n<b>", lines="[1, 2]"), True),
+        (xml("edit", path="a", text="b", note="3"), False),
+        (xml("edit", path="a", text="b", note='{"a": 1}'), True),
+        (xml("other"), False),
+    ],
+)
+def test_parameters_as_text_follow_their_schema(text: str, fits: bool, added: Collection[str]) -> None:
+    grammar = grammar_of(TOOL_FORMATS["qwen3_coder"], added, reasoning=None)
+    assert accepted(grammar, added, text) == fits
+
+
+def test_a_tool_without_a_schema_takes_anything() -> None:
+    tools = [CallableTool("any", {})]
+    for name, text in (
+        ("hermes", '<tool_call>\n{"name": "any", "arguments": {"é": [1]}}\n</tool_call>'),
+        ("qwen3_coder", xml("any", a="1", b="x")),
+    ):
+        assert accepted(grammar_of(TOOL_FORMATS[name], ADDED, tools=tools), ADDED, text)
+
+
+def test_what_a_strict_schema_has_and_cannot_be_held_is_an_error() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    for strict in (True, False):
+        grammar = grammar_of(TOOL_FORMATS["hermes"], (), tools=[CallableTool("a", schema, strict)])
+        wrong = LLMatcher.validate_grammar(grammar)
+        assert ("uniqueItems" in wrong) == strict, wrong
