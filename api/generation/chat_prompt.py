@@ -14,6 +14,8 @@ RESERVED = frozenset({"self", "messages", "add_generation_prompt", "continue_fin
 MAX_TEMPLATE_KWARGS = 64
 TEMPLATE_LIMIT_S = 10.0
 PROMPT_END = 64  # tokens in which the marker of reasoning that the prompt begins is looked for
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+SWITCHES = ("enable_thinking", "thinking")
 
 Ending: TypeAlias = Literal["answer", "message", "closed"]
 
@@ -26,6 +28,28 @@ def read_ending(add_generation_prompt: bool | None, continue_final_message: bool
     if continue_final_message:
         return "message"
     return "closed" if add_generation_prompt is False else "answer"
+
+
+def effort_variables(model: ServedModel, effort: str | None, at: str) -> dict[str, Any]:
+    """What the template is told of how much to reason. Raises ApiError 400 for what it cannot be told.
+
+    A template knows the levels, or only whether to reason at all. One that knows neither, of a model that reasons,
+    always does so, whatever the level.
+    """
+    if effort is None:
+        return {}
+    if effort not in EFFORTS:
+        message = f"{at}: expected one of {', '.join(EFFORTS)}, got {errors.shown(effort)}"
+        raise errors.bad_request(message, at, "invalid_value")
+    known = model.text.template_variables
+    if "reasoning_effort" in known:
+        return {"reasoning_effort": effort}
+    if switches := [name for name in SWITCHES if name in known]:
+        return {switches[0]: effort != "none"}
+    if (effort != "none") != (model.formats.reasoning is not None):
+        does = "does not reason" if effort != "none" else "reasons, and its chat template has no switch for that"
+        raise errors.unsupported(at, f"cannot be {effort!r}: the model {does}")
+    return {}
 
 
 async def render(

@@ -1,7 +1,7 @@
 """The tools that a request offers, and which of them are to be called."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -9,6 +9,7 @@ from msgspec import Struct, field
 
 from api import errors
 from api.generation.messages import read_object_at
+from api.generation.offload import off_loop
 from api.generation.served_model import ServedModel
 
 MAX_TOOLS = 512
@@ -108,20 +109,45 @@ def is_deeper(value: object, depth: int) -> bool:
     return True
 
 
-def check_tools(model: ServedModel, tools: Sequence[Tool], at: str = "tools") -> tuple[Tool, ...]:
-    """What single tools cannot say. Raises ApiError 400."""
-    if tools and model.formats.tools is None:
-        raise errors.unsupported(at, "is not supported: no format is known in which the model calls tools")
-    if tools and "tools" not in model.text.template_variables:
-        raise errors.unsupported(at, "is not supported: the model's chat template shows no tools")
+async def read_tools(
+    model: ServedModel, tools: Sequence[object], read: Callable[[object, str], Tool], at: str = "tools"
+) -> tuple[Tool, ...]:
+    """`read(tool, place)` of each, of those that a request offers. Raises ApiError 400."""
+    if tools:
+        check_model(model, at)
     if len(tools) > MAX_TOOLS:
         raise errors.bad_request(f"{at}: at most {MAX_TOOLS} tools", at, "invalid_value")
+    size = json_bytes(tools, at)
+    if size > MAX_BYTES:
+        raise errors.bad_request(f"{at}: more than {MAX_BYTES} bytes of JSON", at, "invalid_value")
+
+    def work() -> list[Tool]:
+        return [read(tool, f"{at}[{index}]") for index, tool in enumerate(tools)]
+
+    return check_names(await off_loop(size, work), at)
+
+
+def json_bytes(value: object, at: str) -> int:
+    try:
+        return len(msgspec.json.encode(value))
+    except RecursionError:
+        raise errors.bad_request(f"{at}: nested too deep", at, "invalid_value") from None
+
+
+def check_model(model: ServedModel, at: str) -> None:
+    """Raise ApiError 400 if the model cannot be shown tools, or nobody knows how it calls them."""
+    if model.formats.tools is None:
+        raise errors.unsupported(at, "is not supported: no format is known in which the model calls tools")
+    if "tools" not in model.text.template_variables:
+        raise errors.unsupported(at, "is not supported: the model's chat template shows no tools")
+
+
+def check_names(tools: Sequence[Tool], at: str) -> tuple[Tool, ...]:
+    """Raise ApiError 400 if two have the same."""
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         if tool.name in seen:
             message = f"{at}[{index}]: there are two tools {tool.name!r}"
             raise errors.bad_request(message, f"{at}[{index}]", "invalid_value")
         seen.add(tool.name)
-    if len(msgspec.json.encode(tools)) > MAX_BYTES:
-        raise errors.bad_request(f"{at}: more than {MAX_BYTES} bytes of JSON", at, "invalid_value")
     return tuple(tools)

@@ -16,7 +16,7 @@ from api.generation.chat_prompt import render
 from api.generation.outputs import Generation
 from api.generation.request_builder import Prompt, build_request
 from api.generation.served_model import ServedModel, Text
-from api.openai.chat import choice_logprobs
+from api.openai.chat_answers import choice_logprobs
 from api.responses.context import chain_messages, find_previous, open_turn
 from api.responses.events import Transcript
 from api.responses.request import ResponseRequest, params_of, read_input

@@ -41,9 +41,14 @@ from api.responses.store import RESPONSES, ResponseStore
 from api.server import Server
 from api.sessions.store import SESSIONS, SessionStore
 from api.telemetry.metrics import Metrics
+from models.text.formats.hermes import HERMES
+from models.text.formats.picking import OutputFormats
+from models.text.formats.thinking import THINK
 
 EOS = 256
 VOCAB = 260
+NO_FORMATS = OutputFormats()
+AGENT = OutputFormats(HERMES, THINK)
 
 
 class FakeText:
@@ -251,13 +256,13 @@ def prompt_items(request: Request) -> list[TokenLogprob]:
     return others if start else [first, *others[1:]]
 
 
-def make_server(config: Config, ready: bool = True) -> tuple[Server, FakeRing]:
+def make_server(config: Config, ready: bool = True, formats: OutputFormats = NO_FORMATS) -> tuple[Server, FakeRing]:
     metrics = Metrics("fake")
     gateway = Gateway(config.request_timeout, metrics)
     ring = FakeRing(gateway)
     server = Server(config, gateway, metrics, "fake")
     if ready:
-        server.model = ServedModel(FakeText(), VOCAB, config.max_model_len or 256, {"family": "fake"})
+        server.model = ServedModel(FakeText(), VOCAB, config.max_model_len or 256, {"family": "fake"}, formats)
         server.relay = ring
         server.phase = "ready"
         metrics.watch_ring(ring)
@@ -305,8 +310,8 @@ class WatchedServer(TestServer):
 
 
 @asynccontextmanager
-async def serving(ready: bool = True, **options: Any) -> AsyncIterator[Served]:
-    server, ring = make_server(Config(**options), ready)
+async def serving(ready: bool = True, formats: OutputFormats = NO_FORMATS, **options: Any) -> AsyncIterator[Served]:
+    server, ring = make_server(Config(**options), ready, formats)
     app = make_app(server)
     await app[SESSIONS].restore(VOCAB)
     try:

@@ -7,11 +7,12 @@ import pytest
 from api.errors import ApiError
 from api.generation.messages import read_message
 from api.generation.served_model import ServedModel
-from api.generation.tools import Tool, check_tools, read_tool
+from api.generation.tools import Tool, read_tool, read_tools
 from models.text.formats.hermes import HERMES
 from models.text.formats.picking import OutputFormats
 from tests.api.fake_ring import VOCAB, FakeText
 
+pytestmark = pytest.mark.anyio
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
 SHOWN = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 
@@ -125,17 +126,27 @@ def model(formats: OutputFormats) -> ServedModel:
     return ServedModel(FakeText(), VOCAB, 1000, formats=formats)
 
 
-def test_tools_together() -> None:
-    known, two = model(OutputFormats(HERMES)), [Tool("a"), Tool("b")]
-    assert check_tools(known, two) == tuple(two)
-    assert check_tools(model(OutputFormats()), []) == ()
-    wrong: list[tuple[ServedModel, list[Tool], str]] = [
-        (model(OutputFormats()), two, "tools"),
-        (known, [*two, Tool("a")], "tools[2]"),
-        (known, [Tool(f"t{index}") for index in range(513)], "tools"),
-        (known, [Tool("a", "x" * 2**20)], "tools"),
-    ]
-    for served, tools, param in wrong:
+async def test_too_many_tools_and_too_large_ones() -> None:
+    known = model(OutputFormats(HERMES))
+    many = [tool(name=f"t{index}") for index in range(512)]
+    assert len(await read_tools(known, many, read_tool)) == 512
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for wrong in ([*many, tool(name="a")], [tool(description="x" * 2**20)], [tool(parameters={"type": deep})]):
         with pytest.raises(ApiError) as caught:
-            check_tools(served, tools)
+            await read_tools(known, wrong, read_tool)
+        assert (caught.value.status, caught.value.param) == (400, "tools")
+
+
+async def test_tools_together() -> None:
+    known, two = model(OutputFormats(HERMES)), [tool(name="a"), tool(name="b")]
+    assert [read.name for read in await read_tools(known, two, read_tool)] == ["a", "b"]
+    assert await read_tools(model(OutputFormats()), [], read_tool) == ()
+    for served, tools, param in (
+        (model(OutputFormats()), two, "tools"),
+        (known, [*two, tool(name="a")], "tools[2]"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            await read_tools(served, tools, read_tool)
         assert caught.value.param == param

@@ -1,0 +1,79 @@
+"""Which of the tools a request wants called, and the grammar that makes a model call them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+from api import errors
+from api.generation.messages import read_object_at, read_string
+from api.generation.request_builder import Prompt
+from api.generation.served_model import ServedModel
+from api.generation.tools import Mode, Tool, ToolUse, read_tools
+from models.text.formats.grammars import CallableTool, WantedCalls, output_grammar
+
+
+async def read_tool_use(
+    model: ServedModel,
+    tools: Sequence[object],
+    choice: str | Mapping[str, Any] | None,
+    parallel: bool,
+    read: Callable[[object, str], Tool],
+) -> ToolUse:
+    """A request's fields tools, tool_choice and parallel_tool_calls, as OpenAI has them. Raises ApiError 400."""
+    offered = await read_tools(model, tools, read)
+    mode, names = read_choice(choice)
+    known = {tool.name for tool in offered}
+    if not offered and (mode == "required" or names is not None):
+        raise errors.bad_request("tool_choice: there are no tools to call", "tool_choice", "invalid_value")
+    for name in sorted((names or frozenset()) - known):
+        raise errors.bad_request(f"tool_choice: there is no tool {name!r}", "tool_choice", "invalid_value")
+    return ToolUse(offered, mode, names, parallel)
+
+
+def read_choice(choice: str | Mapping[str, Any] | None) -> tuple[Mode, frozenset[str] | None]:
+    """Whether tools are to be called, and which, None for any; in the form of chat completions or of Responses."""
+    if choice is None:
+        return "auto", None
+    if isinstance(choice, str):
+        return read_mode(choice, "tool_choice"), None
+    match choice.get("type"):
+        case "function":
+            return "required", frozenset([read_name(choice, "tool_choice")])
+        case "allowed_tools":
+            allowed = read_object_at(choice.get("allowed_tools", choice), "tool_choice.allowed_tools")
+            tools = allowed.get("tools")
+            if not isinstance(tools, list) or not tools:
+                message = "tool_choice.tools must be a list with a tool at least"
+                raise errors.bad_request(message, "tool_choice.tools", "invalid_value")
+            places = [(tool, f"tool_choice.tools[{index}]") for index, tool in enumerate(tools)]
+            names = frozenset(read_name(read_object_at(tool, at), at) for tool, at in places)
+            return read_mode(allowed.get("mode"), "tool_choice.mode", ("auto", "required")), names
+    raise errors.unsupported("tool_choice", f"is of type {errors.shown(choice.get('type'))}")
+
+
+def read_mode(mode: object, at: str, modes: Sequence[Mode] = get_args(Mode)) -> Mode:
+    for known in modes:
+        if mode == known:
+            return known
+    message = f"{at}: expected one of {', '.join(modes)}, got {errors.shown(mode)}"
+    raise errors.bad_request(message, at, "invalid_value")
+
+
+def read_name(tool: Mapping[str, Any], at: str) -> str:
+    """Of {"type": "function", "name": …} or {"type": "function", "function": {"name": …}}."""
+    if tool.get("type") != "function":
+        raise errors.unsupported(f"{at}.type", f"is {errors.shown(tool.get('type'))}: only functions are supported")
+    inner = tool.get("function", tool)
+    return read_string(read_object_at(inner, f"{at}.function").get("name"), f"{at}.name")
+
+
+def grammar_of(model: ServedModel, prompt: Prompt, use: ToolUse) -> str:
+    """What the answer must follow, for SamplingParams; empty if it may be anything.
+
+    Calls that must be there follow their schemas, and so do all calls where one of the tools is strict.
+    """
+    format, tools = model.formats.tools, use.callable
+    if format is None or not tools or (use.mode != "required" and not any(tool.strict for tool in tools)):
+        return ""
+    known = [CallableTool(tool.name, tool.parameters, tool.strict) for tool in tools]
+    wanted = WantedCalls(known, model.text.added_tokens, use.mode == "required", use.parallel)
+    return output_grammar(wanted, format.begins[0], format.rules, model.formats.reasoning, prompt.in_reasoning)
