@@ -9,6 +9,7 @@ from typing import Self
 from actors import tokens
 from actors.requests import Output
 from api.generation.answers import Answer
+from api.generation.messages import Message, call_message
 from api.generation.request_builder import Prompt
 from api.generation.served_model import ServedModel
 from api.generation.tools import NO_TOOLS, ToolUse
@@ -35,13 +36,15 @@ class CalledTool:
 class ParsedAnswer:
     """Outputs of one member, taken apart as they come; the sum does not depend on how they are split.
 
-    The prompt says whether reasoning has begun, `use` which calls to look for. calls: those so far, by the index that
-    events have. A call that was cut off is there too, not whole. Where one answer may have one call only, the others
-    are dropped. finish_reason: the member's, but "tool_calls" where it stopped by itself and there is a whole call.
+    The prompt says whether reasoning has begun, `use` which calls to look for. id: of the request, from which the ids
+    of calls are made; by chance without. calls: those so far, by the index that events have. One that was cut off is
+    there too, not whole; where an answer may have one call only, the others are dropped. finish_reason: the member's,
+    but "tool_calls" where it stopped by itself and there is a whole call.
     """
 
-    def __init__(self, model: ServedModel, prompt: Prompt, use: ToolUse = NO_TOOLS) -> None:
+    def __init__(self, model: ServedModel, prompt: Prompt, use: ToolUse = NO_TOOLS, id: str = "") -> None:
         formats = model.formats
+        self._id = id.partition("-")[2] or uuid.uuid4().hex
         schemas = {tool.name: tool.parameters for tool in use.callable}
         self.calls: list[CalledTool] = []
         self.finish_reason: str | None = None
@@ -53,9 +56,9 @@ class ParsedAnswer:
         self._counter = ReasoningTokens(lambda ids: model.text.decode(ids, skip_special_tokens=False), formats.ending)
 
     @classmethod
-    def of(cls, answer: Answer, model: ServedModel, prompt: Prompt, use: ToolUse = NO_TOOLS) -> Self:
+    def of(cls, answer: Answer, model: ServedModel, prompt: Prompt, use: ToolUse = NO_TOOLS, id: str = "") -> Self:
         """One that is all there."""
-        parsed = cls(model, prompt, use)
+        parsed = cls(model, prompt, use, id)
         parsed.read(answer.text, answer.ids)
         parsed.finish(answer.finish_reason)
         return parsed
@@ -72,6 +75,21 @@ class ParsedAnswer:
     def reasoning_tokens(self) -> int:
         """Tokens up to the end of reasoning, markers included; 0 without any."""
         return self._counter.count if self._reasoning else 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether there is neither reasoning nor a call, not even one that was cut off."""
+        return not self._reasoning and not self.calls
+
+    @property
+    def message(self) -> Message:
+        """What was said, as templates know it; without calls that were cut off, which they could not show."""
+        message: Message = {"role": "assistant", "content": self.content}
+        if self._reasoning:
+            message["reasoning_content"] = self.reasoning
+        if calls := [call_message(call.id, call.name, call.arguments) for call in self.calls if call.whole]:
+            message["tool_calls"] = calls
+        return message
 
     @property
     def called(self) -> bool:
@@ -110,7 +128,7 @@ class ParsedAnswer:
                 case Reasoning(text):
                     self._reasoning.append(text)
                 case CallBegun(_, name):
-                    self.calls.append(CalledTool(f"call_{uuid.uuid4().hex}", name))
+                    self.calls.append(CalledTool(f"call_{self._id}_{len(self.calls)}", name))
                 case CallArguments(index, json):
                     self.calls[index].pieces.append(json)
                 case CallEnded(index, whole):

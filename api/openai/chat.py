@@ -60,12 +60,14 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     requests = chat_requests(model, asked, prompt, use, id, salt_of(request, asked.cache_salt))
     with submit(request, requests) as generation:
         if asked.stream:
-            parsed = [ParsedAnswer(model, prompt, use) for _ in requests]
+            parsed = [ParsedAnswer(model, prompt, use, each.id) for each in requests]
             options = asked.stream_options or StreamOptions()
             encoder = ChatEncoder(id, server.name, model.text, parsed, generation, asked.logprobs, options)
             return await stream(request, generation, encoder, server.config.ping_interval)
         answers = await collect(generation)
-        parsed = [ParsedAnswer.of(answer, model, prompt, use) for answer in answers]
+        parsed = [
+            ParsedAnswer.of(answer, model, prompt, use, each.id) for answer, each in zip(answers, requests, strict=True)
+        ]
         choices = [
             choice_of(
                 index, answer, parsed[index], choice_logprobs(model.text, answer.logprobs) if asked.logprobs else None

@@ -1,15 +1,15 @@
 """GET /v1/responses/{id}/input_items: what the model was given, as OpenAI lists it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from api import errors
 from api.parsing import read_number
 from api.responses.events import item_id
+from api.responses.items import Item, items_of
 from api.responses.store import StoredResponse, chain
-from api.sessions.log import turns
+from api.sessions.log import Turn, turns
 
-Item: TypeAlias = dict[str, Any]
 MAX_LIMIT = 100
 DEFAULT = 20
 
@@ -54,30 +54,18 @@ def read_start(items: Sequence[Item], query: Mapping[str, str]) -> int:
 def input_items(response: StoredResponse) -> list[Item]:
     """Oldest first: what it goes on from, then its own input."""
     earlier = chain(response)
-    first = earlier[0]
-    items = [item for turn in turns(first.base) for item in said(turn.request, turn.messages or (), turn.answer)]
+    items = [item for turn in turns(earlier[0].base) for item in said_in_turn(turn)]
     for previous in earlier[:-1]:
-        answer = None if previous.transcript.prefill_only else previous.transcript.text
-        items += said(previous.id, previous.messages, answer)
-    return items + said(response.id, response.messages, None)
+        items += [*said(previous.id, previous.messages), *previous.body["output"]]
+    return items + said(response.id, response.messages)
 
 
-def said(request: str, messages: Sequence[Mapping[str, Any]], answer: str | None) -> list[Item]:
-    """What was said to the model, and what it answered, in one response or turn."""
+def said_in_turn(turn: Turn) -> list[Item]:
+    answer = [] if turn.reply is None else items_of(item_id(turn.request), turn.reply)
+    return [*said(turn.request, turn.messages or ()), *answer]
+
+
+def said(request: str, messages: Sequence[Mapping[str, Any]]) -> list[Item]:
+    """What was said to the model in one response or turn."""
     id = item_id(request)
-    items = [item(f"{id}-{index}", message) for index, message in enumerate(messages)]
-    return items if answer is None else [*items, item(id, {"role": "assistant", "content": answer})]
-
-
-def item(id: str, message: Mapping[str, Any]) -> Item:
-    answered = message["role"] == "assistant"
-    part: dict[str, Any] = {"type": "output_text" if answered else "input_text", "text": message["content"]}
-    if answered:
-        part |= {"annotations": [], "logprobs": []}
-    return {
-        "id": id,
-        "type": "message",
-        "role": message["role"],
-        "status": "completed",
-        "content": [part],
-    }
+    return [item for index, message in enumerate(messages) for item in items_of(f"{id}-{index}", message)]

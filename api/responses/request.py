@@ -1,4 +1,4 @@
-"""What a client asks of /v1/responses: the body's fields, those that are refused, and the messages in its input."""
+"""What a client asks of /v1/responses: the body's fields, those that are refused, and those that are ignored."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -7,20 +7,21 @@ from msgspec import Meta, Struct, field
 
 from api import errors
 from api.generation.fields import Count, RequestFields, Salt, SamplingParams, TopLogprobs, request_params
-from api.generation.messages import read_each, read_message
-from api.generation.served_model import ServedModel
+from api.generation.messages import read_string
 from api.openai.fields import IGNORED as IGNORED_EVERYWHERE
 from api.parsing import Unsupported, convert
 
 LOGPROBS = "message.output_text.logprobs"
-IGNORED = (IGNORED_EVERYWHERE - {"metadata"}) | {"max_tool_calls", "stream_options", "prompt_cache_options"}
+OF_REASONING = frozenset({"effort", "summary", "generate_summary", "context"})
+IGNORED = (IGNORED_EVERYWHERE - {"metadata", "parallel_tool_calls"}) | {
+    "max_tool_calls",
+    "stream_options",
+    "prompt_cache_options",
+}
 TEXT: tuple[Any, ...] = ({}, {"format": {"type": "text"}})
 UNSUPPORTED: Unsupported = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "text": (*TEXT, *({**value, "verbosity": level} for value in TEXT for level in ("low", "medium", "high", None))),
     "truncation": ("disabled",),
-    "reasoning": ({}, {"effort": "none"}, {"effort": None}, {"effort": None, "summary": None}),
     "context_management": ([],),
     "prompt": (),
     "moderation": (),
@@ -53,6 +54,15 @@ class ResponseRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
     metadata: dict[str, str] = field(default_factory=dict)
     cache_salt: Salt = ""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    tools: list[Any] = field(default_factory=list)
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    reasoning: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def effort(self) -> str | None:
+        effort = self.reasoning.get("effort")
+        return effort if effort is None else read_string(effort, "reasoning.effort")
 
     @property
     def logprobs(self) -> bool:
@@ -83,26 +93,17 @@ def check(asked: ResponseRequest) -> None:
         raise errors.bad_request("after needs a conversation", "after", "invalid_value")
     if asked.background and not asked.store:
         raise errors.bad_request("a response in the background is stored: leave out store", "store", "invalid_value")
+    if unknown := asked.reasoning.keys() - OF_REASONING:
+        field = f"reasoning.{min(unknown)}"
+        raise errors.bad_request(f"unknown or unsupported field {field!r}", field, "unknown_parameter")
 
 
-async def read_input(model: ServedModel, asked: ResponseRequest) -> list[dict[str, Any]]:
-    if isinstance(asked.input, str):
-        return [{"role": "user", "content": asked.input}]
-    return await read_each(model, asked.input, read_item, "input")
-
-
-def read_item(item: Mapping[str, Any], at: str) -> dict[str, Any]:
-    """A message, or an earlier response's output sent back."""
-    if item.get("type", "message") != "message":
-        raise errors.unsupported(f"{at}.type", f"is {errors.shown(item['type'])}: only messages are supported")
-    return read_message({name: value for name, value in item.items() if name not in ("type", "phase")}, at)
-
-
-def params_of(asked: ResponseRequest, salt: str) -> SamplingParams:
+def params_of(asked: ResponseRequest, salt: str, grammar: str) -> SamplingParams:
     return request_params(
         asked,
         max_tokens=asked.max_output_tokens if asked.generate else 0,
         salt=salt,
+        grammar=grammar,
         logprobs=asked.top_logprobs if asked.logprobs else None,
         names={"prompt": "input", "max_tokens": "max_output_tokens"},
     )

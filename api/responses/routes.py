@@ -6,8 +6,9 @@ from aiohttp import web
 from api import errors
 from api.exchange import GENERATION, STREAM_ERROR, answer_json, answer_with_error, read_asked
 from api.parsing import read_number
-from api.responses.events import Event, EventCursor
+from api.responses.events import EventCursor
 from api.responses.input_items import list_items
+from api.responses.items import Event
 from api.responses.request import read_request
 from api.responses.start import start_response
 from api.responses.store import RESPONSES, StoredResponse

@@ -12,14 +12,19 @@ from aiohttp import web
 from actors.requests import Output, Request
 from api import errors
 from api.exchange import REQUEST_ID, new_id, request_context, salt_of
-from api.generation.chat_prompt import render
+from api.generation.chat_prompt import effort_variables, render
+from api.generation.messages import read_object_at
 from api.generation.outputs import Generation
-from api.generation.request_builder import Prompt, build_request
+from api.generation.parsed_answer import ParsedAnswer
+from api.generation.request_builder import build_request
 from api.generation.served_model import ServedModel, Text
+from api.generation.tool_choice import grammar_of, read_tool_use
+from api.generation.tools import Tool, read_function
 from api.openai.chat_answers import choice_logprobs
 from api.responses.context import chain_messages, find_previous, open_turn
 from api.responses.events import Transcript
-from api.responses.request import ResponseRequest, params_of, read_input
+from api.responses.input import read_input
+from api.responses.request import ResponseRequest, params_of
 from api.responses.run import ResponseRun
 from api.responses.store import RESPONSES, StoredResponse
 from api.security import owner_of
@@ -44,21 +49,25 @@ async def start_response(
     if asked.background and not responses.enabled:
         raise errors.unsupported("background", "needs stored responses: --response-retention is 0")
     previous = find_previous(responses, owner, asked.previous_response_id, latest)
-    messages = await read_input(model, asked)
+    messages = await read_input(model, asked.input)
+    use = await read_tool_use(model, asked.tools, asked.tool_choice, asked.parallel_tool_calls, read_response_tool)
+    variables = effort_variables(model, asked.effort, "reasoning.effort") | asked.chat_template_kwargs
     with ExitStack() as unless_begun:
         turn = open_turn(request.app[SESSIONS], owner, asked, id)
         if turn is not None:
             unless_begun.enter_context(turn)
-            prompt = await extend_chat(model, turn, opening(asked, turn) + messages, asked.chat_template_kwargs)
+            prompt = await extend_chat(model, turn, opening(asked, turn) + messages, variables, use)
         else:
-            prompt = await render_chain(model, asked, previous, messages)
+            whole = instructions(asked) + chain_messages(previous) + messages
+            prompt = await render(model, whole, "answer" if asked.generate else "closed", variables, use.tools)
         salt = turn.session.salt if turn is not None else salt_of(request, asked.cache_salt)
-        built = build_request(model, id, prompt, params_of(asked, salt))
+        built = build_request(model, id, prompt, params_of(asked, salt, grammar_of(model, prompt, use)))
         generation = submit(request, model, built, turn)
         unless_begun.pop_all()
     logprobs = partial(encoded_logprobs, model.text) if asked.logprobs else None
     body = new_body(server.name, asked, built, turn, store=asked.store and responses.enabled)
-    transcript = Transcript(body, logprobs, prefill_only=not asked.generate)
+    parsed = ParsedAnswer(model, prompt, use, id)
+    transcript = Transcript(body, parsed, logprobs, prefill_only=not asked.generate)
     response = StoredResponse(id=id, transcript=transcript, previous=previous, messages=messages)
     if turn is not None:
         response.base = turn.base
@@ -70,11 +79,12 @@ async def start_response(
     return run
 
 
-async def render_chain(
-    model: ServedModel, asked: ResponseRequest, previous: StoredResponse | None, messages: Messages
-) -> Prompt:
-    whole = instructions(asked) + chain_messages(previous) + messages
-    return await render(model, whole, "answer" if asked.generate else "closed", asked.chat_template_kwargs)
+def read_response_tool(tool: object, at: str) -> Tool:
+    """As Responses have it: {"type": "function", "name": …}. Raises ApiError 400."""
+    given = read_object_at(tool, at)
+    if given.get("type") != "function":
+        raise errors.unsupported(f"{at}.type", f"is {errors.shown(given.get('type'))}: only functions are supported")
+    return read_function(given, at)
 
 
 def instructions(asked: ResponseRequest) -> Messages:
@@ -122,14 +132,14 @@ def new_body(
         "metadata": asked.metadata,
         "model": model,
         "output": [],
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": asked.parallel_tool_calls,
         "previous_response_id": asked.previous_response_id,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": asked.effort, "summary": None},
         "store": store,
         "temperature": request.sampling.temperature,
         "text": {"format": {"type": "text"}},
-        "tool_choice": "none",
-        "tools": [],
+        "tool_choice": asked.tool_choice if asked.tool_choice is not None else "auto" if asked.tools else "none",
+        "tools": asked.tools,
         "top_logprobs": asked.top_logprobs,
         "top_p": request.sampling.top_p,
         "truncation": "disabled",

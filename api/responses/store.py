@@ -57,7 +57,7 @@ class StoredResponse:
         """Its input and its answer."""
         if self.transcript.prefill_only:
             return self.messages
-        return [*self.messages, {"role": "assistant", "content": self.transcript.text}]
+        return [*self.messages, self.transcript.message]
 
 
 def chain(last: StoredResponse | None) -> list[StoredResponse]:

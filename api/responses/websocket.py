@@ -19,7 +19,8 @@ from api.errors import ApiError
 from api.exchange import REQUEST_ID
 from api.generation.fields import Count
 from api.parsing import convert
-from api.responses.events import Event, EventCursor
+from api.responses.events import EventCursor
+from api.responses.items import Event
 from api.responses.request import read_request
 from api.responses.start import start_response
 from api.responses.store import RESPONSES, StoredResponse

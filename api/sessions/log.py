@@ -18,7 +18,8 @@ class Turn:
 
     It went on from the first `start` tokens of the history up to `previous`, and added `input` and `output`.
     messages: what the client said, if it was a turn of chat. answer: the model's text, stop strings included; None if
-    the turn only fed its input. log_bytes: of all turns up to this one.
+    the turn only fed its input. parts: the answer as a message, if that is more than its text: with reasoning or calls
+    of tools. log_bytes: of all turns up to this one.
     """
 
     previous: "Turn | None"
@@ -33,12 +34,21 @@ class Turn:
     answer: str | None
     created: int
     cached_tokens: int
+    parts: dict[str, Any] | None = None
     log_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         said = len(msgspec.json.encode([self.messages, self.answer]))
+        said += len(msgspec.json.encode(self.parts)) if self.parts is not None else 0
         before = self.previous.log_bytes if self.previous is not None else 0
         object.__setattr__(self, "log_bytes", before + len(self.input) + len(self.output) + said)
+
+    @property
+    def reply(self) -> dict[str, Any] | None:
+        """The answer, as templates know it."""
+        if self.answer is None or self.parts is not None:
+            return self.parts
+        return {"role": "assistant", "content": self.answer}
 
     @property
     def own_bytes(self) -> int:
@@ -77,8 +87,8 @@ def chat_messages(head: Turn | None) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for turn in turns(head):
         messages += turn.messages or ()
-        if turn.answer is not None:
-            messages.append({"role": "assistant", "content": turn.answer})
+        if turn.reply is not None:
+            messages.append(turn.reply)
     return messages
 
 

@@ -52,6 +52,7 @@ class TurnRecord(Struct, frozen=True, tag="turn"):
     answer: str | None
     created: int
     cached_tokens: int
+    parts: dict[str, Any] | None = None
 
 
 class RewindRecord(Struct, frozen=True, tag="rewind"):

@@ -15,6 +15,7 @@ from actors.tokens import Tokens, common_prefix, count, cut, unpack
 from api import errors
 from api.errors import ApiError
 from api.generation.outputs import Generation, Member
+from api.generation.parsed_answer import ParsedAnswer
 from api.sessions.log import Turn, TurnStatus, backwards, history
 from api.sessions.records import VERSION, LogRecord, RewindRecord, SessionHeader, record_of
 from api.sessions.saver import Saver
@@ -181,8 +182,9 @@ class OpenTurn:
     session, the error says not to try again.
 
     base, base_tokens: the turn that it goes on from (None: from nothing), and the tokens up to there. prompt: the whole
-    history that is sent into the ring. prefill_only: the token that comes back is dropped. settled: the turn that stays
-    in the session; None until then, and if none does. done: set when it is settled.
+    history that is sent into the ring. prefill_only: the token that comes back is dropped. parse: takes the answer's
+    text apart, in a turn of chat; parsed: what it made of it. settled: the turn that stays in the session; None until
+    then, and if none does. done: set when it is settled.
     """
 
     def __init__(self, session: Session, request: str) -> None:
@@ -194,6 +196,8 @@ class OpenTurn:
         self.prompt: Tokens = b""
         self.messages: tuple[dict[str, Any], ...] | None = None
         self.prefill_only = False
+        self.parse: Callable[[str], ParsedAnswer] | None = None
+        self.parsed: ParsedAnswer | None = None
         self.settled: Turn | None = None
         self.done = asyncio.Event()
         self._generation: Generation | None = None
@@ -269,6 +273,9 @@ class OpenTurn:
 
     def _append(self, member: Member, status: TurnStatus) -> None:
         output = b"" if self.prefill_only else bytes(member.delivered)
+        answer = None if self.prefill_only else answer_text(self._decode, member, output)
+        if answer is not None and self.parse is not None:
+            self.parsed = self.parse(answer)
         self.settled = Turn(
             previous=self.base,
             number=self.number,
@@ -279,9 +286,10 @@ class OpenTurn:
             status=status,
             finish_reason=member.finish_reason,
             messages=self.messages,
-            answer=None if self.prefill_only else answer_text(self._decode, member, output),
+            answer=answer,
             created=int(time.time()),
             cached_tokens=member.cached_tokens,
+            parts=self.parsed.message if self.parsed is not None and not self.parsed.plain else None,
         )
         self.session.append(self.settled, self.prompt + output)
 

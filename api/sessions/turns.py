@@ -1,9 +1,10 @@
 """POST /v1/sessions/{id}/turns: what a client says in a session, and what the model answers."""
 
+from functools import partial
 from typing import Any
 
 from aiohttp import web
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from actors.requests import MissReason, Origin, Output
 from actors.tokens import count, unpack
@@ -11,13 +12,17 @@ from api import errors
 from api.errors import ApiError
 from api.exchange import answer_json, answer_with_error, new_id, submit
 from api.generation.answers import Answer, Usage, collect, drop_output, usage
-from api.generation.chat_prompt import Ending, render
+from api.generation.chat_prompt import Ending, effort_variables, render
 from api.generation.fields import Count, RequestFields, SamplingParams, request_params
 from api.generation.messages import read_messages
 from api.generation.outputs import Generation
+from api.generation.parsed_answer import ParsedAnswer
 from api.generation.request_builder import Prompt, build_request, encode
 from api.generation.served_model import ServedModel
-from api.openai.fields import IGNORED
+from api.generation.tool_choice import grammar_of, read_tool_use
+from api.generation.tools import ToolUse, read_tool
+from api.openai.chat import IGNORED_IN_CHAT
+from api.openai.chat_answers import ChatMessage, message_of
 from api.parsing import convert, read_object
 from api.security import owner_of
 from api.server import SERVER
@@ -41,6 +46,10 @@ class TurnRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
     after: Count | None = None
     max_tokens: Count | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    tools: list[Any] = field(default_factory=list)
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
 
 
 class TurnStarted(Struct, tag_field="type", tag="turn.started"):
@@ -77,20 +86,23 @@ class TurnEnded(Struct, tag_field="type", tag="turn.ended"):
     usage: Usage
     resumed_from: Origin
     lost: MissReason
+    message: ChatMessage | UnsetType = UNSET
 
 
 @routes.post("/v1/sessions/{session}/turns")
 async def create_turn(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
-    asked = convert(await read_object(request), TurnRequest, IGNORED)
+    asked = convert(await read_object(request), TurnRequest, IGNORED_IN_CHAT)
     model = server.ready(asked.model)
     session = request.app[SESSIONS].get(owner_of(request), request.match_info["session"])
     session.check_idle()
     session.check_after(asked.after)
     async with session.begin(new_id("turn")) as turn:
         turn.prefill_only = asked.max_tokens == 0
-        prompt = await read_input(model, asked, turn)
-        built = turn.bind(build_request(model, turn.request, prompt, params_of(asked, session.salt)))
+        use = await read_tool_use(model, asked.tools, asked.tool_choice, asked.parallel_tool_calls, read_tool)
+        prompt = await read_input(model, asked, turn, use)
+        params = params_of(asked, session.salt, grammar_of(model, prompt, use))
+        built = turn.bind(build_request(model, turn.request, prompt, params))
         if session.closed:
             raise errors.unknown_session(session.id, "session")
         with submit(request, [built]) as generation:
@@ -111,7 +123,7 @@ async def answer_saved(request: web.Request, turn: OpenTurn, answer: object) -> 
     return answer_json(answer)
 
 
-async def read_input(model: ServedModel, asked: TurnRequest, turn: OpenTurn) -> Prompt:
+async def read_input(model: ServedModel, asked: TurnRequest, turn: OpenTurn, use: ToolUse) -> Prompt:
     """The whole history with what is new behind it. Raises 400."""
     given = [name for name in ("messages", "text", "input_ids") if getattr(asked, name) is not None]
     if len(given) != 1:
@@ -120,7 +132,10 @@ async def read_input(model: ServedModel, asked: TurnRequest, turn: OpenTurn) -> 
         raise errors.bad_request(f"{given[0]}: there is nothing to feed", given[0], "empty_turn")
     if asked.messages is not None:
         messages = await read_messages(model, asked.messages)
-        return await extend_chat(model, turn, messages, asked.chat_template_kwargs)
+        effort = effort_variables(model, asked.reasoning_effort, "reasoning_effort")
+        return await extend_chat(model, turn, messages, effort | asked.chat_template_kwargs, use)
+    if use.tools:
+        raise errors.bad_request("tools need messages", "tools", "invalid_value")
     new = Prompt(asked.input_ids or [])
     if asked.text is not None:
         new = await encode(model, asked.text, not turn.base_tokens, "text")
@@ -128,7 +143,11 @@ async def read_input(model: ServedModel, asked: TurnRequest, turn: OpenTurn) -> 
 
 
 async def extend_chat(
-    model: ServedModel, turn: OpenTurn, messages: list[dict[str, Any]], template_kwargs: dict[str, Any]
+    model: ServedModel,
+    turn: OpenTurn,
+    messages: list[dict[str, Any]],
+    template_kwargs: dict[str, Any],
+    use: ToolUse,
 ) -> Prompt:
     """The rendering of the whole conversation, of which the ring computes what goes beyond the session's history.
 
@@ -139,14 +158,24 @@ async def extend_chat(
         raise errors.bad_request(message, "messages", "not_a_chat")
     turn.messages = tuple(messages)
     ending: Ending = "closed" if turn.prefill_only else "answer"
-    return await render(model, chat_messages(turn.base) + messages, ending, template_kwargs)
+    prompt = await render(model, chat_messages(turn.base) + messages, ending, template_kwargs, use.tools)
+    turn.parse = partial(parse_answer, model, prompt, use, turn.request)
+    return prompt
 
 
-def params_of(asked: TurnRequest, salt: str) -> SamplingParams:
+def parse_answer(model: ServedModel, prompt: Prompt, use: ToolUse, id: str, text: str) -> ParsedAnswer:
+    parsed = ParsedAnswer(model, prompt, use, id)
+    parsed.read(text, ())
+    parsed.finish("stop")
+    return parsed
+
+
+def params_of(asked: TurnRequest, salt: str, grammar: str) -> SamplingParams:
     return request_params(
         asked,
         max_tokens=asked.max_tokens,
         salt=salt,
+        grammar=grammar,
         names={"prompt": next(n for n in ("messages", "text", "input_ids") if getattr(asked, n) is not None)},
     )
 
@@ -174,7 +203,7 @@ class TurnWriter:
     def ended(self, answer: Answer) -> TurnEnded:
         """Settles the turn: its client may start the next as soon as it has read this."""
         self._turn.settle()
-        settled = self._turn.settled
+        settled, parsed = self._turn.settled, self._turn.parsed
         assert settled is not None
         if self._turn.prefill_only:
             drop_output([answer])
@@ -194,4 +223,5 @@ class TurnWriter:
             usage=usage(self._generation, scoring=self._turn.prefill_only),
             resumed_from=member.origin,
             lost=member.miss_reason,
+            message=message_of(parsed) if parsed is not None and not parsed.plain else UNSET,
         )

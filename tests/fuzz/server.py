@@ -31,6 +31,7 @@ REQUEST_TIMEOUT_S = 20.0
 START_S = STOP_S = 60.0
 PATIENCE_S = 30.0
 SMALL: dict[str, Any] = {
+    "tool_parser": "hermes",
     "port": 0,
     "state_slots": 20,
     "kv_pages": 256,
@@ -106,7 +107,7 @@ class RunningServer:
 
 def make_hash_model(folder: Path) -> Path:
     """Every token that it says can be computed from the prompt."""
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text("{{ tools[0].function.name if tools }}" + TEMPLATE)
     return make_checkpoint(folder, vocab_size=VOCAB, eos_token_id=VOCAB - 1)
 
 

@@ -37,6 +37,40 @@ class Message(Struct):
     reasoning_content: str | None = None
 
 
+class Property(Struct):
+    type: Literal["string", "integer", "object"]
+    description: str | None = None
+
+
+class Parameters(Struct):
+    properties: dict[str, Property]
+    type: Literal["object"] = "object"
+
+
+class Function(Struct):
+    """Not strict: what the hash model says is known only where nothing constrains it."""
+
+    name: Literal["a", "b_1"]
+    description: str | None = None
+    parameters: Parameters | None = None
+    strict: Literal[False] | None = None
+
+
+class OfferedFunction(Struct):
+    type: Literal["function"]
+    function: Function
+
+
+class FlatFunction(Struct):
+    type: Literal["function"]
+    name: Literal["a", "b_1"]
+    parameters: Parameters | None = None
+
+
+class Effort(Struct):
+    effort: Literal["none"]
+
+
 class Generate(GenerateRequest):
     """Also in a session."""
 
@@ -71,6 +105,12 @@ TYPES: dict[tuple[type[Struct], str], Any] = {
     (CloseSessionRequest, "session_id"): Literal["s3", "a", "d_1"],
     (AbortRequest, "abort_all"): Literal[False],
 }
+for struct in (ChatRequest, ResponseRequest, Create, TurnRequest):
+    offered = OfferedFunction if struct in (ChatRequest, TurnRequest) else FlatFunction
+    TYPES[struct, "tools"] = Annotated[list[offered], Meta(max_length=1)]
+    TYPES[struct, "tool_choice"] = Literal["none", "auto"]
+    TYPES[struct, "reasoning"] = Effort
+    TYPES[struct, "reasoning_effort"] = Literal["none"]
 for struct in (ChatRequest, CompletionRequest, ResponseRequest, Create, TurnRequest, GenerateParams):
     TYPES[struct, "logit_bias"] = LogitBias
     TYPES[struct, "stop_token_ids"] = list[TokenId]

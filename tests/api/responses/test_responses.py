@@ -178,8 +178,9 @@ async def test_log_probabilities() -> None:
     ("field", "value"),
     [
         ("tools", [{"type": "web_search"}]), ("conversation", {"name": "c"}), ("after", 1), ("truncation", "auto"),
-        ("text", {"format": {"type": "json_object"}}), ("reasoning", {"effort": "high"}), ("nonsense", 1),
-        ("input", []), ("input", [{"type": "function_call_output", "call_id": "x", "output": ""}]),
+        ("text", {"format": {"type": "json_object"}}), ("nonsense", 1),
+        ("reasoning", {"effort": "huge"}), ("reasoning", {"force": 1}),
+        ("input", []), ("input", [{"type": "item_reference", "id": "x"}]),
         ("input", [{"role": "user", "content": [{"type": "input_image"}]}]),
         ("input", [{"role": {"a": 1}, "content": "a"}]), ("input", [{"role": "user", "content": [{"type": {}}]}]),
     ],

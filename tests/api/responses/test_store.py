@@ -7,14 +7,18 @@ from typing import Any
 import openai
 import pytest
 
+from api.generation.parsed_answer import ParsedAnswer
+from api.generation.request_builder import Prompt
+from api.generation.served_model import ServedModel
 from api.responses.events import Transcript
 from api.responses.store import ResponseStore, StoredResponse
-from tests.api.fake_ring import Served, serving
+from tests.api.fake_ring import VOCAB, FakeText, Served, serving
 
 pytestmark = pytest.mark.anyio
 REPLY = "Hello, wörld."
 PATH = "/v1/responses"
 OWNER = b"me"
+PARSED = ParsedAnswer(ServedModel(FakeText(), VOCAB, 100), Prompt([1]))
 
 
 @asynccontextmanager
@@ -25,7 +29,7 @@ async def client_of(served: Served) -> AsyncIterator[openai.AsyncOpenAI]:
 
 def keep(store: ResponseStore, id: str, size: int, previous: StoredResponse | None = None) -> StoredResponse:
     """An ended response of that size."""
-    transcript = Transcript({"id": id, "status": "completed", "background": False})
+    transcript = Transcript({"id": id, "status": "completed", "background": False}, PARSED)
     response = StoredResponse(id=id, transcript=transcript, previous=previous, messages=[], size=size)
     store.put(OWNER, response)
     store.mark_ended(OWNER, response)
@@ -79,7 +83,7 @@ async def test_turns_that_are_held_count_once() -> None:
 async def test_one_that_runs_is_not_dropped() -> None:
     now = 0.0
     store = ResponseStore(retention=10, cap=100, clock=lambda: now)
-    transcript = Transcript({"id": "a", "status": "in_progress", "background": True})
+    transcript = Transcript({"id": "a", "status": "in_progress", "background": True}, PARSED)
     running = StoredResponse(id="a", transcript=transcript, messages=[], size=50)
     store.put(OWNER, running)
     now = 20.0

@@ -1,0 +1,249 @@
+"""The items of a response's output, each with the events that tell of it: messages, reasoning, function calls."""
+
+import io
+from array import array
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from api.generation.messages import call_message
+from api.generation.parsed_answer import CalledTool
+
+Event: TypeAlias = dict[str, Any]
+Item: TypeAlias = dict[str, Any]
+
+
+class GrowingText:
+    """A text that grows, and the marks in it: between two of them is a delta.
+
+    A mark is set when the first reader comes so far: who reads slowly gets fewer and longer deltas, and who reads again
+    gets the same. logprobs: of the tokens of the text.
+    """
+
+    def __init__(self) -> None:
+        self.logprobs: list[msgspec.Raw] = []
+        self._whole: str | None = None
+        self._written = io.StringIO()
+        self._length = 0
+        self._marks = array("Q")
+        self._logprob_marks = array("Q")
+
+    def __len__(self) -> int:
+        """How many deltas there are."""
+        return len(self._marks)
+
+    @property
+    def text(self) -> str:
+        return self._whole if self._whole is not None else self._written.getvalue()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the marks."""
+        return 8 * (len(self._marks) + len(self._logprob_marks))
+
+    def add(self, text: str) -> None:
+        self._written.seek(self._length)
+        self._written.write(text)
+        self._length += len(text)
+
+    def mark(self) -> None:
+        """What has come since the last delta is the next."""
+        at = self._marks[-1] if self._marks else 0
+        logprobs_at = self._logprob_marks[-1] if self._logprob_marks else 0
+        if self._whole is None and (self._length > at or len(self.logprobs) > logprobs_at):
+            self._marks.append(self._length)
+            self._logprob_marks.append(len(self.logprobs))
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self.mark()
+        self._whole = self._written.getvalue()
+        self._written.close()
+
+    def delta(self, index: int) -> tuple[str, list[msgspec.Raw]]:
+        begin, end = self._marks[index - 1] if index else 0, self._marks[index]
+        if self._whole is not None:
+            text = self._whole[begin:end]
+        else:
+            self._written.seek(begin)
+            text = self._written.read(end - begin)
+        return text, self.logprobs[self._logprob_marks[index - 1] if index else 0 : self._logprob_marks[index]]
+
+
+class OutputItem(Protocol):
+    """One item. whole: as it is in the body; complete: nothing is missing.
+
+    first, last: its events but the deltas; opening, closing: how many these are.
+    """
+
+    growing: GrowingText
+    complete: bool
+    opening: int
+    closing: int
+
+    def whole(self) -> Item: ...
+
+    def first(self) -> list[Event]: ...
+
+    def delta(self, index: int) -> Event: ...
+
+    def last(self) -> list[Event]: ...
+
+
+class MessageItem:
+    opening, closing = 2, 3
+
+    def __init__(self, id: str, index: int) -> None:
+        self.growing = GrowingText()
+        self.complete = False
+        self._id = id
+        self._index = index
+        self._place = {"item_id": id, "output_index": index, "content_index": 0}
+
+    def whole(self) -> Item:
+        return self._item(status_of(self), [self._part(self.growing.text, self.growing.logprobs)])
+
+    def first(self) -> list[Event]:
+        return [
+            added(self._index, self._item("in_progress", [])),
+            {"type": "response.content_part.added", **self._place, "part": self._part("", [])},
+        ]
+
+    def delta(self, index: int) -> Event:
+        text, logprobs = self.growing.delta(index)
+        return {"type": "response.output_text.delta", **self._place, "delta": text, "logprobs": logprobs}
+
+    def last(self) -> list[Event]:
+        text, logprobs = self.growing.text, self.growing.logprobs
+        return [
+            {"type": "response.output_text.done", **self._place, "text": text, "logprobs": logprobs},
+            {"type": "response.content_part.done", **self._place, "part": self._part(text, logprobs)},
+            done(self._index, self.whole()),
+        ]
+
+    def _item(self, status: str, content: list[Item]) -> Item:
+        return {"id": self._id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def _part(self, text: str, logprobs: list[msgspec.Raw]) -> Item:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+class ReasoningItem:
+    opening, closing = 2, 3
+
+    def __init__(self, id: str, index: int) -> None:
+        self.growing = GrowingText()
+        self.complete = False
+        self._id = id
+        self._index = index
+        self._place = {"item_id": id, "output_index": index, "content_index": 0}
+
+    def whole(self) -> Item:
+        return reasoning_item(self._id, self.growing.text, status_of(self))
+
+    def first(self) -> list[Event]:
+        part = {"type": "reasoning_text", "text": ""}
+        item = {"id": self._id, "type": "reasoning", "summary": [], "content": [], "status": "in_progress"}
+        return [added(self._index, item), {"type": "response.content_part.added", **self._place, "part": part}]
+
+    def delta(self, index: int) -> Event:
+        return {"type": "response.reasoning_text.delta", **self._place, "delta": self.growing.delta(index)[0]}
+
+    def last(self) -> list[Event]:
+        text = self.growing.text
+        part = {"type": "reasoning_text", "text": text}
+        return [
+            {"type": "response.reasoning_text.done", **self._place, "text": text},
+            {"type": "response.content_part.done", **self._place, "part": part},
+            done(self._index, self.whole()),
+        ]
+
+
+class FunctionCallItem:
+    """complete: its arguments are an object."""
+
+    opening, closing = 1, 2
+
+    def __init__(self, id: str, index: int, call: CalledTool) -> None:
+        self.growing = GrowingText()
+        self.complete = False
+        self._id = id
+        self._index = index
+        self._call = call
+        self._place = {"item_id": id, "output_index": index}
+
+    def whole(self) -> Item:
+        return call_item(self._id, self._call.id, self._call.name, self.growing.text, status_of(self))
+
+    def message(self) -> dict[str, Any]:
+        """As templates know it."""
+        return call_message(self._call.id, self._call.name, self.growing.text)
+
+    def first(self) -> list[Event]:
+        return [added(self._index, call_item(self._id, self._call.id, self._call.name, "", "in_progress"))]
+
+    def delta(self, index: int) -> Event:
+        arguments, _ = self.growing.delta(index)
+        return {"type": "response.function_call_arguments.delta", **self._place, "delta": arguments}
+
+    def last(self) -> list[Event]:
+        about = {"name": self._call.name, "arguments": self.growing.text}
+        return [
+            {"type": "response.function_call_arguments.done", **self._place, **about},
+            done(self._index, self.whole()),
+        ]
+
+
+def added(index: int, item: Item) -> Event:
+    return {"type": "response.output_item.added", "output_index": index, "item": item}
+
+
+def done(index: int, item: Item) -> Event:
+    return {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
+def status_of(item: OutputItem) -> str:
+    return "completed" if item.complete else "incomplete"
+
+
+def reasoning_item(id: str, text: str, status: str) -> Item:
+    content = [{"type": "reasoning_text", "text": text}]
+    return {"id": id, "type": "reasoning", "summary": [], "content": content, "status": status}
+
+
+def call_item(id: str, call: str, name: str, arguments: str, status: str) -> Item:
+    return {
+        "id": id,
+        "type": "function_call",
+        "call_id": call,
+        "name": name,
+        "arguments": arguments,
+        "status": status,
+    }
+
+
+def items_of(id: str, message: Mapping[str, Any]) -> list[Item]:
+    """A message as items: its reasoning, what it says, and its calls. id: of the first of them."""
+    content, calls = message["content"], message.get("tool_calls", ())
+    if message["role"] == "tool":
+        result = {"type": "function_call_output", "call_id": message["tool_call_id"], "output": content}
+        return [{"id": id, **result, "status": "completed"}]
+    items = []
+    if thought := message.get("reasoning_content"):
+        items.append(reasoning_item(f"{id}-reasoning", thought, "completed"))
+    if content or not calls:
+        items.append(message_item(id, message["role"], content))
+    for index, call in enumerate(calls):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        written = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+        items.append(call_item(f"{id}-call-{index}", call["id"], name, written, "completed"))
+    return items
+
+
+def message_item(id: str, role: str, text: str) -> Item:
+    answered = role == "assistant"
+    part: Item = {"type": "output_text" if answered else "input_text", "text": text}
+    if answered:
+        part |= {"annotations": [], "logprobs": []}
+    return {"id": id, "type": "message", "role": role, "status": "completed", "content": [part]}

@@ -1,0 +1,238 @@
+"""Function calls and reasoning in responses, by the official client: streamed, stored, gone on from."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+from llguidance import LLMatcher
+from openai.types.responses import Response
+
+from actors.tokens import unpack
+from tests.api.fake_ring import AGENT, Served, serving
+
+pytestmark = pytest.mark.anyio
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: Any = {"type": "function", "name": "weather", "description": "Tells.", "parameters": SCHEMA}
+SHOWN = {"type": "function", "function": {"name": "weather", "description": "Tells.", "parameters": SCHEMA}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+THOUGHT = "<think>\nHm.\n</think>\n\n"
+WRITTEN = f'<tool_call>{{"name": "weather", "arguments": {json.dumps({"city": "Köln"})}}}</tool_call>'
+
+
+@asynccontextmanager
+async def client(reply: str = "", **options: Any) -> AsyncIterator[tuple[openai.AsyncOpenAI, Served]]:
+    async with (
+        serving(formats=AGENT, max_model_len=4000, **options) as served,
+        openai.AsyncOpenAI(base_url=f"{served.url}v1", api_key="none", max_retries=0) as api,
+    ):
+        served.ring.reply = reply
+        yield api, served
+
+
+def last_prompt(served: Served) -> str:
+    return bytes(unpack(served.ring.submitted()[-1].tokens)).decode()
+
+
+def told(response: Response) -> list[tuple[str, ...]]:
+    """Each item of the output, in short."""
+    found: list[tuple[str, ...]] = []
+    for item in response.output:
+        match item.type:
+            case "message":
+                [part] = item.content
+                assert part.type == "output_text"
+                found.append(("message", part.text))
+            case "reasoning":
+                assert item.content is not None
+                found.append(("reasoning", item.content[0].text))
+            case "function_call":
+                found.append(("call", item.name, item.arguments, item.status or ""))
+    return found
+
+
+KOELN = ("call", "weather", '{"city": "Köln"}', "completed")
+REPLIES: dict[str, tuple[str, list[tuple[str, ...]]]] = {
+    "text": ("Hello.", [("message", "Hello.")]),
+    "nothing": ("", [("message", "")]),
+    "thought": (THOUGHT + "Hello.", [("reasoning", "Hm."), ("message", "Hello.")]),
+    "call": (CALL, [KOELN]),
+    "all": (
+        THOUGHT + "I look." + CALL + "\n" + CALL + "So.",
+        [("reasoning", "Hm."), ("message", "I look."), KOELN, KOELN, ("message", "So.")],
+    ),
+    "only thought": ("<think>Hm", [("reasoning", "Hm")]),
+    "cut": (CALL[:50], [("call", "weather", '{"city"'[: 50 - CALL.index('{"city')], "incomplete")]),
+}
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.001])
+@pytest.mark.parametrize("reply, expected", REPLIES.values(), ids=REPLIES)
+async def test_a_response_is_the_same_streamed_and_not(
+    reply: str, expected: list[tuple[str, ...]], pause: float
+) -> None:
+    async with client(reply) as (api, served):
+        served.ring.pause = pause
+        asked: Any = {"model": "fake", "input": "hi", "tools": [WEATHER]}
+        whole = await api.responses.create(**asked)
+        assert told(whole) == expected and whole.status == "completed"
+        events = [event async for event in await api.responses.create(**asked, stream=True)]
+        final = await api.responses.retrieve(events[-1].response.id)  # type: ignore[union-attr]
+        assert told(final) == expected
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        check_events(events, final)
+        assert [event async for event in await api.responses.retrieve(final.id, stream=True)] == events
+        async with api.responses.stream(**asked) as stream:
+            assert told(await stream.get_final_response()) == expected
+        ids = [item.id for item in final.output]
+        assert len(set(ids)) == len(ids)
+
+
+def check_events(events: list[Any], final: Response) -> None:
+    """Each item is opened, filled by deltas and closed before the next; their sum is the item."""
+    for index, item in enumerate(final.output):
+        own = [event for event in events if getattr(event, "output_index", None) == index]
+        kinds = [event.type.removeprefix("response.") for event in own]
+        assert kinds[0] == "output_item.added" and kinds[-1] == "output_item.done"
+        assert events.index(own[-1]) - events.index(own[0]) == len(own) - 1
+        assert own[-1].item == item
+        text = "".join(event.delta for event in own if event.type.endswith(".delta"))
+        match item.type:
+            case "message":
+                middle, whole = "output_text", item.content[0].text  # type: ignore[union-attr]
+            case "reasoning":
+                middle, whole = "reasoning_text", item.content[0].text  # type: ignore[index]
+            case _:
+                middle, whole = "function_call_arguments", item.arguments  # type: ignore[union-attr]
+        assert text == whole
+        assert {f"{middle}.done", *([f"{middle}.delta"] if whole else [])} <= set(kinds)
+
+
+async def test_reasoning_is_counted() -> None:
+    async with client(THOUGHT + "Hello.") as (api, _):
+        response = await api.responses.create(model="fake", input="hi")
+    assert response.usage is not None
+    assert response.usage.output_tokens_details.reasoning_tokens == len("<think>\nHm.\n</think>")
+
+
+async def test_a_chain_goes_on_from_calls_and_their_results() -> None:
+    async with client(THOUGHT + "I look." + CALL) as (api, served):
+        asked: Any = {"model": "fake", "tools": [WEATHER]}
+        first = await api.responses.create(input="Hi", instructions="Be brief.", **asked)
+        call: Any = first.output[-1]
+        served.ring.reply = "Rain."
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+        second = await api.responses.create(input=[result], previous_response_id=first.id, **asked)
+        shown = (
+            f"tools:{json.dumps([SHOWN])}\nuser:Hi\nassistant:<think>Hm.</think>I look.{WRITTEN}\ntool:rain\nassistant:"
+        )
+        assert last_prompt(served) == shown
+        await api.responses.create(input=[{"role": "user", "content": "Hi"}, *first.output, result], **asked)  # type: ignore[list-item]
+        assert last_prompt(served) == shown
+        listed = (await api.responses.input_items.list(second.id, order="asc")).data
+        assert [item.type for item in listed] == [
+            "message",
+            "reasoning",
+            "message",
+            "function_call",
+            "function_call_output",
+        ]
+        assert [item.id for item in listed[1:4]] == [item.id for item in first.output]
+        third = await api.responses.create(input="And?", previous_response_id=second.id, **asked)
+        assert last_prompt(served) == shown + "Rain.\nuser:And?\nassistant:"
+    assert third.tools[0].to_dict() == WEATHER and third.tool_choice == "auto"
+
+
+async def test_a_call_that_was_cut_off_is_not_gone_on_from() -> None:
+    async with client("I look." + CALL[:50]) as (api, served):
+        first = await api.responses.create(model="fake", input="Hi", tools=[WEATHER])
+        await api.responses.create(model="fake", input="b", previous_response_id=first.id)
+        assert last_prompt(served) == "user:Hi\nassistant:I look.\nuser:b\nassistant:"
+
+
+async def test_a_conversation_keeps_calls() -> None:
+    async with client(THOUGHT + CALL) as (api, served):
+        _, session = await served.post("/v1/sessions", {})
+        asked: Any = {"model": "fake", "tools": [WEATHER], "conversation": session["id"]}
+        first = await api.responses.create(input="Hi", **asked)
+        call: Any = first.output[-1]
+        served.ring.reply = "Rain."
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+        second = await api.responses.create(input=[result], **asked)
+        shown = f"tools:{json.dumps([SHOWN])}\nuser:Hi\nassistant:<think>Hm.</think>{WRITTEN}\ntool:rain\nassistant:"
+        assert last_prompt(served) == shown
+        listed: Any = (await api.responses.input_items.list(second.id, order="asc")).data
+        assert [item.type for item in listed] == ["message", "reasoning", "function_call", "function_call_output"]
+        assert listed[2].call_id == listed[3].call_id == call.call_id
+
+
+async def test_in_the_background() -> None:
+    async with client(THOUGHT + CALL) as (api, _):
+        response = await api.responses.create(model="fake", input="Hi", tools=[WEATHER], background=True)
+        assert response.status == "queued"
+        while response.status in ("queued", "in_progress"):
+            await asyncio.sleep(0.01)
+            response = await api.responses.retrieve(response.id)
+        assert told(response) == [("reasoning", "Hm."), KOELN]
+        events = [event async for event in await api.responses.retrieve(response.id, stream=True, starting_after=4)]
+        assert events[0].sequence_number == 5 and events[-1].type == "response.completed"
+
+
+async def test_over_the_websocket() -> None:
+    async with client(THOUGHT + CALL) as (_, served), served.client.ws_connect("/v1/responses") as socket:
+
+        async def create(**body: Any) -> dict[str, Any]:
+            await socket.send_str(json.dumps({"type": "response.create", "tools": [WEATHER], **body}))
+            events = [json.loads(await socket.receive_str())]
+            while events[-1]["type"] != "response.completed":
+                events.append(json.loads(await socket.receive_str()))
+            kinds = {event["type"] for event in events}
+            assert {"response.function_call_arguments.delta", "response.reasoning_text.delta"} <= kinds
+            response: dict[str, Any] = events[-1]["response"]
+            return response
+
+        first = await create(input="Hi")
+        result = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "rain"}
+        await create(input=[result], previous_response_id=first["id"])
+        assert last_prompt(served).endswith(f"assistant:<think>Hm.</think>{WRITTEN}\ntool:rain\nassistant:")
+
+
+async def test_choices_and_effort() -> None:
+    async with client(CALL) as (api, served):
+        asked: Any = {"model": "fake", "input": "hi", "tools": [WEATHER]}
+        for choice in ("required", {"type": "function", "name": "weather"}):
+            response = await api.responses.create(tool_choice=choice, **asked)
+            grammar = served.ring.submitted()[-1].grammar
+            assert "weather" in grammar and LLMatcher.validate_grammar(grammar) == ""
+            assert response.to_dict()["tool_choice"] == choice
+        response = await api.responses.create(tool_choice="none", parallel_tool_calls=False, **asked)
+        assert (told(response), response.parallel_tool_calls) == ([("message", CALL)], False)
+        response = await api.responses.create(model="fake", input="hi", reasoning={"effort": "low", "summary": "auto"})
+        assert last_prompt(served).endswith("assistant:<think>")
+        assert response.reasoning is not None and response.reasoning.effort == "low"
+
+
+@pytest.mark.parametrize(
+    "body, param",
+    [
+        ({"tools": [{"type": "function", "function": {"name": "weather"}}]}, "tools[0].name"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
+        ({"input": [{"type": "function_call_output", "output": "a"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": 3}]}, "input[0].output"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "a"}]}, "input[0].arguments"),
+        ({"input": [{"type": "reasoning", "content": [{"type": "reasoning_text"}]}]}, "input[0].content[0].text"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"reasoning": {"effort": 3}}, "reasoning.effort"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+    ],
+)
+async def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
+    async with client() as (_, served):
+        status, error = await served.error("/v1/responses", {"input": "hi", **body})
+        assert (status, error["param"]) == (400, param)
+        assert served.ring.submitted() == []
