@@ -12,6 +12,7 @@ from api.generation.chat_prompt import read_ending, render
 from api.generation.messages import read_messages
 from api.generation.offload import off_loop
 from api.generation.request_builder import check_ids, encode
+from api.generation.tools import read_tool, read_tools
 from api.parsing import convert, read_object
 from api.server import SERVER
 
@@ -26,6 +27,7 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    tools: list[Any] = field(default_factory=list)
     return_token_strs: bool = False
 
 
@@ -40,7 +42,8 @@ async def tokenize(request: web.Request) -> web.Response:
     else:
         messages = await read_messages(model, asked.messages or [])
         ending = read_ending(asked.add_generation_prompt, asked.continue_final_message)
-        prompt = await render(model, messages, ending, asked.chat_template_kwargs)
+        tools = await read_tools(model, asked.tools, read_tool)
+        prompt = await render(model, messages, ending, asked.chat_template_kwargs, tools)
     answer: dict[str, Any] = {
         "tokens": prompt.tokens,
         "count": len(prompt.tokens),

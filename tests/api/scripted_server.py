@@ -1,0 +1,20 @@
+"""`python -m tests.api.scripted_server DIR [option=value …]`: the real server around a model that says what it is to."""
+
+import sys
+
+from api.config import load
+from api.serve import serve
+from api.wiring import load as load_model
+from models.family import Family, Piece
+from models.loading.checkpoint import FAMILIES
+from tests.api.scripted import ScriptedModel
+
+if __name__ == "__main__":
+    folder, *options = sys.argv[1:]
+    FAMILIES["scripted"] = Family(
+        build=lambda config, *dtypes: ScriptedModel.from_config(config.values),
+        pieces=lambda name, config: [Piece(name)],
+        embedding="",
+    )
+    given = {"model": folder, "port": "0", "log_format": "json"} | dict(option.split("=") for option in options)
+    sys.exit(serve(load(given), load_model))

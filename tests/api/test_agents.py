@@ -1,0 +1,207 @@
+"""Agents against a real server: openai's client, chat and responses, streamed and not, and what is computed again."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.api.scripted import make_checkpoint
+from tests.api.server_process import ServerProcess
+
+SCHEMA: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "description": "Tells.", "parameters": SCHEMA}}
+SYSTEM = "You help. " * 20
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+
+def call(city: str) -> str:
+    return f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
+
+
+CITIES = ["Köln", "Rom", "Paris"]
+# For each city a call and then an answer, both behind a thought.
+REPLIES = [
+    text
+    for city in CITIES
+    for text in (
+        f"<think>\nI look for {city}.\n</think>\n\nOne moment.\n{call(city)}",
+        f"<think>\nIt rains.\n</think>\n\nIt rains in {city}.",
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = make_checkpoint(tmp_path_factory.mktemp("scripted"), REPLIES)
+    with ServerProcess(["tests.api.scripted_server", str(folder), "served_model_name=scripted"]) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    server.post("/flush_cache", {})
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+Step = tuple[dict[str, Any], int, int]
+
+
+def complete(client: openai.OpenAI, messages: list[Any], stream: bool) -> Step:
+    """The answer as a message, how many tokens the prompt has, and how many were not computed again."""
+    asked: Any = {"model": "scripted", "messages": messages, "tools": [WEATHER]}
+    if not stream:
+        whole = client.chat.completions.create(**asked)
+        message, usage = whole.choices[0].message.to_dict(), whole.usage
+        assert whole.choices[0].finish_reason == ("tool_calls" if message.get("tool_calls") else "stop")
+    else:
+        with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as events:
+            for _ in events:
+                pass
+            final = events.get_final_completion()
+        message, usage = final.choices[0].message.to_dict(), final.usage
+        message = without_parsed(message)
+    assert usage is not None and usage.prompt_tokens_details is not None
+    return message, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens or 0
+
+
+def without_parsed(message: dict[str, Any]) -> dict[str, Any]:
+    """What the client's helper has added left out."""
+    calls = message.get("tool_calls") or ()
+    shown = [
+        {"id": c["id"], "type": "function", "function": {k: c["function"][k] for k in ("name", "arguments")}}
+        for c in calls
+    ]
+    kept = {k: v for k, v in message.items() if k not in ("parsed", "tool_calls")}
+    return kept | ({"tool_calls": shown} if shown else {})
+
+
+def said(message: dict[str, Any]) -> tuple[Any, ...]:
+    calls = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls") or ()]
+    return message["content"], message.get("reasoning_content"), calls
+
+
+def converse(client: openai.OpenAI, stream: bool, keeps_reasoning: bool = True) -> tuple[list[Any], list[Step]]:
+    """The agent's messages, and each of its steps: about every city a question, a call, its result, an answer."""
+    messages: list[Any] = [{"role": "system", "content": SYSTEM}]
+    steps: list[Step] = []
+    for city in CITIES:
+        messages.append({"role": "user", "content": f"How is the weather in {city}?"})
+        for _ in range(2):
+            step = complete(client, messages, stream)
+            steps.append(step)
+            message = step[0] if keeps_reasoning else {k: v for k, v in step[0].items() if k != "reasoning_content"}
+            messages.append(message)
+            messages += [
+                {"role": "tool", "tool_call_id": called["id"], "content": "rain"}
+                for called in message.get("tool_calls") or ()
+            ]
+    return messages, steps
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_agent_calls_and_answers(client: openai.OpenAI, stream: bool) -> None:
+    _, steps = converse(client, stream)
+    expected = [
+        answer
+        for city in CITIES
+        for answer in (
+            ("One moment.", f"I look for {city}.", [("weather", {"city": city})]),
+            (f"It rains in {city}.", "It rains.", []),
+        )
+    ]
+    assert [said(message) for message, _, _ in steps] == expected
+
+
+def test_a_result_goes_on_from_the_call_and_a_question_from_the_message_before(
+    client: openai.OpenAI, server: ServerProcess
+) -> None:
+    """The template drops what was thought before the last question."""
+    messages, steps = converse(client, stream=False)
+    questions = [end for end, message in enumerate(messages, 1) if message["role"] == "user"]
+    asked = [tokens_of(server, messages[:end]) for end in questions]
+    for turn, end in enumerate(asked):
+        (_, prompt, cached), (_, longer, reused) = steps[2 * turn : 2 * turn + 2]
+        # All up to the token that ended the call, which may not have been fed any more.
+        history = prompt + length(REPLIES[2 * turn]) + 1
+        assert history - 1 <= reused <= history < longer
+        # All up to the end of the question before, at least.
+        assert end < prompt and (turn == 0 or asked[turn - 1] <= cached < prompt)
+
+
+def tokens_of(server: ServerProcess, messages: list[Any]) -> int:
+    body = {"messages": messages, "tools": [WEATHER], "add_generation_prompt": False}
+    return int(server.post("/tokenize", body)[1]["count"])
+
+
+def length(reply: str) -> int:
+    """In tokens: bytes, but for the tags."""
+    for tag in TAGS:
+        reply = reply.replace(tag, "\0")
+    return len(reply.encode())
+
+
+def test_without_its_reasoning_an_agent_goes_on_from_the_message_before(client: openai.OpenAI) -> None:
+    """Clients that leave it out get another prompt, of which all up to the question is known."""
+    _, steps = converse(client, stream=False, keeps_reasoning=False)
+    for (_, prompt, _), (_, longer, reused) in zip(steps[::2], steps[1::2], strict=True):
+        assert prompt - len("<|im_start|>assistant\n") - 1 <= reused < longer
+
+
+def respond(client: openai.OpenAI, stream: bool, **asked: Any) -> Any:
+    tool = {"type": "function", **WEATHER["function"]}
+    asked |= {"model": "scripted", "tools": [tool]}
+    if not stream:
+        return client.responses.create(**asked)
+    with client.responses.stream(**asked) as events:
+        for _ in events:
+            pass
+        return events.get_final_response()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chained", [True, False], ids=["chained", "sent back"])
+def test_an_agent_of_responses(client: openai.OpenAI, stream: bool, chained: bool) -> None:
+    told, reused, items, last = [], [], list[Any](), None
+    for city in CITIES:
+        new: list[Any] = [{"role": "user", "content": f"How is the weather in {city}?"}]
+        while new:
+            items += new
+            given = {"input": new, "previous_response_id": last} if chained and last else {"input": items}
+            response = respond(client, stream, instructions=SYSTEM, **given)
+            last, new = response.id, []
+            for item in response.output:
+                match item.type:
+                    case "function_call":
+                        told.append(json.loads(item.arguments))
+                        new.append({"type": "function_call_output", "call_id": item.call_id, "output": "rain"})
+                    case "reasoning":
+                        told.append(item.content[0].text)
+                    case "message":
+                        told.append(item.content[0].text)
+            items += [item.to_dict() for item in response.output]
+            items = [{k: v for k, v in item.items() if k != "parsed_arguments"} for item in items]
+            reused.append(response.usage.input_tokens_details.cached_tokens / response.usage.input_tokens)
+    assert told == [
+        text
+        for city in CITIES
+        for text in (
+            f"I look for {city}.", "One moment.", {"city": city}, "It rains.", f"It rains in {city}.",
+        )
+    ]  # fmt: skip
+    assert min(reused[1::2]) > 0.85 and min(reused[2::2]) > 0.6
+
+
+def test_a_session_goes_on_from_calls(client: openai.OpenAI, server: ServerProcess) -> None:
+    _, session = server.post("/v1/sessions", {})
+    path = f"/v1/sessions/{session['id']}/turns"
+    new: list[Any] = [{"role": "user", "content": "How is the weather in Köln?"}]
+    _, first = server.post(path, {"messages": new, "tools": [WEATHER]})
+    [called] = first["message"]["tool_calls"]
+    new = [{"role": "tool", "tool_call_id": called["id"], "content": "rain"}]
+    _, second = server.post(path, {"messages": new, "tools": [WEATHER]})
+    assert second["message"]["content"] == "It rains in Köln."
+    # The prompt is the history with the result behind it, token by token, but for the line break behind an answer.
+    assert second["start"] == second["history"] == first["position"]
