@@ -1,4 +1,4 @@
-"""`python -m tests.api.scripted_server DIR [option=value …]`: the real server around a model that says what it is to."""
+"""`python -m tests.api.scripted_server DIR [option=value …]`: the real server, whose model says what it was told."""
 
 import sys
 
