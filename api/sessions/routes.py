@@ -150,6 +150,8 @@ def describe_state(session: Session) -> dict[str, Any]:
 
 
 def describe_turn(turn: Turn) -> dict[str, Any]:
+    """reasoning_content, tool_calls: only where the answer has some; text is then what is left of it."""
+    parts = {name: turn.parts[name] for name in ("reasoning_content", "tool_calls") if name in (turn.parts or {})}
     return {
         "turn": turn.number,
         "id": turn.request,
@@ -162,5 +164,6 @@ def describe_turn(turn: Turn) -> dict[str, Any]:
         "output_tokens": count(turn.output),
         "cached_tokens": turn.cached_tokens,
         "messages": turn.messages,
-        "text": turn.answer,
+        "text": turn.reply["content"] if turn.reply is not None else None,
+        **parts,
     }

@@ -50,6 +50,10 @@ async def test_a_turn_with_a_result_goes_on_from_the_call() -> None:
         status, answer = await served.post(TURNS, {"messages": [result(message)], "tools": [WEATHER]})
         assert status == 200 and "message" not in answer
         assert last_prompt(served) == SHOWN
+        async with served.client.get("/v1/sessions/s") as response:
+            first, second = (await response.json())["turns"]
+    assert (first["text"], first["reasoning_content"], len(first["tool_calls"])) == ("I look.", "Hm.", 1)
+    assert second["text"] == "Rain." and "tool_calls" not in second
 
 
 async def test_the_last_event_of_a_stream_has_the_calls() -> None:
