@@ -25,6 +25,17 @@ class GrantPages(Struct, frozen=True, array_like=True):
     pages: list[int]
 
 
+class RowMask(Struct, frozen=True, array_like=True):
+    """Which tokens the grammar of a row allows at `position` of its history, and at no other.
+
+    words: int32, of which bit i % 32 of word i // 32 says whether token i is allowed; ceil(V / 32) of them.
+    """
+
+    grant: int
+    position: int
+    words: bytes
+
+
 class Failure(Struct, frozen=True, array_like=True):
     """A row of a step that raised, and the position that the step would have brought it to."""
 

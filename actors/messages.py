@@ -53,7 +53,7 @@ from actors.control import (
 from actors.control import (
     Unname as Unname,
 )
-from actors.grants import Chunk, Failure, Fill, GrantPages, PageCopy
+from actors.grants import Chunk, Failure, Fill, GrantPages, PageCopy, RowMask
 from actors.kinds import Kind
 from actors.lease import Lease, Loan
 from actors.requests import EndReason, MissReason, Origin, Output, Request, RetireReason, RowLogprobs
@@ -132,7 +132,7 @@ class Step(Struct, tag=True, array_like=True):
     """scheduler → forward: run one step. Each row past its prompt decodes one token, unless it is in sit_out.
 
     step: its number, from 1. chunks: prompt tokens to feed. checkpoints: states to save on the way, and their slots.
-    pages: those that rows were given since the last Step.
+    pages: those that rows were given since the last Step. masks: one for each row with a grammar that draws a token.
     """
 
     step: int
@@ -140,6 +140,7 @@ class Step(Struct, tag=True, array_like=True):
     sit_out: list[int]
     checkpoints: list[Checkpoint]
     pages: list[GrantPages]
+    masks: list[RowMask] = []
 
 
 class Stepped(Struct, tag=True, array_like=True):
@@ -339,6 +340,16 @@ class Settled(Struct, tag=True, array_like=True):
     failed: list[int] = []
 
 
+class Masked(Struct, tag=True, array_like=True):
+    """results → scheduler: what rows with a grammar may draw next; one mask for each Admitted or Stepped of them.
+
+    finished: rows that have none, because their grammars allow nothing more, or cannot say what.
+    """
+
+    masks: list[RowMask]
+    finished: list[int]
+
+
 class Requeue(Struct, tag=True, array_like=True):
     """results → scheduler: a retracted or failed request that is still open, its output appended to its tokens.
 
@@ -431,6 +442,6 @@ Message: TypeAlias = (
     Granted | Spare | Return | Admit | Step | Stepped | Retired | Donate | Free
     | SaveFromReq | Export | Exported | Unmade | Drop | Written | Loaded | Cleared | Name | Unname | Suspend
     | Suspended | Kept | Submit | Abort | Acquire | Cancel | Refused | Want | Extend | Extended | Closed
-    | Mark | Passed | Retire | Admitted | Copied | Settled | Requeue | Over | Ended | Delta | Flush | Flushed | Pause
-    | Paused | Continue | Drain | Drained | Ran | Transferred | Filled | Restarted | Speeds
+    | Mark | Passed | Retire | Admitted | Copied | Settled | Masked | Requeue | Over | Ended | Delta | Flush | Flushed
+    | Pause | Paused | Continue | Drain | Drained | Ran | Transferred | Filled | Restarted | Speeds
 )  # fmt: skip

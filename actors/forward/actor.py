@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from actors.actor import Send
-from actors.forward.device import DeviceQueue, Work, WorkCheckpoint, WorkChunk
+from actors.forward.device import DeviceQueue, Work, WorkCheckpoint, WorkChunk, WorkMask
 from actors.grants import Failure
 from actors.lease import Lease
 from actors.messages import (
@@ -154,7 +154,8 @@ class Forward:
         moved = {grant: self.rows[grant].position for grant in [*(c.grant for c in step.chunks), *sampling]}
         self._reports.append(LaunchedStep(step.step, sampling, moved, step.checkpoints))
         checkpoints = [WorkCheckpoint(self.rows[c.grant].index, c.position, c.lease.slot) for c in step.checkpoints]
-        self.device.run(Work(step.step, chunks, [row.index for row in decodes], positions, checkpoints))
+        masks = [WorkMask(self.rows[mask.grant].index, mask.words) for mask in step.masks]
+        self.device.run(Work(step.step, chunks, [row.index for row in decodes], positions, checkpoints, masks))
 
     def _chunk(self, row: RunningRow, tokens: int) -> WorkChunk:
         start, row.position = row.position, row.position + tokens

@@ -28,6 +28,13 @@ class WorkCheckpoint(Struct, frozen=True, array_like=True):
     slot: int
 
 
+class WorkMask(Struct, frozen=True, array_like=True):
+    """Which tokens a row may draw in this step: the words of a RowMask."""
+
+    row: int
+    words: bytes
+
+
 class Work(Struct, frozen=True, array_like=True):
     """One step: the chunks, and rows that feed the token they sampled last (`decodes`, at `positions`)."""
 
@@ -36,6 +43,7 @@ class Work(Struct, frozen=True, array_like=True):
     decodes: list[int]
     positions: list[int]
     checkpoints: list[WorkCheckpoint]
+    masks: list[WorkMask] = []
 
 
 class DeviceCalls(Protocol):

@@ -8,6 +8,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from actors.actor import Send
+from actors.grants import RowMask
 from actors.lease import Lease
 from actors.messages import (
     Admitted,
@@ -16,6 +17,7 @@ from actors.messages import (
     Drain,
     Ended,
     Free,
+    Masked,
     Message,
     Over,
     Requeue,
@@ -25,8 +27,10 @@ from actors.messages import (
     Stepped,
 )
 from actors.requests import FinishReason, Output, Request, RetireReason, RowLogprobs, TokenLogprob
+from actors.results.constraint import Constraint
 from actors.tokens import count, pack, unpack
 from models.text.detokenizer import Detokenizer
+from models.text.grammars.matcher import GrammarError, GrammarMatcher, no_matcher
 from models.text.stop_strings import StopStrings
 
 PROMPT_TAIL = 16
@@ -54,7 +58,7 @@ class RequestHistory:
     `history` is every token given or sampled; history[:donated] is what the cache knows of it under this grant.
     chars_to_skip: of its text still to come, those that the client has. failed_at: where its grant failed, and `error`
     why; suspect_until: where it failed before, and is run by itself. start: where its grant went on from; moved: with
-    the tree's own state, where others have a copy.
+    the tree's own state, where others have a copy. constraint: of a request that has a grammar.
     """
 
     request: Request
@@ -76,6 +80,7 @@ class RequestHistory:
     new_logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs_next: int = 0
+    constraint: Constraint | None = None
 
     @property
     def completion_tokens(self) -> int:
@@ -84,14 +89,18 @@ class RequestHistory:
 
 @dataclass
 class ResultProcessor:
+    """The result-processor actor. matcher: a new one for the grammar of a request, at its beginning; GrammarError."""
+
     send: Send
     vocabulary: Vocabulary
+    matcher: Callable[[str], GrammarMatcher] = no_matcher
     counters: Counter[str] = field(default_factory=Counter)
     records: dict[str, RequestHistory] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._grants: dict[int, RequestHistory] = {}
         self._outputs: list[Output] = []
+        self._unmasked: dict[int, RequestHistory] = {}
 
     def receive(self, message: Message) -> None:
         match message:
@@ -109,6 +118,9 @@ class ResultProcessor:
                 raise TypeError(f"results got {message!r}")
 
     def act(self) -> None:
+        """Masks come here, behind Settled: rows without a grammar do not wait for them."""
+        if self._unmasked:
+            self._mask()
         if self._outputs:
             self.send("api", Delta(self._outputs))
             self._outputs = []
@@ -126,6 +138,8 @@ class ResultProcessor:
         record.grant, record.donated, record.failed_at = admitted.grant, admitted.match, 0
         record.start, record.moved = admitted.match, admitted.origin == "slot"
         self._grants[admitted.grant] = record
+        if request.grammar:
+            self._unmasked[admitted.grant] = record
 
     def _record(self, admitted: Admitted) -> RequestHistory:
         request = admitted.request
@@ -154,6 +168,8 @@ class ResultProcessor:
             if record.request.stops.strings:
                 texts[record] = self._text(record, token)
             self._check(record, token)
+            if record.constraint is not None and record.finish is None:
+                self._unmasked[record.grant] = record
         finished = [record.grant for record, _ in live if record.finish is not None]
         failed = {failure.grant for failure in stepped.failed}
         self.send("scheduler", Settled(stepped.step, finished, sorted(failed)))
@@ -192,8 +208,49 @@ class ResultProcessor:
             record.finish, record.stop_reason = "stop", token
         elif record.stop_strings.matched is not None:
             record.finish, record.stop_reason = "stop", record.stop_strings.matched
+        elif record.constraint is not None and self._completes(record, record.constraint, token):
+            pass
         elif record.completion_tokens >= record.request.stops.max_tokens:
             record.finish = "length"
+
+    def _completes(self, record: RequestHistory, constraint: Constraint, token: int) -> bool:
+        """Whether the grammar ends the output behind this token, or is at an end with it."""
+        try:
+            if constraint.consume(token):
+                record.finish = "stop"
+        except GrammarError as error:
+            record.finish, record.stop_reason = "error", str(error)
+        return record.finish is not None
+
+    def _mask(self) -> None:
+        """Say what rows may draw next that have a grammar; those with nothing to draw are finished."""
+        masks, finished = [], []
+        for grant, record in self._unmasked.items():
+            words = self._words(record) if record.finish is None else b""
+            if words:
+                masks.append(RowMask(grant, len(record.history), words))
+            elif words is None:
+                finished.append(grant)
+        self._unmasked.clear()
+        if masks or finished:
+            self.send("scheduler", Masked(masks, finished))
+
+    def _words(self, record: RequestHistory) -> bytes | None:
+        """None if the output has to end here, which is told to the client."""
+        try:
+            if record.constraint is None:
+                record.constraint = self._constraint(record)
+            words = record.constraint.words(record.completion_tokens)
+        except GrammarError as error:
+            self._finish(record, "error", str(error))
+            return None
+        if words is None:
+            self._finish(record, "stop", None)
+        return words
+
+    def _constraint(self, record: RequestHistory) -> Constraint:
+        request = record.request
+        return Constraint(self.matcher(request.grammar), request.stops, record.history[request.prompt_len :])
 
     def _prompt_logprobs(self, logprobs: RowLogprobs) -> None:
         """A replay may bring some again."""
@@ -236,6 +293,7 @@ class ResultProcessor:
     def _retired(self, retired: Retired) -> None:
         """Finished beats aborted beats retracted and failed; a sound state is kept if it is further than the last."""
         record = self._grants.pop(retired.grant)
+        self._unmasked.pop(retired.grant, None)
         reason: RetireReason = "failed" if record.failed_at and retired.reason not in ABORT_REASONS else retired.reason
         stuck = reason == "failed" and record.failed_at <= record.suspect_until
         if record.finish is None and reason in ("retracted", "failed") and not stuck:
@@ -271,7 +329,7 @@ class ResultProcessor:
         self._finish(record, finish, reason)
         self._forget(record)
 
-    def _finish(self, record: RequestHistory, finish: FinishReason, reason: str) -> None:
+    def _finish(self, record: RequestHistory, finish: FinishReason, reason: str | None) -> None:
         record.finish, record.stop_reason = finish, reason
         self._output(record, "")
 

@@ -14,6 +14,7 @@ from actors.messages import (
     Extend,
     Extended,
     Free,
+    Masked,
     Requeue,
     Settled,
     Step,
@@ -162,6 +163,8 @@ def named_grants(envelope: Envelope) -> tuple[int, ...]:
             return tuple(given.grant for given in message.pages)
         case Settled():
             return (*message.finished, *message.failed)
+        case Masked():
+            return (*(mask.grant for mask in message.masks), *message.finished)
         case Free():
             return () if message.closes_grant is None else (message.closes_grant,)
         case _:

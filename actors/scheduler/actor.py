@@ -24,6 +24,7 @@ from actors.messages import (
     Free,
     Granted,
     Mark,
+    Masked,
     Message,
     Over,
     Passed,
@@ -106,6 +107,12 @@ class Scheduler:
                     self._retire(grant, "finished")
                 for grant in failed:
                     self._retire(grant, "failed")
+            case Masked(masks, finished):
+                for mask in masks:
+                    if mask.grant in self.state.rows:
+                        self.state.rows[mask.grant].mask = mask
+                for grant in finished:
+                    self._retire(grant, "finished")
             case Requeue(request, suspect_until):
                 self._requeue(request, suspect_until)
             case Over(request):
@@ -222,6 +229,7 @@ class Scheduler:
             capacity=len(granted.pages) * size if size else None,
             wanted=self._wanted(request, granted),
             filling=granted.fill is not None,
+            constrained=bool(request.grammar),
         )
         self.state.add(row)
         self.send(
@@ -372,7 +380,7 @@ class Scheduler:
         checkpoints = [self._checkpoint(grant, position) for grant, position in step.checkpoints]
         pages = [GrantPages(grant, pages) for grant, pages in self._new_pages.items()]
         self._new_pages.clear()
-        self.send("forward", Step(self._steps, step.chunks, step.sit_out, checkpoints, pages))
+        self.send("forward", Step(self._steps, step.chunks, step.sit_out, checkpoints, pages, step.masks))
         rows = self.state.rows
         for chunk in step.chunks:
             self._advance(rows[chunk.grant], chunk.tokens)

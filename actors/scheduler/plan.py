@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from actors.control import Speeds
-from actors.grants import Chunk
+from actors.grants import Chunk, RowMask
 from actors.kinds import Kind
 from actors.lease import Lease
 from actors.requests import PauseMode, Request, RetireReason
@@ -65,6 +65,7 @@ class ScheduledRow:
     for; refill: whether the resident ones of the strategy are to be. marks: those of them that others wait for.
     saved: positions whose state a step saves that was sent. filling: its state is on its way from host memory.
     served: when it moved last, counted in moves of rows. steady_until: see the function of this name; 0: not known.
+    constrained: it has a grammar; mask: the newest that came for it.
     """
 
     record: OpenRequest
@@ -83,6 +84,8 @@ class ScheduledRow:
     filling: bool = False
     served: int = 0
     steady_until: int = 0
+    constrained: bool = False
+    mask: RowMask | None = None
 
     @property
     def prefilling(self) -> bool:
@@ -96,6 +99,18 @@ class ScheduledRow:
     @property
     def suspect(self) -> bool:
         return self.position < self.record.suspect_until
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether its next token may be drawn: with a grammar not before the mask for that token has come."""
+        return not self.constrained or (
+            self.mask is not None and self.mask.position == max(self.length, self.position + 1)
+        )
+
+    @property
+    def feedable(self) -> int:
+        """How many tokens of its prompt may be fed; behind the last of them one is drawn."""
+        return self.length - self.position - (not self.may_draw)
 
     def ranked(self, begin: int, end: int) -> list[int]:
         """The positions to checkpoint in (begin, end], first those that slots are to go to first."""
@@ -146,7 +161,7 @@ class SchedulerState:
 class StepPlan:
     """decodes: rows that feed one token; sit_out: rows past their prompt that do not.
 
-    missed: checkpoints on the way, as (grant, position), that go without for want of a slot.
+    missed: checkpoints on the way, as (grant, position), that go without for want of a slot. masks: see Step.
     """
 
     chunks: list[Chunk]
@@ -155,6 +170,7 @@ class StepPlan:
     checkpoints: list[tuple[int, int]]
     missed: list[tuple[int, int]]
     isolated: bool
+    masks: list[RowMask] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -182,6 +198,7 @@ def plan(state: SchedulerState) -> Plan:
     if commands.step is not None:
         moves = list(unsteady_moves(state, commands.step))
         plan_checkpoints(commands.step, moves)
+        commands.step.masks = [row.mask for row, _, end in moves if row.mask is not None and end >= row.length]
         after = {row.grant: end for row, _, end in moves}
     for row in state.rows.values():
         if row.position >= row.steady_until:
@@ -257,7 +274,9 @@ def fill_step(limits: Limits, speeds: Speeds, rows: list[ScheduledRow], isolated
     A share of its tokens is for prompts, if any waits; where more rows can decode than fit, they take turns. Rows that
     decode wait for the prompts beside them no longer than a step may take.
     """
-    decodable = [row for row in rows if row.position < row.steady_until or (not row.prefilling and row.fits(1))]
+    decodable = [
+        row for row in rows if row.position < row.steady_until or (not row.prefilling and row.fits(1) and row.may_draw)
+    ]
     prompts = in_turns([row for row in rows if row.position < row.length and chunk_length(limits, row, 1)])
     room = max(limits.step_tokens - prompt_share(limits) * bool(prompts), 1)
     if len(decodable) > room:
@@ -280,7 +299,7 @@ def share_out(limits: Limits, prompts: list[ScheduledRow], tokens: int) -> list[
     """As much to each in order as there is, but for a quarter, which is for the first prompts of the other flows."""
     firsts = {row.record.flow: row for row in reversed(prompts)}
     share = tokens // 4 // max(len(firsts) - 1, 1)
-    kept = {flow: min(row.length - row.position, share) for flow, row in firsts.items()}
+    kept = {flow: min(row.feedable, share) for flow, row in firsts.items()}
     chunks, all_kept = [], sum(kept.values())
     for row in prompts:
         all_kept -= kept.pop(row.record.flow, 0)
@@ -311,7 +330,7 @@ def prompt_share(limits: Limits) -> int:
 
 def chunk_length(limits: Limits, row: ScheduledRow, budget: int) -> int:
     """As far as the budget goes; nothing while a checkpoint on the way waits for its slot, which is soon decided."""
-    end = min(row.length, row.position + budget)
+    end = row.position + min(row.feedable, budget)
     if row.wanted and (row.asked or row.refill):
         wanted = sum(row.position < position <= end for position in row.wanted)
         if len(row.spares) < min(wanted, max_checkpoint_slots(limits.strategy, limits.overlap, wanted)):
@@ -363,7 +382,7 @@ def steady_until(limits: Limits, row: ScheduledRow) -> int:
 
     So `plan` need not look at it. Nothing but its own steps changes that: what it has not asked for does not come.
     """
-    if row.prefilling or row.suspect or (row.refill and limits.resident):
+    if row.prefilling or row.suspect or row.constrained or (row.refill and limits.resident):
         return 0
     end = row.last
     if row.capacity is not None and row.capacity < end:

@@ -112,7 +112,7 @@ def check_shares(state: SchedulerState, step: Step) -> None:
     assert not any(ready for *_, ready in passed_over), f"step {step.step} gives the first prompt no share"
     if waiting:
         check_other_flows(limits, together, step, left)
-    passed = [row.served for row in together if row.grant in resting and row.fits(1)]
+    passed = [row.served for row in together if row.grant in resting and row.fits(1) and row.may_draw]
     latest = max((row.served for row in decodes), default=0)
     assert min(passed, default=latest) >= latest, f"step {step.step} passes over a row that waits longer"
 
@@ -125,7 +125,7 @@ def check_other_flows(limits: Limits, together: list[ScheduledRow], step: Step, 
             firsts.setdefault(row.record.flow, row)
     given = {chunk.grant: chunk.tokens for chunk in step.chunks}
     for row in firsts.values():
-        due = min(row.length - row.position, left // 4 // max(len(firsts) - 1, 1))
+        due = min(row.feedable, left // 4 // max(len(firsts) - 1, 1))
         missing = chunk_length(limits, row, left) and due > given.get(row.grant, 0)
         assert not missing, f"step {step.step} gives grant {row.grant} less than {due} tokens"
 
@@ -271,7 +271,9 @@ def check_end(simulation: "Simulation") -> None:
     for asked in client.asked:
         assert asked.answers == 1, f"{asked.request.id} was answered {asked.answers} times"
         if asked.end == "error":
-            assert asked.request.id in simulation.device.failed_alone, f"{asked.request.id} never failed alone"
+            in_trouble = asked.grammar is not None and asked.grammar.fails(asked.tokens)
+            alone = in_trouble or asked.request.id in simulation.device.failed_alone
+            assert alone, f"{asked.request.id} never failed alone"
             assert "injected" in str(asked.cause), f"{asked.request.id} failed because of {asked.cause}"
         check_answer(asked, scenario)
         check_logprobs(asked)
@@ -327,14 +329,15 @@ def check_logprobs(asked: Asked) -> None:
 def expected_answer(asked: Asked) -> tuple[str, int, bool]:
     """What is shown, how many tokens there are, and whether something stops it, if nothing else intervenes."""
     stops, letters = asked.request.stops, Letters().decode(asked.oracle)
-    at_token = next((at + 1 for at, token in enumerate(asked.oracle) if token in stops.token_ids), None)
+    drawn = enumerate(asked.oracle, 1)
+    at_token = next((at for at, token in drawn if at > stops.min_tokens and token in stops.token_ids), None)
     found = [(letters.find(piece) + len(piece), piece) for piece in stops.strings if piece in letters]
     if found and (at_token is None or found[0][0] < at_token):
         end, piece = found[0]
         return letters[: end if stops.keep_stop else end - len(piece)], end, True
     if at_token is not None:
         return letters[: at_token if stops.keep_stop else at_token - 1], at_token, True
-    return letters, len(letters), False
+    return letters, len(letters), asked.grammar is not None and not asked.grammar.allowed(asked.oracle)
 
 
 def at_the_limit(asked: Asked, scenario: Scenario) -> bool:

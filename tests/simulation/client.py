@@ -3,7 +3,10 @@
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from actors.actor import Send
 from actors.messages import (
@@ -24,10 +27,11 @@ from actors.messages import (
 )
 from actors.requests import Output, PauseMode, Request, Sampling, Stops, TokenLogprob, resubmission
 from actors.tokens import pack, unpack
-from tests.simulation.hash_device import oracle
+from tests.simulation.hash_device import ANY, oracle
 from tests.simulation.scenario import Ask, Leave, Scenario
 from tests.simulation.sessions import Session, Sessions
 from tests.simulation.talks import Turn
+from tests.simulation.toy_grammar import ToyGrammar, may_draw
 
 LONGEST_PROMPT = 42
 
@@ -58,6 +62,7 @@ class Asked:
     end: str | None = None
     cause: str | int | None = None
     answers: int = 0
+    grammar: ToyGrammar | None = None
     left: bool = False
     late: bool = False
     resubmitted: bool = False
@@ -151,7 +156,7 @@ class Client:
 
     def _submit(self, name: str, prompt: list[int], salt: str, ask: Ask, session: Session | None = None) -> Asked:
         request, right = self._request(name, prompt, salt, ask, session.name if session is not None else "")
-        asked = Asked(request, right, ask.leave, session, late=self.draining)
+        asked = Asked(request, right, ask.leave, session, grammar=ask.grammar, late=self.draining)
         self.asked.append(asked)
         self._open[request.id] = asked
         self._send("scheduler", Submit(request))
@@ -206,12 +211,13 @@ class Client:
 
     def _request(self, name: str, prompt: list[int], salt: str, ask: Ask, session: str) -> tuple[Request, list[int]]:
         sampling = Sampling(temperature=0.0) if ask.seed is None else Sampling(seed=ask.seed)
-        right = oracle(prompt, ask.max_tokens, sampling, self._scenario.pages > 0)
+        stops = Stops(ask.max_tokens, ask.min_tokens, (), ask.stop_ids, ask.keep_stop)
+        allowed = partial(may_draw, ask.grammar, stops=stops) if ask.grammar is not None else lambda output: ANY
+        right = oracle(prompt, ask.max_tokens, sampling, self._scenario.pages > 0, allowed)
         strings = ()
         if ask.stop_piece is not None:
             start, length = ask.stop_piece
             strings = (Letters().decode(right[start : start + length]) or "0",)
-        stops = Stops(ask.max_tokens, 0, strings, ask.stop_ids, ask.keep_stop)
         ends = tuple(sorted({int(share * len(prompt)) + 1 for share in ask.ends}))
         begin = None if ask.prompt_logprobs_from is None else int(ask.prompt_logprobs_from * len(prompt))
         request = Request(
@@ -219,7 +225,7 @@ class Client:
             tokens=pack(prompt),
             prompt_len=len(prompt),
             sampling=sampling,
-            stops=stops,
+            stops=replace(stops, strings=strings),
             priority=ask.priority,
             salt=salt,
             message_ends=ends,
@@ -227,6 +233,7 @@ class Client:
             prompt_logprobs_from=begin,
             session=session,
             flow=self._scenario.flow_of(name),
+            grammar=ask.grammar.written() if ask.grammar is not None else "",
         )
         return request, right
 
@@ -255,6 +262,7 @@ class Client:
         asked.answers += 1
         del self._open[asked.request.id]
         self.counters[f"ended {reason}"] += 1
+        self.counters[f"constrained {reason}"] += asked.grammar is not None
         if asked.session is not None:
             self.sessions.ended(asked.session, asked)
 

@@ -15,8 +15,10 @@ from actors.tokens import pack, unpack
 from models.hash_definition import FOLD_PERIOD, MODULUS, add_entry, next_state, output_hash
 from tests.simulation.copy_stream import CopyStream, EnqueuedCopy
 from tests.simulation.execution import Execution, InjectedFault
+from tests.simulation.toy_grammar import unpack_mask
 
 VOCABULARY = 61
+ANY = range(VOCABULARY)
 GARBAGE = -1
 SCRIBBLE, CALL, STEP = range(3)
 WEIGHTS = [position % FOLD_PERIOD + 1 for position in range(4 * FOLD_PERIOD)]
@@ -26,21 +28,29 @@ class DeviceError(AssertionError):
     """The device was asked for something that no correct ring asks for."""
 
 
-def draw_token(state: int, fold: int, sampling: Sampling, position: int) -> int:
+def draw_token(state: int, fold: int, sampling: Sampling, position: int, allowed: Sequence[int] = ANY) -> int:
     """What is sampled at an absolute position; without temperature it is the family's greedy token."""
     noise = 0 if sampling.temperature == 0 else (sampling.seed + 1) * 40503 * (position + 1)
-    return (output_hash(state, fold) + noise) % MODULUS % VOCABULARY
+    return allowed[(output_hash(state, fold) + noise) % MODULUS % len(allowed)]
 
 
-def oracle(tokens: Sequence[int], count: int, sampling: Sampling, paged: bool) -> list[int]:
-    """The right continuation of `tokens` by `count` tokens."""
+def oracle(
+    tokens: Sequence[int],
+    count: int,
+    sampling: Sampling,
+    paged: bool,
+    allowed: Callable[[list[int]], Sequence[int]] = lambda output: ANY,
+) -> list[int]:
+    """The right continuation of `tokens` by `count` tokens, or until nothing is allowed behind them."""
     state, fold, output = 0, 0, []
     for position in range(len(tokens) + count - 1):
+        if not allowed(output):
+            break
         token = tokens[position] if position < len(tokens) else output[-1]
         state = next_state(state, token, position)
         fold = add_entry(fold, state, position) if paged else 0
         if position + 1 >= len(tokens):
-            output.append(draw_token(state, fold, sampling, position + 1))
+            output.append(draw_token(state, fold, sampling, position + 1, allowed(output)))
     return output
 
 
@@ -337,7 +347,10 @@ class HashDevice:
                 prompt_logprobs += _prompt_logprobs(row, row.request.prompt_logprobs_from, start, passed)
         if wanted:
             raise DeviceError(f"checkpoints of rows that are not in the step: {work}")
-        drawn = [(row, stop, self._sample(row, stop)) for row, stop in _sampling(work, moved)]
+        masks = {self.rows[mask.row].grant: unpack_mask(mask.words) for mask in work.masks}
+        drawn = [(row, stop, self._sample(row, stop, masks)) for row, stop in _sampling(work, moved)]
+        if masks:
+            raise DeviceError(f"masks of rows that draw nothing: {work}")
         logprobs = [
             RowLogprobs(row.grant, stop, [TokenLogprob(token, float(self.states[row.slot]), [])])
             for row, stop, token in drawn
@@ -360,13 +373,16 @@ class HashDevice:
             raise DeviceError(f"{row.request.id} does not cross {wanted} on its way from {start} to {stop}")
         return passed
 
-    def _sample(self, row: Row, length: int) -> int:
+    def _sample(self, row: Row, length: int, masks: dict[int, list[int]]) -> int:
         if len(row.tokens) != length:
             raise DeviceError(f"{row.request.id} has {len(row.tokens)} tokens and samples behind {length}")
         fold = 0
         if self.entries:
             fold = sum(map(mul, WEIGHTS[:length], map(self.entries.__getitem__, row.places))) % MODULUS
-        token = draw_token(self.states[row.slot], fold, row.request.sampling, length)
+        if bool(row.request.grammar) != (row.grant in masks):
+            raise DeviceError(f"{row.request.id} has a grammar or a mask, and not both")
+        allowed = masks.pop(row.grant, ANY)
+        token = draw_token(self.states[row.slot], fold, row.request.sampling, length, allowed)
         row.tokens.append(token)
         return token
 

@@ -139,6 +139,8 @@ def simpler_asks(ask: Ask) -> Iterator[Ask]:
         "leave": None,
         "logprobs": False,
         "prompt_logprobs_from": None,
+        "grammar": None,
+        "min_tokens": 0,
     }
     for name, value in plain.items():
         if getattr(ask, name) != value:

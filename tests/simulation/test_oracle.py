@@ -1,8 +1,10 @@
 """The parts of the simulation itself: its oracle, its device's rules, its checks, its trace."""
 
+from functools import partial
+
 import pytest
 
-from actors.forward.device import Work, WorkCheckpoint, WorkChunk
+from actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkMask
 from actors.messages import Acquire, DiskReport, Loaded, Ran, Submit, Written
 from actors.requests import Request, Sampling, Stops
 from actors.tokens import pack, unpack
@@ -10,6 +12,7 @@ from models.hash_definition import expected_output
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.driver import Simulation
 from tests.simulation.hash_device import VOCABULARY, DeviceError, HashDevice, oracle
+from tests.simulation.toy_grammar import ToyGrammar, may_draw, pack_mask, unpack_mask
 from tests.simulation.trace import line
 
 GREEDY = Sampling(temperature=0.0)
@@ -29,14 +32,38 @@ def test_a_seed_draws_by_position() -> None:
     assert whole != oracle([3, 1, 4], 9, Sampling(seed=4), True)
 
 
+def test_a_mask_holds_what_is_allowed() -> None:
+    assert unpack_mask(pack_mask([0, 31, 32, 60])) == [0, 31, 32, 60] and len(pack_mask([])) == 8
+
+
+def test_a_grammar_decides_what_is_drawn() -> None:
+    """Each token is one that may follow those before it, and the output ends with the grammar."""
+    grammar, stops = ToyGrammar(7, 5, 3), Stops(20)
+    output = oracle([3, 1, 4], 20, GREEDY, True, partial(may_draw, grammar, stops=stops))
+    assert len(output) == 5 and output != oracle([3, 1, 4], 5, GREEDY, True)
+    assert all(token in grammar.allowed(output[:at]) for at, token in enumerate(output))
+
+
+@pytest.mark.parametrize(("words", "message"), [([], "not both"), ([WorkMask(0, pack_mask([5]))], "")])
+def test_a_row_with_a_grammar_draws_by_its_mask(words: list[WorkMask], message: str) -> None:
+    device = Device(ToyGrammar(7, 5, 3).written())
+    device.run(Work(1, [WorkChunk(0, 0, 5, True)], [], [], [], words))
+    if message:
+        with pytest.raises(DeviceError, match=message):
+            device.drain()
+    else:
+        device.drain()
+        assert unpack(device.ran[0].tokens) == [5]
+
+
 class Device(HashDevice):
     """Four slots, eight pages of two positions, and one row of five tokens that is ready to be fed."""
 
-    def __init__(self) -> None:
+    def __init__(self, grammar: str = "") -> None:
         self.ran: list[Ran] = []
         super().__init__(4, 8, 2, self.ran.append)
         self.clear(0)
-        request = Request("r", pack([3, 1, 4, 1, 5]), 5, GREEDY, Stops(4))
+        request = Request("r", pack([3, 1, 4, 1, 5]), 5, GREEDY, Stops(4), grammar=grammar)
         self.open_row(0, 1, 0, request, [0, 1, 2])
 
 

@@ -26,6 +26,7 @@ from tests.simulation.checks_of_worth import MarkChecks, watch
 from tests.simulation.client import Letters
 from tests.simulation.hash_device import HashDevice
 from tests.simulation.scenario import NoCheckpoints
+from tests.simulation.toy_grammar import ToyMatcher
 
 if TYPE_CHECKING:
     from tests.simulation.driver import Simulation
@@ -143,7 +144,7 @@ class Unit:
         self.scheduler = Scheduler(simulation.sender("scheduler"), scenario.limits)
         self.scheduler.receive(scenario.speeds)
         self.forward = Forward(simulation.sender("forward"), device, scenario.limits.max_running)
-        self.results = ResultProcessor(simulation.sender("results"), Letters())
+        self.results = ResultProcessor(simulation.sender("results"), Letters(), ToyMatcher)
         self.actors: dict[Address, Actor] = {
             "cache": self.cache,
             "scheduler": self.scheduler,

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from actors.control import Speeds
-from actors.grants import Chunk
+from actors.grants import Chunk, RowMask
 from actors.kinds import Kind
 from actors.lease import Ledger
 from actors.requests import Request, Sampling, Stops
@@ -48,6 +48,37 @@ def test_decodes_come_first_and_chunks_share_the_rest_of_the_budget() -> None:
     assert step.decodes == [2]
     assert step.chunks == [Chunk(1, 20), Chunk(3, 4)]
     assert repr(given) == repr(before)
+
+
+def constrained(grant: int, position: int, mask_at: int | None = None) -> ScheduledRow:
+    """Of a prompt of eight tokens; mask_at: the position that its newest mask is for."""
+    given = row(grant, position)
+    given.constrained = True
+    given.mask = RowMask(grant, mask_at, b"words") if mask_at is not None else None
+    return given
+
+
+def test_a_row_with_a_grammar_decodes_as_soon_as_its_mask_is_there_and_others_do_not_wait() -> None:
+    step = plan(state(row(1, 9), constrained(2, 9), constrained(3, 9, 9), constrained(4, 9, 10))).step
+    assert step is not None
+    assert step.decodes == [1, 4] and step.sit_out == [2, 3]
+    assert step.masks == [RowMask(4, 10, b"words")]
+
+
+def test_the_last_token_of_a_prompt_waits_for_the_mask_of_what_is_drawn_behind_it() -> None:
+    step = plan(state(constrained(1, 0), constrained(2, 0, 8), constrained(3, 7), constrained(4, 7, 8))).step
+    assert step is not None
+    assert step.chunks == [Chunk(1, 7), Chunk(2, 8), Chunk(4, 1)]
+    assert [mask.grant for mask in step.masks] == [2, 4] and step.sit_out == []
+
+
+def test_a_mask_is_not_sent_before_the_prompt_is_through() -> None:
+    step = plan(state(constrained(1, 0, 8), step_tokens=4)).step
+    assert step is not None and step.chunks == [Chunk(1, 4)] and step.masks == []
+
+
+def test_a_row_with_a_grammar_is_never_steady() -> None:
+    assert steady_until(Limits(), constrained(1, 9, 10)) == 0 < steady_until(Limits(), row(1, 9))
 
 
 def test_a_prompt_gets_its_share_beside_more_rows_than_a_step_has_tokens() -> None:

@@ -1,0 +1,176 @@
+"""What a grammar allows together with the tokens that stop a request, and when that ends the answer."""
+
+import pytest
+
+from actors.grants import RowMask
+from actors.messages import Admitted, Delta, Masked, Message, Requeue, Retired, Settled, Stepped
+from actors.requests import Output, Request, Sampling, Stops
+from actors.results.actor import ResultProcessor
+from actors.results.constraint import Constraint
+from actors.tokens import pack
+from models.text.grammars.matcher import GrammarError
+from tests.actors.results.test_results import Bench as ResultsBench
+from tests.actors.ring import Letters
+
+PROMPT = [1, 2, 3, 4]
+
+
+class Words:
+    """A matcher of one of several given sequences of tokens below 32; token 31 is too much for it."""
+
+    def __init__(self, grammar: str) -> None:
+        self.words = [list(map(int, word.split())) for word in grammar.split("|")]
+        self.output: list[int] = []
+
+    def consume(self, token: int) -> None:
+        if token not in self.following():
+            raise GrammarError(f"{token} cannot follow")
+        self.output.append(token)
+
+    def following(self) -> set[int]:
+        at = len(self.output)
+        return {word[at] for word in self.words if word[:at] == self.output and len(word) > at}
+
+    def accepts(self) -> bool:
+        return self.output in self.words
+
+    def is_complete(self) -> bool:
+        return not self.following()
+
+    def mask(self) -> bytes:
+        if 31 in self.following():
+            raise GrammarError("too much")
+        return words(*self.following())
+
+
+def words(*tokens: int) -> bytes:
+    return sum(1 << token for token in tokens).to_bytes(4, "little")
+
+
+def constraint(grammar: str, *output: int, ends: tuple[int, ...] = (9,), min_tokens: int = 0) -> Constraint:
+    return Constraint(Words(grammar), Stops(10, min_tokens, token_ids=ends), output)
+
+
+def test_what_stops_the_output_is_allowed_where_it_may_end() -> None:
+    assert constraint("5 6|5").words(0) == words(5)
+    assert constraint("5 6|5", 5).words(1) == words(6, 9)
+    assert constraint("5 6|5", 5, ends=()).words(1) == words(6)
+
+
+def test_nothing_follows_where_it_has_to_end() -> None:
+    assert constraint("5 6|5", 5, 6).words(2) is None
+    assert constraint("").words(0) is None
+
+
+def test_what_stops_it_too_soon_is_not_allowed_unless_there_is_nothing_else() -> None:
+    assert constraint("5 6|5 9|5", 5, min_tokens=3).words(1) == words(6)
+    assert constraint("5 9", 5, min_tokens=3).words(1) == words(9)
+    assert constraint("5", 5, min_tokens=3).words(1) is None
+
+
+def test_a_grammar_in_which_no_token_goes_on_is_an_error() -> None:
+    class Silent(Words):
+        def mask(self) -> bytes:
+            return words()
+
+    with pytest.raises(GrammarError, match="no token"):
+        Constraint(Silent("5"), Stops(10), ()).words(0)
+
+
+class Bench(ResultsBench):
+    def __init__(self) -> None:
+        super().__init__()
+        self.results = ResultProcessor(lambda to, message: self.sent.append((to, message)), Letters(), Words)
+
+    def constrain(self, grammar: str, max_tokens: int = 10, grant: int = 1, output: tuple[int, ...] = ()) -> Request:
+        tokens, stops = pack([*PROMPT, *output]), Stops(max_tokens, token_ids=(9,))
+        request = Request("r", tokens, len(PROMPT), Sampling(), stops, grammar=grammar)
+        self.results.receive(Admitted(grant, request, 0, 0, "", "tokens"))
+        self.results.act()
+        return request
+
+    def of(self, kind: type) -> list[Message]:
+        return [message for _, message in self.sent if isinstance(message, kind)]
+
+    def masked(self) -> Masked:
+        message = self.of(Masked)[-1]
+        assert isinstance(message, Masked)
+        return message
+
+    def end(self) -> Output:
+        message = self.of(Delta)[-1]
+        assert isinstance(message, Delta)
+        return message.outputs[-1]
+
+
+def test_a_mask_follows_the_admission_and_each_token() -> None:
+    bench = Bench()
+    bench.constrain("5 6 7|5 8")
+    assert bench.masked() == Masked([RowMask(1, 4, words(5))], [])
+    bench.step(5)
+    assert bench.masked() == Masked([RowMask(1, 5, words(6, 8))], [])
+    assert [type(message) for to, message in bench.sent if to == "scheduler"] == [Masked, Settled, Masked]
+
+
+def test_an_output_ends_with_its_grammar() -> None:
+    bench = Bench()
+    bench.constrain("5 6", max_tokens=2)
+    bench.step(5, 6)
+    settled = bench.of(Settled)[-1]
+    assert isinstance(settled, Settled) and settled.finished == [1]
+    assert bench.end().finish_reason == "stop" and len(bench.of(Masked)) == 2
+
+
+def test_an_output_with_nothing_to_draw_ends_before_its_first_token() -> None:
+    bench = Bench()
+    bench.constrain("|")
+    assert bench.masked() == Masked([], [1]) and bench.end().finish_reason == "stop"
+    bench.retire("finished", 4)
+    assert not bench.results.records
+
+
+@pytest.mark.parametrize(("grammar", "token", "message"), [("5 31", 5, "too much"), ("5 6", 7, "7 cannot follow")])
+def test_a_grammar_in_trouble_ends_its_request_with_an_error(grammar: str, token: int, message: str) -> None:
+    bench = Bench()
+    bench.constrain(grammar)
+    bench.step(token)
+    assert bench.end().finish_reason == "error" and bench.end().stop_reason == message
+    bench.retire("finished", 4)
+    assert not bench.results.records
+
+
+def test_a_grammar_that_cannot_be_compiled_ends_its_request_with_an_error() -> None:
+    bench = ResultsBench()
+    request = Request("r", pack(PROMPT), len(PROMPT), Sampling(), Stops(3), grammar="anything")
+    bench.results.receive(Admitted(1, request, 0, 0, "", "tokens"))
+    bench.results.act()
+    [(_, masked), (_, delta)] = bench.sent
+    assert masked == Masked([], [1]) and isinstance(delta, Delta) and delta.outputs[-1].finish_reason == "error"
+
+
+def test_a_retracted_request_gets_its_mask_again() -> None:
+    bench = Bench()
+    bench.constrain("5 6 7")
+    bench.step(5)
+    bench.retire("retracted", 4)
+    [requeue] = bench.of(Requeue)
+    assert isinstance(requeue, Requeue)
+    bench.results.receive(Admitted(2, requeue.request, 4, 4, "", "tokens"))
+    bench.results.act()
+    assert bench.masked() == Masked([RowMask(2, 5, words(6))], [])
+
+
+def test_after_a_restart_the_grammar_stands_behind_the_output() -> None:
+    bench = Bench()
+    bench.constrain("5 6 7", output=(5, 6))
+    assert bench.masked() == Masked([RowMask(1, 6, words(7))], [])
+
+
+def test_a_row_that_is_gone_gets_no_mask() -> None:
+    bench = Bench()
+    bench.constrain("5 6 7")
+    before = len(bench.of(Masked))
+    bench.results.receive(Stepped(1, [1], pack([5]), [], [], []))
+    bench.results.receive(Retired(1, "aborted", bench.lease(), 4))
+    bench.results.act()
+    assert len(bench.of(Masked)) == before

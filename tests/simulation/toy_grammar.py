@@ -1,0 +1,98 @@
+"""A grammar over the hash model's vocabulary that needs no compiler: each token decides anew which may follow."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actors.requests import Stops
+from models.text.grammars.matcher import GrammarError
+from tests.simulation.talks import VOCABULARY
+
+WORDS = -(-VOCABULARY // 32)
+MODULUS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class ToyGrammar:
+    """seed: of what may follow what. longest: an output ends there. choices: how many tokens may follow each.
+
+    trouble: behind so many tokens it can say no more.
+    """
+
+    seed: int
+    longest: int
+    choices: int
+    trouble: int | None = None
+
+    def written(self) -> str:
+        return f"{self.seed} {self.longest} {self.choices} {self.trouble if self.trouble is not None else -1}"
+
+    @classmethod
+    def read(cls, written: str) -> "ToyGrammar":
+        seed, longest, choices, trouble = map(int, written.split())
+        return cls(seed, longest, choices, None if trouble < 0 else trouble)
+
+    def state(self, output: Sequence[int]) -> int:
+        state = self.seed
+        for token in output:
+            state = (state * 48271 + token + 1) % MODULUS
+        return state
+
+    def allowed(self, output: Sequence[int]) -> list[int]:
+        """In ascending order; nothing where it has to end."""
+        if len(output) >= self.longest:
+            return []
+        state = self.state(output)
+        return sorted({(state * (at + 7) + at * 11) % VOCABULARY for at in range(self.choices)})
+
+    def accepts(self, output: Sequence[int]) -> bool:
+        return len(output) >= self.longest or self.state(output) % 4 == 0
+
+    def fails(self, output: Sequence[int]) -> bool:
+        return self.trouble is not None and len(output) >= self.trouble
+
+
+class ToyMatcher:
+    """Implements models.text.grammars.matcher.GrammarMatcher."""
+
+    def __init__(self, written: str) -> None:
+        self._grammar = ToyGrammar.read(written)
+        self._output: list[int] = []
+
+    def consume(self, token: int) -> None:
+        if token not in self._grammar.allowed(self._output):
+            raise GrammarError(f"{token} does not follow {self._output}")
+        self._output.append(token)
+
+    def accepts(self) -> bool:
+        return self._grammar.accepts(self._output)
+
+    def is_complete(self) -> bool:
+        return not self._grammar.allowed(self._output)
+
+    def mask(self) -> bytes:
+        if self._grammar.fails(self._output):
+            raise GrammarError("injected: the grammar is too complex")
+        return pack_mask(self._grammar.allowed(self._output))
+
+
+def pack_mask(allowed: Sequence[int]) -> bytes:
+    return sum(1 << token for token in allowed).to_bytes(4 * WORDS, "little")
+
+
+def unpack_mask(words: bytes) -> list[int]:
+    bits = int.from_bytes(words, "little")
+    return [token for token in range(8 * len(words)) if bits >> token & 1]
+
+
+def may_draw(grammar: ToyGrammar, output: Sequence[int], stops: Stops) -> list[int]:
+    """What may be drawn behind the output, in ascending order; nothing where it has ended.
+
+    That is what the grammar allows and, where it may end, what stops it; but what stops it not too soon, unless there
+    is nothing else.
+    """
+    ends, allowed = set(stops.token_ids), set(grammar.allowed(output))
+    if not allowed or (len(output) > stops.min_tokens and output[-1] in ends):
+        return []
+    if len(output) < stops.min_tokens:
+        return sorted(allowed - ends or allowed)
+    return sorted(allowed | ends if grammar.accepts(output) else allowed)
