@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from actors.forward.device import Work, WorkCheckpoint, WorkChunk
+from actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkMask
 from actors.forward.torch_device import TorchDevice
 from actors.requests import Request, Sampling, Stops
 from actors.tokens import pack
@@ -49,15 +49,16 @@ def warm_up(device: TorchDevice, longest: int) -> None:
         request = Request(str(row), pack([0] * length), length, sampling, Stops(9), **more)
         device.open_row(row, row, row, request, list(range(first, first + pages)))
         first += pages
-    for work in _works(lengths, spare_slot=len(pools.slots) - 2):
+    for work in _works(lengths, len(pools.slots) - 2, device.model.vocab_size):
         device.launch(work).collect()
 
 
-def _works(lengths: list[int], spare_slot: int) -> Iterator[Work]:
-    """Row 0 by itself, the others beside it, then all."""
+def _works(lengths: list[int], spare_slot: int, vocab_size: int) -> Iterator[Work]:
+    """Row 0 by itself, the others beside it, then all; of these row 0 has a mask."""
     longest, *short = lengths
+    masks = [WorkMask(0, bytes([255]) * 4 * -(-vocab_size // 32))]
     checkpoints = [WorkCheckpoint(0, 1, spare_slot)] if spare_slot >= len(lengths) else []
     yield Work(0, [WorkChunk(0, 0, longest, True)], [], [], checkpoints)
     chunks = [WorkChunk(row, 0, length, True) for row, length in enumerate(short, start=1)]
-    yield Work(1, chunks, [0], [longest], [])
-    yield Work(2, [], list(range(len(lengths))), [longest + 1, *short], [])
+    yield Work(1, chunks, [0], [longest], [], masks)
+    yield Work(2, [], list(range(len(lengths))), [longest + 1, *short], [], masks)

@@ -13,6 +13,7 @@ __all__ = [
     "SamplingTensors",
     "TokenCounts",
     "apply_bias",
+    "apply_masks",
     "apply_penalties",
     "log_probabilities",
     "log_probabilities_of",
@@ -31,6 +32,19 @@ def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
     if logits.is_cpu:
         return cpu.sample(logits, params)
     return reference.sample(logits, params)
+
+
+def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
+    """See reference.apply_masks. ValueError for words that are too few."""
+    if 32 * words.shape[1] < logits.shape[1]:
+        raise ValueError(f"{words.shape[1]} words of mask for {logits.shape[1]} tokens")
+    if gpu.takes(logits):
+        from kernels.sampling import triton_adjust
+
+        return triton_adjust.apply_masks(logits, rows, words)
+    if native.masks(logits):
+        return native.apply_masks(logits, rows, words)
+    return reference.apply_masks(logits, rows, words)
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:

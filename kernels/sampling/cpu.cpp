@@ -245,3 +245,22 @@ extern "C" void baton_draw(const float *logits, int64_t stride, int64_t vocab, c
 BATON_RECORDABLE(baton_arg_max)
 BATON_RECORDABLE(baton_scale_logits)
 BATON_RECORDABLE(baton_draw)
+
+// -infinity to what is not allowed in the rows `chosen`: [count]; but for NaN and infinity. words: [count, width], a bit
+// for each token.
+extern "C" void baton_mask_logits(float *logits, int64_t stride, int64_t vocab, const int64_t *chosen, int64_t count,
+                                  const uint32_t *allowed, int64_t width) {
+    parallel_for(count, [=](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            float *const row = logits + chosen[i] * stride;
+            for (int64_t at = 0; at < vocab; at += 32) {
+                const uint32_t bits = allowed[i * width + at / 32];
+                const int64_t last = std::min<int64_t>(32, vocab - at);
+                for (int64_t bit = 0; bit < last; ++bit) {
+                    const bool kept = bits >> bit & 1 || !(row[at + bit] < INFINITY);
+                    row[at + bit] = kept ? row[at + bit] : -INFINITY;
+                }
+            }
+        }
+    });
+}

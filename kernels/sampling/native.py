@@ -9,7 +9,7 @@ from kernels.native.checks import assert_agrees
 from kernels.sampling import reference
 from kernels.sampling.reference import Sampled, SamplingTensors
 
-ARG_MAX, SCALE, DRAW = "baton_arg_max", "baton_scale_logits", "baton_draw"
+ARG_MAX, SCALE, DRAW, MASK = "baton_arg_max", "baton_scale_logits", "baton_draw", "baton_mask_logits"
 BLOCK_ELEMENTS = 2**19  # Of a temporary that stays in the cache, and comes from memory that has been used before.
 
 
@@ -17,6 +17,20 @@ def takes(logits: Tensor) -> bool:
     """Whether the C functions are installed and made for these."""
     installed = all(native.function(name) is not None for name in (ARG_MAX, SCALE, DRAW))
     return installed and logits.is_cpu and logits.dtype == torch.float32 and logits.stride(1) == 1
+
+
+def masks(logits: Tensor) -> bool:
+    """Whether apply_masks is installed and made for these."""
+    return native.function(MASK) is not None and logits.is_cpu and logits.stride(1) == 1
+
+
+def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
+    """See reference.apply_masks."""
+    run = native.function(MASK)
+    assert run is not None and logits.dtype == torch.float32 and words.dtype == torch.int32
+    rows, words = rows.contiguous(), words.contiguous()
+    run(*_given(logits, rows), words.data_ptr(), words.shape[1])
+    return logits
 
 
 def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
@@ -83,6 +97,14 @@ def check_draw() -> None:
     assert_agrees(tokens, reference.sample(logits, params).tokens, rtol=0, atol=0)
 
 
+def check_masks() -> None:
+    logits, rows = _logits(), torch.tensor([3, 20, 0])
+    logits[3, :40], logits[20, 7], logits[0, 300] = torch.nan, torch.inf, -torch.inf
+    words = torch.randint(-(2**31), 2**31, (3, 11), dtype=torch.int32, generator=torch.Generator().manual_seed(1))
+    expected = reference.apply_masks(logits.clone(), rows, words)
+    assert_agrees(apply_masks(logits, rows, words).nan_to_num(1.0, 2.0, 3.0), expected.nan_to_num(1.0, 2.0, 3.0), 0, 0)
+
+
 def _logits() -> Tensor:
     """With ties."""
     return (torch.randn(24, 307, generator=torch.Generator().manual_seed(0)) * 8).round() / 4
@@ -101,4 +123,5 @@ def _params() -> SamplingTensors:
 
 native.declare(ARG_MAX, [POINTER, INT64, INT64, INT64, POINTER, POINTER], check_arg_max)
 native.declare(SCALE, [POINTER, INT64, INT64, POINTER, INT64, POINTER, POINTER, POINTER], check_scaled)
+native.declare(MASK, [POINTER, INT64, INT64, POINTER, INT64, POINTER, INT64], check_masks)
 native.declare(DRAW, [POINTER, INT64, INT64, POINTER, INT64, *(POINTER,) * 7], check_draw)

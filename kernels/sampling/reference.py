@@ -67,6 +67,18 @@ class Sampled:
     finite: Tensor
 
 
+def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
+    """Set to -inf what is not allowed in rows of logits, float32 [R, V], in place, and return the logits.
+
+    rows: int64 [n], no row twice; words: int32 [n, W >= ceil(V / 32)], of which bit i % 32 of word i // 32 says whether
+    token i is allowed. NaN and +inf stay, so that `finite` still tells of a row which had them.
+    """
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    allowed = words[:, ids // 32].bitwise_right_shift((ids % 32).int()).bitwise_and(1).bool()
+    before = logits[rows]
+    return logits.index_copy_(0, rows, before.masked_fill(~allowed & (before < torch.inf), -torch.inf))
+
+
 def uniform(seed: Tensor, position: Tensor) -> Tensor:
     """float64 [R] in [0, 1) with 53 random bits: a pure function of (seed, position), int64 [R] each.
 

@@ -1,4 +1,6 @@
-"""The same as adjust.py, by Triton: a launch for the penalties of a batch, one for its biases, one to count."""
+"""The same as adjust.py, by Triton, and reference.apply_masks: a launch for the penalties of a batch, one for its
+biases, one for its masks, one to count.
+"""
 
 from functools import cache
 
@@ -9,6 +11,7 @@ from triton import language as tl
 from kernels.gpu import KernelConfig, config_of, launch
 from kernels.gpu.jit import jit
 
+MASKS_CONFIG = KernelConfig({"BLOCK": 2048}, warps=8)
 PENALTIES_CONFIG = KernelConfig({"BLOCK": 2048}, warps=8)
 ENTRIES_CONFIG = KernelConfig({"BLOCK": 128}, warps=4)
 
@@ -47,6 +50,21 @@ def apply_bias(logits: Tensor, rows: Tensor, tokens: Tensor, addends: Tensor) ->
     grid = (triton.cdiv(len(rows), ENTRIES_CONFIG.blocks["BLOCK"]),)
     given = logits, rows, tokens, addends, len(rows)
     launch(_apply_bias, grid, *given, config=ENTRIES_CONFIG, STRIDE=logits.stride(0))
+    return logits
+
+
+def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
+    """See reference.apply_masks. Logits, and words, of a row are consecutive."""
+    vocab = logits.shape[1]
+    launch(
+        _apply_masks,
+        (len(rows), triton.cdiv(vocab, MASKS_CONFIG.blocks["BLOCK"])),
+        *(logits, rows, words),
+        config=MASKS_CONFIG,
+        VOCAB=vocab,
+        STRIDE=logits.stride(0),
+        WIDTH=words.stride(0),
+    )
     return logits
 
 
@@ -95,6 +113,27 @@ def _apply_bias(logits_ptr, rows_ptr, tokens_ptr, addends_ptr, count, STRIDE: tl
     tokens = tl.load(tokens_ptr + places, inside, other=0)
     addends = tl.load(addends_ptr + places, inside, other=0.0)
     tl.atomic_add(logits_ptr + rows * STRIDE + tokens, addends, inside, sem="relaxed")
+
+
+@jit
+def _apply_masks(
+    logits_ptr,
+    rows_ptr,
+    words_ptr,
+    VOCAB: tl.constexpr,
+    STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Written only where a token is not allowed, and its logit is neither NaN nor +inf."""
+    index = tl.program_id(0).to(tl.int64)
+    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = ids < VOCAB
+    words = tl.load(words_ptr + index * WIDTH + ids // 32, inside, other=0)
+    places = logits_ptr + tl.load(rows_ptr + index) * STRIDE + ids
+    is_banned = inside & (((words >> (ids % 32)) & 1) == 0)
+    logits = tl.load(places, is_banned, other=0.0)
+    tl.store(places, float("-inf"), is_banned & (logits < float("inf")))
 
 
 @jit

@@ -4,7 +4,16 @@ import random
 import pytest
 import torch
 
-from kernels.sampling import TokenCounts, apply_bias, apply_penalties, log_probabilities, log_probabilities_of
+from kernels.sampling import (
+    ALL_GREEDY,
+    TokenCounts,
+    apply_bias,
+    apply_masks,
+    apply_penalties,
+    log_probabilities,
+    log_probabilities_of,
+    sample,
+)
 
 torch.set_num_threads(1)
 
@@ -120,3 +129,32 @@ def test_log_probabilities_of_given_ids() -> None:
     ids = torch.tensor([[0, 39], [7, 7], [3, 1]])
     expected = logits.double().log_softmax(-1).gather(1, ids).float()
     torch.testing.assert_close(log_probabilities_of(logits, ids), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_a_mask_leaves_what_it_allows() -> None:
+    """Bit i of word i // 32 is token i's; other rows, and the bits behind the last token, mean nothing."""
+    logits = torch.arange(3 * 40, dtype=torch.float32).view(3, 40)
+    allowed = {1: [0, 31, 32, 39], 2: []}
+    words = torch.zeros(2, 2, dtype=torch.int64)
+    for line, tokens in enumerate(allowed.values()):
+        for token in tokens:
+            words[line, token // 32] |= 1 << token % 32
+    words[1, 1] |= 1 << 20
+    masked = apply_masks(logits.clone(), torch.tensor(list(allowed)), words.int())
+    assert torch.equal(masked[0], logits[0])
+    for row, tokens in allowed.items():
+        assert masked[row].isfinite().nonzero()[:, 0].tolist() == tokens
+        assert torch.equal(masked[row, tokens], logits[row, tokens])
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_stays_so_under_a_mask(odd: float) -> None:
+    logits = torch.zeros(2, 40)
+    logits[0, 7] = odd
+    words = torch.tensor([[1, 0], [1, 0]], dtype=torch.int32)
+    assert sample(apply_masks(logits, torch.tensor([0, 1]), words), ALL_GREEDY).finite.tolist() == [False, True]
+
+
+def test_a_mask_with_too_few_words_is_an_error() -> None:
+    with pytest.raises(ValueError, match="1 words of mask for 33 tokens"):
+        apply_masks(torch.zeros(1, 33), torch.tensor([0]), torch.zeros(1, 1, dtype=torch.int32))

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sampling import SamplingTensors, native, reference, sample
+from kernels.sampling import SamplingTensors, apply_masks, native, reference, sample
 from tests.kernels.installed import installed, runnable
 from tests.kernels.test_sampling import make_params, pick, random_params, sample_by_hand
 
@@ -115,3 +115,20 @@ def test_threads_and_the_rows_beside_it_change_nothing() -> None:
             for row in range(rows):
                 alone = torch.tensor([row])
                 assert native.sample(logits[alone], pick(params, alone)).tokens == expected[row]
+
+
+@pytest.mark.usefixtures("target")
+@many
+@given(rows=st.integers(1, 5), more=st.integers(0, 3), vocab_size=st.integers(1, 300), seed=st.integers(0, 2**20))
+def test_masks_are_the_references(rows: int, more: int, vocab_size: int, seed: int) -> None:
+    """Also of rows that are not finite, and of logits that lie in a wider tensor."""
+    generator = torch.Generator().manual_seed(seed)
+    wide = torch.randn(rows + more, vocab_size + 5, generator=generator)
+    for odd in (math.nan, math.inf, -math.inf):
+        wide[torch.rand(wide.shape, generator=generator) < 0.1] = odd
+    at = torch.randperm(rows + more, generator=generator)[:rows]
+    words = torch.randint(-(2**31), 2**31, (rows, -(-vocab_size // 32)), dtype=torch.int32, generator=generator)
+    found, expected = wide.clone(), wide.clone()
+    assert native.masks(found) and apply_masks(found[:, :vocab_size], at, words).shape[1] == vocab_size
+    reference.apply_masks(expected[:, :vocab_size], at, words)
+    assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0)) and found.isnan().equal(wide.isnan())

@@ -1,17 +1,26 @@
 """Drawing a token for each row that samples: planned on the host, and enqueued over the logits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from actors.forward.device import Work, WorkChunk
+from actors.forward.device import Work, WorkChunk, WorkMask
 from actors.forward.step.packing import Inbox, Packing, Section
 from actors.forward.step.rows import RowTable
 from actors.requests import Request
-from kernels.sampling import ALL_GREEDY, Sampled, SamplingTensors, TokenCounts, apply_bias, apply_penalties
+from kernels.sampling import (
+    ALL_GREEDY,
+    Sampled,
+    SamplingTensors,
+    TokenCounts,
+    apply_bias,
+    apply_masks,
+    apply_penalties,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +87,20 @@ class PackedBiases:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedMasks:
+    """at: which draws; words: int32 [n, ceil(V / 32)]."""
+
+    at: Section
+    words: Section
+
+
+@dataclass(frozen=True, slots=True)
 class PackedAdjustments:
     """For the rows that ask for it; most steps have none."""
 
     penalties: PackedPenalties | None = None
     biases: PackedBiases | None = None
+    masks: PackedMasks | None = None
 
     def apply(self, logits: Tensor, counts: TokenCounts, inbox: Inbox) -> None:
         if p := self.penalties:
@@ -91,6 +109,8 @@ class PackedAdjustments:
             apply_penalties(logits, at, counts.prompt_seen, counts.output_counts, lines, *of_rows)
         if b := self.biases:
             apply_bias(logits, inbox.view(b.rows), inbox.view(b.tokens), inbox.view(b.addends))
+        if m := self.masks:
+            apply_masks(logits, inbox.view(m.at), inbox.view(m.words))
 
     def count(self, tokens: Tensor, counts: TokenCounts, inbox: Inbox) -> None:
         """Of what was drawn, int64 [draws]."""
@@ -137,12 +157,22 @@ def pack_draws(packing: Packing, draws: Draws, table: RowTable, whole: bool = Fa
     return PackedDraws(at, parameters, all_greedy, bool((top_k > 0).any() or (top_p < 1).any()))
 
 
-def pack_adjustments(packing: Packing, draws: Draws, table: RowTable) -> PackedAdjustments:
+def pack_adjustments(packing: Packing, draws: Draws, table: RowTable, masks: Sequence[WorkMask]) -> PackedAdjustments:
     of_rows = [(table[row].counts_index, table[row].request) for row in draws.rows]
     penalised = [(i, line, request) for i, (line, request) in enumerate(of_rows) if line is not None]
     positions = zip(of_rows, draws.positions, strict=True)
     biases = [(i, *bias) for i, ((_, request), at) in enumerate(positions) for bias in _biases(request, at)]
-    return PackedAdjustments(_pack_penalties(packing, penalised), _pack_biases(packing, biases))
+    return PackedAdjustments(
+        _pack_penalties(packing, penalised), _pack_biases(packing, biases), _pack_masks(packing, draws, masks)
+    )
+
+
+def _pack_masks(packing: Packing, draws: Draws, masks: Sequence[WorkMask]) -> PackedMasks | None:
+    if not masks:
+        return None
+    words = np.frombuffer(b"".join(mask.words for mask in masks), np.int32).reshape(len(masks), -1)
+    draw_of = {row: i for i, row in enumerate(draws.rows)}
+    return PackedMasks(packing.put([draw_of[mask.row] for mask in masks]), packing.put(words, torch.int32))
 
 
 def _pack_penalties(packing: Packing, penalised: list[tuple[int, int, Request]]) -> PackedPenalties | None:
@@ -167,5 +197,5 @@ def _pack_biases(packing: Packing, biases: list[tuple[int, int, float]]) -> Pack
 
 def _biases(request: Request, position: int) -> Iterator[tuple[int, float]]:
     yield from request.sampling.logit_bias.items()
-    if position - request.prompt_len < request.stops.min_tokens:
+    if position - request.prompt_len < request.stops.min_tokens and not request.grammar:  # Its mask says that too.
         yield from ((token, float("-inf")) for token in request.stops.token_ids)

@@ -45,13 +45,13 @@ def pack_step(
     draws = draws_of(work)
     here = Work(work.step, work.chunks, [], [], work.checkpoints) if decodes_apart else work
     of_batch = draws.at[: len(draws.at) - len(work.decodes)] if decodes_apart else draws.at
-    are_plain = bool(table.is_plain[draws.rows].all())
+    are_plain = not work.masks and bool(table.is_plain[draws.rows].all())
     return PackedStep(
         work,
         pack_batch(packing, here, table, chunk_size, page_size) if here.chunks or here.decodes else None,
         packing.put(of_batch) if work.chunks else None,
         pack_draws(packing, draws, table) if draws.rows and (work.chunks or not decodes_apart) else None,
-        PackedAdjustments() if are_plain else pack_adjustments(packing, draws, table),
+        PackedAdjustments() if are_plain else pack_adjustments(packing, draws, table, work.masks),
         NO_REPORTS if are_plain else pack_reports(packing, draws, table),
         pack_prompts(packing, work, table),
         first_tokens(work, table),

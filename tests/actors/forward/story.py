@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from actors.forward.device import Pending, Work, WorkCheckpoint, WorkChunk
+from actors.forward.device import Pending, Work, WorkCheckpoint, WorkChunk, WorkMask
 from actors.forward.streams import CpuStream
 from actors.forward.torch_device import TorchDevice
 from actors.messages import Ran
 from actors.requests import Request, Sampling, Stops
-from actors.tokens import pack
+from actors.tokens import pack, unpack
 from models.batch import Pools, allocate
 from models.loading.checkpoint import random_model
 from tests.models.oracle import settings_of
@@ -38,9 +38,15 @@ class Story:
         self.device.clear(row)
         self.device.open_row(row, 10 + row, row, Request("r", ids, tokens, sampling, Stops(9), **more), pages)
 
-    def run(self, chunks: list[WorkChunk], decodes: dict[int, int], *checkpoints: WorkCheckpoint) -> None:
+    def run(
+        self,
+        chunks: list[WorkChunk],
+        decodes: dict[int, int],
+        *checkpoints: WorkCheckpoint,
+        masks: tuple[WorkMask, ...] = (),
+    ) -> None:
         """decodes: positions by row."""
-        work = Work(len(self.ran), chunks, list(decodes), list(decodes.values()), list(checkpoints))
+        work = Work(len(self.ran), chunks, list(decodes), list(decodes.values()), list(checkpoints), list(masks))
         self.in_flight.append(self.device.launch(work))
         if len(self.in_flight) == 2:
             self.settle()
@@ -61,12 +67,16 @@ class Story:
         self.run([], {2: 3})
         self.open(0, 3, [1, 3], Sampling(temperature=0.0, presence_penalty=9.0, logit_bias={5: 1.5}))
         self.device.copy(8, 7)
-        self.run([WorkChunk(0, 0, 3, True)], {1: 71, 2: 4})
+        self.run([WorkChunk(0, 0, 3, True)], {1: 71, 2: 4}, masks=(mask(0, 20, 60, 96), mask(2, 33)))
         for step in range(2):
-            self.run([], {1: 72 + step, 0: 3 + step, 2: 5 + step})
+            self.run([], {1: 72 + step, 0: 3 + step, 2: 5 + step}, masks=(mask(0, *range(40, 50)),))
         while self.in_flight:
             self.settle()
         return self.ran
+
+
+def mask(row: int, *tokens: int) -> WorkMask:
+    return WorkMask(row, sum(1 << token for token in tokens).to_bytes(16, "little"))
 
 
 def pools_of(model: Any, device: torch.device) -> Pools:
@@ -82,6 +92,8 @@ def on_the_cpu(family: str) -> tuple[list[Ran], Pools]:
 def same(found: list[Ran], expected: list[Ran]) -> None:
     assert [ran.tokens for ran in found] == [ran.tokens for ran in expected]
     assert [ran.not_finite for ran in found] == [[]] * len(found)
+    last, *before = [unpack(ran.tokens) for ran in found[-3:]][::-1]
+    assert before[-1][0] in (20, 60, 96) and before[-1][2] == 33 and all(40 <= of[1] < 50 for of in (last, before[0]))
     lines = [[line for ran in told for line in ran.logprobs] for told in (found, expected)]
     assert [(line.grant, line.start) for line in lines[0]] == [(line.grant, line.start) for line in lines[1]]
     for line, other in zip(*lines, strict=True):

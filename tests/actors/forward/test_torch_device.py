@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.forward.device import Work, WorkCheckpoint, WorkChunk
+from actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkMask
 from actors.forward.step.reporting import LOGITS_ROWS
 from actors.forward.torch_device import TorchDevice, survives
 from actors.messages import Ran
@@ -73,11 +73,18 @@ class Bench:
         request = Request(f"r{row}", pack(tokens), sampling=sampling or Sampling(temperature=0.0), **given)
         self.device.open_row(row, 10 + row, row + 4 if slot is None else slot, request, pages)
 
-    def run(self, chunks: list[WorkChunk], decodes: dict[int, int] | None = None, *checkpoints: WorkCheckpoint) -> Ran:
-        """decodes: positions by row."""
+    def run(
+        self,
+        chunks: list[WorkChunk],
+        decodes: dict[int, int] | None = None,
+        *checkpoints: WorkCheckpoint,
+        masks: dict[int, list[int]] | None = None,
+    ) -> Ran:
+        """decodes: positions by row. masks: what is allowed, by row."""
         self._steps += 1
         decodes = decodes or {}
-        work = Work(self._steps, chunks, list(decodes), list(decodes.values()), list(checkpoints))
+        words = [WorkMask(row, sum(1 << t for t in of).to_bytes(4, "little")) for row, of in (masks or {}).items()]
+        work = Work(self._steps, chunks, list(decodes), list(decodes.values()), list(checkpoints), words)
         return self.device.launch(work).collect().report
 
 
@@ -205,6 +212,36 @@ def test_a_bias_a_ban_and_who_they_are_for() -> None:
     assert unpack(ran.tokens) == [best(1), (best(1) + 1) % VOCABULARY, int(others.argmax())]
     bench.open(3, [3, 0, 0, 1], prompt_len=2, stops=Stops(9, min_tokens=2, token_ids=(best(1),)))
     assert unpack(bench.run([prompt(3, 4)]).tokens) == [best(1)], "two are out"
+
+
+def test_a_row_draws_of_what_its_mask_allows() -> None:
+    """In a prompt and behind it, greedy or not, whatever its biases; log probabilities are the model's own."""
+    bench, others = Bench(), [t for t in range(VOCABULARY) if t != best(1)]
+    bench.open(0, [1], logprobs=1)
+    bench.open(1, [1], Sampling(seed=5, logit_bias={best(1): 100.0}))
+    bench.open(2, [1])
+    ran = bench.run([prompt(0, 1), prompt(2, 1), prompt(1, 1)], masks={1: [3], 0: others})
+    drawn = unpack(ran.tokens)
+    assert drawn == [int(TABLE[1][others].argsort()[-1].apply_(lambda at: others[at])), best(1), 3]
+    check_item(ran.logprobs[0].items[0], 1, drawn[0], 1)
+    ran = bench.run([], {0: 1, 2: 1, 1: 1}, masks={0: [6]})
+    assert unpack(ran.tokens)[:2] == [6, best(best(1))]
+
+
+def test_under_a_grammar_the_mask_alone_says_when_a_token_may_stop() -> None:
+    """min_tokens bans nothing there: what the grammar wants may be what stops."""
+    bench = Bench()
+    bench.open(0, [1], stops=Stops(9, min_tokens=2, token_ids=(3,)), grammar="g")
+    assert unpack(bench.run([prompt(0, 1)], masks={0: [3]}).tokens) == [3]
+
+
+def test_a_row_that_is_not_finite_is_found_under_its_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.open(0, [1])
+    broken = TABLE.clone()
+    broken[1, 2] = math.nan
+    monkeypatch.setattr(bench.model, "logits", lambda hidden: broken[hidden[:, 0].long()].clone())
+    assert bench.run([prompt(0, 1)], masks={0: [3]}).not_finite == [0]
 
 
 def test_penalties_know_the_prompt_and_what_was_drawn() -> None:

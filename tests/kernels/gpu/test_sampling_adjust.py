@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.gpu import KernelConfig
-from kernels.sampling import TokenCounts, apply_bias, apply_penalties, triton_adjust
+from kernels.sampling import TokenCounts, apply_bias, apply_penalties, reference, triton_adjust
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton_adjust, "PENALTIES_CONFIG", KernelConfig({"BLOCK": 16}))
+        patch.setattr(triton_adjust, "MASKS_CONFIG", KernelConfig({"BLOCK": 16}))
         patch.setattr(triton_adjust, "ENTRIES_CONFIG", KernelConfig({"BLOCK": 4}))
         yield
 
@@ -63,3 +64,18 @@ def test_biases_and_counts_are_the_references(entries: int, seed: int) -> None:
     counts.add(rows, tokens)
     triton_adjust.count(before, rows, tokens)
     assert torch.equal(before, counts.output_counts)
+
+
+@given(rows=st.integers(1, 4), more=st.integers(0, 3), vocab_size=st.integers(1, 70), seed=st.integers(0, 2**32))
+@settings(max_examples=25, deadline=None)
+def test_masks_are_the_references(rows: int, more: int, vocab_size: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    wide = torch.randn(rows + more, vocab_size + 9, generator=generator)
+    for odd in (math.nan, math.inf, -math.inf):
+        wide[torch.rand(wide.shape, generator=generator) < 0.1] = odd
+    at = torch.randperm(rows + more, generator=generator)[:rows]
+    words = torch.randint(-(2**31), 2**31, (rows, -(-vocab_size // 32)), dtype=torch.int32, generator=generator)
+    found, expected = wide.clone(), wide.clone()
+    triton_adjust.apply_masks(found[:, :vocab_size], at, words)
+    reference.apply_masks(expected[:, :vocab_size], at, words)
+    assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0)) and found.isnan().equal(wide.isnan())

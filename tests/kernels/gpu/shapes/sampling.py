@@ -28,6 +28,7 @@ def _adjust(vocab_size: int) -> Callable[[], None]:
         counts, at = seen.int(), addends.long()
         triton_adjust.apply_penalties(logits, at, seen, counts, at, addends, addends, addends)
         triton_adjust.apply_bias(logits, at, at, addends)
+        triton_adjust.apply_masks(logits, at, torch.empty(3, -(-vocab_size // 32), dtype=torch.int32, device="meta"))
         triton_adjust.count(counts, at, at)
 
     return run
