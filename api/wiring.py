@@ -27,6 +27,7 @@ from api.config import Config
 from api.generation.fields import check_defaults
 from api.generation.gateway import Gateway
 from api.generation.served_model import ServedModel
+from api.generation.structured import GrammarCompiler
 from api.machine.device import allocate_pools, make_device, pick_device, pool_memory, stream_of
 from api.machine.memory import free_memory
 from api.machine.native import start_native
@@ -41,6 +42,7 @@ from models.loading.checkpoint import load_model
 from models.loading.fingerprint import fingerprint
 from models.recorded import recording
 from models.text.formats.picking import OutputFormats, output_formats
+from models.text.grammars.matcher import no_matcher
 from models.text.tokenizer import ModelText, load_text
 
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -93,13 +95,22 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
         "tool_parser": formats.tools.name if formats.tools is not None else None,
         "reasoning_parser": formats.reasoning.name if formats.reasoning is not None else None,
     }
-    served = ServedModel(text, model.vocab_size, max_model_len, info, formats)
+    grammars = grammar_compiler(text, model.vocab_size)
+    served = ServedModel(text, model.vocab_size, max_model_len, info, formats, grammars)
     return LoadedModel(
         served,
         [f"weights of {weight_bytes(model) / 2**20:.1f} MiB (quantize: {config.quantize})", *notes(sizes)],
-        lambda gateway: build_relay(config, model, computes, tiers, sizes, text, gateway, trace),
+        lambda gateway: build_relay(config, model, computes, tiers, sizes, text, grammars, gateway, trace),
         trace.close if trace is not None else None,
     )
+
+
+def grammar_compiler(text: ModelText, vocab_size: int) -> GrammarCompiler:
+    """Also for a tokenizer that grammars cannot be compiled for; then it says so."""
+    try:
+        return GrammarCompiler(text.grammars(vocab_size))
+    except ValueError as error:
+        return GrammarCompiler(None, f"grammars are not supported with this model's tokenizer ({error})")
 
 
 def open_trace_file(name: str | None) -> TraceFile | None:
@@ -199,6 +210,7 @@ def build_relay(
     tiers: LowerTiers,
     sizes: PoolSizes,
     text: ModelText,
+    grammars: GrammarCompiler,
     gateway: Gateway,
     trace: TraceFile | None = None,
 ) -> Relay:
@@ -249,5 +261,7 @@ def build_relay(
         on_restart,
         trace.record if trace is not None else None,
         disk=tiers.disk,
+        matcher=grammars.grammars.matcher if grammars.grammars is not None else no_matcher,
     )
+    gateway.hold_grammar = grammars.hold
     return relay

@@ -32,6 +32,7 @@ from actors.runtime.tracing import Traces
 from actors.scheduler.actor import Scheduler
 from actors.scheduler.plan import Limits
 from actors.storage.disk import DiskThread
+from models.text.grammars.matcher import GrammarMatcher, no_matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Unit:
         )
         self.scheduler = Scheduler(sender("scheduler"), limits)
         self.forward = Forward(sender("forward"), self.device, limits.max_running)
-        self.results = ResultProcessor(sender("results"), vocabulary)
+        self.results = ResultProcessor(sender("results"), vocabulary, relay.matcher)
         self.actors: dict[Address, Actor] = {
             "cache": self.cache,
             "scheduler": self.scheduler,
@@ -164,7 +165,7 @@ class Relay:
     Make it inside the event loop that runs it. Where an actor raises, `run` makes a new unit over the same device.
     api: makes the api's actor, given its Send; it outlives the unit. disk: None if no state is written to a file.
     on_restart: called with what broke the old unit. on_event: called with every Event, from the event loop and from the
-    device's thread; it has to return at once. clock: seconds, for events and timings.
+    device's thread; it has to return at once. clock: seconds, for events and timings. matcher: see ResultProcessor.
     """
 
     def __init__(
@@ -179,11 +180,12 @@ class Relay:
         on_event: Callable[[Event], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         disk: DiskThread | None = None,
+        matcher: Callable[[str], GrammarMatcher] = no_matcher,
     ) -> None:
         self.on_violation, self._on_restart = on_violation, on_restart
         self.on_move = on_move if on_event is None else _recording(on_event, clock, on_move)
         self.on_event, self.clock, self.timings, self.numbers = on_event, clock, Timings(), count(1)
-        self._config, self._vocabulary, self.disk = config, vocabulary, disk
+        self._config, self._vocabulary, self.disk, self.matcher = config, vocabulary, disk, matcher
         page_size, self._speeds = max(config.limits.page_size, 1), Speeds(0.0, 0.0)
         kept = measured(device, config.costs, page_size, self._measured)
         self._device = timed(kept, self.timings, clock, on_event)

@@ -80,6 +80,7 @@ class Gateway:
     Everything runs in one event loop. An id stays taken until the ring has given its last word on it, so that a late
     output of an aborted request can never reach another one. It outlives the unit of the other actors: what was open
     when that was made anew is submitted again. on_end: told of each request when no more of it will reach a reader.
+    hold_grammar: what keeps a request's grammar compiled while it is open.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Gateway:
         self.clock = clock
         self.sessions: SessionRegistry = NoSessions()
         self.on_end: Callable[[Member], None] | None = None
+        self.hold_grammar: Callable[[str], object] = lambda grammar: None
         self.draining = False
         self.paused: PauseMode | None = None
         self._timeout = timeout
@@ -161,7 +163,8 @@ class Gateway:
         generation = Generation(self, self._timeout, call)
         now = self.clock()
         for index, request in enumerate(requests):
-            member = Member(index, request, generation, now, prompt_tokens=request.prompt_len)
+            held = self.hold_grammar(request.grammar)
+            member = Member(index, request, generation, now, prompt_tokens=request.prompt_len, grammar=held)
             generation.members.append(member)
             self._open[request.id] = member
         for request in requests:

@@ -30,7 +30,8 @@ class Member:
 
     A time is None until then. first: the first output, which says what came out of the cache; it stays, also after a
     retraction or a restart. delivered, shown: all output tokens so far, and how many characters of text came with them,
-    for a resubmission. pending: outputs that the reader has not taken; beyond MERGE_ABOVE they become one.
+    for a resubmission. grammar: keeps the request's compiled. pending: outputs that the reader has not taken; beyond
+    MERGE_ABOVE they become one.
     """
 
     index: int
@@ -47,6 +48,7 @@ class Member:
     delivered: bytearray = field(default_factory=bytearray)
     shown: int = 0
     aborted: bool = False
+    grammar: object = None
     pending: list[Output] = field(default_factory=list)
 
     @property

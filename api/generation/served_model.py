@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from api.generation.structured import GrammarCompiler, no_grammars
 from models.text.formats.picking import OutputFormats
 
 
@@ -64,6 +65,7 @@ class ServedModel:
     """A loaded model. max_model_len counts prompt and answer together; `info` is shown by /model_info.
 
     formats: how it writes reasoning and calls of tools.
+    grammars: compiles what an output has to follow.
     """
 
     text: Text
@@ -71,3 +73,4 @@ class ServedModel:
     max_model_len: int
     info: dict[str, Any] = field(default_factory=dict)
     formats: OutputFormats = field(default_factory=OutputFormats)
+    grammars: GrammarCompiler = field(default_factory=no_grammars)

@@ -7,6 +7,7 @@ from api import errors
 from api.generation.messages import read_object_at, read_string
 from api.generation.request_builder import Prompt
 from api.generation.served_model import ServedModel
+from api.generation.structured import Wanted, check_one
 from api.generation.tools import Mode, Tool, ToolUse, read_tools
 from models.text.formats.grammars import CallableTool, WantedCalls, output_grammar
 
@@ -66,14 +67,28 @@ def read_name(tool: Mapping[str, Any], at: str) -> str:
     return read_string(read_object_at(inner, f"{at}.function").get("name"), f"{at}.name")
 
 
-def grammar_of(model: ServedModel, prompt: Prompt, use: ToolUse) -> str:
-    """What the answer must follow, for SamplingParams; empty if it may be anything.
+async def grammar_of(model: ServedModel, prompt: Prompt, use: ToolUse, wanted: Wanted) -> str:
+    """What the output must follow, compiled, for SamplingParams; empty if it may be anything. Raises ApiError 400.
 
-    Calls that must be there follow their schemas, and so do all calls where one of the tools is strict.
+    wanted: what the answer is to follow. Calls that must be there follow their schemas, and so do all calls where one
+    of the tools is strict or an answer is wanted, in whose place they stand. Reasoning may come before.
     """
-    format, tools = model.formats.tools, use.callable
-    if format is None or not tools or (use.mode != "required" and not any(tool.strict for tool in tools)):
+    calls = calls_of(model, use, answers=bool(wanted))
+    if not wanted and calls is None:
         return ""
+    field = check_one(wanted) if wanted and not (calls and calls.required) else None
+
+    def write() -> str:
+        answer = wanted[field]() if field is not None else None
+        return output_grammar(answer, calls, model.text.added_tokens, model.formats.reasoning, prompt.in_reasoning)
+
+    return await model.grammars.compiled(write, field or "tools")
+
+
+def calls_of(model: ServedModel, use: ToolUse, answers: bool) -> WantedCalls | None:
+    """The calls that a grammar is to have, if it is to have some. answers: whether there is one for the answer."""
+    format, tools, required = model.formats.tools, use.callable, use.mode == "required"
+    if format is None or not tools or not (required or answers or any(tool.strict for tool in tools)):
+        return None
     known = [CallableTool(tool.name, tool.parameters, tool.strict) for tool in tools]
-    wanted = WantedCalls(known, model.text.added_tokens, use.mode == "required", use.parallel)
-    return output_grammar(wanted, format.begins[0], format.rules, model.formats.reasoning, prompt.in_reasoning)
+    return WantedCalls(known, format.begins[0], format.rules, model.text.added_tokens, required, use.parallel)

@@ -11,11 +11,12 @@ from api import errors
 from api.exchange import answer_json, new_id, read_asked, salt_of, submit
 from api.generation.answers import collect, usage
 from api.generation.chat_prompt import effort_variables, read_ending, render
-from api.generation.fields import Choices, RequestFields, Salt, TopLogprobs, request_params, seed_of
+from api.generation.fields import Choices, Salt, TopLogprobs, request_params, seed_of
 from api.generation.messages import read_messages
 from api.generation.parsed_answer import ParsedAnswer
 from api.generation.request_builder import Prompt, build_request
 from api.generation.served_model import ServedModel
+from api.generation.structured import StructuredFields, wanted_in
 from api.generation.tool_choice import grammar_of, read_tool_use
 from api.generation.tools import ToolUse, read_tool
 from api.openai.chat_answers import ChatCompletion, ChatEncoder, choice_logprobs, choice_of
@@ -31,7 +32,7 @@ IGNORED_IN_CHAT = IGNORED - set(OWN)
 UNSUPPORTED_IN_CHAT: Unsupported = {name: same for name, same in UNSUPPORTED.items() if name not in OWN}
 
 
-class ChatRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
+class ChatRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
@@ -57,7 +58,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     id = new_id("chatcmpl")
     use = await read_tool_use(model, asked.tools, asked.tool_choice, asked.parallel_tool_calls, read_tool)
     prompt = await chat_prompt(model, asked, use)
-    requests = chat_requests(model, asked, prompt, use, id, salt_of(request, asked.cache_salt))
+    requests = await chat_requests(model, asked, prompt, use, id, salt_of(request, asked.cache_salt))
     with submit(request, requests) as generation:
         if asked.stream:
             parsed = [ParsedAnswer(model, prompt, use, each.id) for each in requests]
@@ -87,14 +88,14 @@ async def chat_prompt(model: ServedModel, asked: ChatRequest, use: ToolUse) -> P
     return await render(model, messages, ending, variables, use.tools)
 
 
-def chat_requests(
+async def chat_requests(
     model: ServedModel, asked: ChatRequest, prompt: Prompt, use: ToolUse, id: str, salt: str
 ) -> list[Request]:
     """The ring's requests, one a choice."""
     if asked.top_logprobs and not asked.logprobs:
         raise errors.bad_request("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
     limit = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
-    grammar = grammar_of(model, prompt, use)
+    grammar = await grammar_of(model, prompt, use, wanted_in(asked))
     return [
         build_request(
             model,

@@ -11,10 +11,11 @@ from actors.requests import Output, Request, TokenLogprob
 from api import errors
 from api.exchange import answer_json, check_batch, new_id, read_asked, salt_of, submit
 from api.generation.answers import Answer, Usage, collect, drop_output, finite, token_text, usage
-from api.generation.fields import Choices, Count, RequestFields, Salt, TopLogprobs, request_params, seed_of
+from api.generation.fields import Choices, Count, Salt, TopLogprobs, request_params, seed_of
 from api.generation.outputs import Generation
 from api.generation.request_builder import Prompt, build_request, encode
 from api.generation.served_model import ServedModel, Text
+from api.generation.structured import StructuredFields, wanted_in
 from api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions
 from api.parsing import convert
 from api.server import SERVER, Server
@@ -25,7 +26,7 @@ routes = web.RouteTableDef()
 DEFAULT_MAX_TOKENS = 16
 
 
-class CompletionRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
+class CompletionRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
     prompt: str | Annotated[list[Any], Meta(min_length=1)]
     max_tokens: Count = DEFAULT_MAX_TOKENS
     n: Choices = 1
@@ -77,7 +78,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     id = new_id("cmpl")
     check_batch(request, asked.n * (len(asked.prompt) if holds_many(asked.prompt) else 1))
     prompts = await read_prompts(model, asked)
-    requests = completion_requests(model, asked, prompts, id, salt_of(request, asked.cache_salt))
+    grammar = await model.grammars.written(wanted_in(asked))
+    requests = completion_requests(model, asked, prompts, id, salt_of(request, asked.cache_salt), grammar)
     with submit(request, requests) as generation:
         writer = ChoiceWriter(model.text, asked, prompts)
         if asked.stream:
@@ -124,7 +126,7 @@ def is_tokens(items: list[Any]) -> bool:
 
 
 def completion_requests(
-    model: ServedModel, asked: CompletionRequest, prompts: Sequence[Prompt], id: str, salt: str
+    model: ServedModel, asked: CompletionRequest, prompts: Sequence[Prompt], id: str, salt: str, grammar: str
 ) -> list[Request]:
     """The ring's requests: n for the first prompt, n for the second, …"""
     single = len(prompts) * asked.n == 1
@@ -140,6 +142,7 @@ def completion_requests(
                 salt=salt,
                 logprobs=asked.logprobs,
                 prompt_logprobs_from=0 if asked.echo and asked.logprobs is not None else None,
+                grammar=grammar,
             ),
         )
         for position, prompt in enumerate(prompts)

@@ -16,7 +16,6 @@ UNSUPPORTED: Unsupported = {
     "functions": ([],),
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "store": (False,),
     "audio": (),

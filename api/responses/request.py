@@ -1,13 +1,14 @@
 """What a client asks of /v1/responses: the body's fields, those that are refused, and those that are ignored."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
 from api import errors
 from api.generation.fields import Count, RequestFields, Salt, SamplingParams, TopLogprobs, request_params
 from api.generation.messages import read_string
+from api.generation.structured import Wanted, of_text
 from api.openai.fields import IGNORED as IGNORED_EVERYWHERE
 from api.parsing import Unsupported, convert
 
@@ -18,9 +19,7 @@ IGNORED = (IGNORED_EVERYWHERE - {"metadata", "parallel_tool_calls"}) | {
     "stream_options",
     "prompt_cache_options",
 }
-TEXT: tuple[Any, ...] = ({}, {"format": {"type": "text"}})
 UNSUPPORTED: Unsupported = {
-    "text": (*TEXT, *({**value, "verbosity": level} for value in TEXT for level in ("low", "medium", "high", None))),
     "truncation": ("disabled",),
     "context_management": ([],),
     "prompt": (),
@@ -28,6 +27,13 @@ UNSUPPORTED: Unsupported = {
     "image": (),
     "access_programs": (),
 }
+
+
+class TextOptions(Struct, forbid_unknown_fields=True):
+    """verbosity is ignored."""
+
+    format: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class Conversation(Struct, forbid_unknown_fields=True):
@@ -49,6 +55,7 @@ class ResponseRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
     background: bool = False
     generate: bool = True
     max_output_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    text: TextOptions = field(default_factory=TextOptions)
     include: list[str] = field(default_factory=list)
     top_logprobs: TopLogprobs = 0
     metadata: dict[str, str] = field(default_factory=dict)
@@ -98,12 +105,17 @@ def check(asked: ResponseRequest) -> None:
         raise errors.bad_request(f"unknown or unsupported field {field!r}", field, "unknown_parameter")
 
 
+def wanted_in(asked: ResponseRequest) -> Wanted:
+    """What text.format asks for. Raises ApiError 400."""
+    return of_text(asked.text.format, "text.format") if asked.text.format else {}
+
+
 def params_of(asked: ResponseRequest, salt: str, grammar: str) -> SamplingParams:
     return request_params(
         asked,
         max_tokens=asked.max_output_tokens if asked.generate else 0,
         salt=salt,
-        grammar=grammar,
         logprobs=asked.top_logprobs if asked.logprobs else None,
+        grammar=grammar,
         names={"prompt": "input", "max_tokens": "max_output_tokens"},
     )

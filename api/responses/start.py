@@ -24,7 +24,7 @@ from api.openai.chat_answers import choice_logprobs
 from api.responses.context import chain_messages, find_previous, open_turn
 from api.responses.events import Transcript
 from api.responses.input import read_input
-from api.responses.request import ResponseRequest, params_of
+from api.responses.request import ResponseRequest, params_of, wanted_in
 from api.responses.run import ResponseRun
 from api.responses.store import RESPONSES, StoredResponse
 from api.security import owner_of
@@ -61,7 +61,8 @@ async def start_response(
             whole = instructions(asked) + chain_messages(previous) + messages
             prompt = await render(model, whole, "answer" if asked.generate else "closed", variables, use.tools)
         salt = turn.session.salt if turn is not None else salt_of(request, asked.cache_salt)
-        built = build_request(model, id, prompt, params_of(asked, salt, grammar_of(model, prompt, use)))
+        grammar = await grammar_of(model, prompt, use, wanted_in(asked))
+        built = build_request(model, id, prompt, params_of(asked, salt, grammar))
         generation = submit(request, model, built, turn)
         unless_begun.pop_all()
     logprobs = partial(encoded_logprobs, model.text) if asked.logprobs else None
@@ -137,7 +138,7 @@ def new_body(
         "reasoning": {"effort": asked.effort, "summary": None},
         "store": store,
         "temperature": request.sampling.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": asked.text.format or {"type": "text"}},
         "tool_choice": asked.tool_choice if asked.tool_choice is not None else "auto" if asked.tools else "none",
         "tools": asked.tools,
         "top_logprobs": asked.top_logprobs,

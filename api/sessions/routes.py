@@ -19,6 +19,8 @@ from api.sessions.store import SESSIONS
 
 routes = web.RouteTableDef()
 
+SHOWN_PARTS = ("reasoning_content", "tool_calls")
+
 SessionId = Annotated[str, Meta(pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,128}\Z")]
 
 
@@ -151,7 +153,7 @@ def describe_state(session: Session) -> dict[str, Any]:
 
 def describe_turn(turn: Turn) -> dict[str, Any]:
     """reasoning_content, tool_calls: only where the answer has some; text is then what is left of it."""
-    parts = {name: turn.parts[name] for name in ("reasoning_content", "tool_calls") if name in (turn.parts or {})}
+    parts: dict[str, Any] = {name: part for name, part in (turn.parts or {}).items() if name in SHOWN_PARTS}
     return {
         "turn": turn.number,
         "id": turn.request,

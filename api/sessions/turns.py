@@ -13,12 +13,13 @@ from api.errors import ApiError
 from api.exchange import answer_json, answer_with_error, new_id, submit
 from api.generation.answers import Answer, Usage, collect, drop_output, usage
 from api.generation.chat_prompt import Ending, effort_variables, render
-from api.generation.fields import Count, RequestFields, SamplingParams, request_params
+from api.generation.fields import Count, SamplingParams, request_params
 from api.generation.messages import read_messages
 from api.generation.outputs import Generation
 from api.generation.parsed_answer import ParsedAnswer
 from api.generation.request_builder import Prompt, build_request, encode
 from api.generation.served_model import ServedModel
+from api.generation.structured import StructuredFields, wanted_in
 from api.generation.tool_choice import grammar_of, read_tool_use
 from api.generation.tools import ToolUse, read_tool
 from api.openai.chat import IGNORED_IN_CHAT
@@ -34,7 +35,7 @@ from api.sse import stream
 routes = web.RouteTableDef()
 
 
-class TurnRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
+class TurnRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
     """messages, text or input_ids: what is new in this turn. after: the last turn that the client knows of.
 
     With max_tokens 0 the turn is fed to the model and nothing more.
@@ -101,8 +102,8 @@ async def create_turn(request: web.Request) -> web.StreamResponse:
         turn.prefill_only = asked.max_tokens == 0
         use = await read_tool_use(model, asked.tools, asked.tool_choice, asked.parallel_tool_calls, read_tool)
         prompt = await read_input(model, asked, turn, use)
-        params = params_of(asked, session.salt, grammar_of(model, prompt, use))
-        built = turn.bind(build_request(model, turn.request, prompt, params))
+        grammar = await grammar_of(model, prompt, use, wanted_in(asked))
+        built = turn.bind(build_request(model, turn.request, prompt, params_of(asked, session.salt, grammar)))
         if session.closed:
             raise errors.unknown_session(session.id, "session")
         with submit(request, [built]) as generation:

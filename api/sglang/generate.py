@@ -28,6 +28,7 @@ from api.generation.fields import (
 from api.generation.outputs import Generation
 from api.generation.request_builder import Prompt, build_request, encode
 from api.generation.served_model import ServedModel, Text
+from api.generation.structured import Wanted, of_kinds
 from api.parsing import Unsupported, convert
 from api.server import SERVER
 from api.sse import stream
@@ -48,9 +49,6 @@ UNSUPPORTED: Unsupported = {
     "return_routed_experts": (False,),
 }
 UNSUPPORTED_SAMPLING: Unsupported = {
-    "json_schema": (),
-    "regex": (),
-    "ebnf": (),
     "structural_tag": (),
     "stop_regex": ([],),
     "custom_params": ({},),
@@ -97,6 +95,9 @@ class GenerateParams(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     sampling_seed: int | None = None
     n: Choices = 1
     no_stop_trim: bool = False
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,8 @@ async def read_prompts(model: ServedModel, asked: GenerateRequest) -> list[Promp
 async def read_items(model: ServedModel, asked: GenerateRequest, salt: str) -> list[Item]:
     prompts = await read_prompts(model, asked)
     size = len(prompts)
-    params = [read_sampling(p, at) for p, at in broadcast_params(asked.sampling_params, size)]
+    given = broadcast_params(asked.sampling_params, size)
+    params, places = [read_sampling(p, at) for p, at in given], [at for _, at in given]
     logprob = broadcast(asked.return_logprob, size, "return_logprob")
     start = broadcast(asked.logprob_start_len, size, "logprob_start_len")
     top = broadcast(asked.top_logprobs_num, size, "top_logprobs_num")
@@ -158,12 +160,19 @@ async def read_items(model: ServedModel, asked: GenerateRequest, salt: str) -> l
     items = []
     for i, prompt in enumerate(prompts):
         own, wanted = params[i], bool(logprob[i])
+        grammar = await model.grammars.written(wanted_in(own, places[i]))
         begin = start[i] if wanted and start[i] >= 0 else None
         for choice in range(own.n):
             id = rids[i] if own.n == 1 else f"{rids[i]}_{choice}"
-            neutral = params_of(own, asked, salt, choice, top[i] if wanted else None, begin, ids[i] if wanted else ())
+            asked_ids, tops = ids[i] if wanted else (), top[i] if wanted else None
+            neutral = params_of(own, asked, salt, choice, tops, begin, asked_ids, grammar)
             items.append(Item(build_request(model, id, prompt, neutral), own.max_new_tokens == 0))
     return items
+
+
+def wanted_in(params: GenerateParams, at: str) -> Wanted:
+    names = {"json": f"{at}.json_schema", "regex": f"{at}.regex", "grammar": f"{at}.ebnf"}
+    return of_kinds(params.json_schema, params.regex, None, params.ebnf, names)
 
 
 def salt_in(asked: GenerateRequest) -> str:
@@ -178,6 +187,7 @@ def params_of(
     logprobs: int | None,
     start: int | None,
     ids: tuple[int, ...],
+    grammar: str,
 ) -> SamplingParams:
     seed = params.sampling_seed if params.sampling_seed is not None else params.seed
     return sampling_params(
@@ -191,6 +201,7 @@ def params_of(
         logprobs=logprobs,
         prompt_logprobs_from=start,
         logprob_ids=ids,
+        grammar=grammar,
         names=NAMES if asked.text is not None else {**NAMES, "prompt": "input_ids"},
     )
 

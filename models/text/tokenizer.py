@@ -11,6 +11,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from models.text.grammars.compiling import Grammars
 from models.text.template import ChatTemplate, TemplateError
 
 __all__ = ["ModelText", "TemplateError", "load_text"]
@@ -89,6 +90,10 @@ class ModelText:
         if len(ids) <= BATCH_ABOVE:
             return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
+
+    def grammars(self, vocab_size: int) -> Grammars:
+        """What outputs of a model with so many logits may follow. ValueError for a tokenizer that cannot be read."""
+        return Grammars(self._tokenizer.to_str(), self.vocab_size, vocab_size, self.eos_ids)
 
     def render_chat(
         self,

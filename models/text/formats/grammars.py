@@ -15,6 +15,7 @@ from models.text.formats.values import types_of
 # As templates write JSON, so that the next turn's prompt goes on from the tokens of this one.
 AS_TEMPLATES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
 PARAMETER_END = "\n</parameter>\n"
+BREAKS = r"/\n*/"
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,20 @@ class CallableTool:
 class WantedCalls:
     """Which calls an output may have, and whether it must.
 
-    added: the texts for which the tokenizer has a token each. required: there is nothing but a call, behind reasoning;
-    else calls stand in text, or there are none. parallel: there may be several.
+    begin, rules: the marker of the format's calls, and what a grammar has for them. added: the texts for which the
+    tokenizer has a token each. required: there is nothing but a call, behind reasoning; else calls stand in text or in
+    place of an answer, or there are none. parallel: there may be several.
     """
 
     tools: Sequence[CallableTool]
+    begin: str
+    rules: "CallRules"
     added: Collection[str]
     required: bool
     parallel: bool = True
 
     def marker(self, text: str) -> str:
-        return text if text in self.added else quoted(text)
+        return marker(text, self.added)
 
 
 # Rules of a format, for what is wanted: `calls`, from behind the first marker on, and those that it needs.
@@ -48,31 +52,59 @@ CallRules = Callable[[WantedCalls], list[str]]
 
 
 def output_grammar(
-    wanted: WantedCalls, begin: str, rules: CallRules, reasoning: ReasoningFormat | None, begun: bool
+    answer: str | None,
+    calls: WantedCalls | None,
+    added: Collection[str],
+    reasoning: ReasoningFormat | None,
+    begun: bool,
 ) -> str:
-    """The grammar of an output.
+    """The grammar of an output that has an answer by a grammar of its own, or calls, or one of these.
 
-    begin: the marker of calls. reasoning: None if there is none; begun: by the prompt.
+    added: see WantedCalls. reasoning: None if there is none; begun: by the prompt.
     """
-    thought = thought_rules(wanted, reasoning, begun) if reasoning is not None else []
-    if wanted.required:
-        opening = "thought " if begun and thought else "thought? " if thought else ""
-        start = [f"start: {opening}/\\n*/ {wanted.marker(begin)} calls"]
+    thought = thought_rules(added, reasoning, begun) if reasoning is not None else []
+    if answer is not None and calls is None and not thought:
+        return answer
+    lines = ["TEXT: /(?s:.*)/", *thought, *(calls.rules(calls) if calls is not None else [])]
+    if answer is not None:
+        opening = "" if not thought else f"thought {BREAKS} " if begun else f"(thought {BREAKS})? "
+        either = "@answer" if calls is None else f"({calls.marker(calls.begin)} calls | @answer)"
+        own = {"name": "output", "lark_grammar": "\n".join([f"start: {opening}{either}", *lines, ""])}
+        return json.dumps({"grammars": [own, {**grammar_in(answer), "name": "answer"}]})
+    assert calls is not None
+    if calls.required:
+        opening = "" if not thought else "thought " if begun else "thought? "
+        start = [f"start: {opening}{BREAKS} {calls.marker(calls.begin)} calls"]
     else:
         opening = "thought? " if thought else ""
-        start = [f"start: {opening}(trigger calls){'*' if wanted.parallel else '?'} TEXT", trigger_rule(wanted, begin)]
-    return "\n".join([*start, "TEXT: /(?s:.*)/", *thought, *rules(wanted), ""])
+        repeated = "*" if calls.parallel else "?"
+        start = [f"start: {opening}(trigger calls){repeated} TEXT", trigger_rule(calls)]
+    return "\n".join([*start, *lines, ""])
 
 
-def thought_rules(wanted: WantedCalls, reasoning: ReasoningFormat, begun: bool) -> list[str]:
-    begin = "" if begun else f"{wanted.marker(reasoning.begin)} "
-    if reasoning.end in wanted.added:
+def grammar_in(text: str) -> dict[str, Any]:
+    """What models/text/grammars/writing.py has written, as one of several: JSON of a single one, or Lark."""
+    try:
+        [grammar] = json.loads(text)["grammars"]
+    except (ValueError, TypeError):
+        return {"lark_grammar": text}
+    return dict(grammar)
+
+
+def thought_rules(added: Collection[str], reasoning: ReasoningFormat, begun: bool) -> list[str]:
+    begin = "" if begun else f"{marker(reasoning.begin, added)} "
+    if reasoning.end in added:
         return [f"thought: {begin}TEXT {reasoning.end}"]
     return [f"thought: {begin}rest_of_thought", up_to("rest_of_thought", reasoning.end)]
 
 
-def trigger_rule(wanted: WantedCalls, begin: str) -> str:
-    return f"trigger: TEXT {begin}" if begin in wanted.added else up_to("trigger", begin)
+def trigger_rule(calls: WantedCalls) -> str:
+    begin = calls.begin
+    return f"trigger: TEXT {begin}" if begin in calls.added else up_to("trigger", begin)
+
+
+def marker(text: str, added: Collection[str]) -> str:
+    return text if text in added else quoted(text)
 
 
 def json_rules(begin: str, end: str, around: tuple[str, str], in_list: bool) -> CallRules:

@@ -13,6 +13,7 @@ from models.text.formats.content import ToolFormat
 from models.text.formats.grammars import CallableTool, WantedCalls, output_grammar
 from models.text.formats.picking import TOOL_FORMATS
 from models.text.formats.thinking import THINK, ReasoningFormat
+from models.text.grammars import writing
 from tests.models.text.formats.parsing import calls_of, content_of, parse
 from tests.models.text.formats.test_picking import CALLS, answer, written
 
@@ -63,9 +64,10 @@ def grammar_of(
     tools: list[CallableTool] = TOOLS,
     reasoning: ReasoningFormat | None = THINK,
     begun: bool = False,
+    answer: str | None = None,
 ) -> str:
-    wanted = WantedCalls(tools, added, required, parallel)
-    return output_grammar(wanted, format.begins[0], format.rules, reasoning, begun)
+    wanted = WantedCalls(tools, format.begins[0], format.rules, added, required, parallel)
+    return output_grammar(answer, wanted, added, reasoning, begun)
 
 
 def accepted(grammar: str, added: Collection[str], text: str) -> bool:
@@ -173,6 +175,34 @@ def xml(name: str, **parameters: str) -> str:
 def test_parameters_as_text_follow_their_schema(text: str, fits: bool, added: Collection[str]) -> None:
     grammar = grammar_of(TOOL_FORMATS["qwen3_coder"], added, reasoning=None)
     assert accepted(grammar, added, text) == fits
+
+
+@pytest.mark.parametrize("added", [ADDED, ()], ids=["tokens", "text"])
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        writing.choice(["yes", "no"]),
+        writing.regex("^(yes|no)$"),
+        writing.grammar('start: "yes" | no\nno: "no"'),
+        writing.json_schema({"enum": ["yes", "no"]}),
+    ],
+    ids=["choice", "regex", "grammar", "json"],
+)
+def test_an_answer_by_a_grammar_of_its_own_or_a_call_behind_reasoning(
+    answer: str, begun: bool, added: Collection[str]
+) -> None:
+    quote = '"' * ("json_schema" in answer and "enum" in answer)
+    yes, no, maybe = (f"{quote}{text}{quote}" for text in ("yes", "no", "maybe"))
+    call = '<tool_call>\n{"name": "pick", "arguments": {"of": "a", "n": 1}}\n</tool_call>'
+    thought = "Hm.\n</think>\n\n" if begun else "<think>\nHm.\n</think>\n\n"
+    grammar = grammar_of(TOOL_FORMATS["hermes"], added, required=False, begun=begun, answer=answer)
+    assert all(accepted(grammar, added, thought + text) for text in (yes, no, call))
+    assert not any(accepted(grammar, added, thought + text) for text in ("", maybe, yes + call, call + yes))
+    assert accepted(grammar, added, yes) != begun
+    alone = output_grammar(answer, None, added, THINK, begun)
+    assert accepted(alone, added, thought + no) and not accepted(alone, added, thought + call)
+    assert output_grammar(answer, None, added, None, begun) == answer
 
 
 def test_a_tool_without_a_schema_takes_anything() -> None:

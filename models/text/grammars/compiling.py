@@ -1,0 +1,168 @@
+"""Grammars compiled for a tokenizer, by llguidance: once each, kept by their texts, and copied for every output."""
+
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from decimal import Decimal
+from math import prod
+from weakref import WeakValueDictionary
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from models.text.grammars.matcher import GrammarError, GrammarMatcher
+
+# What a step may do (https://github.com/guidance-ai/llguidance/blob/main/docs/parametric.md has the units' costs): less
+# than llguidance's own, so that one mask keeps the event loop waiting for milliseconds.
+LIMITS = LLParserLimits(max_items_in_row=1000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False)
+# Seconds of a processor that a copy's first mask may take, when the grammar's first has been computed.
+MOST_FOR_A_COPY = 0.05
+# An output may have so many at once, and so many for each token.
+MOST_AT_ONCE, MOST_PER_TOKEN = 0.25, 0.005
+# Bytes, by what grammars were seen to take for each character of their texts.
+KEPT_BYTES = 256 * 2**20
+BYTES_OF_ONE, BYTES_PER_CHARACTER = 100_000, 160
+MOST_CHARACTERS = 500_000
+# Compiling these takes time that grows with the factors and their product, and that no limit of llguidance's bounds.
+MULTIPLES = re.compile(r'"multipleOf"\s*:\s*(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)')
+MOST_OF_A_MULTIPLE, MOST_OF_ALL_MULTIPLES = 999, 1_000_000
+NOT_VERBOSE = "<non-verbose/>"
+
+
+class Grammars:
+    """The grammars that a model's outputs may follow, and a matcher for each output. Safe to use from several threads.
+
+    tokenizer: tokenizer.json, which knows ids below `known`. vocab_size: of the model's logits; ids that the tokenizer
+    lacks are never allowed. eos_ids: they end an output, and are in no mask. ValueError for a tokenizer that llguidance
+    cannot read.
+    """
+
+    def __init__(self, tokenizer: str, known: int, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self._tokenizer = LLTokenizer(tokenizer, n_vocab=max(known, vocab_size), eos_token=list(eos_ids) or None)
+        self._mask_bytes = 4 * -(-vocab_size // 32)
+        self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._known: WeakValueDictionary[str, CompiledGrammar] = WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def matcher(self, grammar: str) -> GrammarMatcher:
+        """For an output's beginning. GrammarError if the grammar cannot be compiled, which is done here if need be."""
+        return self.compile(grammar).matcher()
+
+    def compile(self, grammar: str) -> "CompiledGrammar":
+        """Compile it, unless it is known: whoever holds what is returned keeps it known. It may take a second.
+
+        GrammarError says what is wrong with it.
+        """
+        found = self.known(grammar)
+        return found if found is not None else self._keep(grammar, self._compiled(grammar))
+
+    def known(self, grammar: str) -> "CompiledGrammar | None":
+        """If it has been compiled, and is still held or kept."""
+        with self._lock:
+            found = self._known.get(grammar)
+            if found is not None:
+                self._kept[grammar] = found
+                self._kept.move_to_end(grammar)
+            return found
+
+    def _keep(self, grammar: str, compiled: "CompiledGrammar") -> "CompiledGrammar":
+        with self._lock:
+            compiled = self._known.setdefault(grammar, compiled)
+            self._kept[grammar] = compiled
+            while len(self._kept) > 1 and sum(map(bytes_of, self._kept)) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+            return compiled
+
+    def _compiled(self, grammar: str) -> "CompiledGrammar":
+        if len(grammar) > MOST_CHARACTERS:
+            raise GrammarError(f"it has {len(grammar)} characters; at most {MOST_CHARACTERS} are supported")
+        check_multiples(grammar)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        check(matcher)
+        compiled = CompiledGrammar(matcher, self._mask_bytes, self._tokenizer.eos_tokens)
+        compiled.warm_up()
+        return compiled
+
+
+class CompiledGrammar:
+    """A matcher at the beginning, to be copied."""
+
+    def __init__(self, matcher: LLMatcher, mask_bytes: int, eos_ids: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._mask_bytes = mask_bytes
+        self._ends = bytearray(mask_bytes)
+        for id in eos_ids:
+            if id < 8 * mask_bytes:
+                self._ends[id // 8] |= 1 << id % 8
+
+    def matcher(self) -> "CopiedMatcher":
+        return CopiedMatcher(self._matcher.deep_copy(), self._mask_bytes, self._ends)
+
+    def warm_up(self) -> None:
+        """What the first mask finds out is in every copy. GrammarError if nothing may be written, or it is slow."""
+        first = CopiedMatcher(self._matcher, self._mask_bytes, self._ends, allowance=float("inf"))
+        if first.mask() == bytes(self._mask_bytes) and not first.accepts():
+            raise GrammarError("no output can follow it")
+        before = time.thread_time()
+        self.matcher().mask()
+        if time.thread_time() - before > MOST_FOR_A_COPY:
+            raise GrammarError("it is too complex: its masks take too long")
+
+
+class CopiedMatcher:
+    """Implements GrammarMatcher. It may take `allowance` seconds of a processor, and some more for each token."""
+
+    def __init__(
+        self, matcher: LLMatcher, mask_bytes: int, ends: bytes | bytearray, allowance: float = MOST_AT_ONCE
+    ) -> None:
+        self._matcher, self._mask_bytes, self._ends = matcher, mask_bytes, int.from_bytes(ends, "little")
+        self._allowance = allowance
+
+    def consume(self, token: int) -> None:
+        began = time.thread_time()
+        self._matcher.consume_token(token)
+        check(self._matcher)
+        self._pay(began, MOST_PER_TOKEN)
+
+    def accepts(self) -> bool:
+        return self._matcher.is_accepting()
+
+    def is_complete(self) -> bool:
+        return self._matcher.is_stopped()
+
+    def mask(self) -> bytes:
+        if self._matcher.is_stopped():
+            return bytes(self._mask_bytes)
+        began = time.thread_time()
+        words = self._matcher.compute_bitmask()
+        check(self._matcher)
+        self._pay(began, 0.0)
+        allowed = int.from_bytes(words[: self._mask_bytes], "little") & ~self._ends
+        return allowed.to_bytes(self._mask_bytes, "little")
+
+    def _pay(self, began: float, allowed: float) -> None:
+        self._allowance += allowed - (time.thread_time() - began)
+        if self._allowance < 0:
+            raise GrammarError("the grammar is too complex: its masks take too long")
+
+
+def check_multiples(grammar: str) -> None:
+    """GrammarError for schemas that ask for multiples of numbers with many digits."""
+    digits = {
+        "".join(map(str, Decimal(found[1]).as_tuple().digits)).strip("0")[:10] for found in MULTIPLES.finditer(grammar)
+    }
+    factors = [int(each) for each in digits if each]
+    if max(factors, default=1) > MOST_OF_A_MULTIPLE or prod(factors) > MOST_OF_ALL_MULTIPLES:
+        raise GrammarError("multipleOf: numbers with more than three digits, or several of two, are not supported")
+
+
+def check(matcher: LLMatcher) -> None:
+    """GrammarError if it has gone wrong."""
+    if matcher.is_error():
+        raise GrammarError(matcher.get_error().replace(NOT_VERBOSE, "").strip())
+
+
+def bytes_of(grammar: str) -> int:
+    """About what it takes when it is compiled."""
+    return BYTES_OF_ONE + BYTES_PER_CHARACTER * len(grammar)
