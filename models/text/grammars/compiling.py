@@ -19,7 +19,7 @@ LIMITS = LLParserLimits(max_items_in_row=1000, step_lexer_fuel=50_000, max_lexer
 # Seconds of a processor that a copy's first mask may take, when the grammar's first has been computed.
 MOST_FOR_A_COPY = 0.05
 # An output may have so many at once, and so many for each token.
-MOST_AT_ONCE, MOST_PER_TOKEN = 0.25, 0.005
+MOST_AT_ONCE, MOST_PER_TOKEN = 0.25, 0.002
 # Bytes, by what grammars were seen to take for each character of their texts.
 KEPT_BYTES = 256 * 2**20
 BYTES_OF_ONE, BYTES_PER_CHARACTER = 100_000, 160

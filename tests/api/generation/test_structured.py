@@ -1,0 +1,195 @@
+"""What clients may ask the output to follow: each of the forms reaches the ring as the same grammar, or is a 400."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.errors import ApiError
+from api.generation.structured import MOST_AT_ONCE, GrammarCompiler
+from models.text.grammars.matcher import GrammarError
+from models.text.grammars.writing import choice, grammar, json_schema, regex
+from models.text.tokenizer import load_text
+from tests.api.fake_ring import EOS, Served, serving
+
+pytestmark = pytest.mark.anyio
+
+TEXT = load_text(Path(__file__).parents[3] / "models" / "bundled")
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}
+TEXT_FORMAT = {"type": "json_schema", "name": "s", "schema": SCHEMA, "strict": True}
+ANY_OBJECT = json_schema({"type": "object"})
+LARK = 'start: "a"+'
+KINDS: dict[str, tuple[dict[str, Any], str]] = {
+    "a schema": ({"response_format": FORMAT}, json_schema(SCHEMA)),
+    "a schema that is not strict": (
+        {"response_format": {**FORMAT, "json_schema": {"name": "s", "schema": SCHEMA}}},
+        json_schema(SCHEMA, strict=False),
+    ),
+    "any object": ({"response_format": {"type": "json_object"}}, ANY_OBJECT),
+    "text": ({"response_format": {"type": "text"}}, ""),
+    "guided_json": ({"guided_json": SCHEMA}, json_schema(SCHEMA)),
+    "guided_regex": ({"guided_regex": "a+"}, regex("a+")),
+    "guided_choice": ({"guided_choice": ["a", "b"]}, choice(["a", "b"])),
+    "guided_grammar": ({"guided_grammar": LARK}, grammar(LARK)),
+    "json": ({"structured_outputs": {"json": SCHEMA}}, json_schema(SCHEMA)),
+    "regex": ({"structured_outputs": {"regex": "a+"}}, regex("a+")),
+    "choice": ({"structured_outputs": {"choice": ["a", "b"]}}, choice(["a", "b"])),
+    "grammar": ({"structured_outputs": {"grammar": LARK}}, grammar(LARK)),
+    "json_object": ({"structured_outputs": {"json_object": True}}, ANY_OBJECT),
+    "none": ({"structured_outputs": {}, "response_format": None}, ""),
+}
+PATHS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/sessions/s/turns": {"text": "a"},
+}
+OTHERS: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/responses", {"input": "a", "text": {"format": TEXT_FORMAT, "verbosity": "low"}}, json_schema(SCHEMA)),
+    ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_object"}}}, ANY_OBJECT),
+    ("/v1/responses", {"input": "a", "text": {"format": {"type": "text"}}}, ""),
+    ("/generate", {"text": "a", "sampling_params": {"json_schema": '{"type": "object"}'}}, ANY_OBJECT),
+    ("/generate", {"text": "a", "sampling_params": {"regex": "a+"}}, regex("a+")),
+    ("/generate", {"text": "a", "sampling_params": {"ebnf": LARK}}, grammar(LARK)),
+]
+
+
+@asynccontextmanager
+async def serving_grammars() -> AsyncIterator[Served]:
+    async with serving() as served:
+        model = served.server.ready()
+        served.server.model = replace(model, grammars=GrammarCompiler(TEXT.grammars(model.vocab_size)))
+        await served.post("/v1/sessions", {"id": "s"})
+        yield served
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("path", PATHS)
+async def test_each_form_reaches_the_ring(path: str, kind: str) -> None:
+    fields, expected = KINDS[kind]
+    async with serving_grammars() as served:
+        status, answer = await served.post(path, PATHS[path] | fields)
+        assert status == 200, answer
+        [request] = served.ring.submitted()
+    assert request.grammar == expected and EOS in request.stops.token_ids
+
+
+@pytest.mark.parametrize(("path", "body", "expected"), OTHERS)
+async def test_in_the_words_of_other_protocols(path: str, body: dict[str, Any], expected: str) -> None:
+    async with serving_grammars() as served:
+        status, answer = await served.post(path, body)
+        assert status == 200, answer
+        [request] = served.ring.submitted()
+    assert request.grammar == expected
+    if "text" in body and path == "/v1/responses":
+        assert answer["text"] == {"format": body["text"]["format"]}
+
+
+async def test_a_batch_with_a_regex_for_each() -> None:
+    async with serving_grammars() as served:
+        params = [{"regex": "a"}, {"regex": "b"}, {}]
+        status, answer = await served.post("/generate", {"text": ["a", "b", "c"], "sampling_params": params})
+        assert status == 200, answer
+        assert [request.grammar for request in served.ring.submitted()] == [regex("a"), regex("b"), ""]
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/chat/completions", {"response_format": {"type": "json_schema"}}, "response_format"),
+    ("/v1/chat/completions", {"response_format": {"type": "xml"}}, "response_format.type"),
+    (
+        "/v1/chat/completions",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s"}}},
+        "response_format.json_schema.schema",
+    ),
+    ("/v1/chat/completions", {"guided_json": "["}, "guided_json"),
+    ("/v1/chat/completions", {"guided_json": {"type": "objekt"}}, "guided_json"),
+    ("/v1/chat/completions", {"guided_regex": "("}, "guided_regex"),
+    ("/v1/chat/completions", {"guided_choice": []}, "guided_choice"),
+    ("/v1/chat/completions", {"guided_grammar": "root ::= ("}, "guided_grammar"),
+    ("/v1/chat/completions", {"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex"),
+    ("/v1/chat/completions", {"guided_regex": "a", "response_format": FORMAT}, "response_format.json_schema.schema"),
+    ("/v1/chat/completions", {"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+    ("/v1/completions", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+    ("/v1/sessions/s/turns", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+    ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+    ("/v1/responses", {"input": "a", "text": {"format": {"type": "xml"}}}, "text.format.type"),
+    ("/v1/responses", {"input": "a", "text": {"verbosity": "loud"}}, "text.verbosity"),
+    ("/generate", {"text": "a", "sampling_params": {"regex": "("}}, "sampling_params.regex"),
+    (
+        "/generate",
+        {"text": ["a", "b"], "sampling_params": [{}, {"json_schema": "{"}]},
+        "sampling_params[1].json_schema",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), REFUSED)
+async def test_what_cannot_be_compiled_is_a_400_that_names_it(path: str, fields: dict[str, Any], param: str) -> None:
+    async with serving_grammars() as served:
+        status, answer = await served.post(path, PATHS.get(path, {}) | fields)
+        assert not served.ring.submitted()
+    assert status == 400 and answer["error"]["param"] == param, answer
+
+
+async def test_a_model_without_grammars_says_so() -> None:
+    async with serving() as served:
+        body = PATHS["/v1/completions"] | {"guided_regex": "a"}
+        status, answer = await served.post("/v1/completions", body)
+    assert status == 400 and "cannot follow a grammar" in answer["error"]["message"]
+
+
+async def test_who_waits_too_long_is_told_and_the_next_waits_for_its_turn() -> None:
+    """What goes on in a thread cannot be ended, and takes the place of another until it has."""
+    compiler, go_on = GrammarCompiler(TEXT.grammars(300), most_seconds=0.2), threading.Event()
+
+    def slow() -> str:
+        go_on.wait(20)
+        return 'start: "a"'
+
+    began = time.monotonic()
+    for _ in range(MOST_AT_ONCE + 1):
+        with pytest.raises(ApiError, match=r"not compiled within 0\.2 s"):
+            await compiler.compiled(slow, "regex")
+    assert time.monotonic() - began < 5
+    go_on.set()
+    while True:
+        try:
+            assert await compiler.compiled(lambda: 'start: "b"', "regex") == 'start: "b"'
+            break
+        except ApiError:
+            await asyncio.sleep(0.01)
+
+
+async def test_an_error_of_ours_is_not_the_clients() -> None:
+    def broken() -> str:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await GrammarCompiler(TEXT.grammars(300)).compiled(broken, "regex")
+
+
+async def test_an_open_request_keeps_its_grammar_compiled() -> None:
+    async with serving_grammars() as served:
+        compiler = served.server.ready().grammars
+        held: list[str] = []
+        served.server.gateway.hold_grammar = lambda grammar: held.append(grammar) or compiler.hold(grammar)
+        served.ring.held = True
+        post = asyncio.ensure_future(served.post("/v1/completions", {"prompt": "a", "guided_regex": "a+"}))
+        await served.ring.until(served.ring.submitted)
+        assert compiler.grammars is not None and held == [regex("a+")]
+        [member] = served.server.gateway._open.values()
+        assert member.grammar is compiler.grammars.known(regex("a+")) is not None
+        served.ring.release()
+        await post
+    assert compiler.hold("") is None
+
+
+def test_matchers_are_those_of_grammars() -> None:
+    with pytest.raises(GrammarError):
+        TEXT.grammars(300).matcher("start: missing")

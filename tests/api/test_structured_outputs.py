@@ -1,0 +1,196 @@
+"""Outputs that follow a grammar, of the bundled model in a real server process: whatever stands beside it."""
+
+import json
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import jsonschema
+import openai
+import pytest
+
+from tests.api.schemas import random_schema
+from tests.api.server_process import SERVE, ServerProcess
+
+MESSAGES: list[Any] = [{"role": "user", "content": "Tell me about Clara, who is 31, as JSON."}]
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30},
+        "age": {"type": "integer", "minimum": 0, "maximum": 200},
+        "tags": {"type": "array", "items": {"enum": ["tall", "kind"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+
+
+@pytest.fixture(scope="module", params=["overlap", "alone"])
+def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    alone = ["--no-overlap"] if request.param == "alone" else []
+    with ServerProcess([*SERVE, "--memory", "256M", "--max-running", "8", "--codec-check", *alone]) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as api:
+        yield api
+
+
+def post(server: ServerProcess, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    request = Request(server.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+    try:
+        with urlopen(request) as answer:
+            return answer.status, json.load(answer)
+    except HTTPError as error:
+        return error.code, json.load(error)
+
+
+def chat(server: ServerProcess, **fields: Any) -> list[dict[str, Any]]:
+    body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 200} | fields
+    status, answer = post(server, "/v1/chat/completions", body)
+    assert status == 200, answer
+    return [
+        {"text": choice["message"]["content"], "end": choice["finish_reason"], "logprobs": choice["logprobs"]}
+        for choice in answer["choices"]
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_a_schema_holds_and_a_stream_says_the_same(client: openai.OpenAI, temperature: float) -> None:
+    asked: Any = {
+        "model": "default",
+        "messages": MESSAGES,
+        "temperature": temperature,
+        "seed": 4,
+        "max_tokens": 300,
+        "response_format": FORMAT,
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    with client.chat.completions.create(**asked, stream=True) as stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert whole.finish_reason == "stop" and whole.message.content == text
+    jsonschema.validate(json.loads(text), PERSON)
+
+
+def test_responses_hold_it_too(client: openai.OpenAI) -> None:
+    format: Any = {"type": "json_schema", "name": "person", "schema": PERSON, "strict": True}
+    asked: Any = {"model": "default", "input": "Who is Clara?", "temperature": 0, "text": {"format": format}}
+    whole = client.responses.create(**asked)
+    jsonschema.validate(json.loads(whole.output_text), PERSON)
+    with client.responses.stream(**asked) as stream:
+        assert stream.get_final_response().output_text == whole.output_text
+
+
+def test_regexes_choices_and_grammars(server: ServerProcess) -> None:
+    [number] = chat(server, guided_regex=r"\d{3}-\d{4}", temperature=1.5)
+    assert re.fullmatch(r"\d{3}-\d{4}", number["text"]) and number["end"] == "stop"
+    [said] = chat(server, structured_outputs={"grammar": 'root ::= "Hello " name\nname ::= [A-Z] [a-z] [a-z]'})
+    assert re.fullmatch("Hello [A-Z][a-z][a-z]", said["text"])
+    status, answer = post(server, "/generate", {"text": "x", "sampling_params": {"regex": "(yes|no)"}})
+    assert status == 200 and answer["text"] in ("yes", "no") and answer["meta_info"]["finish_reason"]["type"] == "stop"
+
+
+def test_each_choice_follows_it_and_draws_for_itself(server: ServerProcess) -> None:
+    answers = chat(server, guided_choice=["red", "green", "blue"], n=8, temperature=2, seed=1)
+    assert {answer["text"] for answer in answers} <= {"red", "green", "blue"}
+    assert len({answer["text"] for answer in answers}) > 1
+
+
+def test_what_else_ends_an_answer(server: ServerProcess) -> None:
+    [stopped] = chat(server, guided_regex="(ab){5}c", stop=["bab"])
+    assert (stopped["text"], stopped["end"]) == ("a", "stop")
+    [cut] = chat(server, guided_regex="(ab){5}c", max_tokens=3)
+    assert (cut["text"], cut["end"]) == ("aba", "length")
+    [complete] = chat(server, guided_regex="(ab){5}c", max_tokens=11, ignore_eos=True, min_tokens=11)
+    assert (complete["text"], complete["end"]) == ("ababababab" + "c", "stop")
+    [early] = chat(server, guided_choice=["yes"], max_tokens=50, min_tokens=20)
+    assert (early["text"], early["end"]) == ("yes", "stop")
+    [nothing] = chat(server, guided_regex="")
+    assert (nothing["text"], nothing["end"]) == ("", "stop")
+
+
+def test_an_answer_may_end_where_the_grammar_lets_it_and_not_before_min_tokens(server: ServerProcess) -> None:
+    [short] = chat(server, guided_regex="[a-z ]*", logit_bias={"258": 100, "256": 100})
+    [longer] = chat(server, guided_regex="[a-z ]*", logit_bias={"258": 100, "256": 100}, min_tokens=5)
+    assert (short["text"], short["end"]) == ("", "stop")
+    assert len(longer["text"]) == 5 and longer["end"] == "stop"
+    [endless] = chat(server, guided_regex="[a-z ]*", logit_bias={"258": 100, "256": 100}, ignore_eos=True)
+    assert len(endless["text"]) == 200 and endless["end"] == "length"
+
+
+def test_log_probabilities_are_the_models_own(server: ServerProcess) -> None:
+    """As before a bias: the best may be a token that the grammar does not allow."""
+    [free] = chat(server, max_tokens=1, logprobs=True, top_logprobs=2)
+    [held] = chat(server, guided_choice=["zz"], logprobs=True, top_logprobs=2)
+    tops = [each["logprobs"]["content"][0]["top_logprobs"] for each in (free, held)]
+    assert tops[0] == tops[1] and held["logprobs"]["content"][0]["token"] == "z"
+    assert held["logprobs"]["content"][0]["logprob"] < tops[0][1]["logprob"]
+
+
+def test_a_session_goes_on_behind_a_turn_that_followed_a_schema(server: ServerProcess) -> None:
+    assert post(server, "/v1/sessions", {"id": "talk"})[0] in (200, 201)
+    said = {"messages": MESSAGES, "temperature": 0, "response_format": FORMAT}
+    status, first = post(server, "/v1/sessions/talk/turns", said)
+    assert status == 200, first
+    jsonschema.validate(json.loads(first["text"]), PERSON)
+    status, second = post(server, "/v1/sessions/talk/turns", {"messages": MESSAGES, "guided_regex": "[0-9]{3}"})
+    assert status == 200 and re.fullmatch("[0-9]{3}", second["text"]) and second["start"] > 0
+
+
+def test_a_hostile_schema_is_refused_while_others_stream_on(server: ServerProcess, client: openai.OpenAI) -> None:
+    hostile = {"type": "string", "pattern": "^(a{1000}){1000}$"}
+    gaps, refused = list[float](), list[tuple[int, float]]()
+
+    def attack() -> None:
+        for _ in range(3):
+            began = time.monotonic()
+            status, _ = post(server, "/v1/completions", {"prompt": "a", "guided_json": hostile})
+            refused.append((status, time.monotonic() - began))
+
+    attacker = threading.Thread(target=attack)
+    asked: Any = {"model": "default", "prompt": "a", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+    with client.completions.create(**asked, stream=True) as stream:
+        attacker.start()
+        before = time.monotonic()
+        for _ in stream:
+            gaps.append(time.monotonic() - before)
+            before = time.monotonic()
+    attacker.join()
+    assert [status for status, _ in refused] == [400] * 3 and len(gaps) > 100
+    assert max(seconds for _, seconds in refused) < 3 and max(gaps) < 1, "on a busy machine; alone, one, and a tenth"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_schemas_of_all_kinds_hold(server: ServerProcess, temperature: float) -> None:
+    check_schemas(server, range(20), temperature)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_hundreds_of_schemas_hold(server: ServerProcess, temperature: float, first_seed: int) -> None:
+    first = int(os.environ.get("BATON_FIRST_SEED", first_seed))
+    check_schemas(server, range(first, first + 300), temperature)
+
+
+def check_schemas(server: ServerProcess, seeds: range, temperature: float) -> None:
+    """Every answer parses and validates, unless it was cut."""
+    whole = 0
+    for seed in seeds:
+        schema = random_schema(random.Random(seed))
+        format = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}}
+        [answer] = chat(server, response_format=format, temperature=temperature, seed=seed, max_tokens=400)
+        if answer["end"] == "stop":
+            jsonschema.validate(json.loads(answer["text"]), schema)
+            whole += 1
+        else:
+            assert answer["end"] == "length", f"seed {seed} {schema}"
+    assert whole > len(seeds) / 2
