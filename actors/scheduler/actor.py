@@ -126,6 +126,7 @@ class Scheduler:
                 self.state.speeds = message
             case Continue():
                 self.state.paused = None
+                self._answer_pauses()  # Before another may begin.
             case Drain():
                 self._draining = True
             case _:
