@@ -1,0 +1,144 @@
+"""What outputs that follow a grammar cost: themselves, and the others of their batch; and what compiling one takes."""
+
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+from models.text.grammars.compiling import Grammars
+from models.text.grammars.writing import json_schema
+from scripts.benchmarks.server import Served, completion_tokens
+
+PROMPT, WARM_UP = 16, 8
+TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 100_000}
+SCHEMA_CHARACTERS = 10_000
+
+
+def with_bytes(folder: Path, vocab_size: int) -> Path:
+    """A folder beside this one, of the same model, whose tokens are bytes and random strings of printable ones."""
+    beside = folder.with_name(f"{folder.name}-bytes")
+    beside.mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        if file.name != "tokenizer.json" and not (beside / file.name).exists():
+            (beside / file.name).symlink_to(file)
+    write_byte_tokenizer(beside / "tokenizer.json", vocab_size)
+    return beside
+
+
+def write_byte_tokenizer(file: Path, vocab_size: int) -> None:
+    rng = random.Random(0)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: at for at, letter in enumerate(alphabet)}
+    merges = []
+    printable = [letter for letter in alphabet if letter.isascii()]
+    while len(vocabulary) < vocab_size:
+        left, right = rng.choice(printable), rng.choice(printable)
+        if len(left) + len(right) <= 12 and left + right not in vocabulary:
+            vocabulary[left + right] = len(vocabulary)
+            merges.append((left, right))
+            printable.append(left + right)
+    tokenizer = Tokenizer(BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(file))
+
+
+def schema_of(characters: int) -> dict[str, Any]:
+    """Of required properties, as long as that."""
+    properties: dict[str, Any] = {}
+    while len(json.dumps(properties)) < characters:
+        kind = ("string", "integer", "boolean")[len(properties) % 3]
+        properties[f"property {len(properties)}"] = {"type": kind}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def compile_time(folder: Path, vocab_size: int, rounds: int) -> float:
+    """Seconds for a schema of 10,000 characters that is not known yet, its first mask included: the median."""
+    written, seconds = json_schema(schema_of(SCHEMA_CHARACTERS)), []
+    for _ in range(rounds):
+        grammars = Grammars((folder / "tokenizer.json").read_text(), vocab_size, vocab_size, [])
+        began = time.perf_counter()
+        grammars.compile(written)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+@dataclass
+class Figures:
+    """Tokens a second of a stream, over all rounds: where none has a grammar, beside some that have, and of these."""
+
+    free: list[float] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
+    constrained: list[float] = field(default_factory=list)
+
+
+class Stream:
+    """warm: so many tokens have come; then they are counted."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.warm = asyncio.Event()
+
+    async def run(self, http: aiohttp.ClientSession, prompt: Sequence[int], grammar: dict[str, Any]) -> None:
+        sampling = {"max_new_tokens": 100_000, "temperature": 1.0, "ignore_eos": True, "seed": 1, **grammar}
+        body = {"input_ids": list(prompt), "sampling_params": sampling, "stream": True}
+        async with http.post("/generate", json=body, raise_for_status=True) as answer:
+            async for line in answer.content:
+                if line.startswith(b"data: {"):
+                    self.tokens = completion_tokens(line)
+                    if self.tokens >= WARM_UP:
+                        self.warm.set()
+
+
+async def rates(
+    http: aiohttp.ClientSession, vocabulary: int, constrained: Sequence[bool], seconds: float
+) -> list[float]:
+    """Tokens a second of streams that run together, each with a grammar or without."""
+    rng = random.Random(0)
+    grammar = {"json_schema": json.dumps(TEXTS)}
+    streams = [Stream() for _ in constrained]
+    async with asyncio.TaskGroup() as tasks:
+        running = []
+        for stream, has_grammar in zip(streams, constrained, strict=True):
+            prompt = [rng.randrange(vocabulary) for _ in range(PROMPT)]
+            running.append(tasks.create_task(stream.run(http, prompt, grammar if has_grammar else {})))
+        for stream in streams:
+            await stream.warm.wait()
+        began, before = time.perf_counter(), [stream.tokens for stream in streams]
+        await asyncio.sleep(seconds)
+        passed, after = time.perf_counter() - began, [stream.tokens for stream in streams]
+        for task in running:
+            task.cancel()
+    return [(b - a) / passed for a, b in zip(before, after, strict=True)]
+
+
+async def measure(served: Served, vocabulary: int, rows: int, some: int, seconds: float, rounds: int) -> Figures:
+    """All without a grammar, and some with one, in turns; the first round is unmeasured."""
+    figures = Figures()
+    mixed = [at < some for at in range(rows)]
+    async with aiohttp.ClientSession(served.url) as http:
+        for number in range(rounds + 1):
+            figures = Figures() if number <= 1 else figures
+            figures.free.append(statistics.mean(await rates(http, vocabulary, [False] * rows, seconds)))
+            found = await rates(http, vocabulary, mixed, seconds)
+            figures.constrained.append(statistics.mean(found[:some]))
+            figures.beside.append(statistics.mean(found[some:]))
+    return figures
+
+
+def show(name: str, figures: Figures) -> None:
+    free = statistics.median(figures.free)
+    kept = {"the others": figures.beside, "those with a grammar": figures.constrained}
+    print(f"{name}: {free:.1f} tokens/s a stream without grammars")
+    for what, of in kept.items():
+        shares = [rate / alone for rate, alone in zip(of, figures.free, strict=True)]
+        print(f"  {what:<22} {statistics.median(of):7.1f} tokens/s, {100 * statistics.median(shares):5.1f} %")
