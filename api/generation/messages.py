@@ -13,7 +13,9 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 PASSED_ON = frozenset({"name"})
 OF_ASSISTANTS = ("reasoning_content", "reasoning")
-IGNORED = frozenset({"annotations", "refusal", "id", "status", "stop_reason"})
+IGNORED = frozenset(
+    {"annotations", "refusal", "id", "status", "stop_reason", "provider_specific_fields", "thinking_blocks"}
+)
 TEXT_ONLY = "only text is supported"
 MESSAGE_SIZE = 100  # characters whose encoding takes as long as reading a message
 MAX_CALLS = 128

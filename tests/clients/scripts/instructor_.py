@@ -1,0 +1,23 @@
+"""instructor: an answer of a type by a named tool, whole and in parts."""
+
+import json
+import sys
+
+import instructor
+from openai import OpenAI
+from pydantic import BaseModel
+
+
+class weather(BaseModel):
+    """The city that is asked about."""
+
+    city: str
+
+
+client = instructor.from_openai(
+    OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", max_retries=0), mode=instructor.Mode.TOOLS
+)
+asked = {"model": "scripted", "messages": [{"role": "user", "content": "How is the weather in Köln?"}]}
+whole = client.chat.completions.create(response_model=weather, max_retries=0, **asked)
+parts = list(client.chat.completions.create_partial(response_model=weather, max_retries=0, **asked))
+print(json.dumps({"structured": whole.model_dump(), "in parts": parts[-1].model_dump()}))
