@@ -1,0 +1,93 @@
+"""However an answer comes, and whenever readers look: all see one numbered stream, whose sum is the response."""
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors import tokens
+from actors.requests import Output, Request, Sampling, Stops
+from api.errors import ApiError
+from api.generation.outputs import Member
+from api.generation.parsed_answer import ParsedAnswer
+from api.generation.request_builder import Prompt
+from api.generation.served_model import ServedModel
+from api.generation.tools import Tool, ToolUse
+from api.responses.events import EventCursor, Transcript
+from tests.api.fake_ring import AGENT, VOCAB, FakeText
+
+MODEL = ServedModel(FakeText(), VOCAB, 10_000, formats=AGENT)
+USE = ToolUse((Tool("a"),))
+CALL = '<tool_call>{"name": "a", "arguments": {"x": [1, 2]}}</tool_call>'
+PARTS = st.sampled_from(["<think>Hm.</think>", "Yes. ", CALL, CALL[:-30], "<tool_", "\n", "é"])
+
+
+def member(finish: str | None) -> Member:
+    request = Request("resp-1", b"", 0, Sampling(), Stops(10))
+    made: Any = Member(0, request, None, 0.0)  # type: ignore[arg-type]
+    made.finish_reason = finish
+    return made  # type: ignore[no-any-return]
+
+
+def body(background: bool) -> dict[str, Any]:
+    return {"id": "resp-1", "background": background, "status": "queued" if background else "in_progress"}
+
+
+def read_on(cursor: EventCursor, transcript: Transcript, events: list[dict[str, Any]]) -> None:
+    new = transcript.events(cursor._next)
+    cursor._next += len(new)
+    events += new
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    parts=st.lists(PARTS, max_size=6),
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    readers=st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=1, max_size=3),
+    background=st.booleans(),
+    finish=st.sampled_from(["stop", "length", None]),
+)
+def test_all_readers_see_one_stream(
+    parts: list[str], sizes: list[int], readers: list[list[bool]], background: bool, finish: Any
+) -> None:
+    text, at = "".join(parts), 0
+    transcript = Transcript(body(background), ParsedAnswer(MODEL, Prompt([1]), USE, "resp-1"))
+    cursors, seen = [EventCursor(transcript) for _ in readers], [list[dict[str, Any]]() for _ in readers]
+    turn = 0
+    while at < len(text):
+        piece = text[at : at + sizes[turn % len(sizes)]]
+        at += len(piece)
+        transcript.add(Output("resp-1", piece, tokens.pack(list(piece.encode())), 1, 0, 0))
+        for cursor, events, reads in zip(cursors, seen, readers, strict=True):
+            if reads[turn % len(reads)]:
+                read_on(cursor, transcript, events)
+        turn += 1
+    transcript.finish("completed" if finish == "stop" else "incomplete", member(finish))
+    for cursor, events in zip(cursors, seen, strict=True):
+        while not cursor.over:
+            read_on(cursor, transcript, events)
+        assert events == (seen[0])
+    check(seen[0], transcript)
+
+
+def check(events: list[dict[str, Any]], transcript: Transcript) -> None:
+    assert [event["sequence_number"] for event in events] == list(range(transcript.count)) == list(range(len(events)))
+    output, deltas = transcript.body["output"], defaultdict[int, str](str)
+    done = {event["output_index"]: event["item"] for event in events if event["type"] == "response.output_item.done"}
+    for event in events:
+        if event["type"].endswith(".delta"):
+            deltas[event["output_index"]] += event["delta"]
+    assert list(done.values()) == output and list(done) == list(range(len(output)))
+    for index, item in enumerate(output):
+        content = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+        assert deltas[index] == content
+    said = [item["content"][0]["text"] for item in output if item["type"] == "message"]
+    assert transcript.message["content"] == "".join(said)
+
+
+def test_a_reader_of_events_that_are_not_there_yet_is_refused() -> None:
+    transcript = Transcript(body(False), ParsedAnswer(MODEL, Prompt([1])))
+    with pytest.raises(ApiError):
+        EventCursor(transcript, 2)
