@@ -1,0 +1,49 @@
+"""Forty steps of an agent, with tools and results of 20,000 tokens: what of them is computed again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.scripted import make_checkpoint
+from tests.api.server_process import ServerProcess
+
+STEPS = 40
+RESULT = "result " * 70
+THOUGHT = "<think>\nI think about what to do next, and why.\n</think>\n\n"
+TOOLS = [
+    {"type": "function", "function": {"name": f"tool_{index}", "description": "What it does. " * 15}}
+    for index in range(10)
+]
+
+
+def replies() -> list[str]:
+    return [
+        f'{THOUGHT}<tool_call>\n{{"name": "tool_{step % 10}", "arguments": {{"step": {step}}}}}\n</tool_call>'
+        for step in range(STEPS)
+    ]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("keeps_reasoning", [True, False])
+def test_an_agent_of_forty_steps_computes_what_is_new(tmp_path: Path, keeps_reasoning: bool) -> None:
+    """New are the result, what begins an answer, and the call, unless the state behind that is there."""
+    folder = make_checkpoint(tmp_path, replies())
+    messages: list[Any] = [{"role": "system", "content": "You are an agent."}, {"role": "user", "content": "Go."}]
+    prompts, cached = [], []
+    with ServerProcess(["tests.api.scripted_server", str(folder)]) as server:
+        for _ in range(STEPS):
+            status, answer = server.post("/v1/chat/completions", {"messages": messages, "tools": TOOLS})
+            assert status == 200, answer
+            message = answer["choices"][0]["message"]
+            if not keeps_reasoning:
+                message.pop("reasoning_content")
+            [call] = message["tool_calls"]
+            messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": RESULT}]
+            prompts.append(answer["usage"]["prompt_tokens"])
+            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert prompts[-1] > 20_000
+    new = [prompt - known for prompt, known in zip(prompts[1:], cached[1:], strict=True)]
+    said = 0 if keeps_reasoning else len(replies()[0]) - len(THOUGHT)
+    assert max(new) < said + len(RESULT) + 100
+    assert sum(cached) / sum(prompts) > 0.95
