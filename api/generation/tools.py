@@ -84,13 +84,25 @@ def read_function(function: Mapping[str, Any], at: str) -> Tool:
     strict = function.get("strict")
     if not isinstance(strict, bool | None):
         raise errors.bad_request(f"{at}.strict must be true or false", f"{at}.strict", "invalid_value")
-    if schema.get("type", "object") != "object" or not isinstance(schema.get("properties", {}), dict):
-        message = f"{at}.parameters must be the schema of an object"
-        raise errors.bad_request(message, f"{at}.parameters", "invalid_value")
+    check_schema(schema, f"{at}.parameters")
     if is_deeper(schema, MAX_DEPTH):
         message = f"{at}.parameters is nested deeper than {MAX_DEPTH}"
         raise errors.bad_request(message, f"{at}.parameters", "invalid_value")
     return Tool(name, description, schema, bool(strict))
+
+
+def check_schema(schema: Mapping[str, Any], at: str) -> None:
+    """Raise ApiError 400 unless its outermost part is that of an object's schema."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if schema.get("type", "object") != "object" or not isinstance(properties, dict):
+        raise errors.bad_request(f"{at} must be the schema of an object", at, "invalid_value")
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise errors.bad_request(f"{at}.required must be a list of names", f"{at}.required", "invalid_value")
+    for name, property in properties.items():
+        if not isinstance(property, dict | bool):
+            raise errors.bad_request(f"{at}: {name!r} has no schema", f"{at}.properties", "invalid_value")
+        if isinstance(property, dict) and not isinstance(property.get("enum", []), list):
+            raise errors.bad_request(f"{at}: the enum of {name!r} is no list", f"{at}.properties", "invalid_value")
 
 
 def is_deeper(value: object, depth: int) -> bool:

@@ -162,7 +162,7 @@ def xml_parameter_rules(rule: str, tool: CallableTool, name: str) -> list[str]:
         value = value_rule(f"{rule}_value", tool, {**shared, **schema})
         return [f"{rule}: {head} {rule}_value {quoted(PARAMETER_END)}", value]
     values = schema.get("enum") if types == {"string"} else None
-    if values:
+    if values and all(isinstance(value, str) for value in values):
         return [f"{rule}: {head} ({' | '.join(quoted(value) for value in values)}) {quoted(PARAMETER_END)}"]
     return [f"{rule}: {head} text_value"]
 

@@ -113,6 +113,10 @@ def nested(depth: int) -> dict[str, Any]:
         (tool(parameters={"type": "string"}), "t.function.parameters"),
         (tool(parameters={"properties": []}), "t.function.parameters"),
         (tool(parameters=nested(33)), "t.function.parameters"),
+        (tool(parameters={"required": True}), "t.function.parameters.required"),
+        (tool(parameters={"required": [1]}), "t.function.parameters.required"),
+        (tool(parameters={"properties": {"a": 3}}), "t.function.parameters.properties"),
+        (tool(parameters={"properties": {"a": {"enum": 3}}}), "t.function.parameters.properties"),
         (tool(strict="yes"), "t.function.strict"),
     ],
 )

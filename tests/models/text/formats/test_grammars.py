@@ -220,3 +220,19 @@ def test_what_a_strict_schema_has_and_cannot_be_held_is_an_error() -> None:
         grammar = grammar_of(TOOL_FORMATS["hermes"], (), tools=[CallableTool("a", schema, strict)])
         wrong = LLMatcher.validate_grammar(grammar)
         assert ("uniqueItems" in wrong) == strict, wrong
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_odd_schemas_make_grammars(name: str) -> None:
+    odd = {
+        "a\n>": {"type": "string", "enum": ["x", 1, None]},
+        'b"': True,
+        "c": {"type": ["integer", "null"]},
+        "d": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+        "e": {"const": 3},
+        "f": {},
+    }
+    for required in (True, False):
+        tools = [CallableTool("a", {"properties": odd, "required": ["c", "zz"]})]
+        wrong = LLMatcher.validate_grammar(grammar_of(TOOL_FORMATS[name], ADDED, required, tools=tools))
+        assert not wrong.startswith("ERROR") and "error" not in wrong.lower(), wrong
