@@ -54,7 +54,7 @@ class Request(Struct, frozen=True, array_like=True):
     message_ends: positions in the prompt at which a checkpoint is worth having.
     session: the session whose turn this is; its name goes to the state at the turn's end.
     flow: whose it is: flows take turns, so that one that asks for much does not keep the others waiting.
-    grammar: what the output has to follow, as models/text/grammar.py writes it; empty for anything.
+    grammar: what the output has to follow, as models/text/grammars/writing.py writes it; empty for anything.
     trace: the W3C trace id of the client's request; every message about this one carries it in its envelope.
     """
 

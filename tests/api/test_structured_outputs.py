@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.api.schemas import random_schema
-from tests.api.server_process import SERVE, ServerProcess
+from tests.api.server_process import ROOT, SERVE, ServerProcess
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Tell me about Clara, who is 31, as JSON."}]
 PERSON = {
@@ -168,6 +168,15 @@ def test_a_hostile_schema_is_refused_while_others_stream_on(server: ServerProces
     attacker.join()
     assert [status for status, _ in refused] == [400] * 3 and len(gaps) > 100
     assert max(seconds for _, seconds in refused) < 3 and max(gaps) < 1, "on a busy machine; alone, one, and a tenth"
+
+
+@pytest.mark.parametrize("actor", ["results", "scheduler"])
+def test_a_restart_in_the_middle_changes_nothing(actor: str) -> None:
+    """The actor raises at its 200th message; each answer is as long as that takes."""
+    with ServerProcess(["tests.api.faulty_server", actor, str(ROOT / "models" / "bundled"), "memory=256M"]) as server:
+        texts = [chat(server, guided_regex="([a-z]{3}-){40}end", max_tokens=300)[0]["text"] for _ in range(4)]
+        assert server.get("/server_info")["counters"]["restarts"] == 1
+    assert len(set(texts)) == 1 and re.fullmatch("([a-z]{3}-){40}end", texts[0])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])

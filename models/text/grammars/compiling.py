@@ -13,8 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from models.text.grammars.matcher import GrammarError, GrammarMatcher
 
-# What a step may do (https://github.com/guidance-ai/llguidance/blob/main/docs/parametric.md has the units' costs): less
-# than llguidance's own, so that one mask keeps the event loop waiting for milliseconds.
+# What a step may do: less than llguidance's own defaults, so that a mask keeps the event loop waiting for milliseconds.
 LIMITS = LLParserLimits(max_items_in_row=1000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False)
 # Seconds of a processor that a copy's first mask may take, when the grammar's first has been computed.
 MOST_FOR_A_COPY = 0.05
