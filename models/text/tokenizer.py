@@ -1,7 +1,6 @@
 """A checkpoint's text side: tokenizer, chat template, stop tokens and default sampling values."""
 
 import json
-from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,10 @@ __all__ = ["ModelText", "TemplateError", "load_text"]
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
-# A request asks for few checkpoints, newest message ends first: older ones need not be found.
-MAX_MESSAGE_ENDS = 16
+# A request asks for checkpoints at the first message's end and at the newest ones: others need not be found.
+NEWEST_ENDS = 4
+# Each is a rendering, also where a template shows a message otherwise when others follow it.
+MAX_RENDERINGS = 8
 BATCH_ABOVE = 1000
 # Each thread that encodes keeps those that it has met, at up to 8 KiB each: the library's 10,000 are 80 MiB a thread.
 CACHED_WORDS = 1000
@@ -116,7 +117,7 @@ class ModelText:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> tuple[list[int], list[int]]:
-        """Token ids of the rendered chat, and the positions at which its newest messages end, in ascending order.
+        """Token ids of the rendered chat, and the positions at which its first and newest messages end, ascending.
 
         A message's end is listed if the chat up to it renders to a prefix of the tokens. continue_final_message: the
         last one is left open; then there is no generation prompt.
@@ -124,16 +125,25 @@ class ModelText:
         whole = self.render_chat(messages, add_generation_prompt, continue_final_message, **variables)
         check_unicode(whole)
         [encoding] = self._tokenizer.encode_batch([whole], add_special_tokens=False)
-        ids, starts = list(encoding.ids), [start for start, _ in encoding.offsets]
-        ends = set()
-        for count in range(len(messages), max(0, len(messages) - MAX_MESSAGE_ENDS), -1):
+        ids = list(encoding.ids)
+
+        def end(count: int) -> int:
+            """Where the first `count` messages end; 0 if that is not in `ids`."""
             try:
                 part = self.render_chat(messages[:count], add_generation_prompt=False, **variables)
             except TemplateError:
-                continue
-            if part and whole.startswith(part):
-                ends.add(self._position(ids, bisect_left(starts, len(part)), part))
-        return ids, sorted(ends - {0})
+                return 0
+            if not part or not whole.startswith(part):
+                return 0
+            following = encoding.char_to_token(len(part)) if len(part) < len(whole) else None
+            return self._position(ids, len(ids) if following is None else following, part)
+
+        ends = {end(1)} - {0}
+        for count in range(len(messages), max(1, len(messages) - MAX_RENDERINGS), -1):
+            if len(ends) > NEWEST_ENDS:
+                break
+            ends |= {end(count)} - {0}
+        return ids, sorted(ends)
 
     def _position(self, ids: list[int], following: int, part: str) -> int:
         """How many of `ids` the text `part` makes, 0 if it does not end between tokens; `following` is behind it."""

@@ -25,7 +25,7 @@ REPLIES = [
 CONVERSED = [["weather", {"city": "Köln"}], "It rains in Köln."]
 STRUCTURED = {"city": "Köln"}
 TOLD: dict[str, dict[str, Any]] = {
-    "langchain": {
+    "langchain_": {
         **dict.fromkeys(("chat", "chat streamed", "responses", "responses streamed"), CONVERSED),
         "structured": STRUCTURED,
     },

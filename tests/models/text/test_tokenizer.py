@@ -113,6 +113,14 @@ def test_message_ends_without_special_tokens_are_those_that_are_token_prefixes(t
     assert [text.decode(ids[:end]) for end in ends] == ["ab;xé;", "ab;xé;c;"]
 
 
+def test_of_a_long_chat_the_first_end_and_the_newest_are_listed(tmp_path: Path) -> None:
+    text = loaded(tmp_path, CHATML)
+    chat = [{"role": "user", "content": f"é{number}"} for number in range(30)]
+    ids, ends = text.encode_chat(chat)
+    expected = [text.render_chat(chat[:count], False) for count in (1, 27, 28, 29, 30)]
+    assert [text.decode(ids[:end], False) for end in ends] == expected
+
+
 def test_a_template_that_revises_or_refuses_parts_still_encodes(tmp_path: Path) -> None:
     text = loaded(
         tmp_path,
