@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+import msgspec
+
 from api import errors
 from api.generation.messages import Message
 from api.generation.offload import OutOfTime, within
@@ -13,6 +15,7 @@ from api.generation.tools import Tool
 RESERVED = frozenset({"self", "messages", "add_generation_prompt", "continue_final_message", "tools", "documents"})
 MAX_TEMPLATE_KWARGS = 64
 TEMPLATE_LIMIT_S = 10.0
+MAX_ESCAPE = 6  # characters as which JSON writes one
 PROMPT_END = 64  # tokens in which the marker of reasoning that the prompt begins is looked for
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 SWITCHES = ("enable_thinking", "thinking")
@@ -69,8 +72,8 @@ async def render(
     if len(template_kwargs) > MAX_TEMPLATE_KWARGS:
         message = f"at most {MAX_TEMPLATE_KWARGS} of them"
         raise errors.bad_request(message, "chat_template_kwargs", "invalid_value")
-    check_length(model, sum(len(message["content"]) for message in messages), "messages")
     check_calls(model, messages)
+    check_length(model, sum(map(least_length, messages)), "messages")
     shown = {"tools": [tool.shown() for tool in tools]} if tools else {}
 
     def work() -> Prompt:
@@ -85,6 +88,12 @@ async def render(
         raise errors.internal(f"the chat template did not end within {TEMPLATE_LIMIT_S:g} s") from None
     except ValueError as error:
         raise errors.bad_request(f"the chat template: {error}", "messages", "chat_template_error") from None
+
+
+def least_length(message: Message) -> int:
+    """Characters that the template shows of it at least: reasoning may be left out."""
+    calls = message.get("tool_calls", ())
+    return len(message["content"]) + sum(len(msgspec.json.encode(call["function"])) // MAX_ESCAPE for call in calls)
 
 
 def check_calls(model: ServedModel, messages: Sequence[Message]) -> None:

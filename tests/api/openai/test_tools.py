@@ -227,3 +227,12 @@ async def test_logprobs_are_of_all_tokens() -> None:
     assert whole is not None and whole.content is not None
     assert len(whole.content) == len((THOUGHT + CALL).encode()) + 1
     assert [item.token for part in parts if part for item in part.content or ()] == [i.token for i in whole.content]
+
+
+async def test_calls_that_cannot_fit_are_refused_before_they_are_rendered() -> None:
+    async with client() as (_, served):
+        served.server.ready().text.max_token_bytes = 1  # type: ignore[misc]
+        huge = {"id": "c", "type": "function", "function": {"name": "a", "arguments": json.dumps({"a": "x" * 100_000})}}
+        messages = [*HELLO, {"role": "assistant", "tool_calls": [huge]}]
+        status, error = await served.error("/v1/chat/completions", {"messages": messages})
+        assert (status, error["code"]) == (400, "context_length_exceeded") and "at least" in error["message"]
