@@ -56,7 +56,7 @@ from actors.control import (
 from actors.grants import Chunk, Failure, Fill, GrantPages, PageCopy, RowMask
 from actors.kinds import Kind
 from actors.lease import Lease, Loan
-from actors.requests import EndReason, MissReason, Origin, Output, Request, RetireReason, RowLogprobs
+from actors.requests import EndReason, Keep, MissReason, Origin, Output, Request, RetireReason, RowLogprobs
 from actors.tokens import Tokens
 
 
@@ -236,7 +236,7 @@ class Acquire(Struct, tag=True, array_like=True):
     """scheduler → cache: a state slot and pages for `tokens`, matched no further than `limit`.
 
     predecessor: a grant whose state this one is to go on from; the cache waits until that account is closed.
-    priority: lower is served first.
+    priority: lower is served first. checkpoints, keep: as in Request.
     """
 
     grant: int
@@ -246,6 +246,8 @@ class Acquire(Struct, tag=True, array_like=True):
     predecessor: int | None
     session: str = ""
     priority: int = 0
+    checkpoints: tuple[int, ...] = ()
+    keep: Keep = ""
 
 
 class Cancel(Struct, tag=True, array_like=True):

@@ -9,7 +9,8 @@ from actors.tokens import Tokens, cut
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 RetireReason: TypeAlias = Literal["finished", "limit", "capacity", "aborted", "timeout", "retracted", "failed"]
-MissReason: TypeAlias = Literal["", "evicted", "misaligned", "never_kept", "damaged"]
+MissReason: TypeAlias = Literal["", "evicted", "denied", "misaligned", "never_kept", "damaged"]
+Keep: TypeAlias = Literal["", "soon", "never"]
 Origin: TypeAlias = Literal["slot", "tree", "host", "disk", "tokens"]
 PauseMode: TypeAlias = Literal["in_place", "retract"]
 Tier: TypeAlias = Literal["slot", "host", "disk", "tokens"]
@@ -55,6 +56,8 @@ class Request(Struct, frozen=True, array_like=True):
     session: the session whose turn this is; its name goes to the state at the turn's end.
     flow: whose it is: flows take turns, so that one that asks for much does not keep the others waiting.
     grammar: what the output has to follow, as models/text/grammars/writing.py writes it; empty for anything.
+    checkpoints: positions in the prompt at which the client asks for a state. keep: whether it says that it will go on
+    from the end soon, or never.
     trace: the W3C trace id of the client's request; every message about this one carries it in its envelope.
     """
 
@@ -75,6 +78,8 @@ class Request(Struct, frozen=True, array_like=True):
     flow: str = ""
     trace: str = ""
     grammar: str = ""
+    checkpoints: tuple[int, ...] = ()
+    keep: Keep = ""
 
 
 def resubmission(request: Request, delivered: Tokens, delivered_chars: int) -> Request:

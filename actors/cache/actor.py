@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from actors.actor import Send
 from actors.cache.account import Account
 from actors.cache.allocator import Allocator
+from actors.cache.hints import claim_asked, denied, end_kind
 from actors.cache.limits import NO_TIERS, TierLimits
 from actors.cache.page_queue import PageQueue
 from actors.cache.pages import PagePool
@@ -261,6 +262,7 @@ class Cache:
         if account.session:
             self.tiers.begin_turn(account.session)
         self.tree.touch(account.node, with_state=account.loan is not None)
+        claim_asked(account, self.lives)
 
     def _granted(self, parked: Parked, account: Account, match: Match[Lease], state: Lease, moved: bool) -> None:
         acquire, position = parked.acquire, account.position
@@ -329,7 +331,7 @@ class Cache:
         self.tree.unpin(account.node)
         account.node = node
         kind = (
-            self.lives.end_kind(node, count(account.acquire.tokens))
+            end_kind(account, self.lives.end_kind(node, count(account.acquire.tokens)))
             if ends
             else account.checkpoints.pop(node.end, Kind.CHECKPOINT)
         )
@@ -342,6 +344,8 @@ class Cache:
             if node.state is not None:
                 self.lives.came_again(node, kind)
         self.tree.touch(node)
+        claim_asked(account, self.lives)
+        self.tree.deny(node, denied(account))
 
     def _save(self, save: SaveFromReq) -> None:
         """The turn's state is kept, and the session's name moves on to it."""

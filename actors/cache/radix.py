@@ -4,7 +4,7 @@ There are two: of the pool's states, where a state is a lease, and of the copies
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -14,7 +14,7 @@ from actors.requests import MissReason
 from actors.tokens import WIDTH, Tokens, common_prefix, count, cut
 
 S = TypeVar("S")
-WORST_FIRST: tuple[MissReason, ...] = ("evicted", "misaligned", "never_kept", "")
+WORST_FIRST: tuple[MissReason, ...] = ("evicted", "denied", "misaligned", "never_kept", "")
 
 
 @dataclass(eq=False, slots=True)
@@ -23,7 +23,8 @@ class Node(Generic[S]):
 
     sessions: those that go on from its state. pins: open grants that go on from here. evicted: it had a state that had
     to go. used: when its state was used last, by the clock. kind: of its state, since that was of age `since`.
-    ended: whether a request has ended here. ways: how often somebody went on from a copy. salt: set on roots only.
+    ended: whether a request has ended here. ways: how often somebody went on from a copy. denied: positions of its
+    tokens at which a client asked for a state, and none was kept. salt: set on roots only.
     """
 
     id: int
@@ -41,6 +42,7 @@ class Node(Generic[S]):
     since: int = 0
     ended: bool = False
     ways: int = 0
+    denied: frozenset[int] = frozenset()
     salt: str = ""
 
     @property
@@ -61,7 +63,8 @@ class Match(Generic[S]):
 
     node: that state's node, or the root if there is none. tokens: how many leading tokens the tree knows.
     miss_reason: why the state is not as deep as it might be, empty if it is. evicted: a deeper state had to go.
-    misaligned: one lies beyond what the tokens share or the limit allows. never_kept: there was none.
+    denied: a client asked for one, and it was not kept. misaligned: one lies beyond what the tokens share or the limit
+    allows. never_kept: there was none.
     lost: the node of the deepest state that might have been used and had to go, if it is deeper.
     parts: whether the tree goes on there, but not with these tokens.
     """
@@ -146,7 +149,7 @@ class RadixTree(Generic[S]):
         return node
 
     def set_state(self, node: Node[S], state: S) -> None:
-        node.state, node.evicted = state, False
+        node.state, node.evicted, node.denied = state, False, node.denied - {node.end}
         self.states[node] = None
         self.bare.pop(node, None)
         self._use(node)
@@ -158,6 +161,11 @@ class RadixTree(Generic[S]):
         del self.states[node]
         self._note_bare(node)
         return state
+
+    def deny(self, node: Node[S], positions: Collection[int]) -> None:
+        """Note that a client asked for states at these positions of the path to node, where there are none."""
+        for step in path_to_root(node) if positions else ():
+            step.denied |= {position for position in positions if step.start < position <= step.end}
 
     def touch(self, node: Node[S], with_state: bool = True) -> None:
         """Mark the path to node as used now, its root-most part as the latest; and its state."""
@@ -252,6 +260,8 @@ class RadixTree(Generic[S]):
         self.pages.add_node_refs(lower_pages)
         self.pages.drop_node_refs(old)
         node.tokens, node.start, node.parent, node.pages = node.tokens[length * WIDTH :], at, upper, lower_pages
+        upper.denied = frozenset(position for position in node.denied if position <= at)
+        node.denied -= upper.denied
         upper.children[node.tokens[:WIDTH]] = node
         return upper
 
@@ -265,6 +275,8 @@ def _miss_reason(node: Node[S], usable: int) -> MissReason:
     """Why a node on the path gives no state at or before `usable`."""
     if node.evicted and node.end <= usable:
         return "evicted"
+    if any(position <= usable for position in node.denied):
+        return "denied"
     return "misaligned" if node.state is not None else "never_kept"
 
 

@@ -291,21 +291,23 @@ class ResultProcessor:
         self.send("cache", Donate(record.grant, state, position, tokens, closes))
 
     def _retired(self, retired: Retired) -> None:
-        """Finished beats aborted beats retracted and failed; a sound state is kept if it is further than the last."""
+        """Finished beats aborted beats retracted and failed; a sound state is kept if it is wanted and new."""
         record = self._grants.pop(retired.grant)
         self._unmasked.pop(retired.grant, None)
         reason: RetireReason = "failed" if record.failed_at and retired.reason not in ABORT_REASONS else retired.reason
         stuck = reason == "failed" and record.failed_at <= record.suspect_until
-        if record.finish is None and reason in ("retracted", "failed") and not stuck:
+        goes_on = record.finish is None and reason in ("retracted", "failed") and not stuck
+        if goes_on:
             self._requeue(record)
         else:
             self._answer(record, reason)
-        self._give_back_state(record, retired)
+        self._give_back_state(record, retired, goes_on or record.request.keep != "never")
 
-    def _give_back_state(self, record: RequestHistory, retired: Retired) -> None:
+    def _give_back_state(self, record: RequestHistory, retired: Retired, is_wanted: bool) -> None:
+        """is_wanted: the client has not said that nobody will go on from it."""
         session, state, position = record.request.session, retired.state, retired.position
         worth = position > record.start or record.moved  # else it is where it came from, and its copy may be under way
-        if retired.poisoned or not worth:
+        if retired.poisoned or not worth or not is_wanted:
             self.send("cache", Free([state], closes_grant=retired.grant))
         elif session:
             tokens = pack(record.history[record.donated : position])

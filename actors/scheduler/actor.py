@@ -254,9 +254,13 @@ class Scheduler:
     def _wanted(self, request: Request, granted: Granted) -> dict[int, Kind]:
         if not self._keeps_checkpoints:
             return {}
-        first = granted.match + max(self.limits.min_saving, 1)
-        positions = self.positions(request, granted.branch)
-        return {p: kind for p, kind in positions.items() if first <= p < count(request.tokens)}
+        least = max(self.limits.min_saving, 1)
+        savings = {p: (p - granted.match, kind) for p, kind in self.positions(request, granted.branch).items()}
+        return {
+            p: kind
+            for p, (saved, kind) in savings.items()
+            if saved >= (1 if kind is Kind.ASKED else least) and p < count(request.tokens)
+        }
 
     def _refused(self, refused: Refused) -> None:
         record = self.state.acquiring.pop(refused.grant, None)
@@ -288,7 +292,7 @@ class Scheduler:
         if row.position >= position or not self._keeps_checkpoints:
             self.send("cache", Passed(grant, position))
         else:
-            row.wanted[position] = Kind.BRANCH
+            row.wanted[position] = min(row.wanted.get(position, Kind.BRANCH), Kind.BRANCH)
             row.marks.add(position)
             row.refill = True
 
@@ -338,7 +342,17 @@ class Scheduler:
         predecessor = record.predecessor if record.predecessor is not None else self._predecessor(request)
         self.send(
             "cache",
-            Acquire(record.grant, request.tokens, limit, request.salt, predecessor, request.session, request.priority),
+            Acquire(
+                record.grant,
+                request.tokens,
+                limit,
+                request.salt,
+                predecessor,
+                request.session,
+                request.priority,
+                request.checkpoints,
+                request.keep,
+            ),
         )
 
     def _predecessor(self, request: Request) -> int | None:
@@ -405,7 +419,9 @@ class Scheduler:
         if row.prefilling:
             return
         interval = self.limits.track_interval
-        if interval and self._keeps_checkpoints and (begin < row.length or row.position % interval == 0):
+        if not interval or not self._keeps_checkpoints or row.record.request.keep == "never":
+            pass
+        elif begin < row.length or row.position % interval == 0:
             boundary = (row.position // interval + 1) * interval
             if boundary <= row.last:
                 row.wanted[boundary] = Kind.CHECKPOINT

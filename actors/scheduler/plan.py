@@ -30,7 +30,7 @@ class Limits:
     max_running: most rows at once. max_queue: most requests that wait. step_tokens: most tokens in a step, at least 2,
     of which prompts get a quarter at least. step_time: most seconds of a step with prompts in which rows decode; 0: as
     long as a few steps without prompts. page_size: positions of a KV page, 0 without attention.
-    min_saving: fewer prompt tokens are computed again rather than checkpointed.
+    min_saving: fewer prompt tokens are computed again rather than checkpointed, unless the client asks for it.
     track_interval: its multiples in the answer are worth a checkpoint; 0: none.
     depth: most unsettled steps, 2 with overlap, else 1.
     resident: checkpoint slots that a row keeps by it, by the strategy.
@@ -395,7 +395,15 @@ def steady_until(limits: Limits, row: ScheduledRow) -> int:
 
 
 def checkpoint_positions(request: Request, branch: int | None) -> dict[int, Kind]:
-    """Where to checkpoint a prompt: where others part from it, one token before its end, the first and newest ends.
+    """Where to checkpoint a prompt: where its client asks for it, where others part from it, and what is its own."""
+    positions = own_positions(request) if request.keep != "never" else {}
+    if branch is not None:
+        positions[branch] = Kind.BRANCH
+    return positions | dict.fromkeys(request.checkpoints, Kind.ASKED)
+
+
+def own_positions(request: Request) -> dict[int, Kind]:
+    """Where only those who go on from this prompt will: one token before its end, the first and newest ends.
 
     Of older messages the ends were kept when they were new.
     """
@@ -403,6 +411,4 @@ def checkpoint_positions(request: Request, branch: int | None) -> dict[int, Kind
     positions = dict.fromkeys([*ends[:1], *ends[-NEWEST_ENDS:]], Kind.CHECKPOINT)
     positions |= dict.fromkeys(ends[-1:], Kind.LAST_END)
     positions[request.prompt_len - 1] = Kind.PROMPT_END
-    if branch is not None:
-        positions[branch] = Kind.BRANCH
     return positions

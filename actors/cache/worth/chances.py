@@ -42,7 +42,8 @@ PRIORS: dict[Kind, Prior] = {
     Kind.INTERIOR: Prior(0.02, 100),
     Kind.CHECKPOINT: Prior(0.05, 100),
     Kind.PROMPT_END: Prior(0.05, 40),
-    Kind.ASKED: Prior(0.8, 200),
+    Kind.ASKED: Prior(0.999, 250),
+    Kind.SOON: Prior(0.9, 100),
 }
 
 

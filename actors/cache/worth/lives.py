@@ -18,7 +18,9 @@ SOON = 4
 MANY = 4
 # Of a conversation's other ways so many nodes are looked at.
 OTHERS = 32
-ENDS = (Kind.NEW, Kind.FRONTIER)
+ENDS = (Kind.NEW, Kind.FRONTIER, Kind.SOON)
+# What has shown its worth, or has a name, does not become what a client asks for.
+PROVEN = (Kind.HUB, Kind.NAMED)
 S = TypeVar("S")
 State: TypeAlias = Node[Lease]
 
@@ -38,7 +40,7 @@ class Lives:
         """A state has come to this node. kind: what it was asked for as, or that of a request's end."""
         self._ghosts.pop(node, None)
         node.since = 0
-        self._become(node, Kind.BRANCH if len(node.children) > 1 else kind)
+        self._become(node, Kind.BRANCH if len(node.children) > 1 and kind is not Kind.ASKED else kind)
         self._supersede(node)
 
     def came_again(self, node: State, kind: Kind) -> None:
@@ -46,7 +48,13 @@ class Lives:
         self._learn(node, used=False)
         node.since = 0
         lower = node.kind in (Kind.PROMPT_END, Kind.CHECKPOINT, Kind.INTERIOR)
-        self._become(node, kind if kind in ENDS and lower else node.kind)
+        said = kind is Kind.SOON and node.kind in ENDS
+        self._become(node, kind if (kind in ENDS and lower) or said else node.kind)
+
+    def asked(self, node: State) -> None:
+        """A client has asked for this state, which is there already."""
+        if node.kind not in PROVEN:
+            self._pass_on(node, Kind.ASKED)
 
     def end_kind(self, node: State, prompt: int) -> Kind:
         """Of a state where a request with a prompt of this length ends now: whether one ended above it before."""
@@ -163,6 +171,8 @@ def kind_after(node: Node[S]) -> Kind:
         return Kind.NAMED
     if node.ways + 1 >= MANY:
         return Kind.HUB
+    if node.kind is Kind.ASKED:
+        return Kind.ASKED
     return Kind.LAST_END if node.kind in (*ENDS, Kind.LEFT, Kind.PROMPT_END, Kind.LAST_END) else Kind.BRANCH
 
 
