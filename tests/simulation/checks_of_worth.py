@@ -15,6 +15,7 @@ from actors.kinds import Kind
 from actors.lease import Lease
 from actors.messages import Mark, Message, Passed, Spare, Step
 from actors.tokens import Tokens
+from tests.simulation.checks_of_hints import check_denied
 
 if TYPE_CHECKING:
     from tests.simulation.unit import Unit
@@ -27,6 +28,8 @@ def check_worth(cache: Cache) -> None:
     for node in states:
         assert (node.kind is Kind.NAMED) == bool(node.sessions), f"node {node.id} is {node.kind.label}, or has no name"
         assert 0 <= node.since <= cache.tree.uses - node.used, f"node {node.id} is older than its kind"
+    for node in cache.tree.nodes:
+        check_denied(node)
     if isinstance(cache.order, ByWorth):
         check_queues(cache.order, cache)
 

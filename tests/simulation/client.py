@@ -220,6 +220,7 @@ class Client:
             strings = (Letters().decode(right[start : start + length]) or "0",)
         ends = tuple(sorted({int(share * len(prompt)) + 1 for share in ask.ends}))
         begin = None if ask.prompt_logprobs_from is None else int(ask.prompt_logprobs_from * len(prompt))
+        asked = {int(share * (len(prompt) - 1)) + 1 for share in ask.checkpoints if len(prompt) > 1}
         request = Request(
             id=name,
             tokens=pack(prompt),
@@ -234,6 +235,8 @@ class Client:
             session=session,
             flow=self._scenario.flow_of(name),
             grammar=ask.grammar.written() if ask.grammar is not None else "",
+            checkpoints=tuple(sorted(asked)),
+            keep=ask.keep,
         )
         return request, right
 

@@ -249,10 +249,12 @@ class Simulation:
             self._crash(to, "before", self._turns[to])
         if isinstance(message, Mark | Passed):
             self.unit.mark_checks.arrives(message)
-        if isinstance(message, SaveFromReq):
-            epoch = self.unit.cache.accounts[message.grant].epoch
+        if isinstance(message, SaveFromReq | Donate):
+            account = self.unit.cache.accounts[message.grant]
             actor.receive(message)
-            self.unit.session_checks.saved(message, epoch)
+            self.unit.hint_checks.check_kept(account)
+            if isinstance(message, SaveFromReq):
+                self.unit.session_checks.saved(message, account.epoch)
         elif isinstance(message, Abort):
             again = message.request in self.unit.scheduler._same_id_waiting
             actor.receive(message)
@@ -276,6 +278,7 @@ class Simulation:
     def _check_send(self, message: Message) -> None:
         """Rules about single messages that nothing else would show at once."""
         unit = self.unit
+        unit.hint_checks.sent(message)
         match message:
             case Stepped(step):
                 assert step <= self.device.passed, f"step {step} is reported before its event"
@@ -309,7 +312,8 @@ class Simulation:
                 unit.worth[grant] = 0 if poisoned else position
             case Free(_, closes) if closes is not None and closes in unit.known:
                 worth, known = unit.worth.get(closes, 0), unit.known[closes]
-                assert worth <= known, f"the state of grant {closes} at {worth} is freed, and the tree knows {known}"
+                wanted = worth > known and not unit.hint_checks.is_given_up(closes)
+                assert not wanted, f"the state of grant {closes} at {worth} is freed, and the tree knows {known}"
 
     def moved(self, move: Move) -> None:
         """The ledger's word of a slot that changes its place."""

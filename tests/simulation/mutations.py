@@ -8,6 +8,7 @@ from unittest import mock
 from tests.simulation import (
     mutations_of_copies,
     mutations_of_grammars,
+    mutations_of_hints,
     mutations_of_pauses,
     mutations_of_requests,
     mutations_of_sessions,
@@ -30,6 +31,7 @@ MUTATIONS: dict[str, Callable[[Patch], None]] = {
         mutations_of_turns,
         mutations_of_worth,
         mutations_of_grammars,
+        mutations_of_hints,
     )
     for name, value in vars(module).items()
     if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
@@ -47,7 +49,7 @@ def planted(name: str) -> Iterator[None]:
 
 
 def scenario_for(name: str, seed: int) -> Scenario:
-    """The seed's scenario; pauses, several flows, a second stream and grammars only where the bug is one of theirs."""
+    """The seed's scenario; with pauses, flows, a second stream, grammars or hints only where the bug is one of theirs."""
     module = MUTATIONS[name].__module__
     of_copies = module == mutations_of_copies.__name__
     scenario = draw(
@@ -56,6 +58,7 @@ def scenario_for(name: str, seed: int) -> Scenario:
         has_flows=module in (mutations_of_turns.__name__, mutations_of_worth.__name__),
         copies_aside=of_copies,
         has_grammars=module == mutations_of_grammars.__name__,
+        may_hint=module == mutations_of_hints.__name__,
     )
     return replace(scenario, copy_time=12.0) if of_copies and scenario.copy_time is None else scenario
 

@@ -11,19 +11,19 @@ from actors.actor import Address
 from actors.cache.limits import NO_TIERS, TierLimits
 from actors.cache.worth.order import Policy
 from actors.control import Speeds
-from actors.requests import PauseMode
+from actors.requests import Keep, PauseMode
 from actors.scheduler.plan import Limits
 from actors.scheduler.strategy import Strategy
 from tests.simulation.hash_device import VOCABULARY
 from tests.simulation.talks import Talk, draw_talks, draw_tiers
 from tests.simulation.toy_grammar import ToyGrammar
+from tests.simulation.wishes import with_grammars, with_hints
 
 UNIT: tuple[Address, ...] = ("cache", "scheduler", "forward", "results")
 Call: TypeAlias = Literal["clear", "copy", "copy_page", "fill", "open_row", "extend_row", "export"]
 UNKNOWN = Speeds()
 WITH_SESSIONS = 0.4
 WITH_BAD_CALLS = 0.15
-WITH_GRAMMARS = 0.3
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Ask:
 
     continues: if set, which of the answered ones it goes on from, as a share of them. reuses: it takes an answered id.
     stop_piece: (start, length) of the right output's text that is its stop string. ends: message ends, and
-    prompt_logprobs_from, as shares of the prompt.
+    prompt_logprobs_from, checkpoints, as shares of the prompt. keep: what the client says of the end.
     """
 
     id: str
@@ -62,6 +62,8 @@ class Ask:
     prompt_logprobs_from: float | None = None
     grammar: ToyGrammar | None = None
     min_tokens: int = 0
+    checkpoints: tuple[float, ...] = ()
+    keep: Keep = ""
 
 
 @dataclass(frozen=True)
@@ -218,12 +220,14 @@ def draw(
     has_flows: bool = True,
     copies_aside: bool = True,
     has_grammars: bool = True,
+    may_hint: bool = True,
 ) -> Scenario:
     """A seed's scenario; the strategy and the overlap are drawn too unless they are given.
 
     may_be_narrow: steps may have fewer tokens than there are rows. may_pause: generation may be paused. bad_calls:
     calls on the device may raise. has_flows: the requests may be of more than one flow. copies_aside: copies to and
-    from host memory may have a stream of their own. has_grammars: requests may have grammars. Seeds that
+    from host memory may have a stream of their own. has_grammars: requests may have grammars. may_hint: clients may say
+    what they want of states. Seeds that
     are older than these were found without.
     """
     rng = random.Random(seed)
@@ -280,28 +284,8 @@ def draw(
     scenario = _with_speeds(random.Random(f"speeds of {seed}"), scenario)
     scenario = _with_step_time(random.Random(f"step time of {seed}"), scenario)
     scenario = _with_copy_stream(random.Random(f"copy stream of {seed}"), scenario) if copies_aside else scenario
-    return _with_grammars(random.Random(f"grammars of {seed}"), scenario) if has_grammars else scenario
-
-
-def _with_grammars(rng: random.Random, scenario: Scenario) -> Scenario:
-    """In three of ten, half of the requests or all but a few; sessions' turns too."""
-    if rng.random() >= WITH_GRAMMARS:
-        return scenario
-    share = rng.choice([0.5, 0.9])
-    asks = tuple(_constrained(rng, ask, share) for ask in scenario.asks)
-    talks = [
-        replace(talk, turns=tuple(replace(turn, ask=_constrained(rng, turn.ask, share)) for turn in talk.turns))
-        for talk in scenario.talks
-    ]
-    return replace(scenario, asks=asks, talks=tuple(talks))
-
-
-def _constrained(rng: random.Random, ask: Ask, share: float) -> Ask:
-    if rng.random() >= share:
-        return ask
-    longest, trouble = rng.choice([0, 1, 3, 9, 30, 30]), rng.choice([None] * 9 + [rng.randrange(6)])
-    grammar = ToyGrammar(rng.randrange(1, 1000), longest, rng.choice([1, 2, 5, 20]), trouble)
-    return replace(ask, grammar=grammar, min_tokens=rng.choice([0, 0, min(3, ask.max_tokens)]))
+    scenario = with_grammars(random.Random(f"grammars of {seed}"), scenario) if has_grammars else scenario
+    return with_hints(random.Random(f"hints of {seed}"), scenario) if may_hint else scenario
 
 
 def _with_copy_stream(rng: random.Random, scenario: Scenario) -> Scenario:

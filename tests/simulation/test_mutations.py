@@ -135,11 +135,25 @@ FOUND_BY = {
     "drawn_token_not_followed": 5,
     "end_before_its_time": 5,
     "complete_row_not_retired": 5,
+    "end_kept_for_nobody": 1,
+    "retracted_state_given_up": 80,
+    "asked_for_a_token_too_late": 1,
+    "own_checkpoints_of_a_last_request": 1,
+    "denied_without_a_word": 1,
+    "denial_stays_below_a_split": 10,
+    "denial_outlives_the_state_that_came": 301,
 }
 # Bugs that about one seed in 3,000 finds. The first: two requests; the second resumes inside a page and fills the pool.
 START = (8, 36, 54, 51, 48, 4, 16, 7, 31, 48, 28)
 FAILED_TURN = draw(
-    7969, may_be_narrow=False, may_pause=False, bad_calls=False, has_flows=False, copies_aside=False, has_grammars=False
+    7969,
+    may_be_narrow=False,
+    may_pause=False,
+    bad_calls=False,
+    has_flows=False,
+    copies_aside=False,
+    has_grammars=False,
+    may_hint=False,
 )
 RARE = {
     "copy_under_way_counts_as_full": Scenario(
@@ -177,11 +191,23 @@ RARE = {
     ),
     # A session is closed while its turn is on its way through the ring.
     "closed_session_named": draw(
-        5828, may_pause=False, bad_calls=False, has_flows=False, copies_aside=False, has_grammars=False
+        5828,
+        may_pause=False,
+        bad_calls=False,
+        has_flows=False,
+        copies_aside=False,
+        has_grammars=False,
+        may_hint=False,
     ),
     # Several sessions wait for room in host memory, and nothing else moves.
     "room_wakes_only_one": draw(
-        1626, may_pause=False, bad_calls=False, has_flows=False, copies_aside=False, has_grammars=False
+        1626,
+        may_pause=False,
+        bad_calls=False,
+        has_flows=False,
+        copies_aside=False,
+        has_grammars=False,
+        may_hint=False,
     ),
 }
 

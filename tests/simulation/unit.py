@@ -21,6 +21,7 @@ from actors.runtime.transport import Codec
 from actors.scheduler.actor import Scheduler
 from actors.tokens import WIDTH
 from tests.simulation.checks import CacheChecks
+from tests.simulation.checks_of_hints import HintChecks
 from tests.simulation.checks_of_sessions import SessionChecks
 from tests.simulation.checks_of_worth import MarkChecks, watch
 from tests.simulation.client import Letters
@@ -154,6 +155,7 @@ class Unit:
         self.checks = CacheChecks(simulation, self.cache)
         self.session_checks = SessionChecks(simulation, self.cache)
         self.mark_checks = MarkChecks(self)
+        self.hint_checks = HintChecks(self)
         self.generations = [0] * scenario.slots
         self.last_grant = 0
         self.salts: dict[int, str] = {}

@@ -1,0 +1,54 @@
+"""What some requests of a scenario want besides: an output that follows a grammar, and hints for their states."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from actors.requests import Keep
+from tests.simulation.toy_grammar import ToyGrammar
+
+if TYPE_CHECKING:
+    from tests.simulation.scenario import Ask, Scenario
+
+WITH_GRAMMARS = 0.3
+
+
+def with_grammars(rng: random.Random, scenario: Scenario) -> Scenario:
+    """In three of ten, half of the requests or all but a few; sessions' turns too."""
+    if rng.random() >= WITH_GRAMMARS:
+        return scenario
+    share = rng.choice([0.5, 0.9])
+    asks = tuple(_constrained(rng, ask, share) for ask in scenario.asks)
+    talks = [
+        replace(talk, turns=tuple(replace(turn, ask=_constrained(rng, turn.ask, share)) for turn in talk.turns))
+        for talk in scenario.talks
+    ]
+    return replace(scenario, asks=asks, talks=tuple(talks))
+
+
+def _constrained(rng: random.Random, ask: Ask, share: float) -> Ask:
+    if rng.random() >= share:
+        return ask
+    longest, trouble = rng.choice([0, 1, 3, 9, 30, 30]), rng.choice([None] * 9 + [rng.randrange(6)])
+    grammar = ToyGrammar(rng.randrange(1, 1000), longest, rng.choice([1, 2, 5, 20]), trouble)
+    return replace(ask, grammar=grammar, min_tokens=rng.choice([0, 0, min(3, ask.max_tokens)]))
+
+
+def with_hints(rng: random.Random, scenario: Scenario) -> Scenario:
+    """In half of them some requests, and turns of sessions."""
+    if rng.random() < 0.5:
+        return scenario
+    asks = tuple(_hinting(rng, ask) for ask in scenario.asks)
+    talks = tuple(
+        replace(talk, turns=tuple(replace(turn, ask=_hinting(rng, turn.ask)) for turn in talk.turns))
+        for talk in scenario.talks
+    )
+    return replace(scenario, asks=asks, talks=talks)
+
+
+def _hinting(rng: random.Random, ask: Ask) -> Ask:
+    checkpoints = tuple(rng.random() for _ in range(rng.choice([0, 1, 1, 2, 4])))
+    keeps: list[Keep] = ["", "soon", "never"]
+    return replace(ask, checkpoints=checkpoints, keep=rng.choice(keeps)) if rng.random() < 0.5 else ask
