@@ -253,3 +253,34 @@ def test_the_log_probability_of_an_overrun_is_nobodys(bench: Bench) -> None:
         bench.step(token, logprobs=[RowLogprobs(1, 4, [logprob(token)])])
     bench.retire("finished", 5)
     assert [item.token for output in bench.outputs for item in output.logprobs] == [5]
+
+
+# What nobody goes on from
+
+
+@pytest.mark.parametrize("session", ["", "s"])
+def test_the_end_that_nobody_goes_on_from_is_given_back(bench: Bench, session: str) -> None:
+    bench.admit(Stops(1), keep="never", session=session)
+    bench.step(5)
+    bench.retire("finished", 5)
+    [freed] = bench.of(Free)
+    assert freed.closes_grant == 1 and not bench.of(Donate) and not bench.of(SaveFromReq)
+
+
+def test_what_was_asked_for_on_the_way_is_kept_all_the_same(bench: Bench) -> None:
+    bench.admit(Stops(1), keep="never", checkpoints=(3,))
+    bench.step(5, checkpoints=[Checkpoint(1, 3, bench.lease())])
+    bench.retire("finished", 5)
+    [kept] = bench.of(Donate)
+    assert (kept.position, kept.closes) == (3, False) and len(bench.of(Free)) == 1
+
+
+def test_until_its_end_it_goes_on_from_its_states_itself(bench: Bench) -> None:
+    bench.admit(Stops(3), keep="never")
+    bench.step(5)
+    bench.retire("retracted", 4)
+    [kept] = bench.of(Donate)
+    assert (kept.position, kept.closes) == (4, True) and not bench.of(Free)
+    [again] = bench.of(Requeue)
+    assert again.request.keep == "never"
+    bench.results.receive(Ended("r", "aborted", ""))
