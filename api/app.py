@@ -17,7 +17,7 @@ from api.errors import ApiError
 from api.exchange import GENERATION, REQUEST_ID, STREAM_ERROR, TRACE, new_id
 from api.generation.answers import milliseconds, summary
 from api.generation.request_context import read_trace_context
-from api.openai import chat, completions
+from api.openai import chat, completions, stored
 from api.page import routes as page
 from api.responses import routes as responses
 from api.responses import websocket
@@ -31,7 +31,7 @@ from api.sessions.store import SESSIONS, SessionStore
 from api.sglang import sessions as sglang
 from api.version import VERSION
 
-HANDLERS = (page, chat, completions, responses, websocket, sessions, turns, sglang, tokenization, admin)
+HANDLERS = (page, chat, stored, completions, responses, websocket, sessions, turns, sglang, tokenization, admin)
 GUARD = web.AppKey("guard", Guard)
 ENCODINGS = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
 QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/slots"})

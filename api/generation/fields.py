@@ -5,9 +5,11 @@ taken from it by name (request_builder).
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, ValidationError, convert, field
+
+from actors.requests import Keep
 
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 128
@@ -20,6 +22,7 @@ TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Priority: TypeAlias = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
 Salt: TypeAlias = Annotated[str, Meta(max_length=1024)]
+KeepHint: TypeAlias = Literal["soon", "never"]
 
 
 class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -50,20 +53,32 @@ class DefaultFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 
 
 class RequestFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """The sampling fields, and what chat completions, completions, responses and turns have in common besides."""
+    """The sampling fields, and what chat completions, completions, responses and turns have in common besides.
+
+    checkpoints: positions of the prompt at which the client asks for a state. keep: whether it will go on from the end
+    soon, or never; one that names its conversation with a prompt_cache_key will soon.
+    """
 
     model: str | None = None
     min_tokens: Count = 0
     include_stop_str_in_output: bool = False
     stream: bool = False
     priority: Priority = 0
+    checkpoints: list[int] = field(default_factory=list)
+    keep: KeepHint | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None
+
+    @property
+    def keep_hint(self) -> Keep:
+        return self.keep or ("soon" if self.prompt_cache_key else "")
 
 
 class SamplingParams(SamplingFields, kw_only=True):
     """What is asked of one sequence, under the same names for all endpoints; `build_request` reads it.
 
     max_tokens: None for the model's default, else all that is left. logprobs, prompt_logprobs_from, logprob_ids,
-    grammar: as in the ring's Request. names: what the endpoint calls a field where that differs, for error messages.
+    grammar, checkpoints, keep: as in the ring's Request. names: what the endpoint calls a field where that differs, for
+    error messages.
     """
 
     max_tokens: int | None = None
@@ -75,6 +90,8 @@ class SamplingParams(SamplingFields, kw_only=True):
     prompt_logprobs_from: int | None = None
     logprob_ids: tuple[int, ...] = ()
     grammar: str = ""
+    checkpoints: tuple[int, ...] = ()
+    keep: Keep = ""
     names: Mapping[str, str] = {}
 
     def name(self, field: str) -> str:
@@ -88,13 +105,14 @@ def sampling_params(asked: SamplingFields, **own: Any) -> SamplingParams:
 
 
 def request_params(asked: RequestFields, **own: Any) -> SamplingParams:
-    return sampling_params(
-        asked,
-        min_tokens=asked.min_tokens,
-        keep_stop=asked.include_stop_str_in_output,
-        priority=asked.priority,
-        **own,
-    )
+    shared = {
+        "min_tokens": asked.min_tokens,
+        "keep_stop": asked.include_stop_str_in_output,
+        "priority": asked.priority,
+        "checkpoints": tuple(asked.checkpoints),
+        "keep": asked.keep_hint,
+    }
+    return sampling_params(asked, **shared | own)
 
 
 def check_defaults(defaults: Mapping[str, float]) -> None:

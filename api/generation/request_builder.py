@@ -16,6 +16,7 @@ from api.generation.served_model import ServedModel
 SEEDS = 2**63
 GREEDY_BELOW = 1e-5
 MAX_STOPS = 64
+MAX_CHECKPOINTS = 4
 MAX_DIGITS = 10
 
 
@@ -63,6 +64,8 @@ def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingP
         logprob_ids=params.logprob_ids,
         skip_special_tokens=params.skip_special_tokens,
         grammar=params.grammar,
+        checkpoints=checkpoints(params, len(prompt.tokens)),
+        keep=params.keep,
     )
 
 
@@ -111,6 +114,18 @@ def stops(model: ServedModel, params: SamplingParams, room: int) -> Stops:
         token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *ends))),
         keep_stop=params.keep_stop,
     )
+
+
+def checkpoints(params: SamplingParams, length: int) -> tuple[int, ...]:
+    """Where the client asks for a state, in order. Raises ApiError 400 unless these lie inside the prompt."""
+    positions, name = sorted(set(params.checkpoints)), params.name("checkpoints")
+    if len(positions) > MAX_CHECKPOINTS:
+        raise errors.bad_request(f"at most {MAX_CHECKPOINTS} checkpoints", name, "invalid_value")
+    wrong = next((position for position in positions if not 0 < position < length), None)
+    if wrong is not None:
+        message = f"{wrong} does not lie inside the prompt, which has {length} tokens"
+        raise errors.bad_request(message, name, "invalid_value")
+    return tuple(positions)
 
 
 def default_length(model: ServedModel, room: int) -> int:

@@ -27,12 +27,14 @@ from api.sse import stream
 
 routes = web.RouteTableDef()
 
-OWN = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")
+OWN = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "store")
 IGNORED_IN_CHAT = IGNORED - set(OWN)
 UNSUPPORTED_IN_CHAT: Unsupported = {name: same for name, same in UNSUPPORTED.items() if name not in OWN}
 
 
 class ChatRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
+    """store: taken from clients that always give it; nothing is stored, and `api/openai/stored.py` says so."""
+
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
@@ -48,6 +50,7 @@ class ChatRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
+    store: bool = False
 
 
 @routes.post("/v1/chat/completions")

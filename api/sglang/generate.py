@@ -17,6 +17,7 @@ from api.generation.fields import (
     Choices,
     Count,
     Id,
+    KeepHint,
     Priority,
     Salt,
     SamplingFields,
@@ -85,6 +86,8 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     return_text_in_logprobs: bool = False
     stream: bool = False
     priority: Priority = 0
+    checkpoints: list[int | list[int] | None] = field(default_factory=list)
+    keep: KeepHint | list[KeepHint | None] | None = None
     extra_key: Salt = ""
     cache_salt: Salt = ""
 
@@ -157,6 +160,8 @@ async def read_items(model: ServedModel, asked: GenerateRequest, salt: str) -> l
     start = broadcast(asked.logprob_start_len, size, "logprob_start_len")
     top = broadcast(asked.top_logprobs_num, size, "top_logprobs_num")
     rids, ids = read_rids(asked, size), read_logprob_ids(asked, size)
+    checkpoints = lists_of_each(asked.checkpoints, asked, size, "checkpoints", "positions")
+    keep = broadcast(asked.keep, size, "keep")
     items = []
     for i, prompt in enumerate(prompts):
         own, wanted = params[i], bool(logprob[i])
@@ -166,6 +171,7 @@ async def read_items(model: ServedModel, asked: GenerateRequest, salt: str) -> l
             id = rids[i] if own.n == 1 else f"{rids[i]}_{choice}"
             asked_ids, tops = ids[i] if wanted else (), top[i] if wanted else None
             neutral = params_of(own, asked, salt, choice, tops, begin, asked_ids, grammar)
+            neutral = replace(neutral, checkpoints=checkpoints[i], keep=keep[i] or "")
             items.append(Item(build_request(model, id, prompt, neutral), own.max_new_tokens == 0))
     return items
 
@@ -237,18 +243,24 @@ def read_rids(asked: GenerateRequest, size: int) -> list[str]:
 
 
 def read_logprob_ids(asked: GenerateRequest, size: int) -> list[tuple[int, ...]]:
-    """The token ids whose log probabilities each prompt wants: a list for all or, in a batch, one for each."""
-    given = asked.token_ids_logprob
-    alike = all(isinstance(id, int) for id in given)
-    lists = [given] * size if alike or not is_batch(asked) else broadcast(given, size, "token_ids_logprob")
-    try:
-        found = msgspec.convert([each if each is not None else () for each in lists], list[tuple[int, ...]])
-    except msgspec.ValidationError:
-        message = "expected a list of token ids or, in a batch, a list of such lists"
-        raise errors.bad_request(f"token_ids_logprob: {message}", "token_ids_logprob", "invalid_value") from None
+    """The token ids whose log probabilities each prompt wants."""
+    found = lists_of_each(asked.token_ids_logprob, asked, size, "token_ids_logprob", "token ids")
     if max(map(len, found)) > MAX_LOGPROB_IDS:
         raise errors.bad_request(f"at most {MAX_LOGPROB_IDS} ids", "token_ids_logprob", "invalid_value")
     return found
+
+
+def lists_of_each(
+    given: list[int | list[int] | None], asked: GenerateRequest, size: int, name: str, what: str
+) -> list[tuple[int, ...]]:
+    """The numbers of each prompt: a list for all or, in a batch, one for each."""
+    alike = all(isinstance(number, int) for number in given)
+    lists = [given] * size if alike or not is_batch(asked) else broadcast(given, size, name)
+    try:
+        return msgspec.convert([each if each is not None else () for each in lists], list[tuple[int, ...]])
+    except msgspec.ValidationError:
+        message = f"expected a list of {what} or, in a batch, a list of such lists"
+        raise errors.bad_request(f"{name}: {message}", name, "invalid_value") from None
 
 
 class GenerateWriter:

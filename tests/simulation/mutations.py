@@ -49,7 +49,7 @@ def planted(name: str) -> Iterator[None]:
 
 
 def scenario_for(name: str, seed: int) -> Scenario:
-    """The seed's scenario; with pauses, flows, a second stream, grammars or hints only where the bug is one of theirs."""
+    """The seed's scenario; pauses, flows, a second stream, grammars and hints only where the bug is one of theirs."""
     module = MUTATIONS[name].__module__
     of_copies = module == mutations_of_copies.__name__
     scenario = draw(
