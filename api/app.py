@@ -19,8 +19,8 @@ from api.generation.answers import milliseconds, summary
 from api.generation.request_context import read_trace_context
 from api.openai import chat, completions, stored
 from api.page import routes as page
+from api.responses import conversations, counting, websocket
 from api.responses import routes as responses
-from api.responses import websocket
 from api.responses.store import RESPONSES, ResponseStore
 from api.security import Guard, cors_headers
 from api.server import SERVER, Server
@@ -31,7 +31,10 @@ from api.sessions.store import SESSIONS, SessionStore
 from api.sglang import sessions as sglang
 from api.version import VERSION
 
-HANDLERS = (page, chat, stored, completions, responses, websocket, sessions, turns, sglang, tokenization, admin)
+HANDLERS = (
+    page, chat, stored, completions, responses, conversations, counting, websocket, sessions, turns, sglang,
+    tokenization, admin,
+)  # fmt: skip
 GUARD = web.AppKey("guard", Guard)
 ENCODINGS = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
 QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/slots"})

@@ -1,7 +1,7 @@
 """A chat's messages, made into the prompt that the model's template renders."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -53,6 +53,19 @@ def effort_variables(model: ServedModel, effort: str | None, at: str) -> dict[st
         does = "does not reason" if effort != "none" else "reasons, and its chat template has no switch for that"
         raise errors.unsupported(at, f"cannot be {effort!r}: the model {does}")
     return {}
+
+
+class Render(Protocol):
+    """`render`, or what makes a prompt of the same as it does."""
+
+    async def __call__(
+        self,
+        model: ServedModel,
+        messages: list[Message],
+        ending: Ending,
+        template_kwargs: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
+    ) -> Prompt: ...
 
 
 async def render(

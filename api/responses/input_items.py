@@ -8,7 +8,7 @@ from api.parsing import read_number
 from api.responses.events import item_id
 from api.responses.items import Item, items_of
 from api.responses.store import StoredResponse, chain
-from api.sessions.log import Turn, turns
+from api.sessions.log import ITEM_IDS, Turn, turns
 
 MAX_LIMIT = 100
 DEFAULT = 20
@@ -16,7 +16,11 @@ DEFAULT = 20
 
 def list_items(response: StoredResponse, query: Mapping[str, str]) -> dict[str, Any]:
     """One page. Raises 400."""
-    items = input_items(response)
+    return page_of(input_items(response), query)
+
+
+def page_of(items: list[Item], query: Mapping[str, str]) -> dict[str, Any]:
+    """A page of these items, which come oldest first, as the query wants it. Raises 400."""
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise errors.bad_request("order must be asc or desc", "order", "invalid_value")
@@ -47,7 +51,7 @@ def read_start(items: Sequence[Item], query: Mapping[str, str]) -> int:
         return 0
     place = next((index for index, item in enumerate(items) if item["id"] == after), None)
     if place is None:
-        raise errors.bad_request(f"the response has no input item {after!r}", "after", "invalid_value")
+        raise errors.bad_request(f"there is no item {after!r}", "after", "invalid_value")
     return place + 1
 
 
@@ -67,5 +71,14 @@ def said_in_turn(turn: Turn) -> list[Item]:
 
 def said(request: str, messages: Sequence[Mapping[str, Any]]) -> list[Item]:
     """What was said to the model in one response or turn."""
+    return [item for items in items_said(request, messages) for item in items]
+
+
+def items_said(request: str, messages: Sequence[Mapping[str, Any]]) -> list[list[Item]]:
+    """The items of each message, with the ids that it tells, else with those that follow from its place."""
     id = item_id(request)
-    return [item for index, message in enumerate(messages) for item in items_of(f"{id}-{index}", message)]
+    made = [items_of(f"{id}-{index}", message) for index, message in enumerate(messages)]
+    for message, items in zip(messages, made, strict=True):
+        for item, own in zip(items, message.get(ITEM_IDS, ()), strict=False):
+            item["id"] = own
+    return made

@@ -20,7 +20,6 @@ IGNORED = (IGNORED_EVERYWHERE - {"metadata", "parallel_tool_calls"}) | {
     "prompt_cache_options",
 }
 UNSUPPORTED: Unsupported = {
-    "truncation": ("disabled",),
     "context_management": ([],),
     "prompt": (),
     "moderation": (),
@@ -65,6 +64,7 @@ class ResponseRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     reasoning: dict[str, Any] = field(default_factory=dict)
+    truncation: Literal["auto", "disabled"] = "disabled"
 
     @property
     def effort(self) -> str | None:

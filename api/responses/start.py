@@ -12,7 +12,7 @@ from aiohttp import web
 from actors.requests import Output, Request
 from api import errors
 from api.exchange import REQUEST_ID, new_id, request_context, salt_of
-from api.generation.chat_prompt import effort_variables, render
+from api.generation.chat_prompt import Render, effort_variables, render
 from api.generation.messages import read_object_at
 from api.generation.outputs import Generation
 from api.generation.parsed_answer import ParsedAnswer
@@ -27,8 +27,10 @@ from api.responses.input import read_input
 from api.responses.request import ResponseRequest, params_of, wanted_in
 from api.responses.run import ResponseRun
 from api.responses.store import RESPONSES, StoredResponse
+from api.responses.truncation import render_what_fits
 from api.security import owner_of
 from api.server import SERVER
+from api.sessions.log import Turn, is_fed
 from api.sessions.session import OpenTurn
 from api.sessions.store import SESSIONS
 from api.sessions.turns import extend_chat
@@ -52,14 +54,15 @@ async def start_response(
     messages = await read_input(model, asked.input)
     use = await read_tool_use(model, asked.tools, asked.tool_choice, asked.parallel_tool_calls, read_response_tool)
     variables = effort_variables(model, asked.effort, "reasoning.effort") | asked.chat_template_kwargs
+    make = render_of(asked)
     with ExitStack() as unless_begun:
         turn = open_turn(request.app[SESSIONS], owner, asked, id)
         if turn is not None:
             unless_begun.enter_context(turn)
-            prompt = await extend_chat(model, turn, opening(asked, turn) + messages, variables, use)
+            prompt = await extend_chat(model, turn, opening(asked, turn.base) + messages, variables, use, make)
         else:
             whole = instructions(asked) + chain_messages(previous) + messages
-            prompt = await render(model, whole, "answer" if asked.generate else "closed", variables, use.tools)
+            prompt = await make(model, whole, "answer" if asked.generate else "closed", variables, use.tools)
         salt = turn.session.salt if turn is not None else salt_of(request, asked.cache_salt)
         grammar = await grammar_of(model, prompt, use, wanted_in(asked))
         built = build_request(model, id, prompt, params_of(asked, salt, grammar))
@@ -92,9 +95,13 @@ def instructions(asked: ResponseRequest) -> Messages:
     return [{"role": "system", "content": asked.instructions}] if asked.instructions else []
 
 
-def opening(asked: ResponseRequest, turn: OpenTurn) -> Messages:
+def opening(asked: ResponseRequest, base: Turn | None) -> Messages:
     """What comes before the input: a conversation has the instructions of its first turn."""
-    return instructions(asked) if turn.base is None else []
+    return [] if is_fed(base) else instructions(asked)
+
+
+def render_of(asked: ResponseRequest) -> Render:
+    return render_what_fits if asked.truncation == "auto" else render
 
 
 def submit(request: web.Request, model: ServedModel, built: Request, turn: OpenTurn | None) -> Generation:
@@ -117,7 +124,7 @@ def encoded_logprobs(text: Text, output: Output) -> list[msgspec.Raw]:
 def new_body(
     model: str, asked: ResponseRequest, request: Request, turn: OpenTurn | None, store: bool
 ) -> dict[str, Any]:
-    acted_on = asked.instructions if turn is None or turn.base is None else None
+    acted_on = asked.instructions if turn is None or not is_fed(turn.base) else None
     body = {
         "id": request.id,
         "object": "response",
@@ -143,7 +150,7 @@ def new_body(
         "tools": asked.tools,
         "top_logprobs": asked.top_logprobs,
         "top_p": request.sampling.top_p,
-        "truncation": "disabled",
+        "truncation": asked.truncation,
         "usage": None,
     }
     return body | ({"turn": turn.number} if turn is not None else {})

@@ -10,6 +10,7 @@ from actors.tokens import Tokens, count, cut
 
 TurnStatus: TypeAlias = Literal["completed", "aborted", "timeout", "disconnected", "failed"]
 TITLE_LENGTH = 100
+ITEM_IDS = "item_ids"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -17,7 +18,8 @@ class Turn:
     """One turn that has ended. It never changes, so that forks share it.
 
     It went on from the first `start` tokens of the history up to `previous`, and added `input` and `output`.
-    messages: what the client said, if it was a turn of chat. answer: the model's text, stop strings included; None if
+    messages: what the client said, if it was a turn of chat, or put there without a turn; of which some may tell, under
+    ITEM_IDS, the ids that their items have. answer: the model's text, stop strings included; None if
     the turn only fed its input. parts: the answer as a message, if that is more than its text: with reasoning or calls
     of tools. log_bytes: of all turns up to this one.
     """
@@ -86,10 +88,29 @@ def chat_messages(head: Turn | None) -> list[dict[str, Any]]:
     """The messages of a chat, the model's answers included."""
     messages: list[dict[str, Any]] = []
     for turn in turns(head):
-        messages += turn.messages or ()
+        said = [shown(message) for message in turn.messages or ()]
+        messages = with_said(messages, said, is_first=turn.end > 0 and not is_fed(turn.previous))
         if turn.reply is not None:
             messages.append(turn.reply)
     return messages
+
+
+def with_said(before: list[dict[str, Any]], said: list[dict[str, Any]], is_first: bool) -> list[dict[str, Any]]:
+    """What is said behind what was said before. is_first: nothing of that was fed; then instructions go ahead of it."""
+    if not before or not is_first:
+        return before + said
+    count = next((index for index, message in enumerate(said) if message["role"] != "system"), len(said))
+    return said[:count] + before + said[count:]
+
+
+def shown(message: dict[str, Any]) -> dict[str, Any]:
+    """As templates know it: without the ids that were given to its items."""
+    return {name: value for name, value in message.items() if name != ITEM_IDS}
+
+
+def is_fed(head: Turn | None) -> bool:
+    """Whether the model has read anything of it; messages may be put into a session before."""
+    return head is not None and head.end > 0
 
 
 def title(head: Turn | None) -> str | None:

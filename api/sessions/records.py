@@ -35,6 +35,7 @@ class SessionHeader(Struct, frozen=True, tag="session"):
     created: int
     parent: tuple[str, int] | None
     last_number: int
+    metadata: dict[str, str] = {}
 
 
 class TurnRecord(Struct, frozen=True, tag="turn"):

@@ -58,6 +58,7 @@ def session_of(stored: StoredLog, clock: Callable[[], float]) -> Session:
         created=header.created,
         key=stored.key,
         highest_number=header.last_number,
+        metadata=header.metadata,
         suspended=True,
     )
     session.used = clock() - stored.age

@@ -34,7 +34,8 @@ class Session:
     key: its name in the ring and of its file; clients know it by `id`. owner: digest of the API key that made it; empty
     without keys. branching: a turn may go on from any earlier one, found by its request in `turns_by_request`.
     state_tier, state_position: where the ring has its state, and how many tokens that has consumed. idle_timeout:
-    seconds. log_cap: bytes; at this length of its log it takes no further turn. used: the last time, on `clock`.
+    seconds. log_cap: bytes; at this length of its log it takes no further turn. metadata: a client's own. used: the
+    last time, on `clock`.
     saver: None if it is in memory only.
 
     Turn numbers are never used twice, also after a rewind: whoever names one means exactly that turn.
@@ -60,6 +61,7 @@ class Session:
     highest_number: int = 0
     turns_by_request: dict[str, Turn] = field(default_factory=dict)
     log_cap: int | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
     running: "OpenTurn | None" = None
 
     def __post_init__(self) -> None:
@@ -107,12 +109,39 @@ class Session:
     def begin(self, request: str) -> "OpenTurn":
         """A turn that goes on from the last one, unless it is told otherwise. Raises 400, 409."""
         self.check_idle()
-        if self.log_cap is not None and self.log_bytes >= self.log_cap:
-            message = f"session {self.id!r} is full (--session-log): rewind it, fork it earlier, or begin another"
-            raise errors.bad_request(message, "session", "session_full")
+        self._check_room()
         self.suspended = False
         self.running = OpenTurn(self, request)
         return self.running
+
+    def put(self, request: str, messages: Sequence[dict[str, Any]]) -> Turn:
+        """Messages that are said without a turn: the next one feeds them. Raises 400, 409."""
+        self.check_idle()
+        self._check_room()
+        if self.head is not None and self.head.messages is None:
+            raise errors.bad_request("the session's last turn was not one of chat", "items", "not_a_chat")
+        turn = Turn(
+            previous=self.head,
+            number=self.highest_number + 1,
+            request=request,
+            start=self.position,
+            input=b"",
+            output=b"",
+            status="completed",
+            finish_reason=None,
+            messages=tuple(messages),
+            answer=None,
+            created=int(time.time()),
+            cached_tokens=0,
+        )
+        self.append(turn, self.tokens)
+        return turn
+
+    def describe_as(self, metadata: dict[str, str]) -> None:
+        """Its metadata are these from now on."""
+        self.metadata = metadata
+        if self.saver is not None:
+            self.saver.rewrite()
 
     def append(self, turn: Turn, tokens: Tokens) -> None:
         self.head, self.tokens, self.highest_number = turn, tokens, turn.number
@@ -161,6 +190,12 @@ class Session:
         behind = [RewindRecord(self.head_number)] if self.head_number != max(kept, default=0) else []
         return [self._header(), *turns, *behind]
 
+    def _check_room(self) -> None:
+        """Raises 400."""
+        if self.log_cap is not None and self.log_bytes >= self.log_cap:
+            message = f"session {self.id!r} is full (--session-log): rewind it, fork it earlier, or begin another"
+            raise errors.bad_request(message, "session", "session_full")
+
     def _header(self) -> SessionHeader:
         return SessionHeader(
             version=VERSION,
@@ -172,6 +207,7 @@ class Session:
             created=self.created,
             parent=self.parent,
             last_number=self.highest_number,
+            metadata=self.metadata,
         )
 
 

@@ -12,7 +12,7 @@ from api import errors
 from api.errors import ApiError
 from api.exchange import answer_json, answer_with_error, new_id, submit
 from api.generation.answers import Answer, Usage, collect, drop_output, usage
-from api.generation.chat_prompt import Ending, effort_variables, render
+from api.generation.chat_prompt import Ending, Render, effort_variables, render
 from api.generation.fields import Count, SamplingParams, request_params
 from api.generation.messages import read_messages
 from api.generation.outputs import Generation
@@ -27,7 +27,7 @@ from api.openai.chat_answers import ChatMessage, message_of
 from api.parsing import convert, read_object
 from api.security import owner_of
 from api.server import SERVER
-from api.sessions.log import chat_messages
+from api.sessions.log import chat_messages, is_fed, with_said
 from api.sessions.session import OpenTurn
 from api.sessions.store import SESSIONS
 from api.sse import stream
@@ -149,6 +149,7 @@ async def extend_chat(
     messages: list[dict[str, Any]],
     template_kwargs: dict[str, Any],
     use: ToolUse,
+    render: Render = render,
 ) -> Prompt:
     """The rendering of the whole conversation, of which the ring computes what goes beyond the session's history.
 
@@ -159,7 +160,8 @@ async def extend_chat(
         raise errors.bad_request(message, "messages", "not_a_chat")
     turn.messages = tuple(messages)
     ending: Ending = "closed" if turn.prefill_only else "answer"
-    prompt = await render(model, chat_messages(turn.base) + messages, ending, template_kwargs, use.tools)
+    whole = with_said(chat_messages(turn.base), messages, is_first=not is_fed(turn.base))
+    prompt = await render(model, whole, ending, template_kwargs, use.tools)
     turn.parse = partial(parse_answer, model, prompt, use, turn.request)
     return prompt
 

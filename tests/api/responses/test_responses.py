@@ -177,7 +177,7 @@ async def test_log_probabilities() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "web_search"}]), ("conversation", {"name": "c"}), ("after", 1), ("truncation", "auto"),
+        ("tools", [{"type": "web_search"}]), ("conversation", {"name": "c"}), ("after", 1), ("truncation", "some"),
         ("text", {"format": {"type": "json_object"}}), ("nonsense", 1),
         ("reasoning", {"effort": "huge"}), ("reasoning", {"force": 1}),
         ("input", []), ("input", [{"type": "item_reference", "id": "x"}]),

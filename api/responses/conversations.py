@@ -1,0 +1,197 @@
+"""/v1/conversations: sessions as OpenAI's clients use them, with what was said in them as items."""
+
+import uuid
+from typing import Annotated, Any, TypeAlias
+
+from aiohttp import web
+from msgspec import Meta, Struct, field
+
+from api import errors
+from api.errors import ApiError
+from api.exchange import answer_json, new_id, read_asked, salt_of
+from api.generation.messages import Message, read_each
+from api.generation.served_model import ServedModel
+from api.parsing import convert, read_object
+from api.responses.events import item_id
+from api.responses.input import join_answers, read_item
+from api.responses.input_items import items_said, page_of, said_in_turn
+from api.responses.items import Item, items_of
+from api.security import owner_of
+from api.server import SERVER
+from api.sessions.log import ITEM_IDS, Turn, turns
+from api.sessions.routes import close
+from api.sessions.session import Session
+from api.sessions.store import SESSIONS
+
+routes = web.RouteTableDef()
+
+Name: TypeAlias = Annotated[str, Meta(max_length=64)]
+Value: TypeAlias = Annotated[str, Meta(max_length=512)]
+Metadata: TypeAlias = Annotated[dict[Name, Value], Meta(max_length=16)]
+
+
+class ConversationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    items: list[dict[str, Any]] = field(default_factory=list)
+    metadata: Metadata = field(default_factory=dict)
+
+
+class MetadataRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    metadata: Metadata = field(default_factory=dict)
+
+
+class ItemsRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    items: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+
+
+@routes.post("/v1/conversations")
+async def create_conversation(request: web.Request) -> web.Response:
+    sessions = request.app[SESSIONS]
+    asked = convert(await read_asked(request), ConversationRequest)
+    messages = await read_items(request.app[SERVER].ready(), asked.items)
+    session = sessions.create(owner_of(request), f"conv_{uuid.uuid4().hex}", salt_of(request))
+    if asked.metadata:
+        session.describe_as(asked.metadata)
+    if messages:
+        session.put(new_id("items"), messages)
+    await sessions.wait_created(session)
+    return answer_json(describe(session))
+
+
+@routes.get("/v1/conversations/{conversation}")
+async def get_conversation(request: web.Request) -> web.Response:
+    return answer_json(describe(find(request)))
+
+
+@routes.post("/v1/conversations/{conversation}")
+async def update_conversation(request: web.Request) -> web.Response:
+    asked = convert(await read_object(request), MetadataRequest)
+    session = find(request)
+    session.describe_as(asked.metadata)
+    await session.wait_saved()
+    return answer_json(describe(session))
+
+
+@routes.delete("/v1/conversations/{conversation}")
+async def delete_conversation(request: web.Request) -> web.Response:
+    """A response that is its turn ends as cancelled; those that are stored stay."""
+    session = find(request)
+    close(request, session)
+    await session.wait_saved()
+    return answer_json({"id": session.id, "object": "conversation.deleted", "deleted": True})
+
+
+@routes.get("/v1/conversations/{conversation}/items")
+async def list_conversation_items(request: web.Request) -> web.Response:
+    return answer_json(page_of(items_in(find(request)), request.query))
+
+
+@routes.post("/v1/conversations/{conversation}/items")
+async def create_conversation_items(request: web.Request) -> web.Response:
+    """They are fed to the model with the next turn."""
+    asked = convert(await read_asked(request), ItemsRequest)
+    messages = await read_items(request.app[SERVER].ready(), asked.items)
+    session = find(request)
+    turn = session.put(new_id("items"), messages)
+    await session.wait_saved()
+    items = said_in_turn(turn)
+    ends = {"first_id": items[0]["id"] if items else None, "last_id": items[-1]["id"] if items else None}
+    return answer_json({"object": "list", "data": items, **ends, "has_more": False})
+
+
+@routes.get("/v1/conversations/{conversation}/items/{item}")
+async def get_conversation_item(request: web.Request) -> web.Response:
+    session, id = find(request), request.match_info["item"]
+    found = next((item for item in items_in(session) if item["id"] == id), None)
+    if found is None:
+        raise no_item(session, id)
+    return answer_json(found)
+
+
+@routes.delete("/v1/conversations/{conversation}/items/{item}")
+async def delete_conversation_item(request: web.Request) -> web.Response:
+    """What was said after it stays, and is read anew with the next turn, from the state before it on."""
+    session = find(request)
+    session.check_idle()
+    turn, messages = left_without(session, request.match_info["item"])
+    request.app[SESSIONS].rewind(session, turn.previous.number if turn.previous is not None else 0)
+    if messages:
+        session.put(new_id("items"), messages)
+    await session.wait_saved()
+    return answer_json(describe(session))
+
+
+def find(request: web.Request) -> Session:
+    """Raises 404, 503."""
+    request.app[SERVER].ready()
+    id = request.match_info["conversation"]
+    session = request.app[SESSIONS].find(owner_of(request), id)
+    if session is None:
+        raise errors.unknown_session(id, "conversation_id")
+    session.settle_if_over()
+    return session
+
+
+def no_item(session: Session, id: str) -> ApiError:
+    return ApiError(
+        404, f"conversation {session.id!r} has no item {id!r}", "not_found_error", "item_id", "item_not_found"
+    )
+
+
+def describe(session: Session) -> dict[str, Any]:
+    return {
+        "id": session.id,
+        "object": "conversation",
+        "created_at": session.created,
+        "metadata": session.metadata,
+    }
+
+
+async def read_items(model: ServedModel, items: list[dict[str, Any]]) -> list[Message]:
+    """Raises 400 naming the place."""
+    return join_answers(await read_each(model, items, read_item, "items"))
+
+
+def items_in(session: Session) -> list[Item]:
+    """Oldest first."""
+    return [item for turn in turns(session.head) for item in said_in_turn(turn)]
+
+
+def left_without(session: Session, id: str) -> tuple[Turn, list[Message]]:
+    """The turn with the item of this id; and the messages from there on without it, which keep the ids of theirs.
+
+    Raises 404, and 400 if these turns are not all of chat.
+    """
+    all_turns = turns(session.head)
+    at = next((n for n, turn in enumerate(all_turns) if any(item["id"] == id for item in said_in_turn(turn))), None)
+    if at is None:
+        raise no_item(session, id)
+    if any(turn.messages is None for turn in all_turns[at:]):
+        raise errors.bad_request("what follows the item is not chat", "item_id", "not_a_chat")
+    kept = [left for turn in all_turns[at:] for message, items in said_with_items(turn)
+            if (left := without(message, items, id)) is not None]  # fmt: skip
+    return all_turns[at], kept
+
+
+def said_with_items(turn: Turn) -> list[tuple[Message, list[Item]]]:
+    """The messages of a turn, the model's too, each with its items."""
+    said = list(zip(turn.messages or (), items_said(turn.request, turn.messages or ()), strict=True))
+    return [*said, *([(turn.reply, items_of(item_id(turn.request), turn.reply))] if turn.reply is not None else [])]
+
+
+def without(message: Message, items: list[Item], id: str) -> Message | None:
+    """The message less one of its items; None if nothing is left of it."""
+    kept = [item for item in items if item["id"] != id]
+    if not kept:
+        return None
+    left: Message = {**message, ITEM_IDS: [item["id"] for item in kept]}
+    gone = next((item for item in items if item["id"] == id), None)
+    match gone["type"] if gone is not None else None:
+        case "reasoning":
+            del left["reasoning_content"]
+        case "message":
+            left["content"] = ""
+        case "function_call" if gone is not None:
+            left["tool_calls"] = [call for call in left["tool_calls"] if call["id"] != gone["call_id"]]
+            if not left["tool_calls"]:
+                del left["tool_calls"]
+    return left

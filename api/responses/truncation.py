@@ -1,0 +1,75 @@
+"""truncation: "auto": a conversation that is too long for the model goes on without its oldest messages."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from api.errors import ApiError
+from api.generation.chat_prompt import Ending, render
+from api.generation.messages import Message
+from api.generation.request_builder import Prompt, too_long
+from api.generation.served_model import ServedModel
+from api.generation.tools import Tool
+
+
+async def render_what_fits(
+    model: ServedModel,
+    messages: list[Message],
+    ending: Ending,
+    template_kwargs: Mapping[str, Any],
+    tools: Sequence[Tool] = (),
+) -> Prompt:
+    """`render`, without as many of the oldest messages as have to go so that a token of the answer fits.
+
+    What stays begins with what a user says, if that can be, and the system's messages at the beginning stay. The end of
+    what goes moves in steps of half as many characters as the model takes tokens: so the next turns, which bring the
+    whole conversation again, begin with the same tokens, and go on from the state. Raises ApiError 400 as `render`
+    does, and if the last message does not fit.
+    """
+    first = next((index for index, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    system, rest = messages[:first], messages[first:]
+
+    async def prompt_from(cut: int) -> Prompt | None:
+        try:
+            prompt = await render(model, system + rest[cut:], ending, template_kwargs, tools)
+        except ApiError as error:
+            if error.code == "context_length_exceeded":
+                return None
+            raise
+        return prompt if len(prompt.tokens) < model.max_model_len else None
+
+    if (whole := await prompt_from(0)) is not None:
+        return whole
+    for cuts in ways_to_cut(rest, max(model.max_model_len // 2, 1)):
+        if cuts and (prompt := await first_that_fits(cuts, prompt_from)) is not None:
+            return prompt
+    raise too_long(model, "a last message that does not fit", "input")
+
+
+def ways_to_cut(messages: Sequence[Message], step: int) -> list[list[int]]:
+    """Where what stays may begin: in steps, at each message of a user, and anywhere but at a result of a call.
+
+    The last is looked at if nothing of the others leaves little enough.
+    """
+    users = [index for index, message in enumerate(messages) if index and message["role"] == "user"]
+    others = [index for index, message in enumerate(messages) if index and message["role"] != "tool"]
+    passed, steps, at = 0, dict[int, int](), set(users)
+    for index, message in enumerate(messages):
+        if index in at:
+            steps.setdefault(passed // step, index)
+        passed += len(msgspec.json.encode(message))
+    return [[index for number, index in steps.items() if number], users, others]
+
+
+async def first_that_fits(cuts: Sequence[int], prompt_from: Callable[[int], Awaitable[Prompt | None]]) -> Prompt | None:
+    """The prompt that begins at the first of these places from which it fits; later ones are shorter."""
+    low, high, found = 0, len(cuts) - 1, await prompt_from(cuts[-1])
+    while found is not None and low < high:
+        middle = (low + high) // 2
+        prompt = await prompt_from(cuts[middle])
+        if prompt is not None:
+            found, high = prompt, middle
+        else:
+            low = middle + 1
+    return found
