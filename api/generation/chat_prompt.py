@@ -11,6 +11,7 @@ from api.generation.offload import OutOfTime, within
 from api.generation.request_builder import Prompt, check_length
 from api.generation.served_model import ServedModel
 from api.generation.tools import Tool
+from models.text.template import Beginning
 
 RESERVED = frozenset({"self", "messages", "add_generation_prompt", "continue_final_message", "tools", "documents"})
 MAX_TEMPLATE_KWARGS = 64
@@ -74,8 +75,12 @@ async def render(
     ending: Ending,
     template_kwargs: Mapping[str, Any],
     tools: Sequence[Tool] = (),
+    beginnings: Sequence[Beginning] = (),
 ) -> Prompt:
-    """The prompt, and where its messages end. Raises ApiError 400 if the model has no template or it refuses."""
+    """The prompt, and where its messages end. Raises ApiError 400 if the model has no template or it refuses.
+
+    beginnings: at whose ends the client wants a checkpoint.
+    """
     if not model.text.has_chat_template:
         message = "the model has no chat template: use /v1/completions"
         raise errors.bad_request(message, "messages", "no_chat_template")
@@ -90,10 +95,11 @@ async def render(
     shown = {"tools": [tool.shown() for tool in tools]} if tools else {}
 
     def work() -> Prompt:
-        ids, ends = model.text.encode_chat(
-            messages, ending == "answer", ending == "message", **shown, **template_kwargs
+        ids, ends, marks = model.text.encode_marked_chat(
+            messages, beginnings, ending == "answer", ending == "message", **shown, **template_kwargs
         )
-        return Prompt(ids, message_ends=tuple(ends), in_reasoning=in_reasoning(model, ids, messages, ending))
+        reasons = in_reasoning(model, ids, messages, ending)
+        return Prompt(ids, message_ends=tuple(ends), in_reasoning=reasons, checkpoints=tuple(marks))
 
     try:
         return await within(TEMPLATE_LIMIT_S, work)

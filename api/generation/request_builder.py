@@ -24,13 +24,15 @@ MAX_DIGITS = 10
 class Prompt:
     """tokens: the prompt; text: as the client wrote it, if it did; message_ends: where its messages end.
 
-    in_reasoning: reasoning begins in it, so that the answer goes on with that.
+    in_reasoning: reasoning begins in it, so that the answer goes on with that. checkpoints: positions at which the
+    client asked for one.
     """
 
     tokens: list[int]
     text: str | None = None
     message_ends: tuple[int, ...] = ()
     in_reasoning: bool = False
+    checkpoints: tuple[int, ...] = ()
 
 
 def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingParams) -> Request:
@@ -58,7 +60,7 @@ def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingP
         stops=stops(model, params, room),
         priority=params.priority,
         salt=params.salt,
-        message_ends=prompt.message_ends,
+        message_ends=tuple(sorted({*prompt.message_ends, *prompt.checkpoints})),
         logprobs=params.logprobs,
         prompt_logprobs_from=start if start != len(prompt.tokens) else None,
         logprob_ids=params.logprob_ids,

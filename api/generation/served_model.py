@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from api.generation.structured import GrammarCompiler, no_grammars
 from models.text.formats.picking import OutputFormats
+from models.text.template import Beginning
 
 
 class Text(Protocol):
@@ -55,6 +56,17 @@ class Text(Protocol):
         **variables: Any,
     ) -> tuple[list[int], list[int]]:
         """The prompt's tokens, and the positions at which messages end. ValueError if the template refuses the chat."""
+        ...
+
+    def encode_marked_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        beginnings: Sequence[Beginning],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> tuple[list[int], list[int], list[int]]:
+        """As `encode_chat`, and the positions up to which the chat's tokens are those of its beginnings."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...

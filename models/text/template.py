@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -18,6 +19,17 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 
 class TemplateError(ValueError):
     """A chat cannot be rendered; the message says why."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a chat begins with: its first messages, the last of them perhaps in part, and, if a part, of its tools too.
+
+    variables: what a template reads in place of the whole chat's.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 class GenerationTag(Extension):

@@ -11,7 +11,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from models.text.grammars.compiling import Grammars
-from models.text.template import ChatTemplate, TemplateError
+from models.text.template import Beginning, ChatTemplate, TemplateError
 
 __all__ = ["ModelText", "TemplateError", "load_text"]
 
@@ -122,28 +122,52 @@ class ModelText:
         A message's end is listed if the chat up to it renders to a prefix of the tokens. continue_final_message: the
         last one is left open; then there is no generation prompt.
         """
+        ids, ends, _ = self.encode_marked_chat(messages, (), add_generation_prompt, continue_final_message, **variables)
+        return ids, ends
+
+    def encode_marked_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        beginnings: Sequence[Beginning],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> tuple[list[int], list[int], list[int]]:
+        """As `encode_chat`, and how many of the tokens each of the chat's beginnings has in common with it, if any.
+
+        Those positions are in ascending order, and between whole tokens.
+        """
         whole = self.render_chat(messages, add_generation_prompt, continue_final_message, **variables)
         check_unicode(whole)
         [encoding] = self._tokenizer.encode_batch([whole], add_special_tokens=False)
         ids = list(encoding.ids)
 
+        def following(length: int) -> int:
+            """How many tokens stand before the first that has one of the characters behind so many."""
+            found = map(encoding.char_to_token, range(length, len(whole)))
+            return next((token for token in found if token is not None), len(ids))
+
         def end(count: int) -> int:
             """Where the first `count` messages end; 0 if that is not in `ids`."""
-            try:
-                part = self.render_chat(messages[:count], add_generation_prompt=False, **variables)
-            except TemplateError:
-                return 0
+            part = self._begun(Beginning(messages[:count]), variables)
             if not part or not whole.startswith(part):
                 return 0
-            following = encoding.char_to_token(len(part)) if len(part) < len(whole) else None
-            return self._position(ids, len(ids) if following is None else following, part)
+            return self._position(ids, following(len(part)), part)
 
         ends = {end(1)} - {0}
         for count in range(len(messages), max(1, len(messages) - MAX_RENDERINGS), -1):
             if len(ends) > NEWEST_ENDS:
                 break
             ends |= {end(count)} - {0}
-        return ids, sorted(ends)
+        lengths = [common_length(self._begun(beginning, variables), whole) for beginning in beginnings]
+        return ids, sorted(ends), sorted({following(length) for length in lengths} - {0})
+
+    def _begun(self, beginning: Beginning, variables: Mapping[str, Any]) -> str:
+        """How a chat that begins so is rendered; empty if the template refuses that."""
+        try:
+            return self.render_chat(beginning.messages, False, **{**variables, **beginning.variables})
+        except TemplateError:
+            return ""
 
     def _position(self, ids: list[int], following: int, part: str) -> int:
         """How many of `ids` the text `part` makes, 0 if it does not end between tokens; `following` is behind it."""
@@ -152,6 +176,15 @@ class ModelText:
             return following
         encoded = self.encode(part, add_special_tokens=False)
         return len(encoded) if encoded == ids[: len(encoded)] else 0
+
+
+def common_length(first: str, second: str) -> int:
+    """How many characters both texts begin with."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if first.startswith(second[low:middle], low) else (low, middle - 1)
+    return low
 
 
 def longest_token(tokenizer: Tokenizer) -> int | None:

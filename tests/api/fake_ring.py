@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
 from aiohttp import ClientResponse, web
@@ -44,6 +45,7 @@ from api.telemetry.metrics import Metrics
 from models.text.formats.hermes import HERMES
 from models.text.formats.picking import OutputFormats
 from models.text.formats.thinking import THINK
+from models.text.template import Beginning
 
 EOS = 256
 VOCAB = 260
@@ -87,6 +89,18 @@ class FakeText:
             return ids[:-1], ends[:-1]
         begun = "<think>" if variables.get("begun") or variables.get("enable_thinking") else ""
         return ids + list(f"assistant:{begun}".encode() if add_generation_prompt else b""), ends
+
+    def encode_marked_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        beginnings: Sequence[Beginning],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> tuple[list[int], list[int], list[int]]:
+        ids, ends = self.encode_chat(messages, add_generation_prompt, continue_final_message, **variables)
+        parts = [self.encode_chat(each.messages, False, **{**variables, **each.variables})[0] for each in beginnings]
+        return ids, ends, sorted({len(commonprefix([part, ids])) for part in parts})
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = bytes(i for i in ids if i < 256).decode(errors="replace")

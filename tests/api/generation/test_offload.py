@@ -117,7 +117,7 @@ async def test_work_that_nobody_waits_for_is_ended_too() -> None:
 async def test_a_template_that_never_ends_is_a_500_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_prompt, "TEMPLATE_LIMIT_S", 0.2)
     async with serving() as served:
-        served.server.ready().text.encode_chat = lambda *_, **__: endless()  # type: ignore[method-assign]
+        served.server.ready().text.encode_marked_chat = lambda *_, **__: endless()  # type: ignore[method-assign]
         messages = [{"role": "user", "content": "a"}]
         status, error = await served.error("/v1/chat/completions", {"messages": messages})
         assert status == 500 and "did not end within 0.2 s" in error["message"]

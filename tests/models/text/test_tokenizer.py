@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from models.text.tokenizer import ModelText, TemplateError, load_text
+from models.text.template import Beginning
+from models.text.tokenizer import ModelText, TemplateError, common_length, load_text
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
@@ -99,6 +100,37 @@ def test_a_chat_is_encoded_without_a_second_first_token(tmp_path: Path) -> None:
     assert ids == text.encode(rendered, add_special_tokens=False) and ids.count(256) == 1
     assert [text.decode(ids[:end], False) for end in ends] == [text.render_chat(CHAT[: i + 1], False) for i in range(3)]
     assert text.encode_chat(CHAT, add_generation_prompt=False) == (ids[: ends[-1]], ends)
+
+
+def test_marks_of_a_chat_are_where_it_parts_from_its_beginnings(tmp_path: Path) -> None:
+    listed = "{% for tool in tools or [] %}<{{ tool }}>{% endfor %}"
+    refusing = "{% if messages|length == 2 %}{{ raise_exception('two is not allowed') }}{% endif %}"
+    text = loaded(tmp_path, refusing + listed + CHATML)
+    first = CHAT[0]["content"]
+    cut = {**CHAT[0], "content": first[:2]}
+    beginnings = [
+        Beginning([cut]),
+        Beginning(CHAT[:1]),
+        Beginning(CHAT[:1], {"tools": ["é1"]}),
+        Beginning(CHAT[:2]),
+        Beginning(CHAT),
+        Beginning([{**CHAT[0], "content": "ß"}], {"tools": ["é"]}),
+    ]
+    ids, ends, marks = text.encode_marked_chat(CHAT, beginnings, tools=["é1", "ü"])
+    assert (ids, ends) == text.encode_chat(CHAT, tools=["é1", "ü"])
+    role = f"<|im_start|>{CHAT[0]['role']}\n"
+    shown = "<é1><ü>" + role
+    assert [text.decode(ids[:mark], False) for mark in marks] == [
+        "<é", "<é1><", shown + first[:2], shown + first + "<|im_end|>\n", text.decode(ids[: ends[-1]], False),
+    ]  # fmt: skip
+    ids, _, marks = text.encode_marked_chat(CHAT, beginnings[:2])
+    assert [text.decode(ids[:mark], False) for mark in marks] == [role + first[:2], text.render_chat(CHAT[:1], False)]
+    assert text.encode_marked_chat(CHAT, [Beginning([{"role": "none"}]), Beginning(CHAT[:2])])[2] == []
+
+
+@pytest.mark.parametrize("first, second, length", [("", "a", 0), ("ab", "ab", 2), ("abc", "abd", 2), ("b", "abc", 0)])
+def test_what_texts_have_in_common(first: str, second: str, length: int) -> None:
+    assert common_length(first, second) == common_length(second, first) == length
 
 
 def test_message_ends_without_special_tokens_are_those_that_are_token_prefixes(tmp_path: Path) -> None:
