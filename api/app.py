@@ -5,12 +5,15 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import structlog
 from aiohttp import HttpVersion11, web
 from aiohttp.web_protocol import RequestPayloadError
 from structlog.contextvars import bound_contextvars
 
 from api import admin, errors, tokenization
+from api.anthropic import routes as messages
+from api.anthropic.errors import error_body, is_messages, status_of
 from api.connections.limits import connection_limits
 from api.connections.registry import CONNECTIONS, Connections
 from api.errors import ApiError
@@ -32,7 +35,7 @@ from api.sglang import sessions as sglang
 from api.version import VERSION
 
 HANDLERS = (
-    page, chat, stored, completions, responses, conversations, counting, websocket, sessions, turns, sglang,
+    page, chat, stored, completions, responses, conversations, counting, websocket, messages, sessions, turns, sglang,
     tokenization, admin,
 )  # fmt: skip
 GUARD = web.AppKey("guard", Guard)
@@ -112,8 +115,9 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         status, code = response.status, request.get(STREAM_ERROR)
         return response
     except ApiError as error:
-        status, code = error.status, error.code
-        return error_response(error)
+        response = error_response(request, error)
+        status, code = response.status, error.code
+        return response
     except asyncio.CancelledError:
         raise
     except ConnectionError:
@@ -121,7 +125,7 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     except Exception as error:
         structlog.get_logger().exception("a handler failed", id=request[REQUEST_ID], path=request.path)
         status, code = 500, "internal_error"
-        return error_response(errors.internal(f"the server failed: {type(error).__name__}"))
+        return error_response(request, errors.internal(f"the server failed: {type(error).__name__}"))
     finally:
         record_request(request, status, code, time.monotonic() - started)
 
@@ -163,15 +167,19 @@ def describe(request: web.Request, error: web.HTTPException) -> str:
             return error.text or error.reason
 
 
-def error_response(error: ApiError) -> web.Response:
-    return web.Response(
-        body=error.encode(), status=error.status, headers=error.headers, content_type="application/json"
-    )
+def error_response(request: web.Request, error: ApiError) -> web.Response:
+    """In the form of the API that is asked."""
+    body, status = error.encode(), error.status
+    if is_messages(request.path):
+        body, status = msgspec.json.encode(error_body(error, request[REQUEST_ID])), status_of(error)
+    return web.Response(body=body, status=status, headers=error.headers, content_type="application/json")
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = f"baton/{VERSION}"
     response.headers["x-request-id"] = request.get(REQUEST_ID, "-")
+    if is_messages(request.path):
+        response.headers["request-id"] = response.headers["x-request-id"]
     if TRACE in request:
         response.headers["x-trace-id"] = request[TRACE].trace_id
     response.headers["X-Content-Type-Options"] = "nosniff"

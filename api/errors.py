@@ -66,7 +66,7 @@ def unsupported(field: str, why: str = "is not supported") -> ApiError:
 
 
 def unauthorized() -> ApiError:
-    message = "a valid API key is required: send the header 'Authorization: Bearer KEY'"
+    message = "a valid API key is required: send the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
     return ApiError(
         401, message, "authentication_error", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
     )

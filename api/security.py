@@ -74,7 +74,8 @@ class Guard:
 
 
 def given_key(request: web.Request) -> str | None:
-    """The API key that a request carries: `Authorization: Bearer`, or without that header a websocket's subprotocol.
+    """The API key that a request carries: `Authorization: Bearer`; without that header `x-api-key`, as Anthropic's
+    clients send it, or a websocket's subprotocol.
 
     A web page cannot set the headers of its websocket; in a subprotocol the key is %-encoded. None if there is no key,
     or more than one.
@@ -83,6 +84,9 @@ def given_key(request: web.Request) -> str | None:
     if header is not None:
         scheme, _, key = header.partition(" ")
         return key.strip() if scheme.lower() == "bearer" else None
+    plain = request.headers.get("x-api-key")
+    if plain is not None:
+        return plain.strip()
     if request.headers.get("Upgrade", "").lower() != "websocket":
         return None
     offered = subprotocols(request)

@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any
 
 from aiohttp import ClientResponse, web
@@ -100,7 +100,8 @@ class FakeText:
     ) -> tuple[list[int], list[int], list[int]]:
         ids, ends = self.encode_chat(messages, add_generation_prompt, continue_final_message, **variables)
         parts = [self.encode_chat(each.messages, False, **{**variables, **each.variables})[0] for each in beginnings]
-        return ids, ends, sorted({len(commonprefix([part, ids])) for part in parts})
+        shared = [takewhile(lambda pair: pair[0] == pair[1], zip(part, ids, strict=False)) for part in parts]
+        return ids, ends, sorted({len(list(pairs)) for pairs in shared})
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = bytes(i for i in ids if i < 256).decode(errors="replace")

@@ -1,0 +1,235 @@
+"""Content blocks as clients send them, made into the messages that templates show."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal, TypeAlias
+
+from api import errors
+from api.anthropic.request import MessagesRequest
+from api.generation.messages import MESSAGE_SIZE, Message, read_object_at, read_string
+from api.generation.offload import off_loop
+from api.generation.request_builder import too_long
+from api.generation.served_model import ServedModel
+from api.generation.tools import Tool
+from models.text.template import Beginning
+
+MAX_MARKS = 4
+TTLS = (None, "5m", "1h")
+NO_QUESTION: Message = {"role": "user", "content": ""}
+WHERE = {"thinking": "assistant", "redacted_thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
+
+TurnRole: TypeAlias = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True)
+class InputBlock:
+    """text: of a text, a thought or a tool's result. call: as templates know it. marked: by cache_control."""
+
+    type: str
+    text: str = ""
+    call: Message | None = None
+    call_id: str = ""
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one side says before the other does; beginning: of it, up to and with a block."""
+
+    role: TurnRole
+    blocks: Sequence[InputBlock]
+
+    def messages(self) -> list[Message]:
+        if self.role == "assistant":
+            return [assistant_message(self.blocks)]
+        if not any(block.type == "tool_result" for block in self.blocks):
+            return [{"role": self.role, "content": joined(self.blocks)}]
+        return user_messages(self.blocks)
+
+    def beginning(self, last: int) -> "Turn":
+        return Turn(self.role, self.blocks[: last + 1])
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """messages: of the whole chat. beginnings: at whose ends the client wants a checkpoint."""
+
+    messages: list[Message]
+    beginnings: list[Beginning]
+
+
+async def read_conversation(model: ServedModel, asked: MessagesRequest, tools: Sequence[Tool]) -> Conversation:
+    """The body's system and messages. Raises ApiError 400 naming the place."""
+    if len(asked.messages) > model.max_model_len:
+        raise too_long(model, f"{len(asked.messages)} messages", "messages")
+    system = asked.system if isinstance(asked.system, list) else []
+    contents = [message.get("content") for message in asked.messages]
+    blocks = sum(len(content) if isinstance(content, list) else 1 for content in [*contents, system])
+    return await off_loop(blocks * MESSAGE_SIZE, lambda: conversation(asked, tools))
+
+
+def conversation(asked: MessagesRequest, tools: Sequence[Tool]) -> Conversation:
+    system = read_system(asked.system)
+    turns = together([read_turn(message, f"messages[{index}]") for index, message in enumerate(asked.messages)])
+    if read_mark(asked.cache_control, "cache_control"):
+        turns[-1] = with_mark(turns[-1])
+    marked_tools = [read_mark(tool.get("cache_control"), f"tools[{at}]") for at, tool in enumerate(asked.tools)]
+    check_marks(marked_tools, [*system, *turns])
+    messages = [message for turn in [*system, *turns] for message in turn.messages()]
+    return Conversation(
+        messages, [*of_tools(system, tools, marked_tools), *of_system(system), *of_turns(system, turns)]
+    )
+
+
+def read_system(system: str | list[Any]) -> list[Turn]:
+    """None, or one."""
+    blocks = read_blocks(system, "system", "system") if system else []
+    return [Turn("system", blocks)] if blocks else []
+
+
+def read_turn(message: Mapping[str, Any], at: str) -> Turn:
+    role = message.get("role")
+    if role != "user" and role != "assistant" and role != "system":
+        text = f"{at}.role: expected one of user, assistant, system, got {errors.shown(role)}"
+        raise errors.bad_request(text, f"{at}.role", "invalid_value")
+    if unknown := sorted(message.keys() - {"role", "content"}):
+        field = f"{at}.{unknown[0]}"
+        raise errors.bad_request(f"unknown or unsupported field {field!r}", field, "unknown_parameter")
+    if message.get("content") is None:
+        raise errors.bad_request(f"{at}.content is required", f"{at}.content", "missing_required_parameter")
+    return Turn(role, read_blocks(message["content"], role, f"{at}.content"))
+
+
+def together(turns: Sequence[Turn]) -> list[Turn]:
+    """Messages that one side sends in succession are one turn."""
+    groups = groupby(turns, key=lambda turn: turn.role)
+    return [Turn(role, [block for turn in group for block in turn.blocks]) for role, group in groups]
+
+
+def read_blocks(content: object, role: TurnRole, at: str) -> list[InputBlock]:
+    if isinstance(content, str):
+        return [InputBlock("text", content)]
+    if not isinstance(content, list):
+        raise errors.bad_request(f"{at} must be a string or a list of blocks", at, "invalid_value")
+    return [read_block(block, role, f"{at}[{index}]") for index, block in enumerate(content)]
+
+
+def read_block(block: object, role: TurnRole, at: str) -> InputBlock:
+    given = read_object_at(block, at)
+    kind, marked = given.get("type"), read_mark(given.get("cache_control"), at)
+    if isinstance(kind, str) and WHERE.get(kind, role) != role:
+        raise errors.bad_request(f"{at}: {kind} blocks are an {WHERE[kind]}'s, not a {role}'s", at, "invalid_value")
+    match kind:
+        case "text":
+            return InputBlock(kind, read_string(given.get("text"), f"{at}.text"), marked=marked)
+        case "thinking":
+            return InputBlock(kind, read_string(given.get("thinking"), f"{at}.thinking"), marked=marked)
+        case "redacted_thinking":
+            return InputBlock(kind, marked=marked)
+        case "tool_use":
+            return InputBlock(kind, call=read_tool_call(given, at), marked=marked)
+        case "tool_result":
+            id = read_string(given.get("tool_use_id"), f"{at}.tool_use_id")
+            return InputBlock(kind, read_result(given, at), call_id=id, marked=marked or marks_inside(given, at))
+    raise errors.unsupported(at, f"is of type {errors.shown(kind)}: only text and calls of tools are supported")
+
+
+def read_tool_call(block: Mapping[str, Any], at: str) -> Message:
+    id, name = read_string(block.get("id"), f"{at}.id"), read_string(block.get("name"), f"{at}.name")
+    arguments = read_object_at(block.get("input"), f"{at}.input")
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def read_result(block: Mapping[str, Any], at: str) -> str:
+    """What a tool said. Templates have no other place for its having failed."""
+    content = block.get("content")
+    text = joined(read_blocks(content, "system", f"{at}.content")) if content is not None else ""
+    failed = block.get("is_error")
+    if not isinstance(failed, bool | None):
+        raise errors.bad_request(f"{at}.is_error must be true or false", f"{at}.is_error", "invalid_value")
+    return f"Error: {text}" if failed and not text.lower().startswith("error") else text
+
+
+def marks_inside(block: Mapping[str, Any], at: str) -> bool:
+    content = block.get("content")
+    inner = content if isinstance(content, list) else []
+    return any(read_mark(each.get("cache_control"), f"{at}.content[{index}]") for index, each in enumerate(inner))
+
+
+def read_mark(given: object, at: str) -> bool:
+    """Whether there is a cache_control. Raises ApiError 400 for one that is not ephemeral."""
+    if given is None:
+        return False
+    if not isinstance(given, dict) or given.get("type") != "ephemeral" or given.get("ttl") not in TTLS:
+        field = at if at == "cache_control" else f"{at}.cache_control"
+        message = f'{field} must be {{"type": "ephemeral"}}, with a ttl of "5m" or "1h" or without'
+        raise errors.bad_request(message, field, "invalid_value")
+    return True
+
+
+def check_marks(tools: Sequence[bool], turns: Sequence[Turn]) -> None:
+    count = sum(tools) + sum(block.marked for turn in turns for block in turn.blocks)
+    if count > MAX_MARKS:
+        message = f"at most {MAX_MARKS} blocks may have cache_control, and {count} have"
+        raise errors.bad_request(message, "cache_control", "invalid_value")
+
+
+def with_mark(turn: Turn) -> Turn:
+    """With its last block marked."""
+    *others, last = turn.blocks or [InputBlock("text")]
+    return Turn(turn.role, [*others, InputBlock(last.type, last.text, last.call, last.call_id, marked=True)])
+
+
+def of_tools(system: Sequence[Turn], tools: Sequence[Tool], marked: Sequence[bool]) -> list[Beginning]:
+    """What prompts have in common that begin with these tools. Many templates show the system's text before them."""
+    opening = [message for turn in system for message in turn.messages()]
+    return [
+        Beginning([*opening, NO_QUESTION], {"tools": [tool.shown() for tool in tools[: index + 1]]})
+        for index, mark in enumerate(marked)
+        if mark
+    ]
+
+
+def of_system(system: Sequence[Turn]) -> list[Beginning]:
+    return [
+        Beginning([*turn.beginning(index).messages(), NO_QUESTION])
+        for turn in system
+        for index, block in enumerate(turn.blocks)
+        if block.marked
+    ]
+
+
+def of_turns(system: Sequence[Turn], turns: Sequence[Turn]) -> list[Beginning]:
+    so_far = [message for turn in system for message in turn.messages()]
+    found = []
+    for turn in turns:
+        marked = [index for index, block in enumerate(turn.blocks) if block.marked]
+        found += [Beginning([*so_far, *turn.beginning(index).messages()]) for index in marked]
+        so_far += turn.messages()
+    return found
+
+
+def assistant_message(blocks: Sequence[InputBlock]) -> Message:
+    """Texts as they stand behind one another in the answer, and what belongs to them."""
+    message: Message = {"role": "assistant", "content": "".join(block.text for block in blocks if block.type == "text")}
+    if thoughts := [block.text for block in blocks if block.type == "thinking"]:
+        message["reasoning_content"] = "\n\n".join(thoughts)
+    if calls := [block.call for block in blocks if block.call is not None]:
+        message["tool_calls"] = calls
+    return message
+
+
+def user_messages(blocks: Sequence[InputBlock]) -> list[Message]:
+    """Results of tools are messages of their own; the texts between them are one each."""
+    messages: list[Message] = []
+    for is_result, group in groupby(blocks, key=lambda block: block.type == "tool_result"):
+        if is_result:
+            messages += [{"role": "tool", "tool_call_id": each.call_id, "content": each.text} for each in group]
+        else:
+            messages.append({"role": "user", "content": joined(list(group))})
+    return messages
+
+
+def joined(blocks: Sequence[InputBlock]) -> str:
+    return "\n".join(block.text for block in blocks)

@@ -1,0 +1,47 @@
+"""Errors in Anthropic's form, and by its statuses."""
+
+from msgspec import Struct
+
+from api.errors import ApiError
+
+PATH = "/v1/messages"
+OVERLOADED = 529
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    OVERLOADED: "overloaded_error",
+}
+# By these words its clients know that they have to send less.
+TOO_LONG = "prompt is too long: "
+
+
+class MessagesErrorDetail(Struct):
+    type: str
+    message: str
+
+
+class MessagesErrorBody(Struct, tag_field="type", tag="error"):
+    error: MessagesErrorDetail
+    request_id: str
+
+
+def is_messages(path: str) -> bool:
+    """Whether it is this API that answers there."""
+    return path == PATH or path.startswith(f"{PATH}/")
+
+
+def status_of(error: ApiError) -> int:
+    return OVERLOADED if error.status == 503 else error.status
+
+
+def error_body(error: ApiError, request_id: str) -> MessagesErrorBody:
+    status = status_of(error)
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    message = TOO_LONG + error.message if error.code == "context_length_exceeded" else error.message
+    return MessagesErrorBody(MessagesErrorDetail(kind, message), request_id)

@@ -1,0 +1,134 @@
+"""The answer to a message, whole and as the events of a stream."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct, field
+
+from actors import tokens
+from actors.requests import Output
+from api.anthropic.blocks import BlockEvent, BlockWriter, WholeBlock
+from api.generation.answers import Answer
+from api.generation.outputs import Generation
+from api.generation.parsed_answer import ParsedAnswer
+from api.generation.request_builder import Prompt
+
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class OutputTokensDetails(Struct):
+    thinking_tokens: int
+
+
+class MessagesUsage(Struct):
+    """Tokens of the prompt: all three together. What cache_control asked to be kept was created, unless read."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+
+
+class ReplyMessage(Struct, kw_only=True):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[WholeBlock] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    usage: MessagesUsage
+
+
+class MessageStart(Struct, tag_field="type", tag="message_start"):
+    message: ReplyMessage
+
+
+class StopDelta(Struct):
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+
+
+class MessageDelta(Struct, tag_field="type", tag="message_delta"):
+    delta: StopDelta
+    usage: MessagesUsage
+
+
+class MessageStop(Struct, tag_field="type", tag="message_stop"):
+    pass
+
+
+class Reply:
+    """An answer as it comes; the encoder of a stream of it."""
+
+    def __init__(self, id: str, model: str, prompt: Prompt, parsed: ParsedAnswer, generation: Generation) -> None:
+        self._id = id
+        self._model = model
+        self._prompt = prompt
+        self._parsed = parsed
+        self._generation = generation
+        self._writer = BlockWriter(parsed.calls)
+        self._stop = StopDelta(None, None)
+
+    def opening(self) -> list[MessageStart]:
+        return [MessageStart(ReplyMessage(id=self._id, model=self._model, usage=self._usage()))]
+
+    def delta(self, index: int, output: Output) -> list[BlockEvent]:
+        return self._read(output.text, tokens.unpack(output.tokens), output.finish_reason, output.stop_reason)
+
+    def closing(self) -> list[MessageDelta | MessageStop]:
+        return [MessageDelta(self._stop, self._usage()), MessageStop()]
+
+    def whole(self, answer: Answer) -> ReplyMessage:
+        """One that is all there."""
+        self._read(answer.text, answer.ids, answer.finish_reason, answer.stop_reason)
+        return ReplyMessage(
+            id=self._id,
+            model=self._model,
+            content=[block.whole() for block in self._writer.blocks],
+            stop_reason=self._stop.stop_reason,
+            stop_sequence=self._stop.stop_sequence,
+            usage=self._usage(),
+        )
+
+    def _read(
+        self, text: str, ids: Sequence[int], finish_reason: str | None, stop_reason: str | int | None
+    ) -> list[BlockEvent]:
+        events = self._writer.write(self._parsed.read(text, ids))
+        if finish_reason is not None:
+            events += [*self._writer.write(self._parsed.finish(finish_reason)), *self._writer.close()]
+            self._stop = StopDelta(*stopped(self._parsed, stop_reason))
+        return events
+
+    def _usage(self) -> MessagesUsage:
+        """Counts up to here."""
+        [member] = self._generation.members
+        read = member.cached_tokens
+        created = max(max(self._prompt.checkpoints, default=0) - read, 0)
+        details = OutputTokensDetails(self._parsed.reasoning_tokens)
+        return MessagesUsage(member.prompt_tokens - read - created, created, read, member.completion_tokens, details)
+
+
+def stopped(parsed: ParsedAnswer, stop_reason: str | int | None) -> tuple[StopReason, str | None]:
+    """Why it ended, and the stop sequence if it was one. stop_reason: the member's."""
+    match parsed.finish_reason:
+        case "tool_calls":
+            return "tool_use", None
+        case "stop":
+            return ("stop_sequence", stop_reason) if isinstance(stop_reason, str) else ("end_turn", None)
+        case _:
+            return "max_tokens", None
+
+
+def frames(events: Sequence[object]) -> bytes:
+    """Events with their names, which their data repeat as type."""
+    return b"".join([frame(event) for event in events])
+
+
+def frame(event: object) -> bytes:
+    assert isinstance(event, Struct)
+    return f"event: {event.__struct_config__.tag}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n"
