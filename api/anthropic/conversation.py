@@ -34,7 +34,7 @@ class InputBlock:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ChatTurn:
     """What one side says before the other does; beginning: of it, up to and with a block."""
 
     role: TurnRole
@@ -47,19 +47,19 @@ class Turn:
             return [{"role": self.role, "content": joined(self.blocks)}]
         return user_messages(self.blocks)
 
-    def beginning(self, last: int) -> "Turn":
-        return Turn(self.role, self.blocks[: last + 1])
+    def beginning(self, last: int) -> "ChatTurn":
+        return ChatTurn(self.role, self.blocks[: last + 1])
 
 
 @dataclass(frozen=True)
-class Conversation:
+class ReadChat:
     """messages: of the whole chat. beginnings: at whose ends the client wants a checkpoint."""
 
     messages: list[Message]
     beginnings: list[Beginning]
 
 
-async def read_conversation(model: ServedModel, asked: MessagesRequest, tools: Sequence[Tool]) -> Conversation:
+async def read_conversation(model: ServedModel, asked: MessagesRequest, tools: Sequence[Tool]) -> ReadChat:
     """The body's system and messages. Raises ApiError 400 naming the place."""
     if len(asked.messages) > model.max_model_len:
         raise too_long(model, f"{len(asked.messages)} messages", "messages")
@@ -69,7 +69,7 @@ async def read_conversation(model: ServedModel, asked: MessagesRequest, tools: S
     return await off_loop(blocks * MESSAGE_SIZE, lambda: conversation(asked, tools))
 
 
-def conversation(asked: MessagesRequest, tools: Sequence[Tool]) -> Conversation:
+def conversation(asked: MessagesRequest, tools: Sequence[Tool]) -> ReadChat:
     system = read_system(asked.system)
     turns = together([read_turn(message, f"messages[{index}]") for index, message in enumerate(asked.messages)])
     if read_mark(asked.cache_control, "cache_control"):
@@ -77,18 +77,16 @@ def conversation(asked: MessagesRequest, tools: Sequence[Tool]) -> Conversation:
     marked_tools = [read_mark(tool.get("cache_control"), f"tools[{at}]") for at, tool in enumerate(asked.tools)]
     check_marks(marked_tools, [*system, *turns])
     messages = [message for turn in [*system, *turns] for message in turn.messages()]
-    return Conversation(
-        messages, [*of_tools(system, tools, marked_tools), *of_system(system), *of_turns(system, turns)]
-    )
+    return ReadChat(messages, [*of_tools(system, tools, marked_tools), *of_system(system), *of_turns(system, turns)])
 
 
-def read_system(system: str | list[Any]) -> list[Turn]:
+def read_system(system: str | list[Any]) -> list[ChatTurn]:
     """None, or one."""
     blocks = read_blocks(system, "system", "system") if system else []
-    return [Turn("system", blocks)] if blocks else []
+    return [ChatTurn("system", blocks)] if blocks else []
 
 
-def read_turn(message: Mapping[str, Any], at: str) -> Turn:
+def read_turn(message: Mapping[str, Any], at: str) -> ChatTurn:
     role = message.get("role")
     if role != "user" and role != "assistant" and role != "system":
         text = f"{at}.role: expected one of user, assistant, system, got {errors.shown(role)}"
@@ -98,13 +96,13 @@ def read_turn(message: Mapping[str, Any], at: str) -> Turn:
         raise errors.bad_request(f"unknown or unsupported field {field!r}", field, "unknown_parameter")
     if message.get("content") is None:
         raise errors.bad_request(f"{at}.content is required", f"{at}.content", "missing_required_parameter")
-    return Turn(role, read_blocks(message["content"], role, f"{at}.content"))
+    return ChatTurn(role, read_blocks(message["content"], role, f"{at}.content"))
 
 
-def together(turns: Sequence[Turn]) -> list[Turn]:
+def together(turns: Sequence[ChatTurn]) -> list[ChatTurn]:
     """Messages that one side sends in succession are one turn."""
     groups = groupby(turns, key=lambda turn: turn.role)
-    return [Turn(role, [block for turn in group for block in turn.blocks]) for role, group in groups]
+    return [ChatTurn(role, [block for turn in group for block in turn.blocks]) for role, group in groups]
 
 
 def read_blocks(content: object, role: TurnRole, at: str) -> list[InputBlock]:
@@ -168,20 +166,20 @@ def read_mark(given: object, at: str) -> bool:
     return True
 
 
-def check_marks(tools: Sequence[bool], turns: Sequence[Turn]) -> None:
+def check_marks(tools: Sequence[bool], turns: Sequence[ChatTurn]) -> None:
     count = sum(tools) + sum(block.marked for turn in turns for block in turn.blocks)
     if count > MAX_MARKS:
         message = f"at most {MAX_MARKS} blocks may have cache_control, and {count} have"
         raise errors.bad_request(message, "cache_control", "invalid_value")
 
 
-def with_mark(turn: Turn) -> Turn:
+def with_mark(turn: ChatTurn) -> ChatTurn:
     """With its last block marked."""
     *others, last = turn.blocks or [InputBlock("text")]
-    return Turn(turn.role, [*others, InputBlock(last.type, last.text, last.call, last.call_id, marked=True)])
+    return ChatTurn(turn.role, [*others, InputBlock(last.type, last.text, last.call, last.call_id, marked=True)])
 
 
-def of_tools(system: Sequence[Turn], tools: Sequence[Tool], marked: Sequence[bool]) -> list[Beginning]:
+def of_tools(system: Sequence[ChatTurn], tools: Sequence[Tool], marked: Sequence[bool]) -> list[Beginning]:
     """What prompts have in common that begin with these tools. Many templates show the system's text before them."""
     opening = [message for turn in system for message in turn.messages()]
     return [
@@ -191,7 +189,7 @@ def of_tools(system: Sequence[Turn], tools: Sequence[Tool], marked: Sequence[boo
     ]
 
 
-def of_system(system: Sequence[Turn]) -> list[Beginning]:
+def of_system(system: Sequence[ChatTurn]) -> list[Beginning]:
     return [
         Beginning([*turn.beginning(index).messages(), NO_QUESTION])
         for turn in system
@@ -200,7 +198,7 @@ def of_system(system: Sequence[Turn]) -> list[Beginning]:
     ]
 
 
-def of_turns(system: Sequence[Turn], turns: Sequence[Turn]) -> list[Beginning]:
+def of_turns(system: Sequence[ChatTurn], turns: Sequence[ChatTurn]) -> list[Beginning]:
     so_far = [message for turn in system for message in turn.messages()]
     found = []
     for turn in turns:

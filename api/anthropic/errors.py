@@ -43,5 +43,12 @@ def status_of(error: ApiError) -> int:
 def error_body(error: ApiError, request_id: str) -> MessagesErrorBody:
     status = status_of(error)
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    message = TOO_LONG + error.message if error.code == "context_length_exceeded" else error.message
-    return MessagesErrorBody(MessagesErrorDetail(kind, message), request_id)
+    return MessagesErrorBody(MessagesErrorDetail(kind, message_of(error)), request_id)
+
+
+def message_of(error: ApiError) -> str:
+    """With the name of the field, for which there is no other place."""
+    if error.code == "context_length_exceeded":
+        return TOO_LONG + error.message
+    named = error.param is None or error.param in error.message
+    return error.message if named else f"{error.param}: {error.message}"

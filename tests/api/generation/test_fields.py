@@ -31,6 +31,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 20} | GIVEN,
     "/v1/completions": {"prompt": "a"} | GIVEN,
     "/v1/responses": {"input": "a", "max_output_tokens": 20} | GIVEN,
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 20} | GIVEN,
     "/v1/sessions/s/turns": {"messages": MESSAGES, "max_tokens": 20} | GIVEN,
     "/generate": {"text": "a", "sampling_params": {"max_new_tokens": 20} | GIVEN},
 }
