@@ -12,7 +12,6 @@ from api.anthropic.blocks import BlockEvent, BlockWriter, WholeBlock
 from api.generation.answers import Answer
 from api.generation.outputs import Generation
 from api.generation.parsed_answer import ParsedAnswer
-from api.generation.request_builder import Prompt
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
@@ -65,10 +64,9 @@ class MessageStop(Struct, tag_field="type", tag="message_stop"):
 class Reply:
     """An answer as it comes; the encoder of a stream of it."""
 
-    def __init__(self, id: str, model: str, prompt: Prompt, parsed: ParsedAnswer, generation: Generation) -> None:
+    def __init__(self, id: str, model: str, parsed: ParsedAnswer, generation: Generation) -> None:
         self._id = id
         self._model = model
-        self._prompt = prompt
         self._parsed = parsed
         self._generation = generation
         self._writer = BlockWriter(parsed.calls)
@@ -108,7 +106,7 @@ class Reply:
         """Counts up to here."""
         [member] = self._generation.members
         read = member.cached_tokens
-        created = max(max(self._prompt.checkpoints, default=0) - read, 0)
+        created = max(max(member.request.checkpoints, default=0) - read, 0)
         details = OutputTokensDetails(self._parsed.reasoning_tokens)
         return MessagesUsage(member.prompt_tokens - read - created, created, read, member.completion_tokens, details)
 

@@ -43,7 +43,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     id = f"msg_{uuid.uuid4().hex}"
     member = message_request(model, asked, prompt, use, id, salt_of(request, asked.cache_salt))
     with submit(request, [member]) as generation:
-        reply = Reply(id, server.name, prompt, ParsedAnswer(model, prompt, use), generation)
+        reply = Reply(id, server.name, ParsedAnswer(model, prompt, use), generation)
         if asked.stream:
             framing = Framing(frames, lambda error: error_body(error, request[REQUEST_ID]), PING, b"")
             return await stream(request, generation, reply, server.config.ping_interval, framing=framing)
@@ -83,6 +83,7 @@ def message_request(
             asked,
             max_tokens=asked.max_tokens,
             stop=asked.stop_strings,
+            checkpoints=(*asked.checkpoints, *(end for end in prompt.checkpoints if end < len(prompt.tokens))),
             salt=salt,
             grammar=grammar_of(model, prompt, use),
             names={"prompt": "messages", "stop": "stop_sequences"},

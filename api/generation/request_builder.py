@@ -60,7 +60,7 @@ def build_request(model: ServedModel, id: str, prompt: Prompt, params: SamplingP
         stops=stops(model, params, room),
         priority=params.priority,
         salt=params.salt,
-        message_ends=tuple(sorted({*prompt.message_ends, *prompt.checkpoints})),
+        message_ends=prompt.message_ends,
         logprobs=params.logprobs,
         prompt_logprobs_from=start if start != len(prompt.tokens) else None,
         logprob_ids=params.logprob_ids,

@@ -306,10 +306,11 @@ async def test_marks_are_checkpoints() -> None:
         answer = await create(api, **asked)
         prompt = last_prompt(served)
         assert prompt.endswith("\nsystem:One.\nTwo.\nuser:a\nb\nassistant:c\nuser:d\nassistant:")
-        ends = {0, len(prompt) - len("assistant:")} | {at + 1 for at, letter in enumerate(prompt) if letter == "\n"}
-        within = [prompt[:end] for end in last(served).message_ends if end not in ends]
-        assert within == [f"tools:[{json.dumps(SHOWN)}"]
-        assert {prompt.index(text) for text in ("Two.", "b\n", "assistant:c")} <= set(last(served).message_ends)
+        tools, *ends = [prompt[:end] for end in last(served).checkpoints]
+        assert tools == f"tools:[{json.dumps(SHOWN)}"
+        assert [prompt.removeprefix(end) for end in ends] == [
+            "Two.\nuser:a\nb\nassistant:c\nuser:d\nassistant:", "b\nassistant:c\nuser:d\nassistant:", "assistant:"
+        ]  # fmt: skip
         created = len(prompt) - len("assistant:")
         assert answer.usage.cache_creation_input_tokens == created
         assert answer.usage.input_tokens == len("assistant:")
