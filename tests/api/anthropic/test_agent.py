@@ -1,0 +1,183 @@
+"""An agent by Anthropic's client against a real server: streamed and not, and what is computed again."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic.types import Message
+
+from tests.api.scripted import make_checkpoint
+from tests.api.server_process import SERVE, ServerProcess
+from tests.api.test_agents import CITIES, REPLIES, SCHEMA
+
+TOOL: Any = {"name": "weather", "description": "Tells.", "input_schema": SCHEMA}
+NOW: Any = {"name": "now", "description": "It says what time it is. " * 5, "input_schema": {"type": "object"}}
+MARK: Any = {"cache_control": {"type": "ephemeral"}}
+RULES = "You help. " * 20
+HELLO: Any = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = make_checkpoint(tmp_path_factory.mktemp("scripted"), REPLIES)
+    with ServerProcess(["tests.api.scripted_server", str(folder), "served_model_name=scripted"]) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
+    server.post("/flush_cache", {})
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as made:
+        yield made
+
+
+def ask(client: anthropic.Anthropic, stream: bool = False, **asked: Any) -> Message:
+    given: Any = {"model": "scripted", "max_tokens": 400, "tools": [TOOL]} | asked
+    if not stream:
+        answer = client.messages.create(**given)
+        assert isinstance(answer, Message)
+        return answer
+    with client.messages.stream(**given) as events:
+        return events.get_final_message()
+
+
+def read(answer: Message) -> int:
+    return answer.usage.cache_read_input_tokens or 0
+
+
+def length(answer: Message) -> int:
+    """Of its prompt."""
+    return answer.usage.input_tokens + read(answer) + (answer.usage.cache_creation_input_tokens or 0)
+
+
+def converse(client: anthropic.Anthropic, stream: bool) -> list[Message]:
+    """About every city a question, a call, its result, an answer."""
+    messages: list[Any] = []
+    answers = []
+    for city in CITIES:
+        new: list[Any] = [{"type": "text", "text": f"How is the weather in {city}?"}]
+        while new:
+            messages.append({"role": "user", "content": new})
+            asked: Any = {"messages": messages, "system": RULES}
+            answers.append(ask(client, stream, **asked))
+            count = client.messages.count_tokens(model="scripted", tools=[TOOL], **asked)
+            assert count.input_tokens == length(answers[-1])
+            messages.append({"role": "assistant", "content": answers[-1].content})
+            calls = [block.id for block in answers[-1].content if block.type == "tool_use"]
+            new = [{"type": "tool_result", "tool_use_id": id, "content": "rain"} for id in calls]
+    return answers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_agent_calls_answers_and_goes_on(client: anthropic.Anthropic, stream: bool) -> None:
+    answers = converse(client, stream)
+    told = [
+        [block.to_dict() | ({"id": ""} if block.type == "tool_use" else {}) for block in answer.content]
+        for answer in answers
+    ]
+    for blocks in told:
+        assert len(str(blocks[0].pop("signature"))) == 64
+    assert told == [
+        blocks
+        for city in CITIES
+        for blocks in (
+            [
+                {"type": "thinking", "thinking": f"I look for {city}."},
+                {"type": "text", "text": "One moment."},
+                {"type": "tool_use", "id": "", "name": "weather", "input": {"city": city}},
+            ],
+            [{"type": "thinking", "thinking": "It rains."}, {"type": "text", "text": f"It rains in {city}."}],
+        )
+    ]
+    assert [answer.stop_reason for answer in answers] == ["tool_use", "end_turn"] * len(CITIES)
+    for first, second in zip(answers[::2], answers[1::2], strict=True):
+        # The result goes on from the call: all is known up to the token that ended it.
+        history = length(first) + first.usage.output_tokens
+        assert history - 2 <= read(second) <= history < length(second)
+    assert all(read(answer) > 0 for answer in answers[1:])
+
+
+def text(said: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": said, **more}
+
+
+def in_system(end: str, **mark: Any) -> dict[str, Any]:
+    return {"system": [text(RULES, **mark), text(end)]}
+
+
+def in_question(end: str, **mark: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [text(RULES, **mark), text(end)]}]}
+
+
+def in_tools(end: str, **mark: Any) -> dict[str, Any]:
+    return {"tools": [{**TOOL, "description": RULES, **mark}, {**NOW, "description": end}]}
+
+
+def behind_tools(end: str, **mark: Any) -> dict[str, Any]:
+    return {"tools": [TOOL, {**NOW, "description": RULES, **mark}], "messages": [{"role": "user", "content": end}]}
+
+
+@pytest.mark.parametrize("part", [in_system, in_question, in_tools, behind_tools])
+def test_a_mark_is_a_checkpoint(client: anthropic.Anthropic, server: ServerProcess, part: Any) -> None:
+    """Chats that begin alike go on from where the client marked that: there is none of Baton's own."""
+    known = []
+    for mark in ({}, MARK):
+        server.post("/flush_cache", {})
+        first, second = (ask(client, **{"messages": HELLO} | part(end, **mark)) for end in ("Köln.", "Rom."))
+        assert (read(first), second.usage.cache_creation_input_tokens) == (0, 0)
+        known.append((first.usage.cache_creation_input_tokens, read(second)))
+    assert known[0] == (0, 0)
+    created, reused = known[1]
+    assert created == reused > len(RULES)
+
+
+def test_what_is_marked_as_agents_do_is_found(client: anthropic.Anthropic) -> None:
+    """The end of each prompt."""
+    question: Any = {"role": "user", "content": [text("Weather?", **MARK)]}
+    first = ask(client, messages=[question])
+    [id] = [block.id for block in first.content if block.type == "tool_use"]
+    result: Any = {"type": "tool_result", "tool_use_id": id, "content": "rain " * 50, **MARK}
+    said: Any = {"role": "assistant", "content": first.content}
+    chat: list[Any] = [question, said, {"role": "user", "content": [result]}]
+    second = ask(client, messages=chat)
+    created = second.usage.cache_creation_input_tokens or 0
+    assert created > len("rain " * 50) and second.usage.input_tokens == 1 + len("assistant\n")
+    again = ask(client, messages=[*chat, {"role": "assistant", "content": "Well"}])
+    assert created + read(second) <= read(again) < length(second)
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Iterator[ServerProcess]:
+    with ServerProcess([*SERVE, "--memory", "256M", "--api-key", "mine"], key="mine") as running:
+        yield running
+
+
+def test_the_bundled_model(bundled: ServerProcess) -> None:
+    with anthropic.Anthropic(base_url=bundled.url, api_key="mine", max_retries=0) as client:
+        messages: list[Any] = []
+        seen = []
+        for said in ("My name is Clara.", "What is 3 plus 4?", "What is my name?"):
+            messages.append({"role": "user", "content": said})
+            asked: Any = {
+                "model": "default", "messages": messages, "max_tokens": 40, "extra_body": {"temperature": 0}
+            }  # fmt: skip
+            answer = client.messages.create(**asked)
+            with client.messages.stream(**asked) as events:
+                assert events.get_final_text() == answer.content[0].text
+            seen.append(read(answer))
+            messages.append({"role": "assistant", "content": answer.content})
+        [block] = messages[-1]["content"]
+        assert "Clara" in block.text and answer.stop_reason == "end_turn"
+        assert seen[0] == 0 and 0 < seen[1] < seen[2]
+        prefill = [{"role": "user", "content": "What is 3 plus 4?"}, {"role": "assistant", "content": "3 plus 4 is"}]
+        asked = {"model": "default", "messages": prefill, "max_tokens": 20, "extra_body": {"temperature": 0}}
+        [block] = client.messages.create(**asked).content
+        assert "7" in block.text and not block.text.startswith("3 plus")
+        with pytest.raises(anthropic.BadRequestError, match="tools is not supported"):
+            client.messages.create(**asked, tools=[TOOL])
+    with (
+        anthropic.Anthropic(base_url=bundled.url, api_key="yours", max_retries=0) as client,
+        pytest.raises(anthropic.AuthenticationError),
+    ):
+        client.messages.count_tokens(model="default", messages=messages)
