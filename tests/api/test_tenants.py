@@ -18,6 +18,7 @@ MESSAGES = [{"role": "user", "content": "a"}]
 REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/completions": {"prompt": "a"},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 9},
     "/v1/responses": {"input": "a"},
     "/v1/sessions/s/turns": {"messages": MESSAGES},
     "/generate": {"text": "a"},

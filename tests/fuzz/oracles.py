@@ -13,8 +13,9 @@ from tests.fuzz.requests import FuzzRequest
 from tests.fuzz.server import MAX_MODEL_LEN, SESSION_CAP, RunningServer
 from tests.fuzz.shapes import VOCAB
 
-ALLOWED_5XX = (503, 507)
+ALLOWED_5XX = (503, 507, 529)
 DETAIL = {"message", "type", "param", "code"}
+MESSAGES_DETAIL = {"message", "type"}
 ENDS = {"stop", "length", "abort"}
 WHOLE_COUNTERS = ("rows_failed", "restarts", "lease_violations")
 LASTING = {"ended", "counters", "log", "numbers"}
@@ -48,8 +49,10 @@ def complaint(request: FuzzRequest, answer: Answer | None, exact: bool) -> str |
 
 
 def wrong_error(body: Any, where: str) -> str | None:
-    """OpenAI's error object: a message, a type, and the field and code, which may be null."""
+    """OpenAI's error object: a message, a type, and the field and code, which may be null; or Anthropic's."""
     detail = body.get("error") if isinstance(body, dict) else None
+    if isinstance(detail, dict) and "request_id" in body:
+        return wrong_message_error(body, detail)
     if not isinstance(detail, dict) or set(detail) != DETAIL:
         return f"{where} is no error object: {str(body)[:500]}"
     texts = [detail["message"], detail["type"]]
@@ -58,6 +61,16 @@ def wrong_error(body: Any, where: str) -> str | None:
     if not all(isinstance(detail[name], str | None) for name in ("param", "code")):
         return f"param and code of the error are neither text nor null: {detail}"
     return "an error of the server: " + detail["message"] if detail["type"] == "server_error" else None
+
+
+def wrong_message_error(body: dict[str, Any], detail: dict[str, Any]) -> str | None:
+    if (
+        body["type"] != "error"
+        or set(detail) != MESSAGES_DETAIL
+        or not all(isinstance(v, str) for v in detail.values())
+    ):
+        return f"no error as Anthropic has them: {str(body)[:500]}"
+    return "an error of the server: " + detail["message"] if detail["type"] == "api_error" else None
 
 
 def wrong_content(request: FuzzRequest, answer: Answer, exact: bool) -> str | None:
@@ -90,7 +103,7 @@ def wrong_events(events: list[dict[str, Any]]) -> Iterator[str]:
             detail = detail or response["error"]
             if detail and detail["code"] == "internal_error":
                 yield f"a response failed: {detail}"
-        elif detail is not None and (wrong := wrong_error({"error": detail}, "an event")):
+        elif detail is not None and (wrong := wrong_error(event, "an event")):
             yield wrong
 
 

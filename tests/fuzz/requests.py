@@ -10,6 +10,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from api.admin import AbortRequest
+from api.anthropic.request import MessagesRequest
 from api.openai.chat import ChatRequest
 from api.openai.completions import CompletionRequest
 from api.responses.request import ResponseRequest
@@ -40,6 +41,8 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/completions", CompletionRequest, 8),
     Endpoint("POST", "/v1/responses", ResponseRequest, 6),
     Endpoint("POST", "/generate", Generate, 10),
+    Endpoint("POST", "/v1/messages", MessagesRequest, 6),
+    Endpoint("POST", "/v1/messages/count_tokens", MessagesRequest, 2),
     Endpoint("POST", "/v1/sessions/{session}/turns", TurnRequest, 6),
     Endpoint("GET", "/v1/responses", Create, 3, event="response.create"),
     Endpoint("GET", "/v1/responses", ResumeRequest, event="response.resume"),
@@ -98,7 +101,7 @@ ODD_BYTES = (b"", b"\xff\xfe", b"\xc3\xa9", b"a" * 4000, b'"', b"'", b"*", b"nul
 HEADERS = (
     b"Host", b"Origin", b"Content-Type", b"Content-Encoding", b"traceparent", b"Authorization", b"Accept", b"Expect",
     b"Cookie", b"Access-Control-Request-Method", b"Sec-Fetch-Site", b"Range", b"If-None-Match", b"X-Request-Id",
-    b"Sec-WebSocket-Protocol",
+    b"Sec-WebSocket-Protocol", b"X-Api-Key", b"Anthropic-Version",
 )  # fmt: skip
 LIKELY_HEADERS = {
     b"Host": (b"localhost", b"[::1]", b"127.0.0.1:99999", b"evil.example"),
@@ -180,5 +183,6 @@ def draw_headers(random: Random, body: bytes) -> tuple[tuple[tuple[bytes, bytes]
         value = random.choice((*LIKELY_HEADERS.get(name, (b"x",)), random.choice(ODD_BYTES)))
         headers = [each for each in headers if each[0] != name] + [(name, value)]
         if name == b"Content-Encoding" and random.random() < 0.7:
-            body = random.choice([gzip.compress(body), zlib.compress(body), gzip.compress(body)[:-9]])
+            packed = gzip.compress(body, mtime=0)
+            body = random.choice([packed, zlib.compress(body), packed[:-9]])
     return tuple(headers), body

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, inspect
 
 from api.admin import AbortRequest
+from api.anthropic.request import MessagesRequest
 from api.generation.fields import Bias
 from api.openai.chat import ChatRequest
 from api.openai.completions import CompletionRequest
@@ -13,6 +14,7 @@ from api.sessions.turns import TurnRequest
 from api.sglang.generate import GenerateParams, GenerateRequest
 from api.sglang.sessions import CloseSessionRequest, SessionParams
 from api.tokenization import DetokenizeRequest, TokenizeRequest
+from tests.fuzz.message_shapes import OF_MESSAGES
 from tests.fuzz.values import TOKEN_KEYS
 
 VOCAB = 259
@@ -104,14 +106,14 @@ TYPES: dict[tuple[type[Struct], str], Any] = {
     (DetokenizeRequest, "tokens"): TokenIds,
     (CloseSessionRequest, "session_id"): Literal["s3", "a", "d_1"],
     (AbortRequest, "abort_all"): Literal[False],
-}
+} | OF_MESSAGES
 for struct in (ChatRequest, ResponseRequest, Create, TurnRequest):
     offered = OfferedFunction if struct in (ChatRequest, TurnRequest) else FlatFunction
     TYPES[struct, "tools"] = Annotated[list[offered], Meta(max_length=1)]
     TYPES[struct, "tool_choice"] = Literal["none", "auto"]
     TYPES[struct, "reasoning"] = Effort
     TYPES[struct, "reasoning_effort"] = Literal["none"]
-for struct in (ChatRequest, CompletionRequest, ResponseRequest, Create, TurnRequest, GenerateParams):
+for struct in (ChatRequest, CompletionRequest, ResponseRequest, Create, MessagesRequest, TurnRequest, GenerateParams):
     TYPES[struct, "logit_bias"] = LogitBias
     TYPES[struct, "stop_token_ids"] = list[TokenId]
 
