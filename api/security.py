@@ -19,7 +19,7 @@ SUBPROTOCOL = "responses"
 KEY_SUBPROTOCOL = "openai-insecure-api-key."
 CORS_HEADERS = {
     "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
-    "Access-Control-Expose-Headers": "x-request-id, x-trace-id, retry-after",
+    "Access-Control-Expose-Headers": "request-id, x-request-id, x-trace-id, retry-after",
     "Access-Control-Max-Age": "600",
 }
 CORS_ORIGIN: web.RequestKey[str] = web.RequestKey("cors_origin", str)

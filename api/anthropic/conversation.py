@@ -1,7 +1,7 @@
 """Content blocks as clients send them, made into the messages that templates show."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
@@ -117,7 +117,8 @@ def read_block(block: object, role: TurnRole, at: str) -> InputBlock:
     given = read_object_at(block, at)
     kind, marked = given.get("type"), read_mark(given.get("cache_control"), at)
     if isinstance(kind, str) and WHERE.get(kind, role) != role:
-        raise errors.bad_request(f"{at}: {kind} blocks are an {WHERE[kind]}'s, not a {role}'s", at, "invalid_value")
+        message = f"{at}: {kind} blocks belong to the role {WHERE[kind]}, not to {role}"
+        raise errors.bad_request(message, at, "invalid_value")
     match kind:
         case "text":
             return InputBlock(kind, read_string(given.get("text"), f"{at}.text"), marked=marked)
@@ -176,7 +177,7 @@ def check_marks(tools: Sequence[bool], turns: Sequence[ChatTurn]) -> None:
 def with_mark(turn: ChatTurn) -> ChatTurn:
     """With its last block marked."""
     *others, last = turn.blocks or [InputBlock("text")]
-    return ChatTurn(turn.role, [*others, InputBlock(last.type, last.text, last.call, last.call_id, marked=True)])
+    return ChatTurn(turn.role, [*others, replace(last, marked=True)])
 
 
 def of_tools(system: Sequence[ChatTurn], tools: Sequence[Tool], marked: Sequence[bool]) -> list[Beginning]:

@@ -79,7 +79,7 @@ def read_custom_tool(tool: object, at: str) -> Tool:
         raise errors.unsupported(f"{at}.type", f"is {errors.shown(kind)}: only custom tools are supported")
     if given.get("input_schema") is None:
         raise errors.bad_request(f"{at}.input_schema is required", f"{at}.input_schema", "missing_required_parameter")
-    return read_function({**given, "parameters": given["input_schema"]}, at)
+    return read_function(given, at, "input_schema")
 
 
 def thinking_variables(model: ServedModel, asked: MessagesRequest) -> dict[str, Any]:

@@ -71,28 +71,25 @@ def read_tool(tool: object, at: str) -> Tool:
     return read_function(read_object_at(given.get("function"), f"{at}.function"), f"{at}.function")
 
 
-def read_function(function: Mapping[str, Any], at: str) -> Tool:
-    """{name, description, parameters, strict}. Raises ApiError 400."""
+def read_function(function: Mapping[str, Any], at: str, parameters: str = "parameters") -> Tool:
+    """{name, description, parameters, strict}; parameters: the name of that field. Raises ApiError 400."""
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         message = f"{at}.name must be a string of 1 to 128 of A-Z a-z 0-9 _ . -"
         raise errors.bad_request(message, f"{at}.name", "invalid_value")
     if not isinstance(description, str | None):
         raise errors.bad_request(f"{at}.description must be a string", f"{at}.description", "invalid_value")
-    parameters = function.get("parameters")
-    schema = read_object_at(parameters, f"{at}.parameters") if parameters is not None else no_parameters()
     strict = function.get("strict")
     if not isinstance(strict, bool | None):
         raise errors.bad_request(f"{at}.strict must be true or false", f"{at}.strict", "invalid_value")
-    check_schema(schema, f"{at}.parameters")
-    if is_deeper(schema, MAX_DEPTH):
-        message = f"{at}.parameters is nested deeper than {MAX_DEPTH}"
-        raise errors.bad_request(message, f"{at}.parameters", "invalid_value")
+    given = function.get(parameters)
+    schema = read_schema(given, f"{at}.{parameters}") if given is not None else no_parameters()
     return Tool(name, description, schema, bool(strict))
 
 
-def check_schema(schema: Mapping[str, Any], at: str) -> None:
-    """Raise ApiError 400 unless its outermost part is that of an object's schema."""
+def read_schema(value: object, at: str) -> dict[str, Any]:
+    """An object's, as far as its outermost part says. Raises ApiError 400."""
+    schema = read_object_at(value, at)
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if schema.get("type", "object") != "object" or not isinstance(properties, dict):
         raise errors.bad_request(f"{at} must be the schema of an object", at, "invalid_value")
@@ -103,6 +100,9 @@ def check_schema(schema: Mapping[str, Any], at: str) -> None:
             raise errors.bad_request(f"{at}: {name!r} has no schema", f"{at}.properties", "invalid_value")
         if isinstance(property, dict) and not isinstance(property.get("enum", []), list):
             raise errors.bad_request(f"{at}: the enum of {name!r} is no list", f"{at}.properties", "invalid_value")
+    if is_deeper(schema, MAX_DEPTH):
+        raise errors.bad_request(f"{at} is nested deeper than {MAX_DEPTH}", at, "invalid_value")
+    return schema
 
 
 def is_deeper(value: object, depth: int) -> bool:

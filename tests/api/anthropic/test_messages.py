@@ -186,6 +186,18 @@ async def test_why_an_answer_ended() -> None:
         assert (request.sampling.temperature, request.sampling.top_p, request.sampling.top_k) == (0.5, 0.5, 5)
 
 
+async def test_what_is_aborted_was_cut_off() -> None:
+    async with client("Hello " * 50) as (api, served):
+        served.ring.pause = 0.001
+        async with api.messages.stream(model="fake", messages=HELLO, max_tokens=900) as stream:
+            async for _ in stream.text_stream:
+                status, answer = await served.post("/abort_request", {"rid": last(served).id})
+                assert status == 200, answer
+            final = await stream.get_final_message()
+    assert final.id == last(served).id and final.stop_reason == "max_tokens"
+    assert final.content[0].type == "text" and final.content[0].text.startswith("H")
+
+
 async def test_a_whole_conversation_reaches_the_template() -> None:
     async with client("Fine.") as (api, served):
         messages: Any = [
