@@ -62,13 +62,19 @@ class MessageStop(Struct, tag_field="type", tag="message_stop"):
 
 
 class Reply:
-    """An answer as it comes; the encoder of a stream of it."""
+    """An answer as it comes; the encoder of a stream of it.
 
-    def __init__(self, id: str, model: str, parsed: ParsedAnswer, generation: Generation) -> None:
+    prompt_only: nothing was asked for but that the prompt is computed; of that comes a token that does not count.
+    """
+
+    def __init__(
+        self, id: str, model: str, parsed: ParsedAnswer, generation: Generation, prompt_only: bool = False
+    ) -> None:
         self._id = id
         self._model = model
         self._parsed = parsed
         self._generation = generation
+        self._prompt_only = prompt_only
         self._writer = BlockWriter(parsed.calls)
         self._stop = StopDelta(None, None)
 
@@ -96,6 +102,8 @@ class Reply:
     def _read(
         self, text: str, ids: Sequence[int], finish_reason: str | None, stop_reason: str | int | None
     ) -> list[BlockEvent]:
+        if self._prompt_only:
+            text, ids, finish_reason = "", (), finish_reason and "length"
         events = self._writer.write(self._parsed.read(text, ids))
         if finish_reason is not None:
             events += [*self._writer.write(self._parsed.finish(finish_reason)), *self._writer.close()]
@@ -108,7 +116,8 @@ class Reply:
         read = member.cached_tokens
         created = max(max(member.request.checkpoints, default=0) - read, 0)
         details = OutputTokensDetails(self._parsed.reasoning_tokens)
-        return MessagesUsage(member.prompt_tokens - read - created, created, read, member.completion_tokens, details)
+        written = 0 if self._prompt_only else member.completion_tokens
+        return MessagesUsage(member.prompt_tokens - read - created, created, read, written, details)
 
 
 def stopped(parsed: ParsedAnswer, stop_reason: str | int | None) -> tuple[StopReason, str | None]:

@@ -6,7 +6,7 @@ from msgspec import Meta, Struct, field
 
 from api import errors
 from api.generation.chat_prompt import SWITCHES, effort_variables
-from api.generation.fields import RequestFields, Salt
+from api.generation.fields import Count, RequestFields, Salt
 from api.generation.messages import read_object_at
 from api.generation.served_model import ServedModel
 from api.generation.tool_choice import read_tool_use
@@ -41,10 +41,13 @@ class OutputConfig(Struct, forbid_unknown_fields=True):
 
 
 class MessagesRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
-    """max_tokens: required where tokens are generated. cache_control: as if it stood at the last block."""
+    """max_tokens: required but for counting; 0 asks only for what the cache keeps of the prompt.
+
+    cache_control: as if it stood at the last block.
+    """
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    max_tokens: Count | None = None
     system: str | list[Any] = ""
     stop_sequences: list[str] = field(default_factory=list)
     tools: list[Any] = field(default_factory=list)

@@ -43,7 +43,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     id = f"msg_{uuid.uuid4().hex}"
     member = message_request(model, asked, prompt, use, id, salt_of(request, asked.cache_salt))
     with submit(request, [member]) as generation:
-        reply = Reply(id, server.name, ParsedAnswer(model, prompt, use), generation)
+        reply = Reply(id, server.name, ParsedAnswer(model, prompt, use), generation, asked.max_tokens == 0)
         if asked.stream:
             framing = Framing(frames, lambda error: error_body(error, request[REQUEST_ID]), PING, b"")
             return await stream(request, generation, reply, server.config.ping_interval, framing=framing)

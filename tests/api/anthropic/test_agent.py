@@ -147,6 +147,12 @@ def test_what_is_marked_as_agents_do_is_found(client: anthropic.Anthropic) -> No
     assert created + read(second) <= read(again) < length(second)
 
 
+def test_what_was_computed_ahead_is_known(client: anthropic.Anthropic) -> None:
+    ask(client, messages=HELLO, max_tokens=0)
+    answer = ask(client, messages=HELLO)
+    assert length(answer) - 2 <= read(answer) < length(answer)
+
+
 @pytest.fixture(scope="module")
 def bundled() -> Iterator[ServerProcess]:
     with ServerProcess([*SERVE, "--memory", "256M", "--api-key", "mine"], key="mine") as running:
@@ -155,6 +161,7 @@ def bundled() -> Iterator[ServerProcess]:
 
 def test_the_bundled_model(bundled: ServerProcess) -> None:
     with anthropic.Anthropic(base_url=bundled.url, api_key="mine", max_retries=0) as client:
+        assert len(client.models.list().data) == 1
         messages: list[Any] = []
         seen = []
         for said in ("My name is Clara.", "What is 3 plus 4?", "What is my name?"):

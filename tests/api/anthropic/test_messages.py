@@ -186,6 +186,13 @@ async def test_why_an_answer_ended() -> None:
         assert (request.sampling.temperature, request.sampling.top_p, request.sampling.top_k) == (0.5, 0.5, 5)
 
 
+async def test_a_prompt_may_be_computed_ahead() -> None:
+    async with client("Hello") as (api, served):
+        for answer in (await create(api, max_tokens=0), await streamed(api, max_tokens=0)):
+            assert told(answer) == ["max_tokens"] and answer.usage.output_tokens == 0
+            assert last(served).stops.max_tokens == 1
+
+
 async def test_what_is_aborted_was_cut_off() -> None:
     async with client("Hello " * 50) as (api, served):
         served.ring.pause = 0.001
