@@ -9,6 +9,7 @@ from api.generation.chat_prompt import SWITCHES, effort_variables
 from api.generation.fields import Count, RequestFields, Salt
 from api.generation.messages import read_object_at
 from api.generation.served_model import ServedModel
+from api.generation.structured import Wanted, of_schema
 from api.generation.tool_choice import read_tool_use
 from api.generation.tools import Tool, ToolUse, read_function
 from api.parsing import Unsupported
@@ -36,8 +37,14 @@ class MessagesToolChoice(Struct, forbid_unknown_fields=True):
     disable_parallel_tool_use: bool = False
 
 
+class OutputFormat(Struct, forbid_unknown_fields=True):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
 class OutputConfig(Struct, forbid_unknown_fields=True):
     effort: str | None = None
+    format: OutputFormat | None = None
 
 
 class MessagesRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
@@ -61,6 +68,13 @@ class MessagesRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
     @property
     def stop_strings(self) -> list[str]:
         return [*([self.stop] if isinstance(self.stop, str) else self.stop), *self.stop_sequences]
+
+
+def wanted_in(asked: MessagesRequest) -> Wanted:
+    """The schema that the answer is to follow, if there is one. Raises ApiError 400."""
+    format = asked.output_config.format if asked.output_config is not None else None
+    at = "output_config.format"
+    return of_schema(format.type, format.schema, True, at, f"{at}.schema") if format is not None else {}
 
 
 async def read_offer(model: ServedModel, asked: MessagesRequest) -> ToolUse:

@@ -10,7 +10,7 @@ from api import errors
 from api.anthropic.conversation import read_conversation
 from api.anthropic.errors import error_body
 from api.anthropic.reply import PING, Reply, frames
-from api.anthropic.request import IGNORED, UNSUPPORTED, MessagesRequest, read_offer, thinking_variables
+from api.anthropic.request import IGNORED, UNSUPPORTED, MessagesRequest, read_offer, thinking_variables, wanted_in
 from api.exchange import REQUEST_ID, answer_json, read_asked, salt_of, submit
 from api.generation.answers import collect
 from api.generation.chat_prompt import Ending, render
@@ -41,7 +41,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     use = await read_offer(model, asked)
     prompt = await read_prompt(model, asked, use)
     id = f"msg_{uuid.uuid4().hex}"
-    member = message_request(model, asked, prompt, use, id, salt_of(request, asked.cache_salt))
+    member = await message_request(model, asked, prompt, use, id, salt_of(request, asked.cache_salt))
     with submit(request, [member]) as generation:
         reply = Reply(id, server.name, ParsedAnswer(model, prompt, use), generation, asked.max_tokens == 0)
         if asked.stream:
@@ -72,9 +72,10 @@ async def read_prompt(model: ServedModel, asked: MessagesRequest, use: ToolUse) 
     return await render(model, chat.messages, ending, variables, use.tools, chat.beginnings)
 
 
-def message_request(
+async def message_request(
     model: ServedModel, asked: MessagesRequest, prompt: Prompt, use: ToolUse, id: str, salt: str
 ) -> Request:
+    grammar = await grammar_of(model, prompt, use, wanted_in(asked))
     return build_request(
         model,
         id,
@@ -85,7 +86,7 @@ def message_request(
             stop=asked.stop_strings,
             checkpoints=(*asked.checkpoints, *(end for end in prompt.checkpoints if end < len(prompt.tokens))),
             salt=salt,
-            grammar=grammar_of(model, prompt, use),
+            grammar=grammar,
             names={"prompt": "messages", "stop": "stop_sequences"},
         ),
     )
