@@ -30,6 +30,7 @@ def wrong_numbers(request: Request, vocab: int, max_model_len: int) -> list[str]
         "logprob_ids": all(0 <= id < vocab for id in request.logprob_ids),
         "prompt_logprobs_from": start is None or 0 <= start < request.prompt_len,
         "message_ends": all(0 < end <= request.prompt_len for end in request.message_ends),
+        "checkpoints": all(0 < position < request.prompt_len for position in request.checkpoints),
         "priority": -(2**31) <= request.priority < 2**31,
     }
     return [name for name, is_sound in sound.items() if not is_sound]

@@ -13,6 +13,7 @@ from api.admin import AbortRequest
 from api.anthropic.request import MessagesRequest
 from api.openai.chat import ChatRequest
 from api.openai.completions import CompletionRequest
+from api.responses.conversations import ConversationRequest, ItemsRequest, MetadataRequest
 from api.responses.request import ResponseRequest
 from api.responses.websocket import ResumeRequest
 from api.sessions.routes import CreateRequest, ForkRequest, RewindRequest
@@ -61,9 +62,20 @@ ENDPOINTS = (
     Endpoint("POST", "/abort_request", AbortRequest),
     Endpoint("POST", "/flush_cache"),
     Endpoint("GET", "/v1/responses/{response}", query=("stream", "starting_after")),
-    Endpoint("GET", "/v1/responses/{response}/input_items", query=("limit", "order", "after")),
+    Endpoint("GET", "/v1/responses/{response}/input_items", None, 2, query=("limit", "order", "after")),
     Endpoint("POST", "/v1/responses/{response}/cancel"),
     Endpoint("DELETE", "/v1/responses/{response}"),
+    Endpoint("POST", "/v1/responses/input_tokens", ResponseRequest),
+    Endpoint("POST", "/v1/conversations", ConversationRequest),
+    Endpoint("GET", "/v1/conversations/{conversation}"),
+    Endpoint("POST", "/v1/conversations/{conversation}", MetadataRequest),
+    Endpoint("DELETE", "/v1/conversations/{closing}"),
+    Endpoint("GET", "/v1/conversations/{conversation}/items", query=("limit", "order", "after")),
+    Endpoint("POST", "/v1/conversations/{conversation}/items", ItemsRequest),
+    Endpoint("GET", "/v1/conversations/{conversation}/items/{item}"),
+    Endpoint("DELETE", "/v1/conversations/{conversation}/items/{item}"),
+    Endpoint("GET", "/v1/chat/completions/{completion}"),
+    Endpoint("GET", "/v1/chat/completions/{completion}/messages"),
     Endpoint("GET", "/debug/slots", query=("session",)),
     Endpoint("GET", "/debug/tree"),
     Endpoint("GET", "/v1/models/{model}"),
@@ -76,7 +88,15 @@ ENDPOINTS = (
     Endpoint("GET", "/metrics"),
 )
 
-PATH_VALUES = {"session": SESSIONS, "closing": ("s3", "a", "d_1"), "response": (KNOWN_RESPONSE,), "model": ("default",)}
+PATH_VALUES = {
+    "session": SESSIONS,
+    "conversation": SESSIONS,
+    "closing": ("s3", "a", "d_1"),
+    "response": (KNOWN_RESPONSE,),
+    "item": ("msg-0",),
+    "completion": ("chatcmpl-0",),
+    "model": ("default",),
+}
 ODD_IDS = ("", ".", "..", "a/b", "a" * 300, "é", "\x00", "٣", "%", "a b", '"', "nobody")
 ODD_QUERIES = (
     "",

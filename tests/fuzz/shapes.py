@@ -9,6 +9,7 @@ from api.anthropic.request import MessagesRequest
 from api.generation.fields import Bias
 from api.openai.chat import ChatRequest
 from api.openai.completions import CompletionRequest
+from api.responses.conversations import ConversationRequest, ItemsRequest
 from api.responses.request import ResponseRequest
 from api.sessions.turns import TurnRequest
 from api.sglang.generate import GenerateParams, GenerateRequest
@@ -87,6 +88,8 @@ class Create(ResponseRequest):
 
 Messages = Annotated[list[Message], Meta(min_length=1)]
 LogitBias = dict[TokenKey, Bias]
+# Inside all prompts but the shortest.
+Positions = Annotated[list[Annotated[int, Meta(ge=1, lt=3)]], Meta(max_length=4)]
 
 # Of a tuple any one.
 TYPES: dict[tuple[type[Struct], str], Any] = {
@@ -98,6 +101,8 @@ TYPES: dict[tuple[type[Struct], str], Any] = {
     (CompletionRequest, "prompt"): (str, TokenIds, list[str], list[TokenIds]),
     (ResponseRequest, "input"): str | Messages,
     (Create, "input"): str | Messages,
+    (ConversationRequest, "items"): list[Message],
+    (ItemsRequest, "items"): Messages,
     (Generate, "input_ids"): (TokenIds, list[TokenIds]),
     (Generate, "token_ids_logprob"): (TokenIds, list[TokenIds]),
     (Generate, "return_logprob"): Literal[True],
@@ -116,6 +121,8 @@ for struct in (ChatRequest, ResponseRequest, Create, TurnRequest):
 for struct in (ChatRequest, CompletionRequest, ResponseRequest, Create, MessagesRequest, TurnRequest, GenerateParams):
     TYPES[struct, "logit_bias"] = LogitBias
     TYPES[struct, "stop_token_ids"] = list[TokenId]
+for struct in (ChatRequest, CompletionRequest, ResponseRequest, Create, TurnRequest, Generate):
+    TYPES[struct, "checkpoints"] = Positions
 
 
 def shape(kind: Any) -> inspect.Type:

@@ -22,18 +22,21 @@ SEED = 1
 HASH_REQUESTS, BUNDLED_REQUESTS = 1500, 500
 SOAK_REQUESTS = int(os.environ.get("BATON_FUZZ_REQUESTS") or 50_000)
 SOAK_BATCH = 2000
-MOST_UNTIL_FOUND = 1500
+MOST_UNTIL_FOUND = 3000
 # It reads nothing of a request, or holds others up.
 NOT_FUZZED = {"/", "/ready", "/version", "/pause_generation", "/continue_generation"}
 ALIASES = {"/get_model_info", "/get_server_info"}
 # Where a bug is looked for, so that it is found sooner than among 2,000 requests to all endpoints.
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PLACES: dict[str, tuple[str, ...]] = {
+    "a_bias_is_checked_by_its_first_digits": (CHAT, TEXT),
     "a_number_in_a_query_is_any_digits": ("/v1/responses", "/v1/responses/{response}/input_items"),
     "a_role_may_be_anything": (CHAT,),
     "a_seed_has_any_size": (CHAT, TEXT),
+    "alternatives_have_no_bounds": (CHAT,),
+    "alternatives_have_no_upper_bound": (CHAT,),
     "a_turn_that_was_refused_runs_for_ever": ("/v1/sessions", "/v1/sessions/{session}/turns"),
-    "negative_token_ids_are_taken": ("/generate", TEXT),
+    "negative_token_ids_are_taken": (TEXT,),
     "stop_tokens_are_not_checked": (CHAT, TEXT),
     "token_ids_are_not_checked": (CHAT, TEXT),
 }
