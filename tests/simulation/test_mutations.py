@@ -104,7 +104,7 @@ FOUND_BY = {
     "failure_of_an_export_not_told": 35,
     "failure_of_a_fill_not_told": 19,
     "restart_leaves_the_copies": 45,
-    "paused_rows_step_on": 49,
+    "paused_rows_step_on": 68,
     "retracting_pause_keeps_the_slots": 10,
     "pause_answered_before_all_is_home": 42,
     "parked_acquires_stay_in_a_pause": 25,
