@@ -1,11 +1,12 @@
 """An agent by Anthropic's client against a real server: streamed and not, and what is computed again."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import pytest
 from anthropic.types import Message
+from pydantic import BaseModel
 
 from tests.api.scripted import make_checkpoint
 from tests.api.server_process import SERVE, ServerProcess
@@ -157,6 +158,25 @@ def test_what_was_computed_ahead_is_known(client: anthropic.Anthropic) -> None:
 def bundled() -> Iterator[ServerProcess]:
     with ServerProcess([*SERVE, "--memory", "256M", "--api-key", "mine"], key="mine") as running:
         yield running
+
+
+class Person(BaseModel):
+    name: Literal["Clara", "Bob"]
+    tall: bool
+
+
+def test_an_answer_is_what_its_schema_says(bundled: ServerProcess) -> None:
+    with anthropic.Anthropic(base_url=bundled.url, api_key="mine", max_retries=0) as client:
+        asked: Any = {"model": "default", "max_tokens": 200, "messages": HELLO, "output_format": Person}
+        for temperature in (0, 1.5):
+            asked["extra_body"] = {"temperature": temperature, "seed": 3}
+            answer = client.messages.parse(**asked)
+            assert isinstance(answer.parsed_output, Person)
+            with client.messages.stream(**asked) as events:
+                assert events.get_final_message().parsed_output == answer.parsed_output
+        wrong: Any = {"format": {"type": "json_schema", "schema": {"type": "objekt"}}}
+        with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format\.schema"):
+            client.messages.create(model="default", max_tokens=9, messages=HELLO, output_config=wrong)
 
 
 def test_the_bundled_model(bundled: ServerProcess) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anthropic
@@ -14,7 +15,9 @@ from llguidance import LLMatcher
 from actors.requests import Request
 from actors.tokens import unpack
 from api.anthropic.blocks import completed
+from api.generation.structured import GrammarCompiler
 from tests.api.fake_ring import AGENT, Served, serving
+from tests.api.generation.test_structured import TEXT
 
 pytestmark = pytest.mark.anyio
 HELLO: Any = [{"role": "user", "content": "Hi"}]
@@ -35,6 +38,8 @@ async def client(reply: str = "", **options: Any) -> AsyncIterator[tuple[anthrop
         anthropic.AsyncAnthropic(base_url=served.url, api_key="none", max_retries=0) as api,
     ):
         served.ring.reply = reply
+        model = served.server.ready()
+        served.server.model = replace(model, grammars=GrammarCompiler(TEXT.grammars(model.vocab_size)))
         yield api, served
 
 
@@ -294,6 +299,17 @@ async def test_choices() -> None:
             _, grammar = await ask(tool_choice=choice)
             assert LLMatcher.validate_grammar(grammar) == ""
             assert {name for name in ("weather", "now") if f'\\"{name}\\"' in grammar} == names
+
+
+async def test_an_answer_may_have_to_follow_a_schema() -> None:
+    async with client('{"city": "Rom"}') as (api, served):
+        format: Any = {"type": "json_schema", "schema": SCHEMA}
+        answer = await create(api, output_config={"format": format})
+        assert told(answer) == ['{"city": "Rom"}', "end_turn"]
+        grammar = last(served).grammar
+        assert "city" in grammar and LLMatcher.validate_grammar(grammar) == ""
+        await create(api, output_config={"format": format}, tools=[WEATHER])
+        assert "<tool_call>" in last(served).grammar and "<tool_call>" not in grammar
 
 
 async def test_thinking_is_turned_on_and_off() -> None:
