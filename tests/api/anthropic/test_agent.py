@@ -1,6 +1,7 @@
 """An agent by Anthropic's client against a real server: streamed and not, and what is computed again."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import anthropic
@@ -10,7 +11,7 @@ from pydantic import BaseModel
 
 from tests.api.scripted import make_checkpoint
 from tests.api.server_process import SERVE, ServerProcess
-from tests.api.test_agents import CITIES, REPLIES, SCHEMA
+from tests.api.test_agents import CITIES, REPLIES, SCHEMA, call
 
 TOOL: Any = {"name": "weather", "description": "Tells.", "input_schema": SCHEMA}
 NOW: Any = {"name": "now", "description": "It says what time it is. " * 5, "input_schema": {"type": "object"}}
@@ -97,6 +98,21 @@ def test_an_agent_calls_answers_and_goes_on(client: anthropic.Anthropic, stream:
         history = length(first) + first.usage.output_tokens
         assert history - 2 <= read(second) <= history < length(second)
     assert all(read(answer) > 0 for answer in answers[1:])
+
+
+def test_a_tool_that_is_named_is_called_whatever_the_model_would_do(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, [call("Rom")])
+    rest: Any = {"name": "rest", "input_schema": {"type": "object", "properties": {}, "additionalProperties": False}}
+    asked: Any = {"messages": HELLO, "tools": [TOOL, rest], "extra_body": {"temperature": 0}}
+    with (
+        ServerProcess(["tests.api.scripted_server", str(folder), "served_model_name=scripted"]) as running,
+        anthropic.Anthropic(base_url=running.url, api_key="none", max_retries=0) as client,
+    ):
+        for choice, name in (({"type": "any"}, "weather"), ({"type": "tool", "name": "rest"}, "rest")):
+            for stream in (False, True):
+                answer = ask(client, stream, tool_choice=choice, **asked)
+                assert [block.name for block in answer.content if block.type == "tool_use"] == [name]
+                assert answer.stop_reason == "tool_use"
 
 
 def text(said: str, **more: Any) -> dict[str, Any]:
