@@ -5,11 +5,16 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import takewhile
 from typing import Any
 
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from actors import tokens
 from actors.actor import Address
@@ -38,6 +43,7 @@ from api.config import Config
 from api.connections.registry import CONNECTIONS
 from api.generation.gateway import Gateway
 from api.generation.served_model import ServedModel
+from api.generation.structured import GrammarCompiler, no_grammars
 from api.responses.store import RESPONSES, ResponseStore
 from api.server import Server
 from api.sessions.store import SESSIONS, SessionStore
@@ -45,6 +51,7 @@ from api.telemetry.metrics import Metrics
 from models.text.formats.hermes import HERMES
 from models.text.formats.picking import OutputFormats
 from models.text.formats.thinking import THINK
+from models.text.grammars.compiling import Grammars
 from models.text.template import Beginning
 
 EOS = 256
@@ -271,13 +278,25 @@ def prompt_items(request: Request) -> list[TokenLogprob]:
     return others if start else [first, *others[1:]]
 
 
+@cache
+def byte_grammars() -> Grammars:
+    """They compile, as those of a tokenizer of bytes; the ring does not ask what they let through."""
+    alphabet = sorted(ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE({letter: id for id, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    return Grammars(tokenizer.to_str(), tokenizer.get_vocab_size(), VOCAB, [EOS])
+
+
 def make_server(config: Config, ready: bool = True, formats: OutputFormats = NO_FORMATS) -> tuple[Server, FakeRing]:
     metrics = Metrics("fake")
     gateway = Gateway(config.request_timeout, metrics)
     ring = FakeRing(gateway)
     server = Server(config, gateway, metrics, "fake")
     if ready:
-        server.model = ServedModel(FakeText(), VOCAB, config.max_model_len or 256, {"family": "fake"}, formats)
+        grammars = GrammarCompiler(byte_grammars()) if formats.tools is not None else no_grammars()
+        length = config.max_model_len or 256
+        server.model = ServedModel(FakeText(), VOCAB, length, {"family": "fake"}, formats, grammars)
         server.relay = ring
         server.phase = "ready"
         metrics.watch_ring(ring)
