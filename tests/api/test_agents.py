@@ -205,3 +205,22 @@ def test_a_session_goes_on_from_calls(client: openai.OpenAI, server: ServerProce
     assert second["message"]["content"] == "It rains in Köln."
     # The prompt is the history with the result behind it, token by token, but for the line break behind an answer.
     assert second["start"] == second["history"] == first["position"]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_model_that_would_not_call_does_where_it_must(server: ServerProcess, choice: Any) -> None:
+    """Its second answer would be none. What it calls with is chance, and follows the schema."""
+    parameters = {"properties": {"n": {"enum": [1, 2, 3]}}, "required": ["n"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hi."},
+        {"role": "user", "content": "How is the weather?"},
+    ]
+    body = {"messages": messages, "tools": [tool], "tool_choice": choice, "parallel_tool_calls": False, "seed": 3}
+    status, answer = server.post("/v1/chat/completions", {**body, "max_tokens": 400})
+    assert status == 200, answer
+    [made] = answer["choices"]
+    [call] = made["message"]["tool_calls"]
+    assert made["finish_reason"] == "tool_calls" and made["message"]["reasoning_content"] == "It rains."
+    assert made["message"]["content"] is None and json.loads(call["function"]["arguments"])["n"] in (1, 2, 3)
