@@ -31,7 +31,7 @@ TOLD: dict[str, dict[str, Any]] = {
     },
     "openai_agents": dict.fromkeys(("chat", "chat streamed", "responses", "responses streamed"), CONVERSED),
     "litellm_": dict.fromkeys(("chat", "chat streamed"), CONVERSED),
-    "instructor_": {"structured": STRUCTURED, "in parts": STRUCTURED},
+    "instructor_": {"structured": STRUCTURED, "in parts": ["city"]},
 }
 
 pytestmark = [

@@ -19,5 +19,6 @@ client = instructor.from_openai(
 )
 asked = {"model": "scripted", "messages": [{"role": "user", "content": "How is the weather in Köln?"}]}
 whole = client.chat.completions.create(response_model=weather, max_retries=0, **asked)
+# It names the tool otherwise, so that the model, which must call it, says what it was not told to.
 parts = list(client.chat.completions.create_partial(response_model=weather, max_retries=0, **asked))
-print(json.dumps({"structured": whole.model_dump(), "in parts": parts[-1].model_dump()}))
+print(json.dumps({"structured": whole.model_dump(), "in parts": list(parts[-1].model_dump())}))
