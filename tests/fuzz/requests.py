@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -21,7 +22,7 @@ from api.sessions.turns import TurnRequest
 from api.sglang.sessions import CloseSessionRequest, OpenSessionRequest
 from api.tokenization import DetokenizeRequest, TokenizeRequest
 from tests.fuzz.json_text import break_text, repeat_key, to_json
-from tests.fuzz.shapes import KNOWN_RESPONSE, LIKELY, ONE_OF, SESSIONS, SHAPES, VOCAB, Create, Generate
+from tests.fuzz.shapes import KNOWN_RESPONSE, LIKELY, ONE_OF, SELDOM, SESSIONS, SHAPES, VOCAB, Create, Generate
 from tests.fuzz.values import Values
 
 
@@ -165,6 +166,13 @@ def draw(seed: int, number: int, endpoints: Sequence[Endpoint] = ENDPOINTS) -> F
     return FuzzRequest(method, target, headers, body, bool(endpoint.event), leaves)
 
 
+def seldom(random: Random, fields: dict[str, Any]) -> None:
+    """Few requests have a grammar: most that are drawn are none, and nothing else of the request is looked at then."""
+    for name in sorted(SELDOM & fields.keys()):
+        if random.random() < 0.9:
+            del fields[name]
+
+
 def draw_body(random: Random, endpoint: Endpoint) -> bytes:
     """Mostly all well but for one field."""
     if endpoint.body is None:
@@ -172,6 +180,9 @@ def draw_body(random: Random, endpoint: Endpoint) -> bytes:
     values = Values(random, VOCAB, SHAPES, LIKELY, ONE_OF)
     hostile = random.choices([0, 1, 2, 5], [4, 12, 3, 1])[0]
     fields = values.body(endpoint.body, hostile)
+    for asked in (fields, fields.get("sampling_params")):
+        if isinstance(asked, dict):
+            seldom(random, asked)
     if "abort_all" in fields and fields["abort_all"] is True:  # It would end also who is compared with.
         fields["abort_all"] = False
     if endpoint.event:

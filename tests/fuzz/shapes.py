@@ -6,7 +6,8 @@ from msgspec import Meta, Struct, inspect
 
 from api.admin import AbortRequest
 from api.anthropic.request import MessagesRequest
-from api.generation.fields import Bias
+from api.generation.fields import Bias, RequestFields
+from api.generation.structured import StructuredFields
 from api.openai.chat import ChatRequest
 from api.openai.completions import CompletionRequest
 from api.responses.conversations import ConversationRequest, ItemsRequest
@@ -150,4 +151,9 @@ ONE_OF: dict[type[Struct], tuple[str, ...]] = {
     Generate: ("text", "input_ids"),
     TokenizeRequest: ("prompt", "messages"),
     TurnRequest: ("messages", "text", "input_ids"),
+}
+SELDOM = (set(StructuredFields.__struct_fields__) - set(RequestFields.__struct_fields__)) | {
+    "json_schema",
+    "regex",
+    "ebnf",
 }
