@@ -157,17 +157,15 @@ def pack_draws(packing: Packing, draws: Draws, table: RowTable, whole: bool = Fa
     return PackedDraws(at, parameters, all_greedy, bool((top_k > 0).any() or (top_p < 1).any()))
 
 
-def pack_adjustments(packing: Packing, draws: Draws, table: RowTable, masks: Sequence[WorkMask]) -> PackedAdjustments:
+def pack_adjustments(packing: Packing, draws: Draws, table: RowTable, masks: PackedMasks | None) -> PackedAdjustments:
     of_rows = [(table[row].counts_index, table[row].request) for row in draws.rows]
     penalised = [(i, line, request) for i, (line, request) in enumerate(of_rows) if line is not None]
     positions = zip(of_rows, draws.positions, strict=True)
     biases = [(i, *bias) for i, ((_, request), at) in enumerate(positions) for bias in _biases(request, at)]
-    return PackedAdjustments(
-        _pack_penalties(packing, penalised), _pack_biases(packing, biases), _pack_masks(packing, draws, masks)
-    )
+    return PackedAdjustments(_pack_penalties(packing, penalised), _pack_biases(packing, biases), masks)
 
 
-def _pack_masks(packing: Packing, draws: Draws, masks: Sequence[WorkMask]) -> PackedMasks | None:
+def pack_masks(packing: Packing, draws: Draws, masks: Sequence[WorkMask]) -> PackedMasks | None:
     if not masks:
         return None
     words = np.frombuffer(b"".join(mask.words for mask in masks), np.int32).reshape(len(masks), -1)

@@ -4,7 +4,14 @@ from dataclasses import dataclass
 
 from actors.forward.device import Work
 from actors.forward.step.batching import PackedBatch, pack_batch
-from actors.forward.step.drawing import PackedAdjustments, PackedDraws, draws_of, pack_adjustments, pack_draws
+from actors.forward.step.drawing import (
+    PackedAdjustments,
+    PackedDraws,
+    draws_of,
+    pack_adjustments,
+    pack_draws,
+    pack_masks,
+)
 from actors.forward.step.packing import Packing, Section
 from actors.forward.step.reporting import (
     PackedAsked,
@@ -45,13 +52,14 @@ def pack_step(
     draws = draws_of(work)
     here = Work(work.step, work.chunks, [], [], work.checkpoints) if decodes_apart else work
     of_batch = draws.at[: len(draws.at) - len(work.decodes)] if decodes_apart else draws.at
-    are_plain = not work.masks and bool(table.is_plain[draws.rows].all())
+    are_plain = bool(table.is_plain[draws.rows].all())
+    masks = pack_masks(packing, draws, work.masks)
     return PackedStep(
         work,
         pack_batch(packing, here, table, chunk_size, page_size) if here.chunks or here.decodes else None,
         packing.put(of_batch) if work.chunks else None,
         pack_draws(packing, draws, table) if draws.rows and (work.chunks or not decodes_apart) else None,
-        PackedAdjustments() if are_plain else pack_adjustments(packing, draws, table, work.masks),
+        PackedAdjustments(masks=masks) if are_plain else pack_adjustments(packing, draws, table, masks),
         NO_REPORTS if are_plain else pack_reports(packing, draws, table),
         pack_prompts(packing, work, table),
         first_tokens(work, table),
