@@ -264,3 +264,5 @@ extern "C" void baton_mask_logits(float *logits, int64_t stride, int64_t vocab, 
         }
     });
 }
+
+BATON_RECORDABLE(baton_mask_logits)

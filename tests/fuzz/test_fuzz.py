@@ -31,7 +31,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PLACES: dict[str, tuple[str, ...]] = {
     "a_bias_is_checked_by_its_first_digits": (CHAT, TEXT),
     "a_number_in_a_query_is_any_digits": ("/v1/responses", "/v1/responses/{response}/input_items"),
-    "a_role_may_be_anything": (CHAT,),
+    "a_role_may_be_anything": ("/tokenize",),
     "a_seed_has_any_size": (CHAT, TEXT),
     "alternatives_have_no_bounds": (CHAT,),
     "alternatives_have_no_upper_bound": (CHAT,),

@@ -57,7 +57,9 @@ def difference(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
         return float("inf")
     if not found.is_floating_point():
         return float((found != expected).double().mean()) / DIFFERENT
-    norm = (found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30)
+    given, sought = found.double(), expected.double()
+    apart = (given - sought).masked_fill(given == sought, 0.0)  # So that -inf is -inf.
+    norm = apart.norm() / sought[sought.isfinite()].norm().clamp(min=1e-30)
     return (
         float(norm) / TOLERANCES[found.dtype if found.dtype == torch.bfloat16 else dtype]
         if norm.isfinite()

@@ -46,27 +46,31 @@ def log_probabilities(draw: Draw, rows: int, vocab: int) -> Operation:
 
 
 def adjusted(draw: Draw, rows: int, vocab: int) -> Operation:
-    """Penalties and a bias for each row, and a token counted."""
+    """Penalties, a bias and a mask for each row, and a token counted."""
     from kernels.sampling import triton_adjust
 
     logits, seen = draw.uniform(-8.0, 8.0, rows, vocab), draw.integers(2, rows + 1, vocab).bool()
     counts, tokens = draw.integers(3, rows + 1, vocab).int(), draw.integers(vocab, rows)
     at, lines = draw.order(rows), draw.order(rows + 1)[:rows]
     repetition, presence, frequency = draw.uniform(0.5, 1.5, 3, rows).unbind()
+    words = draw.integers(2**31 - 1, rows, -(-vocab // 32)).int()
 
     def run(logits: Tensor, counts: Tensor, seen: Tensor, *given: Tensor) -> Sequence[Tensor]:
-        tokens, at, lines, *penalties = given
+        words, tokens, at, lines, *penalties = given
         triton_adjust.apply_penalties(logits, at, seen, counts, lines, *penalties)
         triton_adjust.apply_bias(logits, at, tokens, penalties[0])
+        triton_adjust.apply_masks(logits, at, words)
         triton_adjust.count(counts, lines, tokens)
         return logits, counts
 
     def exact(logits: Tensor, counts: Tensor, seen: Tensor, *given: Tensor) -> Sequence[Tensor]:
-        tokens, at, lines, *penalties = given
+        words, tokens, at, lines, *penalties = given
         adjust.apply_penalties(logits, at, seen, counts, lines, *penalties)
         adjust.apply_bias(logits, at, tokens, penalties[0])
+        reference.apply_masks(logits, at, words)
         counts.index_put_((lines, tokens), counts.new_ones(()), accumulate=True)
         return logits, counts
 
-    moved = 2 * bytes_of(logits) + bytes_of(seen, counts)
-    return Operation(run, exact, (logits, counts, seen, tokens, at, lines, repetition, presence, frequency), moved)
+    moved = 2 * bytes_of(logits) + bytes_of(seen, counts, words)
+    given = words, tokens, at, lines, repetition, presence, frequency
+    return Operation(run, exact, (logits, counts, seen, *given), moved)
