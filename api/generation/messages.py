@@ -50,9 +50,8 @@ def read_message(message: Mapping[str, Any], at: str) -> Message:
         own = read_assistant(fields, at)
     elif role == "tool":
         own = {"tool_call_id": read_string(fields.pop("tool_call_id", None), f"{at}.tool_call_id")}
-    silent = role == "assistant" and (
-        "content" in message or "tool_calls" in own
-    )  # null, as clients send what said nothing
+    # Its content is null, as clients send what said nothing.
+    silent = role == "assistant" and ("content" in message or "tool_calls" in own)
     content = fields.pop("content", "" if silent else None)
     if content is None:
         raise errors.bad_request(f"{at}.content is required", f"{at}.content", "missing_required_parameter")

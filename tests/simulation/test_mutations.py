@@ -145,16 +145,9 @@ FOUND_BY = {
 }
 # Bugs that about one seed in 3,000 finds. The first: two requests; the second resumes inside a page and fills the pool.
 START = (8, 36, 54, 51, 48, 4, 16, 7, 31, 48, 28)
-FAILED_TURN = draw(
-    7969,
-    may_be_narrow=False,
-    may_pause=False,
-    bad_calls=False,
-    has_flows=False,
-    copies_aside=False,
-    has_grammars=False,
-    may_hint=False,
-)
+# What scenarios did not have when these seeds were found.
+OLDER = dict.fromkeys(("may_pause", "bad_calls", "has_flows", "copies_aside", "has_grammars", "may_hint"), False)
+FAILED_TURN = draw(7969, may_be_narrow=False, **OLDER)
 RARE = {
     "copy_under_way_counts_as_full": Scenario(
         slots=1,
@@ -190,25 +183,9 @@ RARE = {
         schedule=0,
     ),
     # A session is closed while its turn is on its way through the ring.
-    "closed_session_named": draw(
-        5828,
-        may_pause=False,
-        bad_calls=False,
-        has_flows=False,
-        copies_aside=False,
-        has_grammars=False,
-        may_hint=False,
-    ),
+    "closed_session_named": draw(5828, **OLDER),
     # Several sessions wait for room in host memory, and nothing else moves.
-    "room_wakes_only_one": draw(
-        1626,
-        may_pause=False,
-        bad_calls=False,
-        has_flows=False,
-        copies_aside=False,
-        has_grammars=False,
-        may_hint=False,
-    ),
+    "room_wakes_only_one": draw(1626, **OLDER),
 }
 
 
