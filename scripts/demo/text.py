@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from models.text.template import ChatTemplate
+from models.text.tiktoken import byte_letters
 from scripts.demo.chat import Message
 from scripts.demo.world import LISTS, VALUES
 
@@ -41,7 +42,7 @@ def make_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
     texts: chats of a world that draws held-out words, so that what else is common in them is wording.
     """
-    alphabet = byte_alphabet()
+    alphabet = [letter for _, letter in byte_letters()]
     words = ["".join(alphabet[byte] for byte in word.encode()) for word in common_words(texts)]
     named = [*alphabet, *SPECIALS, *MARKS, *words][:VOCABULARY]
     made = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(named)}, merges=[], ignore_merges=True))
@@ -70,13 +71,6 @@ def is_wording(piece: str, values: set[str]) -> bool:
     """Whether it is a token of its own: not a single byte, a letter or a value."""
     word = piece.strip().lower()
     return len(piece.encode()) > 1 and word not in values and (len(word) > 1 or not word.isalpha() or piece in " I a")
-
-
-def byte_alphabet() -> list[str]:
-    """GPT-2's printable character for each byte: itself where printable, else the next from U+0100."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    spare = iter(range(256, 512))
-    return [chr(i) if i in printable else chr(next(spare)) for i in range(256)]
 
 
 _TEMPLATE = ChatTemplate({"default": TEMPLATE}, {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"})
