@@ -13,6 +13,7 @@ from api.generation.outputs import Generation
 from api.generation.served_model import Text
 
 LEAST_LOGPROB = -9999.0
+TOKEN_SIZE = 10  # characters whose encoding takes as long as decoding a token
 
 
 @dataclass
@@ -49,6 +50,12 @@ async def collect(generation: Generation) -> list[Answer]:
         for index, output in await generation.next():
             answers[index].add(output)
     return answers
+
+
+def logprobs_size(answers: Sequence[Answer]) -> int:
+    """About the characters whose encoding takes as long as to tell all log probabilities, with the tokens as text."""
+    told = (item for answer in answers for item in (*answer.prompt_logprobs, *answer.logprobs))
+    return TOKEN_SIZE * sum(1 + len(item.top) + len(item.asked) for item in told)
 
 
 class PromptTokensDetails(Struct):

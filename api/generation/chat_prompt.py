@@ -13,7 +13,9 @@ from api.generation.served_model import ServedModel
 from api.generation.tools import Tool
 from models.text.template import Beginning
 
-RESERVED = frozenset({"self", "messages", "add_generation_prompt", "continue_final_message", "tools", "documents"})
+RESERVED = frozenset(
+    {"self", "messages", "beginnings", "add_generation_prompt", "continue_final_message", "salt", "tools", "documents"}
+)
 MAX_TEMPLATE_KWARGS = 64
 TEMPLATE_LIMIT_S = 10.0
 MAX_ESCAPE = 6  # characters as which JSON writes one
@@ -66,6 +68,8 @@ class Render(Protocol):
         ending: Ending,
         template_kwargs: Mapping[str, Any],
         tools: Sequence[Tool] = (),
+        *,
+        salt: str,
     ) -> Prompt: ...
 
 
@@ -76,10 +80,12 @@ async def render(
     template_kwargs: Mapping[str, Any],
     tools: Sequence[Tool] = (),
     beginnings: Sequence[Beginning] = (),
+    *,
+    salt: str,
 ) -> Prompt:
     """The prompt, and where its messages end. Raises ApiError 400 if the model has no template or it refuses.
 
-    beginnings: at whose ends the client wants a checkpoint.
+    beginnings: at whose ends the client wants a checkpoint. salt: who has another shares nothing that is remembered.
     """
     if not model.text.has_chat_template:
         message = "the model has no chat template: use /v1/completions"
@@ -96,7 +102,7 @@ async def render(
 
     def work() -> Prompt:
         ids, ends, marks = model.text.encode_marked_chat(
-            messages, beginnings, ending == "answer", ending == "message", **shown, **template_kwargs
+            messages, beginnings, ending == "answer", ending == "message", salt, **shown, **template_kwargs
         )
         reasons = in_reasoning(model, ids, messages, ending)
         return Prompt(ids, message_ends=tuple(ends), in_reasoning=reasons, checkpoints=tuple(marks))

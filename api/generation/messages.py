@@ -1,8 +1,9 @@
 """Chat messages as clients send them, made into those that templates show."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
+
+import msgspec
 
 from api import errors
 from api.generation.offload import off_loop
@@ -109,8 +110,8 @@ def read_call(call: object, at: str) -> dict[str, Any]:
 def call_message(id: str, name: str, arguments: str) -> dict[str, Any]:
     """A call as templates know it. arguments: JSON; what is no object's, as of a call that was cut, stays as it is."""
     try:
-        given = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
+        given = msgspec.json.decode(arguments or "{}")
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         given = arguments
     shown = given if isinstance(given, dict) else arguments
     return {"id": id, "type": "function", "function": {"name": name, "arguments": shown}}

@@ -144,9 +144,21 @@ def check_ids(model: ServedModel, ids: Sequence[int], field: str) -> None:
 
 async def encode(model: ServedModel, text: str, add_special_tokens: bool = True, field: str = "prompt") -> Prompt:
     """Raises ApiError 400, before it is encoded, for a text that cannot fit."""
-    check_length(model, len(text), field)
-    ids = await off_loop(len(text), lambda: model.text.encode(text, add_special_tokens=add_special_tokens))
-    return Prompt(ids, text)
+    [prompt] = await encode_all(model, [text], add_special_tokens, field)
+    return prompt
+
+
+async def encode_all(
+    model: ServedModel, texts: Sequence[str], add_special_tokens: bool = True, field: str = "prompt"
+) -> list[Prompt]:
+    """`encode` of several, which keep the event loop waiting no longer than one."""
+    for text in texts:
+        check_length(model, len(text), field)
+
+    def work() -> list[Prompt]:
+        return [Prompt(model.text.encode(text, add_special_tokens=add_special_tokens), text) for text in texts]
+
+    return await off_loop(sum(map(len, texts)), work)
 
 
 def check_length(model: ServedModel, characters: int, field: str) -> None:

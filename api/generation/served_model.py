@@ -64,9 +64,13 @@ class Text(Protocol):
         beginnings: Sequence[Beginning],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        salt: str = "",
         **variables: Any,
     ) -> tuple[list[int], list[int], list[int]]:
-        """As `encode_chat`, and the positions up to which the chat's tokens are those of its beginnings."""
+        """As `encode_chat`, and the positions up to which the chat's tokens are those of its beginnings.
+
+        What is remembered of it serves those of the same salt only.
+        """
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...

@@ -166,7 +166,7 @@ class GrammarCompiler:
         return await self.compiled(wanted[field], field)
 
     async def compiled(self, write: Callable[[], str], field: str) -> str:
-        """What `write` writes, compiled. Raises ApiError 400 naming the field."""
+        """What `write` writes, compiled. Raises ApiError: 400 naming the field, 503 where others take too long."""
         if self.grammars is None:
             raise errors.bad_request(f"{field}: {self._problem}", field, "unsupported_parameter")
         grammars = self.grammars
@@ -179,11 +179,15 @@ class GrammarCompiler:
         try:
             async with asyncio.timeout(self._most_seconds):
                 await self._free.acquire()
+        except TimeoutError:
+            raise errors.unavailable("other grammars are being compiled", "grammars_busy") from None
+        try:
+            async with asyncio.timeout(self._most_seconds):
                 return await self._in_thread(work)
         except GrammarError as error:
             raise errors.bad_request(f"{field}: {error}", field, "invalid_value") from None
         except TimeoutError:
-            message = f"{field}: it is not compiled within {self._most_seconds:g} s: it is too complex, or others are"
+            message = f"{field}: it is not compiled within {self._most_seconds:g} s: it is too complex"
             raise errors.bad_request(message, field, "invalid_value") from None
 
     def _in_thread(self, work: Callable[[], str]) -> "asyncio.Future[str]":

@@ -49,13 +49,14 @@ class ChatTemplate:
     that are null are not there, and its reasoning has every name that templates know it by.
 
     special_tokens (bos_token, eos_token, …) are visible to the template. TemplateError if one does not compile.
-    variables: all names that one of the templates reads.
+    variables: all names that one of the templates reads. texts: the sources, and the special tokens.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any]) -> None:
         environment = _environment()
         self.sources = dict(sources)
         self.variables: frozenset[str] = frozenset()
+        self.texts = [*sources.values(), *map(str, special_tokens.values())]
         self._special_tokens = dict(special_tokens)
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():

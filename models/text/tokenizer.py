@@ -10,6 +10,8 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from models.text import tiktoken
+from models.text.encoder import Encoded, PieceEncoder
 from models.text.grammars.compiling import Grammars
 from models.text.template import Beginning, ChatTemplate, TemplateError
 
@@ -47,6 +49,7 @@ class ModelText:
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._encoder = PieceEncoder(tokenizer, tokens_in(template, tokenizer) if template is not None else ())
         added = tokenizer.get_added_tokens_decoder()
         self._added = frozenset(added)
         self.added_tokens = frozenset(token.content for token in added.values())
@@ -131,28 +134,22 @@ class ModelText:
         beginnings: Sequence[Beginning],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        salt: str = "",
         **variables: Any,
     ) -> tuple[list[int], list[int], list[int]]:
         """As `encode_chat`, and how many of the tokens each of the chat's beginnings has in common with it, if any.
 
-        Those positions are in ascending order, and between whole tokens.
+        Those positions are in ascending order, and between whole tokens. What was encoded before under the same salt is
+        remembered.
         """
         whole = self.render_chat(messages, add_generation_prompt, continue_final_message, **variables)
         check_unicode(whole)
-        [encoding] = self._tokenizer.encode_batch([whole], add_special_tokens=False)
-        ids = list(encoding.ids)
-
-        def following(length: int) -> int:
-            """How many tokens stand before the first that has one of the characters behind so many."""
-            found = map(encoding.char_to_token, range(length, len(whole)))
-            return next((token for token in found if token is not None), len(ids))
+        encoded = self._encoder.encode(whole, salt)
 
         def end(count: int) -> int:
-            """Where the first `count` messages end; 0 if that is not in `ids`."""
+            """Where the first `count` messages end; 0 if that is not between tokens."""
             part = self._begun(Beginning(messages[:count]), variables)
-            if not part or not whole.startswith(part):
-                return 0
-            return self._position(ids, following(len(part)), part)
+            return self._position(encoded, part, salt) if part and whole.startswith(part) else 0
 
         ends = {end(1)} - {0}
         for count in range(len(messages), max(1, len(messages) - MAX_RENDERINGS), -1):
@@ -160,7 +157,8 @@ class ModelText:
                 break
             ends |= {end(count)} - {0}
         lengths = [common_length(self._begun(beginning, variables), whole) for beginning in beginnings]
-        return ids, sorted(ends), sorted({following(length) for length in lengths} - {0})
+        marks = {self._encoder.following(encoded, length) for length in lengths}
+        return encoded.ids, sorted(ends), sorted(marks - {0})
 
     def _begun(self, beginning: Beginning, variables: Mapping[str, Any]) -> str:
         """How a chat that begins so is rendered; empty if the template refuses that."""
@@ -169,13 +167,14 @@ class ModelText:
         except TemplateError:
             return ""
 
-    def _position(self, ids: list[int], following: int, part: str) -> int:
-        """How many of `ids` the text `part` makes, 0 if it does not end between tokens; `following` is behind it."""
+    def _position(self, encoded: Encoded, part: str, salt: str) -> int:
+        """How many tokens the text `part` makes, with which the encoded one begins; 0 if it ends within one."""
+        ids, following = encoded.ids, self._encoder.following(encoded, len(part))
         if following < len(ids) and ids[following] in self._added:
             # Text on both sides of an added token is encoded apart, so encoding `part` alone would give the same.
             return following
-        encoded = self.encode(part, add_special_tokens=False)
-        return len(encoded) if encoded == ids[: len(encoded)] else 0
+        made = self._encoder.encode(part, salt).ids
+        return len(made) if made == ids[: len(made)] else 0
 
 
 def common_length(first: str, second: str) -> int:
@@ -185,6 +184,12 @@ def common_length(first: str, second: str) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if first.startswith(second[low:middle], low) else (low, middle - 1)
     return low
+
+
+def tokens_in(template: ChatTemplate, tokenizer: Tokenizer) -> set[str]:
+    """The added tokens that the template's own text names, or that it knows as special ones."""
+    added = (token.content for token in tokenizer.get_added_tokens_decoder().values())
+    return {text for text in added if any(text in source for source in template.texts)}
 
 
 def longest_token(tokenizer: Tokenizer) -> int | None:
@@ -219,7 +224,7 @@ def load_text(path: Path) -> ModelText:
     config = _json(path / "config.json")
     generation = _json(path / "generation_config.json")
     settings = _json(path / "tokenizer_config.json")
-    tokenizer = _tokenizer(path / "tokenizer.json")
+    tokenizer = _tokenizer(path, settings)
     template = _template(path, settings)
     eos_ids = _eos_ids(path, tokenizer, generation, config, settings)
     return ModelText(tokenizer, template, eos_ids, _defaults(generation), _tokenizer_info(path, settings, template))
@@ -238,13 +243,10 @@ def _json(file: Path) -> dict[str, Any]:
     return content
 
 
-def _tokenizer(file: Path) -> Tokenizer:
-    if not file.exists():
-        raise ValueError(f"{file}: no such file; a checkpoint needs its tokenizer in this format")
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # The library raises plain Exception for everything.
-        raise ValueError(f"{file}: not a tokenizer: {error}") from error
+def _tokenizer(path: Path, settings: dict[str, Any]) -> Tokenizer:
+    file, ranks = path / "tokenizer.json", path / tiktoken.NAME
+    in_ranks = not file.exists() and ranks.exists() and tiktoken.is_kimis(settings)
+    tokenizer = tiktoken.read_tiktoken(ranks, settings) if in_ranks else _tokenizer_json(file)
     # Settings left over from training would cut or pad prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -252,6 +254,15 @@ def _tokenizer(file: Path) -> Tokenizer:
     if resize is not None:
         resize(CACHED_WORDS)
     return tokenizer
+
+
+def _tokenizer_json(file: Path) -> Tokenizer:
+    if not file.exists():
+        raise ValueError(f"{file}: no such file; a checkpoint needs its tokenizer in this format, or in Kimi's")
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # The library raises plain Exception for everything.
+        raise ValueError(f"{file}: not a tokenizer: {error}") from error
 
 
 def _template(path: Path, settings: dict[str, Any]) -> ChatTemplate | None:

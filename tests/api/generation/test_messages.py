@@ -41,7 +41,19 @@ def test_what_templates_see(message: dict[str, Any], shown: dict[str, Any]) -> N
     assert read_message(message, "messages[0]") == {"role": message["role"], **shown}
 
 
-@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "3", "[" * 100_000, '{"a": ' + "1" * 5000 + "}"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"a": ',
+        "[1]",
+        "3",
+        "[" * 100_000,
+        '{"a": ' + "1" * 5000 + "}",
+        '{"a": "\\ud83d"}',
+        '{"a": NaN}',
+        '{"a": 1e999}',
+    ],
+)
 def test_arguments_that_are_no_object_stay_as_they_are(arguments: str) -> None:
     message = read_message({"role": "assistant", "tool_calls": [call(arguments=arguments)]}, "m")
     assert message["tool_calls"][0]["function"]["arguments"] == arguments
