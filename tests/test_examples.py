@@ -1,0 +1,48 @@
+"""What a reader tries first: the example's and the README's code, by the official clients, on the bundled model."""
+
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+
+import pytest
+
+from examples.agent import EXAMPLE
+from tests.api.server_process import ROOT, ServerProcess
+
+AGENT = [
+    "Nice to meet you, Clara!",
+    "  create_note(title='milk', text='two litres')",
+    "Here is the result: saved.",
+    "  read_note(title='milk')",
+    "Here is the result: two litres.",
+    "Your name is Clara.",
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess() as running:
+        yield running
+
+
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_the_agent_calls_its_tools(server: ServerProcess, api: str) -> None:
+    script = [sys.executable, str(ROOT / "examples" / "agent.py"), "--api", api, "--url", server.url]
+    said = "".join(f"{line}\n" for line in EXAMPLE)
+    run = subprocess.run(script, input=said, capture_output=True, text=True, timeout=120, check=False)
+    assert (run.returncode, run.stdout.splitlines()) == (0, AGENT), run.stderr
+
+
+def test_the_code_in_the_readme_does_what_it_says(server: ServerProcess) -> None:
+    """Its comments say what is printed."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    begin, agent = (readme.index(f"    {line}") for line in ("from openai import OpenAI", "tools = [{"))
+    blocks = [readme[start : readme.index("\n\n", start)] for start in (begin, agent)]
+    code = "\n".join(line.removeprefix("    ") for block in blocks for line in block.splitlines())
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        exec(code.replace("http://127.0.0.1:8000", server.url), {})
+    assert printed.getvalue().splitlines() == re.findall(r"print\(.*\)\s+# (.*)", code)
