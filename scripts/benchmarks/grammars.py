@@ -23,9 +23,9 @@ TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 100_000}
 SCHEMA_CHARACTERS = 10_000
 
 
-def with_bytes(folder: Path, vocab_size: int) -> Path:
+def with_bytes(folder: Path, vocab_size: int, name: str = "bytes") -> Path:
     """A folder beside this one, of the same model, whose tokens are bytes and random strings of printable ones."""
-    beside = folder.with_name(f"{folder.name}-bytes")
+    beside = folder.with_name(f"{folder.name}-{name}")
     beside.mkdir(exist_ok=True)
     for file in folder.iterdir():
         if file.name != "tokenizer.json" and not (beside / file.name).exists():

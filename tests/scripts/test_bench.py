@@ -147,6 +147,27 @@ def test_sessions() -> None:
     assert lines[-1] == "the first token is the same as transformers' in 2 of 2"
 
 
+@pytest.mark.soak
+def test_families(tmp_path: Path) -> None:
+    sizes = ["--layers", "2", "--threads", "1", "--prompt", "64", "--batches", "2", "--repeats", "0"]
+    lines = bench("--rounds", "2", "--weights", str(tmp_path), "families", "--shapes", "granite-151m", *sizes)
+    shown = "\n".join(lines)
+    compared = shown.partition("that / mamba2-129m's")[2].splitlines()[1]
+    assert re.fullmatch(r"granite-151m( +[\d.]+ \([\d.]+-[\d.]+\)){2}", compared)
+    assert lines[-1].startswith("2 rounds; in ")
+
+
+def test_agents() -> None:
+    sizes = ["--layers", "1", "--threads", "1", "--turns", "5", "--result", "100"]
+    lines = bench("--rounds", "2", "agents", *sizes)
+    early, late = table(lines)
+    assert early == "step 2" and late.startswith("step 5, a prompt of ")
+    assert ratio(lines, "step 5 / step 2")[1] == 2
+    # All but what came with the last step, and the tools and rules are long.
+    [cached] = [float(line.split()[3]) for line in lines if line.startswith("of that prompt")]
+    assert cached > 80
+
+
 def test_threads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     config = {
         "model_type": "mamba2", "head_dim": 64, "state_size": 16, "n_groups": 1, "expand": 2, "conv_kernel": 4,
@@ -163,6 +184,7 @@ def test_threads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
         assert float(one) > 0 and float(many) > 0 and float(low) <= float(middle) <= float(high)
 
 
+@pytest.mark.soak
 def test_states_in_bfloat16_beside_those_in_float32() -> None:
     lines = bench("states", "--rounds", "1", "--layers", "1", "--threads", "1", "--rows", "1", "--tokens", "120")
     errors = [line.split() for line in lines if re.match(r"bfloat16 |to the nearest ", line)]
@@ -173,6 +195,7 @@ def test_states_in_bfloat16_beside_those_in_float32() -> None:
     assert all(abs(float(narrow) / float(wide) - float(ratio)) < 0.02 for _, _, wide, narrow, ratio, *_ in speeds)
 
 
+@pytest.mark.soak
 def test_quantized_weights_beside_bfloat16() -> None:
     lines = bench("quantize", "--steps", "4", "--rounds", "1", "--layers", "1", "--threads", "1", "--tokens", "80")
     errors = {line.split("  ")[0]: line.split()[-4:] for line in lines if line.endswith("%")}

@@ -1,0 +1,121 @@
+"""An agent's steps: the first token of an early one, and of a late one that brings as much behind a long chat."""
+
+import asyncio
+import itertools
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from tokenizers import AddedToken, Tokenizer
+
+from scripts.benchmarks.grammars import with_bytes
+from scripts.benchmarks.server import Served
+from scripts.benchmarks.sessions import compare, show
+from scripts.demo.text import MARKS, SPECIALS, TEMPLATE
+
+WORDS = "The file has a function that reads lines, counts words and gives them back in order. "
+TOOLS = [
+    {"type": "function", "function": {"name": f"tool_{index}", "description": WORDS, "parameters": {"type": "object"}}}
+    for index in range(10)
+]
+EARLY = 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The late step is number `steps`; each brings a call, and a tool's result of so many characters."""
+
+    steps: int
+    result: int
+
+
+@dataclass
+class Figures:
+    """Seconds to the first token of an early and of a late step, by round, and the late prompts' tokens."""
+
+    early: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+    prompt: int = 0
+    cached: list[int] = field(default_factory=list)
+
+
+def with_chat(folder: Path, vocab_size: int) -> Path:
+    """A folder beside this one, of the same model, with a tokenizer of bytes and the bundled model's chat template."""
+    added = [*SPECIALS, *MARKS]
+    beside = with_bytes(folder, vocab_size - len(added), "chat")
+    tokenizer = Tokenizer.from_file(str(beside / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKS])
+    tokenizer.save(str(beside / "tokenizer.json"))
+    (beside / "tokenizer_config.json").unlink(missing_ok=True)
+    (beside / "tokenizer_config.json").write_text(json.dumps({"eos_token": SPECIALS[2]}))
+    (beside / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    return beside
+
+
+class Agent:
+    """A chat that grows by a step at a time, the same words in each round. name: it shares nothing with others."""
+
+    def __init__(self, http: aiohttp.ClientSession, name: str, result: int) -> None:
+        self._http = http
+        self._name = name
+        self._result = (WORDS * (result // len(WORDS) + 1))[:result]
+        self._messages: list[dict[str, Any]] = [
+            {"role": "system", "content": f"You are an agent. {WORDS * 5}"},
+            {"role": "user", "content": "Go."},
+        ]
+        self._steps = itertools.count()
+
+    async def step(self) -> tuple[float, dict[str, Any]]:
+        """Seconds until the first token, and the usage. Then the chat has the step's call and its result."""
+        body = {"messages": self._messages, "tools": TOOLS, "max_tokens": 1, "cache_salt": self._name}
+        options = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True, "temperature": 0}
+        began = time.perf_counter()
+        async with self._http.post("/v1/chat/completions", json=body | options, raise_for_status=True) as answer:
+            lines = [(time.perf_counter() - began, line) async for line in answer.content]
+        events = [(at, json.loads(line.removeprefix(b"data: "))) for at, line in lines if line.startswith(b"data: {")]
+        seconds = next(at for at, event in events if event["choices"] and event["choices"][0]["finish_reason"])
+        self._called(next(self._steps))
+        return seconds, events[-1][1]["usage"]
+
+    def _called(self, step: int) -> None:
+        function = {"name": f"tool_{step % len(TOOLS)}", "arguments": json.dumps({"step": step})}
+        call = {"id": f"call_{step}", "type": "function", "function": function}
+        self._messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        self._messages.append({"role": "tool", "tool_call_id": call["id"], "content": self._result})
+
+
+async def measure(served: Served, shape: Shape, rounds: int) -> Figures:
+    """In each round two new chats, of which one is early and one late; their steps in turns. The first warms up."""
+    figures = Figures()
+    async with aiohttp.ClientSession(served.url) as http:
+        for number in range(rounds + 1):
+            early, late = (Agent(http, f"{kind} {number}", shape.result) for kind in ("early", "late"))
+            for agent, steps in ((late, shape.steps), (early, EARLY)):
+                for _ in range(steps - 1):
+                    await agent.step()
+            order = (early, late) if number % 2 else (late, early)
+            found = {agent: await agent.step() for agent in order}
+            if number:
+                figures.early.append(found[early][0])
+                figures.late.append(found[late][0])
+                usage = found[late][1]
+                figures.prompt = usage["prompt_tokens"]
+                figures.cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+    return figures
+
+
+def report(shape: Shape, figures: Figures) -> None:
+    print(f"{'an agent, first token after ms':<44}{'median':>10}{'min':>10}{'max':>10}")
+    show(f"step {EARLY}", figures.early)
+    show(f"step {shape.steps}, a prompt of {figures.prompt:,} tokens", figures.late)
+    print(f"of that prompt {100 * min(figures.cached) / figures.prompt:.1f} % came out of the cache")
+    ratios = [late / early for early, late in zip(figures.early, figures.late, strict=True)]
+    compare(f"step {shape.steps} / step {EARLY}", ratios)
+
+
+def run(served: Served, shape: Shape, rounds: int) -> None:
+    report(shape, asyncio.run(measure(served, shape, rounds)))
