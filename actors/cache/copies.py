@@ -176,8 +176,7 @@ class CopyStore:
             self.counters["damaged_files"] += 1
             self._no_longer_in_host(node)
             if copy.in_file:
-                self.disk_bytes -= copy.file_size
-                copy.disk = Presence.ABSENT
+                self._leave_disk(node)
             self._forget(node)
         self._end_of(node)
         return node
@@ -227,6 +226,8 @@ class CopyStore:
         self._bytes_in_writing -= copy.size
         if error:
             self.counters["failed_writes"] += 1
+            if not copy.flushed:  # Then it has been deleted, and another may be on its way under its name.
+                self._disk.delete(root_of(node).salt, tokens_to(node))
         if not in_file:
             self.disk_bytes -= copy.file_size
         self._end_of(node)

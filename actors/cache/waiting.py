@@ -66,6 +66,9 @@ class Waiting:
         """
         acquire, store = parked.acquire, self._store
         node = store.match(acquire.salt, acquire.tokens, acquire.limit)
+        is_lent = node is not None and node is parked.awaits and copy_of(node).host is not Presence.ABSENT
+        if node is not None and is_lent and node.end > position:
+            return node  # Who waits asks again and again: that is one use.
         if node is None or node.end <= position or not self._is_wanted(parked, node, position) or not store.load(node):
             self._let_go(parked)
             return self.copy_for(parked, position) if node is not None and node.state is None else None

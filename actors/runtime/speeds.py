@@ -57,8 +57,10 @@ class MeasuredDevice:
         return ObservedPending(self._device.launch(work), lambda seconds: self._done(work, seconds))
 
     def _done(self, work: Work, seconds: float) -> None:
+        """A step that failed took no time."""
         with self._changing:
-            self._computed(work, seconds)
+            if seconds > 0:
+                self._computed(work, seconds)
             self._say()
 
     def _computed(self, work: Work, seconds: float) -> None:

@@ -178,7 +178,7 @@ class Scheduler:
         if self._same_id_waiting.pop(request, None) is not None:
             self.send("api", Ended(request, reason, "the request was aborted"))
             return
-        if record is None:
+        if record is None or record.ended:
             return
         record.ended_by = "timeout" if reason == "timeout" else "aborted"
         if record.admitted and record.grant is not None:
@@ -196,6 +196,7 @@ class Scheduler:
         """Answer a queued request: results does where it has output, and the api where it never ran."""
         to_results = record.predecessor is not None
         self.send("results" if to_results else "api", Ended(record.request.id, reason, message))
+        record.ended = True
         if not to_results:
             del self._records[record.request.id]
 

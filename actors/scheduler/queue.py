@@ -13,7 +13,8 @@ from actors.requests import Request, RetireReason
 class OpenRequest:
     """An open request. `grant` is its Acquire or its admission under way; `predecessor` the last one that was open.
 
-    suspect_until: a step of this request failed at that position; up to there it runs in steps of its own.
+    suspect_until: a step of this request failed at that position; up to there it runs in steps of its own. ended: it is
+    answered, by results, which has not said yet that it is over.
     """
 
     request: Request
@@ -23,6 +24,7 @@ class OpenRequest:
     admitted: bool = False
     suspect_until: int = 0
     ended_by: RetireReason | None = None
+    ended: bool = False
 
     @property
     def order(self) -> tuple[int, int]:
@@ -70,7 +72,8 @@ class Queue:
 
     def remove(self, record: OpenRequest) -> None:
         waiting = self._take_head(record.flow)
-        del waiting[bisect_left(waiting, record.order, key=lambda other: other.order)]
+        removed = waiting.pop(bisect_left(waiting, record.order, key=lambda other: other.order))
+        assert removed is record, "it does not wait"
         self._put_head(record.flow, waiting)
         self._length -= 1
 

@@ -26,7 +26,7 @@ from actors.tokens import Tokens, count
 
 FORMAT, VERSION = "baton-state", "2"
 COPY_TIMEOUT_S = 60.0
-WRITERS, MOST_TOGETHER = 8, 256
+WRITERS, MOST_TOGETHER = 8, 64
 FOREIGN = "it is of another model, or of another --state-dtype"
 SUFFIX, UNFINISHED = ".safetensors", ".tmp"
 
@@ -141,9 +141,7 @@ class StateFiles:
         with self._changing:
             if self._together is together:
                 self._together = None
-        with ThreadPoolExecutor(min(WRITERS, len(together)), "state-file") as writers:
-            writes = [partial(self._write, key, *name) for name, key in together.items()]
-            errors = list(writers.map(self._attempt, writes))
+        errors = self._attempts([partial(self._write, key, *name) for name, key in together.items()])
         unsynced = "" if all(errors) else self._attempt(lambda: sync(self._folder))
         for key, error in zip(together.values(), errors, strict=True):
             self._deliver(Written(key, error or unsynced))
@@ -152,6 +150,15 @@ class StateFiles:
         began = time.perf_counter()
         error = self._attempt(lambda: self._read(key, salt, tokens))
         return Loaded(key, error, time.perf_counter() - began)
+
+    def _attempts(self, calls: Sequence[Callable[[], None]]) -> list[str]:
+        """Side by side. Where no thread can be had, all have failed."""
+        try:
+            with ThreadPoolExecutor(min(WRITERS, len(calls)), "state-file") as threads:
+                return list(threads.map(self._attempt, calls))
+        except Exception as error:
+            structlog.get_logger().warning("state files failed", error=f"{type(error).__name__}: {error}")
+            return [str(error) or type(error).__name__] * len(calls)
 
     def _attempt(self, call: Callable[[], None]) -> str:
         try:

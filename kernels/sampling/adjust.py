@@ -22,10 +22,11 @@ class TokenCounts:
         """The line of a new row with these tokens (int64 [n] each). `output` is not empty where a request resumes."""
         if not self._free:
             self._grow()
-        line = self._free.pop()
+        line = self._free[-1]
         self.prompt_seen[line].zero_()[prompt] = True
         counts = self.output_counts[line].zero_()
         counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+        self._free.pop()  # Now that nothing can fail.
         return line
 
     def add(self, lines: Tensor, tokens: Tensor) -> None:
@@ -44,10 +45,8 @@ class TokenCounts:
     def _grow(self) -> None:
         lines = len(self.prompt_seen)
         added = max(lines, 1)
-        self.prompt_seen = torch.cat((self.prompt_seen, self.prompt_seen.new_zeros(added, self.prompt_seen.shape[1])))
-        self.output_counts = torch.cat(
-            (self.output_counts, self.output_counts.new_zeros(added, self.output_counts.shape[1]))
-        )
+        grown = [torch.cat((old, old.new_zeros(added, old.shape[1]))) for old in (self.prompt_seen, self.output_counts)]
+        self.prompt_seen, self.output_counts = grown  # Both or, where memory runs out, none.
         self._free.extend(range(lines + added - 1, lines - 1, -1))
 
 

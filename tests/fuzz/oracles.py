@@ -11,7 +11,7 @@ from tests.fuzz.client import Answer
 from tests.fuzz.ranges import MAX_TOP
 from tests.fuzz.requests import FuzzRequest
 from tests.fuzz.server import MAX_MODEL_LEN, SESSION_CAP, RunningServer
-from tests.fuzz.shapes import VOCAB
+from tests.fuzz.shapes import BUNDLED_VOCAB, VOCAB
 
 ALLOWED_5XX = (503, 507, 529)
 DETAIL = {"message", "type", "param", "code"}
@@ -116,7 +116,7 @@ def wrong_answer(request: FuzzRequest, body: dict[str, Any] | list[Any], exact: 
             and item["finish_reason"] not in ENDS
         ):
             yield f"finish_reason {item['finish_reason']!r}"
-        if any(not 0 <= id < VOCAB for id in item.get("output_ids", ())):
+        if any(not 0 <= id < (VOCAB if exact else BUNDLED_VOCAB) for id in item.get("output_ids", ())):
             yield "an output id that is no token"
         if request.path == "/v1/chat/completions" and len(item.get("top_logprobs") or ()) > MAX_TOP:
             yield "more alternatives than may be asked for"

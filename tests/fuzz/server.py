@@ -21,7 +21,7 @@ from api.telemetry.logs import is_not_bad_http
 from api.wiring import bundled_model, load
 from tests.api.hash_traffic import make_checkpoint
 from tests.fuzz.ranges import watching, wrong_numbers
-from tests.fuzz.shapes import VOCAB
+from tests.fuzz.shapes import BUNDLED_VOCAB, VOCAB
 from tests.models.oracle import TEMPLATE
 
 MAX_MODEL_LEN = 192
@@ -66,8 +66,12 @@ class Records(logging.Handler):
 
 @dataclass
 class RunningServer:
-    """host, port: where it listens. wrong_numbers: of requests that reached the device, out of its ranges."""
+    """host, port: where it listens. wrong_numbers: of requests that reached the device, out of its ranges.
 
+    vocab: of its model.
+    """
+
+    vocab: int
     task: "asyncio.Task[Exit]"
     log: LogCapture
     records: Records
@@ -94,7 +98,8 @@ class RunningServer:
 
     def note(self, request: Request) -> None:
         """From the device's thread."""
-        self.wrong_numbers += [f"{name} of {request}"[:500] for name in wrong_numbers(request, VOCAB, MAX_MODEL_LEN)]
+        names = wrong_numbers(request, self.vocab, MAX_MODEL_LEN)
+        self.wrong_numbers += [f"{name} of {request}"[:500] for name in names]
 
     async def get(self, path: str) -> Any:
         async with self.http.get(path) as response:
@@ -116,7 +121,8 @@ async def serving(folder: Path | None, **options: Any) -> AsyncIterator[RunningS
     """The life of the real process around the hash model in `folder`, or the bundled one. It drains at the end."""
     config = Config(model=str(folder or bundled_model()), **SMALL | options)
     with capturing() as (log, records):
-        server = RunningServer(asyncio.ensure_future(Process(config, load).run()), log, records)
+        vocab = VOCAB if folder is not None else BUNDLED_VOCAB
+        server = RunningServer(vocab, asyncio.ensure_future(Process(config, load).run()), log, records)
         await server.wait_ready()
         url = urlsplit(server.logged("listening")["url"])  # type: ignore[index]
         server.host, server.port = str(url.hostname), int(url.port or 0)

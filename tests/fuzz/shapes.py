@@ -19,7 +19,8 @@ from api.tokenization import DetokenizeRequest, TokenizeRequest
 from tests.fuzz.message_shapes import OF_MESSAGES
 from tests.fuzz.values import TOKEN_KEYS
 
-VOCAB = 259
+VOCAB = 259  # of the hash model
+BUNDLED_VOCAB = 768
 SESSIONS = ("s0", "s1", "s2", "s3")
 KNOWN_RESPONSE = "resp-known"  # stands for the last response that the server stored
 

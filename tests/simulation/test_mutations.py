@@ -79,7 +79,7 @@ FOUND_BY = {
     "damaged_file_used": 237,
     "disk_cap_not_kept": 3,
     "failed_write_believed": 9,
-    "suspended_before_the_write": 130,
+    "suspended_before_the_write": 164,
     "fork_takes_the_state": 21,
     "name_overtakes_the_save": 40,
     "copy_matched_past_the_limit": 26,

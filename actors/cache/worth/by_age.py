@@ -5,11 +5,10 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
 from actors.cache.radix import Node
-from actors.cache.worth.order import anyone
+from actors.cache.worth.order import ROOM_FOR_GONE, anyone
 from actors.kinds import Kind
 
 S = TypeVar("S")
-ROOM_FOR_GONE = 64
 
 
 class ByAge(Generic[S]):

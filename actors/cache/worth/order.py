@@ -18,6 +18,8 @@ LOOKS = 8
 # After so many uses, or as many as a share of the states, all queues are looked at anew; so much more is another worth.
 LEAST_FRESH, FRESH_SHARE = 16, 32
 RISEN = 1.05
+# So many entries of a heap, and twice as many as there are states, may be of states that are gone.
+ROOM_FOR_GONE = 64
 # How many nodes below a new state are looked at for states that save less now.
 BELOW = 16
 
@@ -97,6 +99,8 @@ class ByWorth(Generic[S]):
         return node in self._places
 
     def put(self, node: Node[S], belongs: bool) -> None:
+        if len(self._heap) > ROOM_FOR_GONE + 2 * len(self._places):
+            self._look_at_all()  # Else what is gone would stay until somebody asks for the least.
         is_new = node not in self._places
         self._take_out(node)
         if belongs:

@@ -185,7 +185,7 @@ def test_what_cannot_be_written_goes_when_there_is_no_room() -> None:
     bench.add(1)
     bench.write(1, error="no space left")
     assert bench.tiers() == {1: "h"} and bench.figures() == (1, 0, 1, 0)
-    assert bench.store.counters["failed_writes"] == 1
+    assert bench.store.counters["failed_writes"] == 1 and bench.disk.deleted == [[1]], "whatever is there of it"
     bench.add(2)
     assert bench.tiers() == {2: "h"} and bench.gone == [[1]] and bench.disk.written == [[1]]
     bench.write(2)
@@ -269,7 +269,7 @@ def test_a_damaged_file_is_forgotten_and_its_bytes_with_it() -> None:
     assert bench.store.load(node)
     bench.store.loaded(copy_of(node).key, "its checksum is wrong")
     assert bench.tiers() == {2: "d"} and bench.figures() == (0, 1, 0, 1) and bench.gone == [[1]]
-    assert bench.store.counters["damaged_files"] == 1 and not bench.disk.deleted
+    assert bench.store.counters["damaged_files"] == 1 and bench.disk.deleted == [[1]]
     assert bench.store.find("", pack([1])) is None and not bench.store.busy
 
 

@@ -60,6 +60,19 @@ def test_what_is_used_in_turns_is_worth_the_more_the_longer_it_has_waited() -> N
     assert young < middle < old
 
 
+def test_an_order_that_nobody_asks_for_its_least_forgets_what_has_gone() -> None:
+    tree = RadixTree[int](PagePool(0, 1))
+    order = ByWorth(tree, Chances(), Costs())
+    for number in range(2_000):
+        node = tree.insert(tree.match("", b"", 0).node, pack([number, 1]), [])
+        tree.set_state(node, number)
+        order.put(node, True)
+        tree.take_state(node)
+        order.put(node, False)
+        tree.remove(node)
+    assert len(order._heap) < 200
+
+
 def test_what_is_never_used_comes_to_nothing() -> None:
     chances = Chances()
     before = chances.index(Kind.NEW, 0)

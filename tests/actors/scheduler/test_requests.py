@@ -230,6 +230,20 @@ def test_a_request_that_comes_back_names_its_own_grant(desk: Desk) -> None:
     assert desk.of(Cancel) == [Cancel(2)]
 
 
+def test_a_request_that_is_given_up_twice_takes_no_other_with_it(desk: Desk) -> None:
+    """It had a row before, so it stays until results says that it is over."""
+    request = desk.submit("a")
+    desk.grant(1)
+    desk.submit("b")
+    desk.settle(failed=(1,))
+    desk.receive(Requeue(request, 3))
+    desk.receive(Closed(1))
+    desk.receive(Abort("a"))
+    desk.receive(Abort("a", "timeout"))
+    assert desk.ended == [("results", "a", "aborted")]
+    assert [record.request.id for record in desk.scheduler.state.queue] == ["b"]
+
+
 # Running
 
 
