@@ -30,7 +30,8 @@ class Config(Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 picks a free one")] = 8000
     served_model_name: Annotated[str | None, Meta(description="the model's name in the API [the folder's name]")] = None
     max_model_len: Annotated[
-        AtLeastTwo | None, Meta(description="most tokens of a prompt and its answer together [the model's own limit]")
+        AtLeastTwo | None,
+        Meta(description="most tokens of a prompt and its answer together [the model's limit, or 131072]"),
     ] = None
     request_timeout: Annotated[
         float, Meta(gt=0, le=1e7, description="seconds after which a request is ended with 504, queueing included")

@@ -32,7 +32,7 @@ from models.text.tokenizer import load_text
 
 LAYERS, PLAIN = "models.layers.", ("models.layers.linear", "models.layers.norm", "models.layers.rope")
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack")
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tiktoken.model")
 MOST_RUNNING = 4096
 
 

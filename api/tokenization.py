@@ -6,7 +6,7 @@ from aiohttp import web
 from msgspec import Meta, Struct, field
 
 from api import errors
-from api.exchange import answer_json
+from api.exchange import answer_json, salt_of
 from api.generation.answers import token_text
 from api.generation.chat_prompt import read_ending, render
 from api.generation.messages import read_messages
@@ -43,7 +43,7 @@ async def tokenize(request: web.Request) -> web.Response:
         messages = await read_messages(model, asked.messages or [])
         ending = read_ending(asked.add_generation_prompt, asked.continue_final_message)
         tools = await read_tools(model, asked.tools, read_tool)
-        prompt = await render(model, messages, ending, asked.chat_template_kwargs, tools)
+        prompt = await render(model, messages, ending, asked.chat_template_kwargs, tools, salt=salt_of(request))
     answer: dict[str, Any] = {
         "tokens": prompt.tokens,
         "count": len(prompt.tokens),

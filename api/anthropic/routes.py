@@ -39,9 +39,10 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     if asked.max_tokens is None:
         raise errors.bad_request("max_tokens is required", "max_tokens", "missing_required_parameter")
     use = await read_offer(model, asked)
-    prompt = await read_prompt(model, asked, use)
+    salt = salt_of(request, asked.cache_salt)
+    prompt = await read_prompt(model, asked, use, salt)
     id = f"msg_{uuid.uuid4().hex}"
-    member = await message_request(model, asked, prompt, use, id, salt_of(request, asked.cache_salt))
+    member = await message_request(model, asked, prompt, use, id, salt)
     with submit(request, [member]) as generation:
         reply = Reply(id, server.name, ParsedAnswer(model, prompt, use), generation, asked.max_tokens == 0)
         if asked.stream:
@@ -56,11 +57,11 @@ async def count_tokens(request: web.Request) -> web.Response:
     """As many as an answer's usage has in all of its input tokens."""
     asked = convert(await read_asked(request), MessagesRequest, IGNORED, UNSUPPORTED)
     model = request.app[SERVER].ready(asked.model)
-    prompt = await read_prompt(model, asked, await read_offer(model, asked))
+    prompt = await read_prompt(model, asked, await read_offer(model, asked), salt_of(request, asked.cache_salt))
     return answer_json(TokenCount(len(prompt.tokens)))
 
 
-async def read_prompt(model: ServedModel, asked: MessagesRequest, use: ToolUse) -> Prompt:
+async def read_prompt(model: ServedModel, asked: MessagesRequest, use: ToolUse, salt: str) -> Prompt:
     """The prompt; the answer goes on in a final message of the assistant. Raises ApiError 400."""
     chat = await read_conversation(model, asked, use.tools)
     last = chat.messages[-1]
@@ -69,7 +70,7 @@ async def read_prompt(model: ServedModel, asked: MessagesRequest, use: ToolUse) 
         raise errors.bad_request(f"{at}: calls of tools want their results behind them", at, "invalid_value")
     ending: Ending = "message" if last["role"] == "assistant" else "answer"
     variables = thinking_variables(model, asked) | asked.chat_template_kwargs
-    return await render(model, chat.messages, ending, variables, use.tools, chat.beginnings)
+    return await render(model, chat.messages, ending, variables, use.tools, chat.beginnings, salt=salt)
 
 
 async def message_request(

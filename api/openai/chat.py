@@ -9,17 +9,18 @@ from msgspec import Meta, field
 from actors.requests import Request
 from api import errors
 from api.exchange import answer_json, new_id, read_asked, salt_of, submit
-from api.generation.answers import collect, usage
+from api.generation.answers import collect, logprobs_size, usage
 from api.generation.chat_prompt import effort_variables, read_ending, render
 from api.generation.fields import Choices, Salt, TopLogprobs, request_params, seed_of
 from api.generation.messages import read_messages
+from api.generation.offload import off_loop
 from api.generation.parsed_answer import ParsedAnswer
 from api.generation.request_builder import Prompt, build_request
 from api.generation.served_model import ServedModel
 from api.generation.structured import StructuredFields, wanted_in
 from api.generation.tool_choice import grammar_of, read_tool_use
 from api.generation.tools import ToolUse, read_tool
-from api.openai.chat_answers import ChatCompletion, ChatEncoder, choice_logprobs, choice_of
+from api.openai.chat_answers import ChatChoice, ChatCompletion, ChatEncoder, choice_logprobs, choice_of
 from api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions
 from api.parsing import Unsupported, convert
 from api.server import SERVER
@@ -60,8 +61,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     model = server.ready(asked.model)
     id = new_id("chatcmpl")
     use = await read_tool_use(model, asked.tools, asked.tool_choice, asked.parallel_tool_calls, read_tool)
-    prompt = await chat_prompt(model, asked, use)
-    requests = await chat_requests(model, asked, prompt, use, id, salt_of(request, asked.cache_salt))
+    salt = salt_of(request, asked.cache_salt)
+    prompt = await chat_prompt(model, asked, use, salt)
+    requests = await chat_requests(model, asked, prompt, use, id, salt)
     with submit(request, requests) as generation:
         if asked.stream:
             parsed = [ParsedAnswer(model, prompt, use, each.id) for each in requests]
@@ -72,23 +74,23 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         parsed = [
             ParsedAnswer.of(answer, model, prompt, use, each.id) for answer, each in zip(answers, requests, strict=True)
         ]
-        choices = [
-            choice_of(
-                index, answer, parsed[index], choice_logprobs(model.text, answer.logprobs) if asked.logprobs else None
-            )
-            for index, answer in enumerate(answers)
-        ]
+
+        def choices_of() -> list[ChatChoice]:
+            told = [choice_logprobs(model.text, each.logprobs) if asked.logprobs else None for each in answers]
+            return [choice_of(index, *each) for index, each in enumerate(zip(answers, parsed, told, strict=True))]
+
+        choices = await off_loop(logprobs_size(answers), choices_of)
         total = usage(generation, asked.n, reasoning_tokens=sum(each.reasoning_tokens for each in parsed))
         return answer_json(
             ChatCompletion(id=id, created=int(time.time()), model=server.name, choices=choices, usage=total)
         )
 
 
-async def chat_prompt(model: ServedModel, asked: ChatRequest, use: ToolUse) -> Prompt:
+async def chat_prompt(model: ServedModel, asked: ChatRequest, use: ToolUse, salt: str) -> Prompt:
     messages = await read_messages(model, asked.messages)
     ending = read_ending(asked.add_generation_prompt, asked.continue_final_message)
     variables = effort_variables(model, asked.reasoning_effort, "reasoning_effort") | asked.chat_template_kwargs
-    return await render(model, messages, ending, variables, use.tools)
+    return await render(model, messages, ending, variables, use.tools, salt=salt)
 
 
 async def chat_requests(

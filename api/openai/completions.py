@@ -10,10 +10,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from actors.requests import Output, Request, TokenLogprob
 from api import errors
 from api.exchange import answer_json, check_batch, new_id, read_asked, salt_of, submit
-from api.generation.answers import Answer, Usage, collect, drop_output, finite, token_text, usage
+from api.generation.answers import Answer, Usage, collect, drop_output, finite, logprobs_size, token_text, usage
 from api.generation.fields import Choices, Count, Salt, TopLogprobs, request_params, seed_of
+from api.generation.offload import off_loop
 from api.generation.outputs import Generation
-from api.generation.request_builder import Prompt, build_request, encode
+from api.generation.request_builder import Prompt, build_request, encode, encode_all
 from api.generation.served_model import ServedModel, Text
 from api.generation.structured import StructuredFields, wanted_in
 from api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions
@@ -88,7 +89,9 @@ async def completions(request: web.Request) -> web.StreamResponse:
         answers = await collect(generation)
         if asked.scoring:
             drop_output(answers)
-        choices = [writer.whole(index, answer) for index, answer in enumerate(answers)]
+        choices = await off_loop(
+            logprobs_size(answers), lambda: [writer.whole(index, answer) for index, answer in enumerate(answers)]
+        )
         total = usage(generation, asked.n, asked.scoring)
         return answer_json(Completion(id=id, created=int(time.time()), model=server.name, choices=choices, usage=total))
 
@@ -107,7 +110,7 @@ async def read_prompts(model: ServedModel, asked: CompletionRequest) -> list[Pro
     if isinstance(prompt, str):
         return [await encode(model, prompt, asked.add_special_tokens)]
     if all(isinstance(item, str) for item in prompt):
-        return [await encode(model, item, asked.add_special_tokens) for item in prompt]
+        return await encode_all(model, prompt, asked.add_special_tokens)
     if is_tokens(prompt):
         return [Prompt(prompt)]
     if all(isinstance(item, list) and is_tokens(item) for item in prompt):

@@ -6,7 +6,7 @@ from typing import Any
 from aiohttp import web
 
 from api import errors
-from api.exchange import answer_json, read_asked
+from api.exchange import answer_json, read_asked, salt_of
 from api.generation.chat_prompt import effort_variables
 from api.generation.tool_choice import read_tool_use
 from api.parsing import convert
@@ -34,7 +34,8 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     whole = gone_on_from(request, asked, messages)
     if not whole:
         raise errors.bad_request("input: there is nothing to count", "input", "empty_input")
-    prompt = await render_of(asked)(model, whole, "answer" if asked.generate else "closed", variables, use.tools)
+    make, salt = render_of(asked), salt_of(request, asked.cache_salt)
+    prompt = await make(model, whole, "answer" if asked.generate else "closed", variables, use.tools, salt=salt)
     return answer_json({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
 
 

@@ -100,6 +100,7 @@ class Transcript:
     def finish(self, status: str, member: Member, error: ApiError | None = None) -> None:
         assert self._parsed is not None
         parsed = self._parsed
+        self.body["status"] = status  # It is queued no more: items have their numbers behind all of the first events.
         self._note(parsed, parsed.finish(member.finish_reason))
         if not self.prefill_only:
             if not self._items:

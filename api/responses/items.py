@@ -224,20 +224,23 @@ def call_item(id: str, call: str, name: str, arguments: str, status: str) -> Ite
 
 
 def items_of(id: str, message: Mapping[str, Any]) -> list[Item]:
-    """A message as items: its reasoning, what it says, and its calls. id: of the first of them."""
+    """A message as items: its reasoning, what it says, and its calls. id: of what it says; others' are made from it.
+
+    An answer's are those that its response has given, unless that had them in another order.
+    """
     content, calls = message["content"], message.get("tool_calls", ())
     if message["role"] == "tool":
         result = {"type": "function_call_output", "call_id": message["tool_call_id"], "output": content}
         return [{"id": id, **result, "status": "completed"}]
-    items = []
+    items, rest = list[Item](), id.partition("-")[2]
     if thought := message.get("reasoning_content"):
-        items.append(reasoning_item(f"{id}-reasoning", thought, "completed"))
-    if content or not calls:
+        items.append(reasoning_item(f"rs-{rest}.0", thought, "completed"))
+    if content or not (calls or thought):
         items.append(message_item(id, message["role"], content))
-    for index, call in enumerate(calls):
+    for call in calls:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         written = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-        items.append(call_item(f"{id}-call-{index}", call["id"], name, written, "completed"))
+        items.append(call_item(f"fc-{rest}.{len(items)}", call["id"], name, written, "completed"))
     return items
 
 

@@ -54,16 +54,16 @@ async def start_response(
     messages = await read_input(model, asked.input)
     use = await read_tool_use(model, asked.tools, asked.tool_choice, asked.parallel_tool_calls, read_response_tool)
     variables = effort_variables(model, asked.effort, "reasoning.effort") | asked.chat_template_kwargs
-    make = render_of(asked)
+    make, salt = render_of(asked), salt_of(request, asked.cache_salt)
     with ExitStack() as unless_begun:
         turn = open_turn(request.app[SESSIONS], owner, asked, id)
         if turn is not None:
             unless_begun.enter_context(turn)
+            salt = turn.session.salt
             prompt = await extend_chat(model, turn, opening(asked, turn.base) + messages, variables, use, make)
         else:
             whole = instructions(asked) + chain_messages(previous) + messages
-            prompt = await make(model, whole, "answer" if asked.generate else "closed", variables, use.tools)
-        salt = turn.session.salt if turn is not None else salt_of(request, asked.cache_salt)
+            prompt = await make(model, whole, "answer" if asked.generate else "closed", variables, use.tools, salt=salt)
         grammar = await grammar_of(model, prompt, use, wanted_in(asked))
         built = build_request(model, id, prompt, params_of(asked, salt, grammar))
         generation = submit(request, model, built, turn)

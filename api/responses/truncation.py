@@ -19,6 +19,8 @@ async def render_what_fits(
     ending: Ending,
     template_kwargs: Mapping[str, Any],
     tools: Sequence[Tool] = (),
+    *,
+    salt: str,
 ) -> Prompt:
     """`render`, without as many of the oldest messages as have to go so that a token of the answer fits.
 
@@ -32,7 +34,7 @@ async def render_what_fits(
 
     async def prompt_from(cut: int) -> Prompt | None:
         try:
-            prompt = await render(model, system + rest[cut:], ending, template_kwargs, tools)
+            prompt = await render(model, system + rest[cut:], ending, template_kwargs, tools, salt=salt)
         except ApiError as error:
             if error.code == "context_length_exceeded":
                 return None

@@ -16,6 +16,7 @@ from actors.tokens import Tokens
 from api.sessions.log import Turn, TurnStatus
 
 VERSION = 1
+BIG = 1  # the code of integers beyond 64 bits, which msgpack does not have: their digits
 FRAME = struct.Struct("<III")
 
 
@@ -76,7 +77,9 @@ COMMON = tuple(name for name in TurnRecord.__struct_fields__ if name != "previou
 
 def record_of(turn: Turn) -> TurnRecord:
     previous = turn.previous.number if turn.previous is not None else 0
-    return TurnRecord(previous=previous, **{name: getattr(turn, name) for name in COMMON})
+    common = {name: getattr(turn, name) for name in COMMON}
+    said = {name: packable(common[name]) for name in ("messages", "parts")}
+    return TurnRecord(previous=previous, **common | said)
 
 
 def turn_of(record: TurnRecord, known: Mapping[int, Turn]) -> Turn:
@@ -84,6 +87,25 @@ def turn_of(record: TurnRecord, known: Mapping[int, Turn]) -> Turn:
     if record.previous and record.previous not in known:
         raise DamagedLogError(f"turn {record.number} goes on from {record.previous}, which is not there")
     return Turn(previous=known.get(record.previous), **{name: getattr(record, name) for name in COMMON})
+
+
+def packable(value: Any) -> Any:
+    """The same with what msgpack does not have as what it has; clients choose how large the arguments of calls are."""
+    match value:
+        case dict():
+            return {key: packable(each) for key, each in value.items()}
+        case list() | tuple():
+            return type(value)(map(packable, value))
+        case int() if not -(2**63) <= value < 2**64:
+            return msgspec.msgpack.Ext(BIG, str(value).encode())
+        case _:
+            return value
+
+
+def unpacked(code: int, data: memoryview) -> int:
+    if code != BIG:
+        raise ValueError(f"extension {code} is not known")
+    return int(bytes(data))
 
 
 def encode(records: Iterable[LogRecord]) -> bytes:
@@ -108,9 +130,9 @@ def decode(data: bytes) -> tuple[list[LogRecord], int]:
         version = msgspec.msgpack.decode(payloads[0], type=Versioned).version
         if version != VERSION:
             raise DamagedLogError(f"it has version {version}, and this server reads {VERSION}")
-        decoder = msgspec.msgpack.Decoder(LogRecord)
+        decoder = msgspec.msgpack.Decoder(LogRecord, ext_hook=unpacked)
         records: Sequence[LogRecord] = [decoder.decode(payload) for payload in payloads]
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise DamagedLogError(f"a record is wrong: {error}") from None
     return list(records), end
 

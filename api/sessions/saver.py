@@ -1,6 +1,7 @@
 """Brings a session's log to its file in the background, and says when it is there."""
 
 import asyncio
+import errno
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -145,8 +146,8 @@ class Saver:
             if self._deleted:
                 await self._disk.delete(self.key)
             self.error = None
-        except OSError as error:
-            self.set_behind(error)
+        except Exception as error:  # Also a record that cannot be written: no turn is lost in silence.
+            self.set_behind(error if isinstance(error, OSError) else OSError(errno.EINVAL, str(error)))
             what = "a session's file is not deleted" if self._deleted else "a session is not saved"
             structlog.get_logger().error(what, key=self.key, error=str(error))
         finally:

@@ -161,7 +161,7 @@ async def extend_chat(
     turn.messages = tuple(messages)
     ending: Ending = "closed" if turn.prefill_only else "answer"
     whole = with_said(chat_messages(turn.base), messages, is_first=not is_fed(turn.base))
-    prompt = await render(model, whole, ending, template_kwargs, use.tools)
+    prompt = await render(model, whole, ending, template_kwargs, use.tools, salt=turn.session.salt)
     turn.parse = partial(parse_answer, model, prompt, use, turn.request)
     return prompt
 
@@ -197,7 +197,7 @@ class TurnWriter:
 
     def delta(self, index: int, output: Output) -> list[TurnDelta]:
         self._answer.add(output)
-        shown = output.tokens and not self._turn.prefill_only
+        shown = (output.tokens or output.text) and not self._turn.prefill_only
         return [TurnDelta(output.text, unpack(output.tokens))] if shown else []
 
     def closing(self) -> list[TurnEnded]:

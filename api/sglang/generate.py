@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from actors.requests import Output, Request, TokenLogprob
 from api import errors
 from api.exchange import answer_json, check_batch, new_id, ring_id, salt_of, submit
-from api.generation.answers import Answer, collect, drop_output, finite, token_text
+from api.generation.answers import Answer, collect, drop_output, finite, logprobs_size, token_text
 from api.generation.fields import (
     Choices,
     Count,
@@ -26,8 +26,9 @@ from api.generation.fields import (
     sampling_params,
     seed_of,
 )
+from api.generation.offload import off_loop
 from api.generation.outputs import Generation
-from api.generation.request_builder import Prompt, build_request, encode
+from api.generation.request_builder import Prompt, build_request, encode_all
 from api.generation.served_model import ServedModel, Text
 from api.generation.structured import Wanted, of_kinds
 from api.parsing import Unsupported, convert
@@ -123,7 +124,9 @@ async def generate(request: web.Request, asked: GenerateRequest) -> web.StreamRe
         if asked.stream:
             return await stream(request, generation, GenerateEncoder(writer, alone), server.config.ping_interval)
         answers = await collect(generation)
-        results = [writer.result(index, answer) for index, answer in enumerate(answers)]
+        results = await off_loop(
+            logprobs_size(answers), lambda: [writer.result(index, answer) for index, answer in enumerate(answers)]
+        )
         return answer_json(results[0] if alone else results)
 
 
@@ -137,8 +140,7 @@ async def read_prompts(model: ServedModel, asked: GenerateRequest) -> list[Promp
     if (asked.text is None) == (asked.input_ids is None):
         raise errors.bad_request("give either text or input_ids", "text", "invalid_value")
     if asked.text is not None:
-        texts = asked.text if isinstance(asked.text, list) else [asked.text]
-        prompts = [await encode(model, text, field="text") for text in texts]
+        prompts = await encode_all(model, asked.text if isinstance(asked.text, list) else [asked.text], field="text")
     else:
         try:
             rows = msgspec.convert(asked.input_ids if is_batch(asked) else [asked.input_ids], list[list[int]])

@@ -103,6 +103,7 @@ class FakeText:
         beginnings: Sequence[Beginning],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        salt: str = "",
         **variables: Any,
     ) -> tuple[list[int], list[int], list[int]]:
         ids, ends = self.encode_chat(messages, add_generation_prompt, continue_final_message, **variables)

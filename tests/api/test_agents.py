@@ -1,7 +1,7 @@
 """Agents against a real server: openai's client, chat and responses, streamed and not, and what is computed again."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
@@ -150,27 +150,36 @@ def test_without_its_reasoning_an_agent_goes_on_from_the_message_before(client: 
         assert prompt - len("<|im_start|>assistant\n") - 1 <= reused < longer
 
 
-def respond(client: openai.OpenAI, stream: bool, **asked: Any) -> Any:
-    tool = {"type": "function", **WEATHER["function"]}
-    asked |= {"model": "scripted", "tools": [tool]}
-    if not stream:
-        return client.responses.create(**asked)
+def whole(client: openai.OpenAI, asked: dict[str, Any]) -> Any:
+    return client.responses.create(**asked)
+
+
+def streamed(client: openai.OpenAI, asked: dict[str, Any]) -> Any:
     with client.responses.stream(**asked) as events:
         for _ in events:
             pass
         return events.get_final_response()
 
 
-@pytest.mark.parametrize("stream", [False, True])
+def over_a_websocket(client: openai.OpenAI, asked: dict[str, Any]) -> Any:
+    with client.responses.connect() as connection:
+        connection.response.create(**asked)
+        return next(event.response for event in connection if event.type == "response.completed")
+
+
+@pytest.mark.filterwarnings("ignore:connect.. must be used:DeprecationWarning")  # openai's own use of websockets
+@pytest.mark.parametrize("respond", [whole, streamed, over_a_websocket])
 @pytest.mark.parametrize("chained", [True, False], ids=["chained", "sent back"])
-def test_an_agent_of_responses(client: openai.OpenAI, stream: bool, chained: bool) -> None:
+def test_an_agent_of_responses(client: openai.OpenAI, respond: Callable[..., Any], chained: bool) -> None:
+    tool = {"type": "function", **WEATHER["function"]}
     told, reused, items, last = [], [], list[Any](), None
     for city in CITIES:
         new: list[Any] = [{"role": "user", "content": f"How is the weather in {city}?"}]
         while new:
             items += new
             given = {"input": new, "previous_response_id": last} if chained and last else {"input": items}
-            response = respond(client, stream, instructions=SYSTEM, **given)
+            asked = {"model": "scripted", "tools": [tool], "instructions": SYSTEM, **given}
+            response = respond(client, asked)
             last, new = response.id, []
             for item in response.output:
                 match item.type:

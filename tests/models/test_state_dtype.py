@@ -103,7 +103,7 @@ def test_who_goes_on_from_a_checkpoint_gets_the_bits_of_who_was_cut_there(form: 
 
 
 def test_the_error_does_not_grow_with_every_decoded_token() -> None:
-    """Rounded to the nearest it is 1.2e-5 in the mean by then, as what decays slowly stands still; by chance 2e-6."""
+    """Rounded by chance it is 7e-6 in the mean by then."""
     with installed():
         wide, narrow = bundled(F32), bundled(BF16)
         exact, rounded = make_pools(wide), make_pools(narrow)
@@ -112,7 +112,7 @@ def test_the_error_does_not_grow_with_every_decoded_token() -> None:
             (decode(wide, exact, token, at), decode(narrow, rounded, token, at)) for at, token in enumerate(tokens)
         ]
     errors = divergence(*(torch.cat(side)[-50:] for side in zip(*pairs, strict=True)))
-    assert 0 < errors.mean() < 5e-6
+    assert 0 < errors.mean() < 1e-5
 
 
 def test_greedy_tokens_are_the_same_by_native_code_and_by_torch() -> None:

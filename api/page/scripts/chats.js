@@ -39,7 +39,7 @@ function adopt(one) {
   const record = inTab.get("running:" + one.id);
   if (!record || !online()) return;
   one.busy = false;
-  one.running = { ...JSON.parse(record), answer: "", first: null, sent: null, seen: null };
+  one.running = { ...JSON.parse(record), answer: "", thought: "", first: null, sent: null, seen: null };
   pickUp(one);
 }
 

@@ -22,7 +22,7 @@ function turnOf(turn) {
     navigator.clipboard && turn.text && make("button", { class: "small", "data-id": `copy ${turn.turn}`, onclick: () => navigator.clipboard.writeText(turn.text).then(() => toast("Copied.")) }, icon("copy"), "Copy", make("span", { class: "unseen" }, ` the answer of turn ${turn.turn}`)));
   return make("article", { class: "turn", "data-turn": turn.turn, "aria-label": `Turn ${turn.turn}` },
     ...messages.map((message) => saidOf(message, asked && message === messages.at(-1) && { turn: turn.turn, asked, before, still })),
-    make("div", { class: "answer" }, make("h3", { class: "unseen" }, "Answer"), make("div", { class: "words" }, turn.text ?? ""), figuresOf(turn), acts));
+    make("div", { class: "answer" }, make("h3", { class: "unseen" }, "Answer"), thoughtOf(turn.reasoning_content), make("div", { class: "words" }, turn.text ?? ""), figuresOf(turn), acts));
 }
 
 function saidOf({ role, content }, edit) {
@@ -45,11 +45,15 @@ function figuresOf(turn) {
     typeof turn.first_ms === "number" && make("span", { title: "From sending to the first token shown" }, "first token ", make("b", {}, duration(turn.first_ms))));
 }
 
+function thoughtOf(thought, open = false) {
+  return thought && make("details", { class: "thought", open }, make("summary", {}, "Reasoning"), make("div", {}, thought));
+}
+
 function runningOf(running) {
-  live = document.createTextNode(running.answer);
+  live = { answer: document.createTextNode(running.answer), thought: running.thought && document.createTextNode(running.thought) };
   return make("article", { class: "turn", "aria-label": "Running turn", "aria-busy": "true" },
     saidOf({ role: "user", content: running.text }),
-    make("div", { class: "answer writing" }, make("h3", { class: "unseen" }, "Answer"), make("div", { class: "words" }, live)));
+    make("div", { class: "answer writing" }, make("h3", { class: "unseen" }, "Answer"), thoughtOf(live.thought, true), make("div", { class: "words" }, live.answer)));
 }
 
 function noticeOf() {

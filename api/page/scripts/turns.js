@@ -9,7 +9,7 @@ async function send(text) {
   }
   const one = chat;
   one.notice = null;
-  one.running = { text, answer: "", known: one.turns.at(-1)?.turn ?? 0, sent: performance.now(), first: null, id: null, seen: null };
+  one.running = { text, answer: "", thought: "", known: one.turns.at(-1)?.turn ?? 0, sent: performance.now(), first: null, id: null, seen: null };
   $("spoken").replaceChildren();
   type("");
   keepDraft();
@@ -68,7 +68,9 @@ function receive(event) {
     case "response.created":
       return begun(one, event.response);
     case "response.output_text.delta":
-      return grow(one, event.delta);
+      return grow(one, "answer", event.delta);
+    case "response.reasoning_text.delta":
+      return grow(one, "thought", event.delta);
     case "response.completed":
     case "response.incomplete":
     case "response.failed":
@@ -86,13 +88,14 @@ function begun(one, response) {
   if (one === chat) pollSlots();
 }
 
-function grow(one, delta) {
+function grow(one, part, delta) {
   const { running } = one;
   if (running.first === null) running.first = performance.now();
-  running.answer += delta;
+  running[part] += delta;
   if (one !== chat) return;
   const near = nearBottom();
-  live.data = running.answer;
+  if (live[part]) live[part].data = running[part];
+  else showChat();
   speak(running);
   if (near) toBottom();
 }
@@ -120,7 +123,7 @@ async function finish(one, response) {
   one.running = null;
   if (response.status !== "failed") one.turns.push({
     turn: response.turn ?? running.known + 1, id: response.id, status: STATUS[response.status] ?? response.status,
-    finish_reason: response.incomplete_details ? "length" : null, messages: [{ role: "user", content: running.text }], text: running.answer,
+    finish_reason: response.incomplete_details ? "length" : null, messages: [{ role: "user", content: running.text }], text: running.answer, reasoning_content: running.thought,
     output_tokens: output, cached_tokens: cached, prompt_tokens: usage.input_tokens, ...measured(response.id),
   });
   if (one === chat) {

@@ -2,7 +2,8 @@
 
 const TIERS = { slot: "in a slot", host: "in host memory", disk: "on disk", tokens: "kept as tokens" };
 
-let live = document.createTextNode("");
+// Of the running answer, and of the reasoning before it.
+let live = {};
 
 function showChat() {
   showHeading();

@@ -6,7 +6,7 @@ tokenizer has for whole texts.
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from models.text.formats.thinking import ReasoningFormat
@@ -65,6 +65,8 @@ def output_grammar(
     thought = thought_rules(added, reasoning, begun) if reasoning is not None else []
     if answer is not None and calls is None and not thought:
         return answer
+    if answer is not None and calls is not None:
+        calls = replace(calls, required=True)  # In place of the answer there is nothing but calls.
     lines = ["TEXT: /(?s:.*)/", *thought, *(calls.rules(calls) if calls is not None else [])]
     if answer is not None:
         opening = "" if not thought else f"thought {BREAKS} " if begun else f"(thought {BREAKS})? "

@@ -15,6 +15,7 @@ from tests.api.test_agents import CITIES, REPLIES, SCHEMA, call
 
 TOOL: Any = {"name": "weather", "description": "Tells.", "input_schema": SCHEMA}
 NOW: Any = {"name": "now", "description": "It says what time it is. " * 5, "input_schema": {"type": "object"}}
+GET_WEATHER: Any = TOOL | {"name": "get_weather"}
 MARK: Any = {"cache_control": {"type": "ephemeral"}}
 RULES = "You help. " * 20
 HELLO: Any = [{"role": "user", "content": "Hi"}]
@@ -217,8 +218,9 @@ def test_the_bundled_model(bundled: ServerProcess) -> None:
         asked = {"model": "default", "messages": prefill, "max_tokens": 20, "extra_body": {"temperature": 0}}
         [block] = client.messages.create(**asked).content
         assert "7" in block.text and not block.text.startswith("3 plus")
-        with pytest.raises(anthropic.BadRequestError, match="tools is not supported"):
-            client.messages.create(**asked, tools=[TOOL])
+        asked["messages"] = [{"role": "user", "content": "Please get the weather in Bergen."}]
+        [block] = client.messages.create(**asked | {"max_tokens": 100}, tools=[GET_WEATHER]).content
+        assert (block.type, block.name, block.input) == ("tool_use", "get_weather", {"city": "Bergen"})
     with (
         anthropic.Anthropic(base_url=bundled.url, api_key="yours", max_retries=0) as client,
         pytest.raises(anthropic.AuthenticationError),

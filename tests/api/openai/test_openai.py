@@ -312,5 +312,6 @@ async def test_how_a_prompt_ends() -> None:
             both = {"messages": chat, "add_generation_prompt": True, "continue_final_message": True}
             status, error = await served.error(path, both)
             assert (status, error["param"]) == (400, "continue_final_message")
-            hidden = {"messages": chat, "chat_template_kwargs": {"continue_final_message": True}}
-            assert (await served.error(path, hidden))[0] == 400
+            for reserved in ("continue_final_message", "beginnings", "salt"):
+                hidden = {"messages": chat, "chat_template_kwargs": {reserved: True}}
+                assert (await served.error(path, hidden))[0] == 400

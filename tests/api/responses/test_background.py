@@ -95,6 +95,9 @@ async def test_a_refusal_in_the_background_is_kept() -> None:
         failed = await ended(client, asked.id)
         assert (failed.status, str(failed.error and failed.error.code)) == ("failed", "queue_full")
         events = [event async for event in await client.responses.retrieve(asked.id, stream=True)]
+        assert [event.type for event in events[2:5]] == [
+            "response.in_progress", "response.output_item.added", "response.content_part.added"
+        ]  # fmt: skip
         assert events[-1].type == "response.failed"
 
 

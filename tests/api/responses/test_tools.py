@@ -167,6 +167,7 @@ async def test_a_conversation_keeps_calls() -> None:
         listed: Any = (await api.responses.input_items.list(second.id, order="asc")).data
         assert [item.type for item in listed] == ["message", "reasoning", "function_call", "function_call_output"]
         assert listed[2].call_id == listed[3].call_id == call.call_id
+        assert [item.id for item in listed[1:3]] == [item.id for item in first.output]
 
 
 async def test_in_the_background() -> None:

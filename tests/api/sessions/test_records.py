@@ -1,6 +1,7 @@
 """The format of session files: what was written comes back, whatever the file was cut or damaged at."""
 
 import random
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -69,6 +70,19 @@ def test_a_turn_survives() -> None:
     assert record_of(second) == record_of(turn(2, first))
     with pytest.raises(DamagedLogError, match="turn 2 goes on from 1"):
         turn_of(record_of(turn(2, first)), {})
+
+
+def test_integers_of_any_size_survive() -> None:
+    """Clients and models choose them: as arguments of a call."""
+    numbers = [2**64, -(2**63) - 1, 10**300, 2**64 - 1, True]
+    call = {"function": {"name": "send", "arguments": {"wei": numbers, "of": {"x": -(10**30)}}}}
+    said = replace(
+        turn(1),
+        messages=({"role": "assistant", "content": "", "tool_calls": [call]},),
+        parts={"tool_calls": [call]},
+    )
+    [_, record], _ = decode(encode([HEADER, record_of(said)]))
+    assert isinstance(record, TurnRecord) and (record.messages, record.parts) == (said.messages, said.parts)
 
 
 def test_a_file_torn_at_any_byte_of_its_last_record_has_the_others() -> None:

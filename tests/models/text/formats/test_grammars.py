@@ -197,7 +197,7 @@ def test_an_answer_by_a_grammar_of_its_own_or_a_call_behind_reasoning(
     call = '<tool_call>\n{"name": "pick", "arguments": {"of": "a", "n": 1}}\n</tool_call>'
     thought = "Hm.\n</think>\n\n" if begun else "<think>\nHm.\n</think>\n\n"
     grammar = grammar_of(TOOL_FORMATS["hermes"], added, required=False, begun=begun, answer=answer)
-    assert all(accepted(grammar, added, thought + text) for text in (yes, no, call))
+    assert all(accepted(grammar, added, thought + text) for text in (yes, no, call, f"{call}\n{call}"))
     assert not any(accepted(grammar, added, thought + text) for text in ("", maybe, yes + call, call + yes))
     assert accepted(grammar, added, yes) != begun
     alone = output_grammar(answer, None, added, THINK, begun)

@@ -1,4 +1,4 @@
-"""Grammars over the bundled model's bytes: what they let an output be, and what becomes of those that ask too much."""
+"""Grammars over the bundled model's tokens: what they let an output be, and what becomes of those that ask too much."""
 
 import gc
 import json
@@ -17,7 +17,7 @@ from models.text.grammars.writing import choice, grammar, json_schema, regex
 from models.text.tokenizer import load_text
 
 BUNDLED = load_text(Path(__file__).parents[4] / "models" / "bundled")
-VOCABULARY = 300
+VOCABULARY = 800
 GRAMMARS = BUNDLED.grammars(VOCABULARY)
 INTEGERS = {"type": "array", "items": {"type": "integer"}}
 
