@@ -35,14 +35,14 @@ def generate(prompt: list[int], count: int = 5) -> dict[str, Any]:
         ("no_buffer", 0, 4, set()),
     ],
 )
-async def test_four_slots_and_two_hundred_requests(
+async def test_four_slots_and_a_hundred_requests(
     checkpoint: Path, strategy: str, tree_slots: int, fit: int, outcomes: set[str]
 ) -> None:
     options = ["--state-strategy", strategy, "--tree-slots", str(tree_slots), "--poison-freed"]
     with ServerProcess([*SERVE, str(checkpoint), *FOUR, *options]) as server:
-        traffic = Traffic(server.url, 3, 200, at_once=200, finish=3, stream=1)
+        traffic = Traffic(server.url, 3, 100, at_once=100, finish=3, stream=1)
         await traffic.run()
-        assert traffic.outcomes == {"length": 200}
+        assert traffic.outcomes == {"length": 100}
         await asyncio.to_thread(wait_home, server)
         counters = server.get("/server_info")["counters"]
         assert {name for name in ("granted", "skipped") if counters.get(f"checkpoints_{name}", 0)} >= outcomes

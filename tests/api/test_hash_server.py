@@ -33,7 +33,7 @@ def server(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[ServerP
     assert troubles(running) == []
 
 
-@pytest.mark.parametrize("requests", [500, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("requests", [200, pytest.param(10_000, marks=pytest.mark.soak)])
 async def test_every_token_is_right_and_every_slot_comes_home(server: ServerProcess, requests: int) -> None:
     """Twice as many requests in all; SIGTERM ends it."""
     resident = []

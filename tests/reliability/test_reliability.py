@@ -47,7 +47,7 @@ class Plan:
 
 
 # Its few answers say only that nobody is stopped; its memory is still growing into the limits on bytes.
-SHORT = Plan(2, 6, (8, 12), warm=COLD_S, growth_mib=120, part=0.5, slower=1, more_s=0.25)
+SHORT = Plan(2, 5, (6, 9), warm=COLD_S, growth_mib=120, part=0.5, slower=1, more_s=0.25)
 
 
 def long_plan(minutes: float) -> Plan:

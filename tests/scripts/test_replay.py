@@ -17,7 +17,7 @@ from scripts.replaying.policies import POLICIES
 from scripts.replaying.workloads import WORKLOADS, Arrival, Workload, once
 from tests.api.server_process import ROOT
 
-REQUESTS = 400
+REQUESTS = 240
 
 
 def outcome(workload: str, policy: str, slots: int, past: Past | None = None) -> Outcome:

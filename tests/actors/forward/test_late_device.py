@@ -53,7 +53,7 @@ def late_device(late: LateDevice, family: str) -> TorchDevice:
     [
         ("mamba2-groups", None),
         ("nemotron_h", 0),
-        ("granitemoehybrid-rope", None),
+        pytest.param("granitemoehybrid-rope", None, marks=pytest.mark.soak),
         pytest.param("granitemoehybrid-moe", 1, marks=pytest.mark.soak),
     ],
 )

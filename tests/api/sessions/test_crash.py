@@ -187,7 +187,7 @@ def reference() -> Iterator[ServerProcess]:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "seed"), [(5, 1), pytest.param(100, 2, marks=pytest.mark.soak)], ids=["5 times", "100 times"]
+    ("rounds", "seed"), [(3, 1), pytest.param(100, 2, marks=pytest.mark.soak)], ids=["3 times", "100 times"]
 )
 def test_kill_nine(tmp_path: Path, reference: ServerProcess, rounds: int, seed: int) -> None:
     crashes = Crashes(tmp_path, reference, seed)
