@@ -24,7 +24,7 @@ from models.batch import Model
 from models.config import ModelConfig, read_config
 from models.layers.experts import Experts
 from models.layers.linear import Embedding, Linear
-from models.loading.checkpoint import check_folder, find_family
+from models.loading.checkpoint import build_model, check_folder, find_family
 from models.loading.matching import match
 from models.loading.quantization import Scaled, pair_scales, read_quantization
 from models.loading.shards import StoredTensor, find_shards, read_headers
@@ -164,8 +164,7 @@ def examine_model(
     with noting(found.refused):
         family = find_family(values)
         states = STATE_DTYPES[config.state_dtype]
-        with torch.device("meta"):
-            models = {name: family.build(values, dtype, states) for name, dtype in DTYPES.items() if dtype}
+        models = {name: build_model(family, values, dtype, states) for name, dtype in DTYPES.items() if dtype}
         plain = config.dtype if config.dtype in models else str(values.dtype()).removeprefix("torch.")
         model = models[plain]
         found.family, found.loaded_as = str(values.values["model_type"]), plain

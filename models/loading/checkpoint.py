@@ -59,7 +59,7 @@ def load_model(
     check_folder(path)
     config = read_config(path)
     family = find_family(config)
-    model = _build(family, config, dtype or config.dtype(), state_dtype)
+    model = build_model(family, config, dtype or config.dtype(), state_dtype)
     on_built(model)
     if bits is not None:
         before_packing()
@@ -83,7 +83,7 @@ def random_model(
     bits: int | None = None,
 ) -> Model:
     """A model of this config.json with random weights of the usual sizes; state_dtype, bits: see load_model."""
-    model = _build(find_family(ModelConfig(config)), ModelConfig(config), dtype, state_dtype)
+    model = build_model(find_family(ModelConfig(config)), ModelConfig(config), dtype, state_dtype)
     if isinstance(model, nn.Module):
         generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
         for name, parameter in list(model.named_parameters()):
@@ -114,9 +114,13 @@ def find_family(config: ModelConfig) -> Family:
     return FAMILIES[name]
 
 
-def _build(family: Family, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Model:
+def build_model(family: Family, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Model:
+    """Without weights, on the meta device. ModelError for a setting that is not supported, and if nothing recurs."""
     with torch.device("meta"):
-        return family.build(config, dtype, state_dtype)
+        model = family.build(config, dtype, state_dtype)
+    if not model.state_specs():
+        raise ModelError("config.json: no layer has a recurrent state; Baton serves models that have one")
+    return model
 
 
 def _pack(model: nn.Module) -> None:

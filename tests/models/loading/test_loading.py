@@ -274,6 +274,7 @@ CONFIG_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("granitemoehybrid", {"shared_intermediate_size": 0}, "leave layers without MLPs"),
     ("granitemoehybrid-moe", {"num_experts_per_tok": 7}, "a token cannot have 7 of 6 experts"),
     ("granitemoehybrid", {"layer_types": ["mamba", "conv"]}, "unknown layers conv"),
+    ("granitemoehybrid", {"layer_types": ["attention"] * 2}, "no layer has a recurrent state"),
     ("granitemoehybrid", {"mamba_d_head": 8}, "mamba_n_heads · mamba_d_head = 64"),
     ("qwen3_next", {"num_experts": None}, "lacks num_experts"),
     ("qwen3_next", {"linear_num_value_heads": 3}, "3 value heads cannot share 2 key heads evenly"),
