@@ -14,6 +14,7 @@ from api.generation.served_model import ServedModel
 from api.generation.tools import Tool
 from models.text.template import Beginning
 
+BILLING = "x-anthropic-billing-header:"
 MAX_MARKS = 4
 TTLS = (None, "5m", "1h")
 NO_QUESTION: Message = {"role": "user", "content": ""}
@@ -82,8 +83,14 @@ def conversation(asked: MessagesRequest, tools: Sequence[Tool]) -> ReadChat:
 
 def read_system(system: str | list[Any]) -> list[ChatTurn]:
     """None, or one."""
-    blocks = read_blocks(system, "system", "system") if system else []
-    return [ChatTurn("system", blocks)] if blocks else []
+    blocks = [without_billing(block) for block in read_blocks(system, "system", "system")] if system else []
+    said = [block for block in blocks if block.text]
+    return [ChatTurn("system", said)] if said else []
+
+
+def without_billing(block: InputBlock) -> InputBlock:
+    """Claude Code begins with a line that differs from request to request: behind it nothing would be found again."""
+    return replace(block, text=block.text.partition("\n")[2]) if block.text.startswith(BILLING) else block
 
 
 def read_turn(message: Mapping[str, Any], at: str) -> ChatTurn:

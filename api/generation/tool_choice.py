@@ -71,7 +71,7 @@ async def grammar_of(model: ServedModel, prompt: Prompt, use: ToolUse, wanted: W
     """What the output must follow, compiled, for SamplingParams; empty if it may be anything. Raises ApiError 400.
 
     wanted: what the answer is to follow. Calls that must be there follow their schemas, and so do all calls where one
-    of the tools is strict or an answer is wanted, in whose place they stand. Reasoning may come before.
+    of the tools is strict, some are not allowed, or an answer is wanted, in whose place they stand. Reasoning may come before.
     """
     calls = calls_of(model, use, answers=bool(wanted))
     if not wanted and calls is None:
@@ -88,7 +88,8 @@ async def grammar_of(model: ServedModel, prompt: Prompt, use: ToolUse, wanted: W
 def calls_of(model: ServedModel, use: ToolUse, answers: bool) -> WantedCalls | None:
     """The calls that a grammar is to have, if it is to have some. answers: whether there is one for the answer."""
     format, tools, required = model.formats.tools, use.callable, use.mode == "required"
-    if format is None or not tools or not (required or answers or any(tool.strict for tool in tools)):
+    bound = required or answers or use.names is not None or any(tool.strict for tool in tools)
+    if format is None or not tools or not bound:
         return None
     known = [CallableTool(tool.name, tool.parameters, tool.strict) for tool in tools]
     return WantedCalls(known, format.begins[0], format.rules, model.text.added_tokens, required, use.parallel)

@@ -5,7 +5,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from decimal import Decimal
 from math import prod
 from weakref import WeakValueDictionary
 
@@ -24,7 +23,9 @@ KEPT_BYTES = 256 * 2**20
 BYTES_OF_ONE, BYTES_PER_CHARACTER = 100_000, 160
 MOST_CHARACTERS = 500_000
 # Compiling these takes time that grows with the factors and their product, and that no limit of llguidance's bounds.
-MULTIPLES = re.compile(r'"multipleOf"\s*:\s*(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)')
+MULTIPLES = re.compile(r'"multipleOf"\s*:\s*(-?[0-9]+(?:\.[0-9]+)?)')
+ESCAPED = re.compile(r"\\u00([0-9a-fA-F]{2})")
+POINTS = str.maketrans("", "", "-.")
 MOST_OF_A_MULTIPLE, MOST_OF_ALL_MULTIPLES = 999, 1_000_000
 NOT_VERBOSE = "<non-verbose/>"
 
@@ -148,9 +149,8 @@ class CopiedMatcher:
 
 def check_multiples(grammar: str) -> None:
     """GrammarError for schemas that ask for multiples of numbers with many digits."""
-    digits = {
-        "".join(map(str, Decimal(found[1]).as_tuple().digits)).strip("0")[:10] for found in MULTIPLES.finditer(grammar)
-    }
+    plain = ESCAPED.sub(lambda escaped: chr(int(escaped[1], 16)), grammar)
+    digits = {found[1].translate(POINTS).strip("0")[:10] for found in MULTIPLES.finditer(plain)}
     factors = [int(each) for each in digits if each]
     if max(factors, default=1) > MOST_OF_A_MULTIPLE or prod(factors) > MOST_OF_ALL_MULTIPLES:
         raise GrammarError("multipleOf: numbers with more than three digits, or several of two, are not supported")

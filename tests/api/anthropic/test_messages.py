@@ -272,6 +272,18 @@ async def test_an_answer_goes_back_as_it_came() -> None:
             assert prompt.endswith("</tool_call>\ntool:rain\nassistant:")
 
 
+async def test_a_line_that_is_never_the_same_is_left_out() -> None:
+    """Claude Code sends it first; behind it nothing would be found again."""
+    billing = "x-anthropic-billing-header: cc_version=2.1.36; cch=1d3;"
+    rules: Any = [{"type": "text", "text": text} for text in (billing, "You are an agent.")]
+    async with client("Fine.") as (api, served):
+        for system in (rules, f"{billing}\nYou are an agent."):
+            await create(api, messages=HELLO, system=system)
+            assert last_prompt(served) == "system:You are an agent.\nuser:Hi\nassistant:"
+        await create(api, messages=HELLO, system=billing)
+        assert last_prompt(served) == "user:Hi\nassistant:"
+
+
 async def test_a_final_message_of_the_assistant_is_continued() -> None:
     async with client(" is it.") as (api, served):
         said: Any = [*HELLO, {"role": "assistant", "content": "That"}]

@@ -112,6 +112,8 @@ HOSTILE = {
     "refers to itself alone": json_schema({"$ref": "#"}),
     "multiples": json_schema({"type": "integer", "multipleOf": 999983}),
     "several multiples": json_schema({"anyOf": [{"type": "integer", "multipleOf": i} for i in range(90, 99)]}),
+    "multiples by another name": r'start: %json {"type": "integer", "\u006dultipleOf": 999983}',
+    "multiples without end": 'start: %json {"type": "integer", "multipleOf": 7777e99999999999999999999}',
     "nested": "start: " + "(" * 20_000 + '"a"' + ")" * 20_000,
     "long": 'start: "' + "a" * 600_000 + '"',
     "without a token": json_schema({"enum": []}),
