@@ -22,14 +22,18 @@ class OutputTokensDetails(Struct):
     thinking_tokens: int
 
 
-class MessagesUsage(Struct):
-    """Tokens of the prompt: all three together. What cache_control asked to be kept was created, unless read."""
+class MessagesUsage(Struct, omit_defaults=True):
+    """Tokens of the prompt: all three together. What cache_control asked to be kept was created, unless read.
+
+    lost: beyond Anthropic's, why states further on are gone, if some are.
+    """
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: OutputTokensDetails
+    lost: str = ""
 
 
 class ReplyMessage(Struct, kw_only=True):
@@ -117,7 +121,7 @@ class Reply:
         created = max(max(member.request.checkpoints, default=0) - read, 0)
         details = OutputTokensDetails(self._parsed.reasoning_tokens)
         written = 0 if self._prompt_only else member.completion_tokens
-        return MessagesUsage(member.prompt_tokens - read - created, created, read, written, details)
+        return MessagesUsage(member.prompt_tokens - read - created, created, read, written, details, member.miss_reason)
 
 
 def stopped(parsed: ParsedAnswer, stop_reason: str | int | None) -> tuple[StopReason, str | None]:

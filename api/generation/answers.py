@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from actors import tokens
 from actors.requests import Output, TokenLogprob
-from api.generation.outputs import Generation
+from api.generation.outputs import Generation, Member
 from api.generation.served_model import Text
 
 LEAST_LOGPROB = -9999.0
@@ -58,11 +58,14 @@ def logprobs_size(answers: Sequence[Answer]) -> int:
     return TOKEN_SIZE * sum(1 + len(item.top) + len(item.asked) for item in told)
 
 
-class PromptTokensDetails(Struct):
-    """Of the prompt: tokens not computed again, and (beyond OpenAI's) tokens that the cache knew at all."""
+class PromptTokensDetails(Struct, omit_defaults=True):
+    """Of the prompt: tokens not computed again, and (beyond OpenAI's) tokens that the cache knew at all, and why states
+    further on are lost, if some are.
+    """
 
     cached_tokens: int
     matched_tokens: int
+    lost: str = ""
 
 
 class CompletionTokensDetails(Struct):
@@ -90,7 +93,13 @@ def usage(
     cached = sum(member.cached_tokens for member in firsts)
     matched = sum(member.matched_tokens for member in firsts)
     details = CompletionTokensDetails(reasoning_tokens) if reasoning_tokens is not None else UNSET
-    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached, matched), details)
+    prompt_details = PromptTokensDetails(cached, matched, why_lost(firsts))
+    return Usage(prompt, completion, prompt + completion, prompt_details, details)
+
+
+def why_lost(members: Sequence[Member]) -> str:
+    """The reasons for which states that they would have gone on from are gone; empty if none is."""
+    return ",".join(sorted({member.miss_reason for member in members if member.miss_reason}))
 
 
 def summary(generation: Generation) -> dict[str, Any]:
@@ -105,7 +114,7 @@ def summary(generation: Generation) -> dict[str, Any]:
         "completion_tokens": sum(m.completion_tokens for m in members),
         "cached_tokens": sum(m.cached_tokens for m in members),
         "matched_tokens": sum(m.matched_tokens for m in members),
-        "lost": ",".join(sorted({m.miss_reason for m in members if m.miss_reason})),
+        "lost": why_lost(members),
         "queue_ms": milliseconds(min(admitted) - start) if admitted else None,
         "first_token_ms": milliseconds(min(first) - start) if first else None,
         "generation_ms": milliseconds(generation.age),

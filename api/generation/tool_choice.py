@@ -71,7 +71,8 @@ async def grammar_of(model: ServedModel, prompt: Prompt, use: ToolUse, wanted: W
     """What the output must follow, compiled, for SamplingParams; empty if it may be anything. Raises ApiError 400.
 
     wanted: what the answer is to follow. Calls that must be there follow their schemas, and so do all calls where one
-    of the tools is strict, some are not allowed, or an answer is wanted, in whose place they stand. Reasoning may come before.
+    of the tools is strict, not all are allowed, or an answer is wanted, in whose place they stand. Reasoning may come
+    before.
     """
     calls = calls_of(model, use, answers=bool(wanted))
     if not wanted and calls is None:

@@ -119,7 +119,8 @@ class Transcript:
                 "output": [item.whole() for item in self._items],
                 "usage": {
                     "input_tokens": member.prompt_tokens,
-                    "input_tokens_details": {"cached_tokens": member.cached_tokens, "cache_write_tokens": 0},
+                    "input_tokens_details": {"cached_tokens": member.cached_tokens, "cache_write_tokens": 0}
+                    | ({"lost": member.miss_reason} if member.miss_reason else {}),
                     "output_tokens": generated,
                     "output_tokens_details": {"reasoning_tokens": parsed.reasoning_tokens},
                     "total_tokens": member.prompt_tokens + generated,

@@ -36,7 +36,7 @@ from actors.messages import (
     Suspended,
     Unname,
 )
-from actors.requests import EndReason, Output, Request, TokenLogprob
+from actors.requests import EndReason, MissReason, Output, Request, TokenLogprob
 from actors.runtime.timings import Timings
 from api.app import make_app
 from api.config import Config
@@ -134,6 +134,7 @@ class FakeRing:
         self.reply = "Hello, wörld."
         self.held = False
         self.cached = 0
+        self.miss_reason: MissReason = ""
         self.refusal: EndReason | None = None
         self.failing = False
         self.pause = 0.0
@@ -211,7 +212,8 @@ class FakeRing:
 
     async def _play(self, request: Request) -> None:
         """One character of the reply a message; its tokens are its bytes, and EOS ends it."""
-        self.deliver(Delta([Output(request.id, "", b"", request.prompt_len, self.cached, 0)]))
+        first = Output(request.id, "", b"", request.prompt_len, self.cached, 0, miss_reason=self.miss_reason)
+        self.deliver(Delta([first]))
         count = 0
         prompt_logprobs = prompt_items(request)
         for letter in [*self.reply, ""]:

@@ -99,6 +99,10 @@ async def test_why_a_prefix_was_not_reused(checkpoint: Path) -> None:
         body = {"model": "default", "prompt": [*first, 99, 97], "max_tokens": 1, "temperature": 0}
         details = server.post("/v1/completions", body)[1]["usage"]["prompt_tokens_details"]
         assert details == {"cached_tokens": 41, "matched_tokens": 41}
+        details = server.post("/v1/completions", body | {"prompt": [*first[:30], 98]})[1]["usage"][
+            "prompt_tokens_details"
+        ]
+        assert details == {"cached_tokens": 0, "matched_tokens": 30, "lost": "never_kept"}
     lines = [line for line in server.log if line["event"] == "request" and line["endpoint"] == "POST /generate"]
     assert [(line["matched_tokens"], line["lost"]) for line in lines[2:4]] == [(30, "misaligned"), (0, "")]
 

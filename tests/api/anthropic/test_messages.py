@@ -118,6 +118,8 @@ async def test_an_answer_is_the_same_streamed_and_not(reply: str, expected: list
             served.ring.pause = pause
             again = await streamed(api, tools=[WEATHER, NOW])
             assert told(again) == expected and again.usage.to_dict() == usage
+        served.ring.miss_reason = "evicted"
+        assert (await create(api, tools=[WEATHER, NOW])).usage.to_dict() == usage | {"lost": "evicted"}
 
 
 async def test_events_of_a_stream() -> None:

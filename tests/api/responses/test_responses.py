@@ -38,11 +38,14 @@ async def test_a_response() -> None:
         )
         [request] = served.ring.submitted()
         assert await client.responses.retrieve(response.id) == response
-    assert last_prompt(served) == b"system:Be brief.\nuser:hi\nassistant:"
+        prompt, served.ring.miss_reason = last_prompt(served), "evicted"
+        later = await client.responses.create(model="fake", input="hi")
+    assert prompt == b"system:Be brief.\nuser:hi\nassistant:"
     assert (response.status, response.output_text, response.model) == ("completed", REPLY, "fake")
     assert response.usage is not None
-    assert response.usage.input_tokens == len(last_prompt(served))
-    assert response.usage.input_tokens_details.cached_tokens == 3
+    assert response.usage.input_tokens == len(prompt)
+    assert response.usage.input_tokens_details.to_dict() == {"cached_tokens": 3, "cache_write_tokens": 0}
+    assert later.usage is not None and later.usage.input_tokens_details.to_dict()["lost"] == "evicted"
     assert response.usage.output_tokens == len(REPLY.encode()) + 1
     assert (response.instructions, response.metadata, response.store) == ("Be brief.", {"a": "b"}, True)
     assert (request.sampling.temperature, request.sampling.top_p) == (0.5, 0.9)
