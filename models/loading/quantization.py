@@ -16,6 +16,7 @@ from models.loading.shards import StoredTensor, listed
 SCALES = ("_scale_inv", "_scale")
 """What follows a weight's name in its scale's; both are factors, by which its values are multiplied."""
 OF_ACTIVATIONS = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".prob_scale")
+SCALE_DTYPES = ("F64", "F32", "F16", "BF16")
 FP8 = "F8_E4M3"
 SUPPORTED = "only FP8 (e4m3, of modelopt, compressed-tensors and fp8), float32 and bfloat16 weights are"
 
@@ -125,6 +126,8 @@ def pair_scales(
         scale = next((by_name[weight.name + end] for end in SCALES if weight.name + end in by_name), None)
         if scale is None:
             faults.append(f"{weight.name} has no scale")
+        elif scale.dtype not in SCALE_DTYPES:
+            faults.append(f"{scale.name} has the dtype {scale.dtype}")
         elif not _fits(weight.shape, scale.shape, quantization.block):
             faults.append(f"{scale.name} {list(scale.shape)} does not fit {list(weight.shape)}")
         else:

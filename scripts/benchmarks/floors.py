@@ -15,6 +15,7 @@ from models.config import ModelConfig
 from models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
 from models.loading.checkpoint import find_family
 
+HEAD = "lm_head.weight"
 # Bits a weight of a matrix takes, with its part of the scales of a group of 32.
 BITS = {"f32": 32.0, "bf16": 16.0, "int8": 8.5, "q8_0": 8.5, "int4": 4.5, "q4_0": 4.5}
 
@@ -65,11 +66,12 @@ def floor_of(config: dict[str, Any], weights: str = "bf16", state_bytes: int = 4
     matrices = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) == 2}
     routed = {name: math.prod(shape) for name, shape in shapes.items() if ".experts." in name and len(shape) == 3}
     others = sum(p.nbytes for name, p in model.named_parameters() if name not in matrices | routed)
-    # The embedding is the head too: a step reads it once as that.
-    read = sum(matrices.values()) * BITS[weights] / 8 + others
+    # The embedding is the head too, which a step reads once; beside a head of its own only rows of it are read.
+    untied = [name for name in matrices if "embed" in name and HEAD in matrices]
+    read = sum(count for name, count in matrices.items() if name not in untied) * BITS[weights] / 8 + others
     state = 2 * state_bytes * sum(math.prod(spec.shape) for spec in model.state_specs())
     experts = experts_of(model, BITS[weights] / 8)
-    projections = sum(count for name, count in matrices.items() if "embed" not in name)
+    projections = sum(count for name, count in matrices.items() if "embed" not in name and name != HEAD)
     projections += sum(round(layer.top_k * layer.size / BITS[weights] * 8) for layer in experts)
     return Floor(read, experts, state, projections, sum(spec.nbytes for spec in model.kv_specs()))
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.benchmarks import engine, relay
-from scripts.benchmarks.configs import GRANITE, MAMBA2, QWEN3_NEXT
+from scripts.benchmarks.configs import GRANITE, MAMBA2, NEMOTRON_H, QWEN3_NEXT
 from scripts.benchmarks.contenders import Entry, Workbench
 from scripts.benchmarks.figures import NeverAtOnceError, Spread, decode_rate, quantile, ratios, steady_rate, table
 from scripts.benchmarks.floors import ExpertBytes, floor_of
@@ -89,6 +89,15 @@ def test_the_floor_of_the_mamba2() -> None:
     assert floor.matrices == 24 * 768 * (2 * 1536 + 256 + 24 + 1536)
     assert floor.decode(16, 38e9, behind=7) == 16 * 38e9 / (floor.weights + 16 * floor.state)
     assert floor.prefill(2e12) == 1e12 / floor.matrices
+
+
+def test_the_floor_of_a_head_beside_the_embedding() -> None:
+    """A step reads one of the two, and only the last token of a prompt has to do with the head."""
+    size = NEMOTRON_H["vocab_size"]
+    floor, larger = floor_of(NEMOTRON_H), floor_of(NEMOTRON_H | {"vocab_size": 2 * size})
+    assert NEMOTRON_H["tie_word_embeddings"] is False
+    assert larger.weights - floor.weights == 2 * size * NEMOTRON_H["hidden_size"]
+    assert larger.matrices == floor.matrices
 
 
 def test_the_floors_of_smaller_weights_and_states() -> None:

@@ -162,6 +162,10 @@ def misshape_scale(tensors: dict[str, Any]) -> None:
     tensors[WEIGHT + "_scale_inv"] = torch.ones(3, 4)
 
 
+def scale_by_exponents(tensors: dict[str, Any]) -> None:
+    tensors[WEIGHT + "_scale_inv"] = tensors[WEIGHT + "_scale_inv"].to(torch.float8_e8m0fnu)
+
+
 def scale_nothing(tensors: dict[str, Any]) -> None:
     tensors["backbone.norm_f.weight_scale_inv"] = torch.ones(1)
 
@@ -175,6 +179,7 @@ def break_scale(tensors: dict[str, Any]) -> None:
     [
         (lose_scale, r"not as its quantization_config says: \S*1\.mixer\.in_proj\.weight has no scale"),
         (misshape_scale, r"in_proj\.weight_scale_inv \[3, 4\] does not fit \[296, 64\]"),
+        (scale_by_exponents, r"in_proj\.weight_scale_inv has the dtype F8_E8M0"),
         (scale_nothing, r"surplus tensors: backbone\.norm_f\.weight_scale_inv"),
         (break_scale, r"1\.mixer\.in_proj\.weight holds NaN or infinity"),
     ],
