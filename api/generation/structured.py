@@ -45,17 +45,22 @@ class TextFormat(Struct):
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """vLLM's: one of these."""
+    """vLLM's: one of these. disable_fallback, disable_any_whitespace: taken, and without effect."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    disable_fallback: bool | None = None
+    disable_any_whitespace: bool | None = None
 
 
 class StructuredFields(RequestFields, forbid_unknown_fields=True, kw_only=True):
-    """What chat completions, completions and turns may ask for: one of these at most."""
+    """What chat completions, completions and turns may ask for: one of these at most.
+
+    guided_decoding_backend: taken, and without effect.
+    """
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -63,6 +68,7 @@ class StructuredFields(RequestFields, forbid_unknown_fields=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
 
 
 # What writes a grammar, by the field that asked for it.

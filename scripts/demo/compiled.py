@@ -18,6 +18,8 @@ def forward_of(model: DemoModel, compiled: bool) -> Callable[[Tensor], Tensor]:
     # Without a GPU torch says so to whoever compiles. What cannot be compiled runs as it is.
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     torch._dynamo.config.suppress_errors = True
+    # The layers share their code, and each has a few shapes of its own: one row, one chunk.
+    torch._dynamo.config.recompile_limit = 128
     for layer in model.model.layers:
         layer.compile(dynamic=True)
     return model

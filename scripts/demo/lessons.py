@@ -1,4 +1,4 @@
-"""What training sees: chats by lesson, as batches of token ids and of weights."""
+"""What training sees: chats by lesson, as batches of token ids and of weights, in parts for a thread each."""
 
 import random
 from collections.abc import Iterator
@@ -13,7 +13,8 @@ from scripts.demo.tasks import DRILLS, Task, a_turn, begin
 from scripts.demo.text import END_OF_TEXT, IM_END, IM_START, make_tokenizer, render
 from scripts.demo.world import World
 
-BATCH_TOKENS = 4096
+PARTS = 2
+PART_TOKENS = 2560
 POOL = 2048
 CHUNK = 64
 USER_WEIGHT = 0.05
@@ -74,9 +75,13 @@ def weights_of(ids: list[int], assistant: int) -> list[float]:
     return weights
 
 
+Part = list[tuple[list[int], list[float]]]
+"""Of each chat its token ids and their weights."""
+
+
 @dataclass
 class Batches:
-    """Endless batches of about BATCH_TOKENS tokens, chats of like length together.
+    """Endless batches of PARTS parts of at most PART_TOKENS tokens each, chats of like length together.
 
     The batches of a pool of chats depend on the seed and the pool's number alone. pool, batch: which comes next.
     """
@@ -86,27 +91,27 @@ class Batches:
     pool: int = 0
     batch: int = 0
 
-    def of(self, lesson: Lesson) -> Iterator[tuple[Tensor, Tensor]]:
-        """ids int64 [B, T] and weights float32 [B, T], T a multiple of CHUNK, and one more."""
+    def of(self, lesson: Lesson) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Of each part ids int64 [B, T] and weights float32 [B, T], T a multiple of CHUNK, and one more."""
         while True:
             found = self._pool(lesson)
             while self.batch < len(found):
                 self.batch += 1
-                yield collate(found[self.batch - 1])
+                yield [collate(part) for part in found[self.batch - 1]]
             self.pool, self.batch = self.pool + 1, 0
 
-    def _pool(self, lesson: Lesson) -> list[list[tuple[list[int], list[float]]]]:
+    def _pool(self, lesson: Lesson) -> list[list[Part]]:
         rng = random.Random(f"{self.seed} {self.pool}")
         assistant = self.tokenizer.token_to_id("assistant")
         chats = (make_chat(rng, lesson) for _ in range(POOL))
         encoded = self.tokenizer.encode_batch([render(chat.messages(), chat.schemas()) for chat in chats])
         kept = sorted((each.ids for each in encoded if len(each.ids) <= lesson.longest), key=len)
-        found, batch = [], list[tuple[list[int], list[float]]]()
+        parts: list[Part] = [[]]
         for ids in kept:
-            if batch and (len(batch) + 1) * padded(len(ids)) > BATCH_TOKENS:
-                found.append(batch)
-                batch = []
-            batch.append((ids, weights_of(ids, assistant)))
+            if parts[-1] and (len(parts[-1]) + 1) * padded(len(ids)) > PART_TOKENS:
+                parts.append([])
+            parts[-1].append((ids, weights_of(ids, assistant)))
+        found = [parts[at : at + PARTS] for at in range(0, len(parts), PARTS)]
         rng.shuffle(found)
         return found
 

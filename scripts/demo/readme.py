@@ -5,18 +5,19 @@ import platform
 import torch
 
 from scripts.demo.export import count_parameters
+from scripts.demo.lessons import PARTS
 from scripts.demo.model import DemoModel
 from scripts.demo.training import Training
 
 Result = tuple[str, int, int, int]
 
 
-def readme(model: DemoModel, training: Training, threads: int, results: list[Result]) -> str:
+def readme(model: DemoModel, training: Training, results: list[Result]) -> str:
     """results: exam, turns, right, asked."""
     rows = "\n".join(f"| {name} | {turns} | {right} of {asked} |" for name, turns, right, asked in results)
     size, millions = model.size, count_parameters(model) / 1e6
     mamba, attention = (size.layers.count(kind) for kind in ("mamba", "attention"))
-    machine = f"{threads} threads ({platform.machine()}, torch {torch.__version__.split('+')[0]})"
+    machine = f"{PARTS} threads ({platform.machine()}, torch {torch.__version__.split('+')[0]})"
     return f"""\
 # The bundled demonstration model
 

@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scripts.demo.lessons import LESSONS, Batches, Lesson
+from scripts.demo.lessons import LESSONS, PARTS, Batches, Lesson
 from scripts.demo.model import DemoModel
 
 MUON_RATE, ADAM_RATE, WARM_UP, COOL_DOWN = 0.02, 3e-3, 100, 0.4
@@ -36,6 +37,7 @@ class Training:
 
     def __post_init__(self) -> None:
         self.optimizers = optimizers_for(self.model)
+        self._threads = ThreadPoolExecutor(PARTS)
         self._peaks = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
 
     def run(self, file: Path) -> None:
@@ -43,8 +45,8 @@ class Training:
         begin, saved = time.monotonic() - self.seconds, time.monotonic()
         while self.seen < self.tokens:
             lesson, limit = self._lesson()
-            for ids, weights in self.batches.of(lesson):
-                loss = self._learn(ids, weights)
+            for parts in self.batches.of(lesson):
+                loss = self._learn(parts)
                 self.seconds = time.monotonic() - begin
                 if self.step % SHOWN_EVERY == 0:
                     self._show(loss)
@@ -89,24 +91,28 @@ class Training:
                 return lesson, round(limit)
         return lesson, self.tokens
 
-    def _learn(self, ids: Tensor, weights: Tensor) -> float:
-        """One step on a batch; the mean loss of its answers' tokens."""
+    def _learn(self, parts: Sequence[tuple[Tensor, Tensor]]) -> float:
+        """One step on a batch, each part and then each optimizer in a thread; the mean loss of its answers' tokens."""
         for optimizer, peak in zip(self.optimizers, self._peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * rate(self.step, self.seen / self.tokens)
+        total = sum(float(weights[:, 1:].sum()) for _, weights in parts)
+        losses, gradients = zip(*self._threads.map(lambda part: self._gradients(*part, total), parts), strict=True)
+        for parameter, *found in zip(self.model.parameters(), *gradients, strict=True):
+            parameter.grad = torch.stack(found).sum(0)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        list(self._threads.map(lambda optimizer: optimizer.step(), self.optimizers))
+        self.seen += sum(ids[:, 1:].numel() for ids, _ in parts)
+        self.step += 1
+        return sum(losses) / sum(int((weights[:, 1:] == 1).sum()) for _, weights in parts)
+
+    def _gradients(self, ids: Tensor, weights: Tensor, total: float) -> tuple[float, tuple[Tensor, ...]]:
+        """The loss of the answers' tokens of a part, and its share in the gradient of the loss by `total` weights."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
             logits = self.forward(ids[:, :-1])
         losses = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
         weight = weights[:, 1:].flatten()
-        loss = (losses * weight).sum() / weight.sum()
-        self.model.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
-        self.seen += ids[:, 1:].numel()
-        self.step += 1
-        answers = weight == 1
-        return float((losses.detach() * answers).sum() / answers.sum())
+        gradients = torch.autograd.grad((losses * weight).sum() / total, list(self.model.parameters()))
+        return float(losses.detach()[weight == 1].sum()), gradients
 
     def _show(self, loss: float) -> None:
         speed, left = self.seen / self.seconds, (self.tokens - self.seen) * self.seconds / self.seen / 60
@@ -125,8 +131,9 @@ def rate(step: int, done: float) -> float:
 def optimizers_for(model: DemoModel) -> list[torch.optim.Optimizer]:
     """Muon for the projections, which needs about half the tokens here, AdamW for everything else."""
     projections = [p for name, p in model.named_parameters() if name.endswith(("proj.weight", "linear.weight"))]
+    projections.sort(key=Tensor.numel)
     others = [p for name, p in model.named_parameters() if not name.endswith(("proj.weight", "linear.weight"))]
     return [
-        torch.optim.Muon(projections, lr=MUON_RATE, weight_decay=DECAY),
+        *(torch.optim.Muon(projections[at::PARTS], lr=MUON_RATE, weight_decay=DECAY) for at in range(PARTS)),
         torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
     ]

@@ -2,8 +2,9 @@
 
 import random
 import re
+from collections.abc import Sequence
 from functools import cache
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -161,7 +162,7 @@ def test_the_scan_is_the_recurrence() -> None:
 def training(monkeypatch: pytest.MonkeyPatch, tokens: int, seed: int = 1) -> Training:
     monkeypatch.setattr(loop, "WARM_UP", 2)
     monkeypatch.setattr(lessons, "POOL", 24)
-    monkeypatch.setattr(lessons, "BATCH_TOKENS", 512)
+    monkeypatch.setattr(lessons, "PART_TOKENS", 256)
     torch.manual_seed(seed)
     model = DemoModel(TINY)
     made = Training(model, Batches(words(), seed), tokens, model, autocast=False)
@@ -176,10 +177,31 @@ def test_batches_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Batches(made.tokenizer, 1)
     list(islice(again.of(SHORT), 5))
     rest = Batches(made.tokenizer, 1, pool=again.pool, batch=again.batch)
-    for (ids, weights), (other, others) in zip(first[5:], rest.of(SHORT), strict=False):
+    parts = zip(chain(*first[5:]), chain.from_iterable(rest.of(SHORT)), strict=False)
+    for (ids, weights), (other, others) in parts:
         assert torch.equal(ids, other) and torch.equal(weights, others)
-        assert ids.shape[1] % 64 == 1 and ids.shape[0] * (ids.shape[1] - 1) <= 512
-    assert not torch.equal(first[0][0], next(Batches(made.tokenizer, 2).of(SHORT))[0])
+        assert ids.shape[1] % 64 == 1 and ids.shape[0] * (ids.shape[1] - 1) <= 256
+    assert not torch.equal(first[0][0][0], next(Batches(made.tokenizer, 2).of(SHORT))[0][0])
+
+
+def test_a_step_learns_from_all_parts_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = training(monkeypatch, 1)
+    [parts] = islice(made.batches.of(SHORT), 1)
+    assert len(parts) == lessons.PARTS == 2
+    model = DemoModel(TINY)
+    model.load_state_dict(made.model.state_dict())
+    losses, weights = zip(*((losses_of(model, ids), weights[:, 1:].flatten()) for ids, weights in parts), strict=True)
+    both, weight = torch.cat(losses), torch.cat(weights)
+    ((both * weight).sum() / weight.sum()).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    assert made._learn(parts) == pytest.approx(float(both[weight == 1].mean().detach()), rel=1e-4)
+    for learnt, parameter in zip(made.model.parameters(), model.parameters(), strict=True):
+        assert learnt.grad is not None and parameter.grad is not None
+        torch.testing.assert_close(learnt.grad, parameter.grad, rtol=1e-3, atol=1e-6)
+
+
+def losses_of(model: DemoModel, ids: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
 
 
 def test_a_training_that_was_stopped_gives_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -187,8 +209,8 @@ def test_a_training_that_was_stopped_gives_the_same(monkeypatch: pytest.MonkeyPa
     losses = list[float]()
     learn = whole._learn
 
-    def stopping(ids: Tensor, weights: Tensor) -> float:
-        losses.append(learn(ids, weights))
+    def stopping(parts: Sequence[tuple[Tensor, Tensor]]) -> float:
+        losses.append(learn(parts))
         if whole.step == 6:
             whole.save(tmp_path / "half.pt")
         return losses[-1]
