@@ -1,6 +1,7 @@
 """POST /v1/responses/input_tokens: how long a response's prompt would be."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -30,7 +31,8 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     model = request.app[SERVER].ready(asked.model)
     use = await read_tool_use(model, asked.tools, asked.tool_choice, asked.parallel_tool_calls, read_response_tool)
     variables = effort_variables(model, asked.effort, "reasoning.effort") | asked.chat_template_kwargs
-    messages = await read_input(model, asked.input) if asked.input else []
+    find = partial(request.app[RESPONSES].item, owner_of(request))
+    messages = await read_input(model, asked.input, find) if asked.input else []
     whole = gone_on_from(request, asked, messages)
     if not whole:
         raise errors.bad_request("input: there is nothing to count", "input", "empty_input")

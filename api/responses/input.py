@@ -1,6 +1,6 @@
 """A response's input: items as clients send them, made into the messages that templates show."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from api import errors
@@ -16,16 +16,26 @@ from api.generation.messages import (
 from api.generation.served_model import ServedModel
 
 NOT_SHOWN = ("type", "phase")
+Item = Mapping[str, Any]
+Find = Callable[[str, str], Item]
 
 
-async def read_input(model: ServedModel, given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Raises ApiError 400 naming the place."""
+async def read_input(model: ServedModel, given: str | Sequence[Item], find: Find) -> list[Message]:
+    """find: the item of an id, for a field that its error names. Raises ApiError: 400 naming the place, 404 by find."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    return join_answers(await read_each(model, given, read_item, "input"))
+    items = [referred(item, find, f"input[{index}]") for index, item in enumerate(given)]
+    return join_answers(await read_each(model, items, read_item, "input"))
 
 
-def read_item(item: Mapping[str, Any], at: str) -> Message:
+def referred(item: Item, find: Find, at: str) -> Item:
+    """The item itself, or the one that it stands for. OpenAI's clients may leave out the type of a reference."""
+    if item.get("type") == "item_reference" or item.keys() == {"id"}:
+        return find(read_string(item.get("id"), f"{at}.id"), f"{at}.id")
+    return item
+
+
+def read_item(item: Item, at: str) -> Message:
     """A message, or a part of one: the reasoning or a call of an earlier response, the result of a call."""
     match item.get("type", "message"):
         case "message":
@@ -40,7 +50,7 @@ def read_item(item: Mapping[str, Any], at: str) -> Message:
             return {"role": "tool", "content": read_content(output, f"{at}.output"), "tool_call_id": id}
         case "reasoning":
             return {"role": "assistant", "content": "", "reasoning_content": read_reasoning(item, at)}
-    known = "message, function_call, function_call_output or reasoning"
+    known = "message, function_call, function_call_output, reasoning or item_reference"
     raise errors.unsupported(f"{at}.type", f"is {errors.shown(item['type'])}: expected {known}")
 
 

@@ -51,7 +51,7 @@ async def start_response(
     if asked.background and not responses.enabled:
         raise errors.unsupported("background", "needs stored responses: --response-retention is 0")
     previous = find_previous(responses, owner, asked.previous_response_id, latest)
-    messages = await read_input(model, asked.input)
+    messages = await read_input(model, asked.input, partial(responses.item, owner))
     use = await read_tool_use(model, asked.tools, asked.tool_choice, asked.parallel_tool_calls, read_response_tool)
     variables = effort_variables(model, asked.effort, "reasoning.effort") | asked.chat_template_kwargs
     make, salt = render_of(asked), salt_of(request, asked.cache_salt)

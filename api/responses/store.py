@@ -124,6 +124,15 @@ class ResponseStore:
             raise ApiError(404, f"there is no response {id!r}", "not_found_error", "response_id", "response_not_found")
         return response
 
+    def item(self, owner: bytes, id: str, field: str) -> dict[str, Any]:
+        """An item of the output of a stored response, whose id is made from that one's. Raises 404 naming the field."""
+        response = self.find(owner, "resp-" + id.partition("-")[2].partition(".")[0])
+        for item in response.body["output"] if response is not None else ():
+            if item["id"] == id:
+                return dict(item)
+        message = f"there is no item {id!r} in a response that is stored"
+        raise ApiError(404, message, "not_found_error", field, "item_not_found")
+
     def delete(self, owner: bytes, id: str) -> None:
         self._running.pop((owner, id), None)
         if (response := self._ended.pop((owner, id))) is not None:

@@ -183,7 +183,7 @@ async def test_log_probabilities() -> None:
         ("tools", [{"type": "web_search"}]), ("conversation", {"name": "c"}), ("after", 1), ("truncation", "some"),
         ("text", {"format": {"type": "json_object"}}), ("nonsense", 1),
         ("reasoning", {"effort": "huge"}), ("reasoning", {"force": 1}),
-        ("input", []), ("input", [{"type": "item_reference", "id": "x"}]),
+        ("input", []), ("input", [{"type": "item_reference"}]), ("input", [{"type": "item", "id": "x"}]),
         ("input", [{"role": "user", "content": [{"type": "input_image"}]}]),
         ("input", [{"role": {"a": 1}, "content": "a"}]), ("input", [{"role": "user", "content": [{"type": {}}]}]),
     ],

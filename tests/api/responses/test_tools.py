@@ -146,6 +146,29 @@ async def test_a_chain_goes_on_from_calls_and_their_results() -> None:
     assert third.tools[0].to_dict() == WEATHER and third.tool_choice == "auto"
 
 
+async def test_items_may_be_named_that_stand_in_a_stored_response() -> None:
+    async with client(THOUGHT + "I look." + CALL) as (api, served):
+        first = await api.responses.create(model="fake", input="Hi", tools=[WEATHER])
+        call = first.output[-1]
+        assert call.type == "function_call"
+        question: Any = {"role": "user", "content": "Hi"}
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+        prompts = []
+        for said in (
+            [item.to_dict() for item in first.output],
+            [{"type": "item_reference", "id": item.id} for item in first.output],
+            [{"id": item.id} for item in first.output],
+        ):
+            await api.responses.create(model="fake", input=[question, *said, result], tools=[WEATHER])
+            prompts.append(last_prompt(served))
+            counted = await api.responses.input_tokens.count(model="fake", input=[question, *said, result])
+            assert counted.input_tokens > len("Hi")
+        assert prompts[0] == prompts[1] == prompts[2] and "I look." in prompts[0] and "rain" in prompts[0]
+        for unknown in ("msg-none", f"{call.id}9", "x"):
+            with pytest.raises(openai.NotFoundError, match=r"there is no item .* that is stored"):
+                await api.responses.create(model="fake", input=[{"type": "item_reference", "id": unknown}])
+
+
 async def test_a_call_that_was_cut_off_is_not_gone_on_from() -> None:
     async with client("I look." + CALL[:50]) as (api, served):
         first = await api.responses.create(model="fake", input="Hi", tools=[WEATHER])
