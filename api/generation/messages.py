@@ -31,18 +31,23 @@ async def read_messages(model: ServedModel, messages: Sequence[Mapping[str, Any]
     return await read_each(model, messages, read_message, "messages")
 
 
-async def read_each(model: ServedModel, items: Sequence[T], read: Callable[[T, str], R], field: str) -> list[R]:
-    """`read(item, place)` of each. Each is a token at least: more than fit are refused before any is looked at."""
+async def read_each(model: ServedModel, items: Sequence[T], read: Callable[[T, str, str], R], field: str) -> list[R]:
+    """`read(item, place, between)` of each. Each is a token at least: more than fit are refused at once.
+
+    between: what the model's template puts between the parts of a message's text.
+    """
     if len(items) > model.max_model_len:
         raise too_long(model, f"{len(items)} messages", field)
 
+    between = model.text.between_parts
+
     def work() -> list[R]:
-        return [read(item, f"{field}[{index}]") for index, item in enumerate(items)]
+        return [read(item, f"{field}[{index}]", between) for index, item in enumerate(items)]
 
     return await off_loop(len(items) * MESSAGE_SIZE, work)
 
 
-def read_message(message: Mapping[str, Any], at: str) -> Message:
+def read_message(message: Mapping[str, Any], at: str, between: str = "") -> Message:
     """One message, of which templates see role and content, and what else belongs to its role."""
     fields = {name: value for name, value in message.items() if value is not None and name not in IGNORED}
     role = read_role(fields.pop("role", None), f"{at}.role")
@@ -62,7 +67,7 @@ def read_message(message: Mapping[str, Any], at: str) -> Message:
     if fields:
         field = f"{at}.{min(fields)}"
         raise errors.bad_request(f"unknown or unsupported field {field!r}", field, "unknown_parameter")
-    return {"role": role, "content": read_content(content, f"{at}.content"), **own, **passed}
+    return {"role": role, "content": read_content(content, f"{at}.content", between), **own, **passed}
 
 
 def read_role(role: object, at: str) -> str:
@@ -131,13 +136,13 @@ def read_string(value: object, at: str) -> str:
     return value
 
 
-def read_content(content: object, at: str) -> str:
-    """A string, or text parts joined."""
+def read_content(content: object, at: str, between: str) -> str:
+    """A string, or text parts with `between` between them."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise errors.bad_request(f"{at} must be a string or a list of parts", at, "invalid_value")
-    return "".join(read_part(part, f"{at}[{index}]") for index, part in enumerate(content))
+    return between.join(read_part(part, f"{at}[{index}]") for index, part in enumerate(content))
 
 
 def read_part(part: object, at: str) -> str:

@@ -42,6 +42,11 @@ class Text(Protocol):
         ...
 
     @property
+    def between_parts(self) -> str:
+        """What its chat template puts between two parts of a message's text."""
+        ...
+
+    @property
     def tokenizer_info(self) -> dict[str, Any]:
         """tokenizer_config.json, and the chat template."""
         ...

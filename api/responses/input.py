@@ -35,11 +35,11 @@ def referred(item: Item, find: Find, at: str) -> Item:
     return item
 
 
-def read_item(item: Item, at: str) -> Message:
+def read_item(item: Item, at: str, between: str) -> Message:
     """A message, or a part of one: the reasoning or a call of an earlier response, the result of a call."""
     match item.get("type", "message"):
         case "message":
-            return read_message({name: value for name, value in item.items() if name not in NOT_SHOWN}, at)
+            return read_message({name: value for name, value in item.items() if name not in NOT_SHOWN}, at, between)
         case "function_call":
             id, name, arguments = (
                 read_string(item.get(key), f"{at}.{key}") for key in ("call_id", "name", "arguments")
@@ -47,7 +47,7 @@ def read_item(item: Item, at: str) -> Message:
             return {"role": "assistant", "content": "", "tool_calls": [call_message(id, name, arguments)]}
         case "function_call_output":
             id, output = read_string(item.get("call_id"), f"{at}.call_id"), item.get("output")
-            return {"role": "tool", "content": read_content(output, f"{at}.output"), "tool_call_id": id}
+            return {"role": "tool", "content": read_content(output, f"{at}.output", between), "tool_call_id": id}
         case "reasoning":
             return {"role": "assistant", "content": "", "reasoning_content": read_reasoning(item, at)}
     known = "message, function_call, function_call_output, reasoning or item_reference"

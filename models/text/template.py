@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -14,6 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # The words that transformers uses: some templates know them.
 END_OF_FINAL_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "
+PARTS = ("the first part", "the second part")
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -88,6 +90,17 @@ class ChatTemplate:
             raise
         except Exception as error:  # A template is the model author's code: whatever it raises is about this chat.
             raise TemplateError(f"the chat template failed: {error}") from error
+
+    @cached_property
+    def between_parts(self) -> str:
+        """What it puts between two parts of a message's text; nothing where it takes only strings."""
+        content = [{"type": "text", "text": part} for part in PARTS]
+        try:
+            shown = self.render([{"role": "user", "content": content}], add_generation_prompt=False)
+        except TemplateError:
+            return ""
+        between, found, _ = shown.partition(PARTS[0])[2].partition(PARTS[1])
+        return between if found and not between.strip() else ""
 
     def render_open(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The prompt's text up to the end of the final message's content, so that the model writes on in it.

@@ -76,6 +76,11 @@ class ModelText:
         """All names that the chat templates read."""
         return self._template.variables if self._template is not None else frozenset()
 
+    @property
+    def between_parts(self) -> str:
+        """What the chat template puts between two parts of a message's text."""
+        return self._template.between_parts if self._template is not None else ""
+
     def show(self, markers: Collection[str]) -> None:
         """From now on these are text, also where they are special tokens: what reads an output looks for them."""
         hidden = frozenset(id for id, text in self._special.items() if text not in markers)

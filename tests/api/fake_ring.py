@@ -69,6 +69,7 @@ class FakeText:
     template_variables = frozenset({"messages", "tools", "enable_thinking", "begun"})
     eos_ids = (EOS,)
     max_token_bytes: int | None = None
+    between_parts = ""
 
     def __init__(self) -> None:
         self.generation_defaults: dict[str, Any] = {}

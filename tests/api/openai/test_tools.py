@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 from openai.types.chat import ChatCompletion
 
 from actors.tokens import unpack
-from tests.api.fake_ring import AGENT, Served, payloads, read_events, serving
+from tests.api.fake_ring import AGENT, FakeText, Served, payloads, read_events, serving
 
 pytestmark = pytest.mark.anyio
 HELLO: Any = [{"role": "user", "content": "Hi"}]
@@ -158,6 +158,15 @@ async def test_choices() -> None:
             _, grammar = await ask(tool_choice=choice)
             assert LLMatcher.validate_grammar(grammar) == ""
             assert {name for name in ("weather", "now") if f'\\"{name}\\"' in grammar} == names
+
+
+async def test_parts_of_a_text_are_joined_as_the_template_joins_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: Any = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    async with client("Fine.") as (api, served):
+        for between in ("", "\n"):
+            monkeypatch.setattr(FakeText, "between_parts", between)
+            await api.chat.completions.create(model="fake", messages=[{"role": "user", "content": parts}])
+            assert last_prompt(served) == f"user:a{between}b\nassistant:"
 
 
 def allowed(mode: str, *names: str) -> Any:

@@ -115,6 +115,20 @@ def test_it_renders_as_transformers_does(tmp_path: Path, oracle: Oracle, style: 
     assert all(accepted["one question"]) and all(accepted["a call"][:6]) and any(accepted["thoughts"][7:])
 
 
+@pytest.mark.parametrize("style", STYLES)
+def test_parts_are_joined_as_the_template_joins_them(tmp_path: Path, style: str) -> None:
+    (tmp_path / "chat_template.jinja").write_text((FOLDER / f"{style}.jinja").read_text(encoding="utf-8"))
+    text = checkpoint(tmp_path)
+    assert text.between_parts == ("\n" if style == "granite" else "")
+    joined = text.between_parts.join(part["text"] for part in PARTS)
+    try:
+        shown = text.render_chat([{"role": "user", "content": PARTS}])
+    except TemplateError:
+        assert style == "nemotron_v2"
+    else:
+        assert shown == text.render_chat([{"role": "user", "content": joined}])
+
+
 def test_names_choose_among_several_templates(tmp_path: Path, oracle: Oracle) -> None:
     sources = {name: (FOLDER / f"{name}.jinja").read_text(encoding="utf-8") for name in ("hermes", "rag")}
     named = {"default": CHATML, "tool_use": sources["hermes"], "rag": sources["rag"]}
