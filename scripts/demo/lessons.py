@@ -14,7 +14,7 @@ from scripts.demo.text import END_OF_TEXT, IM_END, IM_START, make_tokenizer, ren
 from scripts.demo.world import World
 
 PARTS = 2
-PART_TOKENS = 2560
+PART_TOKENS = 2048
 POOL = 2048
 CHUNK = 64
 USER_WEIGHT = 0.05
