@@ -55,11 +55,13 @@ NEMOTRON_H = {
 }
 VOCABULARY = 97
 MODELS = {"mamba2": MAMBA2, "nemotron_h": NEMOTRON_H, "qwen3_next": settings_of("qwen3_next-moe", VOCABULARY)}
+OTHERS = ("granitemoehybrid-moe", "bamba", "falcon_h1", "nemotron_h-moe-latent", "qwen3_5_moe", "kimi_linear-moe")
+FAMILIES = MODELS | {name: settings_of(name, VOCABULARY) for name in OTHERS}
 
 
 @functools.cache
 def small(family: str) -> Model:
-    return random_model(MODELS[family], torch.float32, torch.device("cpu"), seed=1)
+    return random_model(FAMILIES[family], torch.float32, torch.device("cpu"), seed=1)
 
 
 def logits_of(model: Model, tokens: list[int]) -> torch.Tensor:
@@ -101,7 +103,7 @@ def test_greedy_tokens_of_concurrent_prompts(family: str, depth: int) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", [*MODELS, *(pytest.param(name, marks=pytest.mark.soak) for name in OTHERS)])
 def test_every_state_in_the_tree_is_that_of_its_path(family: str) -> None:
     """Each cached state, after a workload of turns, branches and aborts, equals that of a run token by token."""
     model = small(family)
@@ -149,7 +151,7 @@ async def multi_turn(ring: Ring, conversations: int, turns: int) -> None:
     await asyncio.gather(*map(converse, histories))
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_cached_equals_cold(family: str) -> None:
     """KL between the log probabilities of turns served from the cache and of the same prompts cold, under 1e-6."""
     model = small(family)

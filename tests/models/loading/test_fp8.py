@@ -122,6 +122,19 @@ def test_a_model_is_what_its_values_and_scales_mean(oracle: Oracle, tmp_path: Pa
         assert ((meant[weight] - exact).abs() <= step).all()
 
 
+@pytest.mark.parametrize("name", ["mamba2-groups", "nemotron_h", "granitemoehybrid-rope"])
+def test_logits_are_off_by_what_transformers_says_that_these_weights_cost(
+    oracle: Oracle, tmp_path: Path, name: str
+) -> None:
+    original, tokens = oracle.checkpoint(name), (torch.arange(24) * 7).tolist()
+    path, plain = (copied(original, tmp_path / folder) for folder in ("fp8", "plain"))
+    meant = quantize(path, FORMATS["fp8 by block"])
+    save_file({name: tensor.float() for name, tensor in meant.items()}, plain / "model.safetensors")
+    exact, expected, found = oracle.logits(original, tokens), oracle.logits(plain, tokens), run(load(path))
+    assert (expected - exact).abs().max() > 0.01
+    torch.testing.assert_close(found - exact, expected - exact, atol=1e-4, rtol=0)
+
+
 FUSED = ["nemotron_h-moe", "qwen3_next-moe", "qwen3_5_moe", "kimi_linear-moe"]
 
 

@@ -66,7 +66,7 @@ def hub_mamba2(config: dict[str, Any]) -> None:
 
 
 def hub_nemotron_h(config: dict[str, Any]) -> None:
-    letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-"}
+    letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
     config["hybrid_override_pattern"] = "".join(letters[kind] for kind in config.pop("layers_block_type"))
     config.update(attention_head_dim=config.pop("head_dim"), rms_norm_eps=config.pop("layer_norm_epsilon"))
     config.update(torch_dtype=config.pop("dtype"), time_step_limit=[0.0, float("inf")])
@@ -80,6 +80,16 @@ def hub_granite(config: dict[str, Any]) -> None:
     del config["time_step_limit"]
 
 
+def hub_bamba(config: dict[str, Any]) -> None:
+    config.update(rope_theta=config.pop("rope_parameters")["rope_theta"], rope_scaling=None, attn_rotary_emb=12)
+    config.update(torch_dtype=config.pop("dtype"), mamba_d_head="auto")
+
+
+def hub_falcon_h1(config: dict[str, Any]) -> None:
+    config.update(rope_theta=config.pop("rope_parameters")["rope_theta"], rope_scaling=None)
+    config.update(torch_dtype=config.pop("dtype"), mamba_expand=2)
+
+
 def hub_qwen3_next(config: dict[str, Any]) -> None:
     config.update(full_attention_interval=2, layer_types=None, torch_dtype=config.pop("dtype"), rope_scaling=None)
     config.update(config.pop("rope_parameters"))
@@ -91,7 +101,10 @@ def hub_qwen3_next(config: dict[str, Any]) -> None:
     [
         ("mamba2", hub_mamba2),
         ("nemotron_h", hub_nemotron_h),
+        ("nemotron_h-moe", hub_nemotron_h),
         ("granitemoehybrid-rope", hub_granite),
+        ("bamba-groups", hub_bamba),
+        ("falcon_h1", hub_falcon_h1),
         ("qwen3_next-odd", hub_qwen3_next),
     ],
 )
