@@ -11,7 +11,7 @@ from tests.models.oracle import Oracle, write_tokenizer
 from tests.models.text.test_tokenizer import CHATML
 
 FOLDER = Path(__file__).with_name("templates")
-STYLES = ("hermes", "xml_tools", "nemotron_v2", "granite")
+STYLES = ("hermes", "xml_tools", "nemotron_v2", "granite", "kimi")
 
 WEATHER = {
     "type": "function",
