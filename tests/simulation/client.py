@@ -67,6 +67,11 @@ class Asked:
     late: bool = False
     resubmitted: bool = False
 
+    @property
+    def has_enough(self) -> bool:
+        wanted = self.leave.tokens if self.leave is not None else None
+        return wanted is not None and len(self.tokens) >= wanted
+
 
 class Client:
     """An id stays taken until its request is answered; one that was given up is answered too, but to nobody.
@@ -165,12 +170,22 @@ class Client:
         return asked
 
     def give_up(self, asked: Asked) -> None:
-        if asked.end is None and not asked.left and asked.leave is not None:
-            asked.left = True
-            self.counters[f"client {asked.leave.how}"] += 1
-            self._send("scheduler", Abort(asked.request.id, "timeout" if asked.leave.how == "timeout" else "aborted"))
-            if asked.leave.how == "gone" and asked.session is not None:
-                self.sessions.ended(asked.session, asked)
+        """Whose time is over is given up again when its connection closes."""
+        if asked.end is not None or asked.leave is None:
+            return
+        if asked.left:
+            self.counters["client twice"] += 1
+            self._send("scheduler", Abort(asked.request.id, "aborted"))
+            return
+        asked.left = True
+        self.counters[f"client {asked.leave.how}"] += 1
+        if asked.leave.how == "timeout":
+            self._send("scheduler", Abort(asked.request.id, "timeout"))
+            self._later(asked.leave.after, asked)
+            return
+        self._send("scheduler", Abort(asked.request.id, "aborted"))
+        if asked.leave.how == "gone" and asked.session is not None:
+            self.sessions.ended(asked.session, asked)
 
     def pause(self, mode: PauseMode) -> None:
         self.counters[f"pause {mode}" + (" of requests" if self._open else "")] += 1
@@ -253,7 +268,7 @@ class Client:
         if output.finish_reason is not None:
             asked.cause = output.stop_reason
             self._end(asked, output.finish_reason)
-        elif asked.leave is not None and asked.leave.tokens is not None and len(asked.tokens) >= asked.leave.tokens:
+        elif asked.has_enough and not asked.left:
             self.give_up(asked)
 
     def _named(self, request: str) -> Asked:
