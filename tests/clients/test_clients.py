@@ -28,6 +28,7 @@ TOLD: dict[str, dict[str, Any]] = {
     "langchain_": {
         **dict.fromkeys(("chat", "chat streamed", "responses", "responses streamed"), CONVERSED),
         "structured": STRUCTURED,
+        "by schema": ["city"],
     },
     "openai_agents": dict.fromkeys(("chat", "chat streamed", "responses", "responses streamed"), CONVERSED),
     "litellm_": dict.fromkeys(("chat", "chat streamed"), CONVERSED),
