@@ -270,7 +270,7 @@ def check(config: Config, source: Mapping[str, str]) -> None:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
         raise ConfigError(f"{source.get('device')}: expected auto, cpu or cuda, not {config.device!r}")
     for origin in config.cors:
-        if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
             raise ConfigError(f"{source.get('cors')}: expected an origin as https://example.org, or *, not {origin!r}")
     if any(not key.strip() for key in config.api_key):
         raise ConfigError(f"{source.get('api_key')}: an API key cannot be empty")

@@ -15,6 +15,7 @@ from api.config import Config
 PAGE = "/"
 PROBES = frozenset({"/health", "/ready"})
 KEYLESS = PROBES | {PAGE}
+WEB = ("http", "https")
 SUBPROTOCOL = "responses"
 KEY_SUBPROTOCOL = "openai-insecure-api-key."
 CORS_HEADERS = {
@@ -59,7 +60,8 @@ class Guard:
             return
         if "*" in self._origins or origin.lower() in self._origins:
             request[CORS_ORIGIN] = origin
-        elif origin.lower() != f"{request.scheme}://{request.headers.get('Host', '')}".lower():
+        # Behind a proxy that ends TLS the page has another scheme than the request.
+        elif origin.lower() not in {f"{scheme}://{request.headers.get('Host', '')}".lower() for scheme in WEB}:
             raise errors.forbidden(f"requests from pages at {origin} are refused: --cors {origin} lets them in")
 
     def _check_key(self, request: web.Request) -> None:

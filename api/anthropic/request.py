@@ -88,7 +88,7 @@ async def read_offer(model: ServedModel, asked: MessagesRequest) -> ToolUse:
     return await read_tool_use(model, asked.tools, wanted, not choice.disable_parallel_tool_use, read_custom_tool)
 
 
-def read_custom_tool(tool: object, at: str) -> Tool:
+def read_custom_tool(tool: object, at: str) -> list[Tool]:
     """{name, description, input_schema, strict}. Raises ApiError 400, which names a tool that the server would run."""
     given = read_object_at(tool, at)
     kind = given.get("type")
@@ -96,7 +96,7 @@ def read_custom_tool(tool: object, at: str) -> Tool:
         raise errors.unsupported(f"{at}.type", f"is {errors.shown(kind)}: only custom tools are supported")
     if given.get("input_schema") is None:
         raise errors.bad_request(f"{at}.input_schema is required", f"{at}.input_schema", "missing_required_parameter")
-    return read_function(given, at, "input_schema")
+    return [read_function(given, at, "input_schema")]
 
 
 def thinking_variables(model: ServedModel, asked: MessagesRequest) -> dict[str, Any]:

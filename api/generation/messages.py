@@ -15,7 +15,17 @@ TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 PASSED_ON = frozenset({"name"})
 OF_ASSISTANTS = ("reasoning_content", "reasoning")
 IGNORED = frozenset(
-    {"annotations", "refusal", "id", "status", "stop_reason", "provider_specific_fields", "thinking_blocks"}
+    {
+        "type",
+        "annotations",
+        "refusal",
+        "parsed",
+        "id",
+        "status",
+        "stop_reason",
+        "provider_specific_fields",
+        "thinking_blocks",
+    }
 )
 TEXT_ONLY = "only text is supported"
 MESSAGE_SIZE = 100  # characters whose encoding takes as long as reading a message

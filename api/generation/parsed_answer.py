@@ -25,6 +25,7 @@ class CalledTool:
 
     id: str
     name: str
+    namespace: str = ""
     pieces: list[str] = field(default_factory=list)
     whole: bool = False
 
@@ -44,8 +45,9 @@ class ParsedAnswer:
 
     def __init__(self, model: ServedModel, prompt: Prompt, use: ToolUse = NO_TOOLS, id: str = "") -> None:
         formats = model.formats
-        self._id = id.partition("-")[2] or uuid.uuid4().hex
+        self._id = id.replace("_", "-").partition("-")[2] or uuid.uuid4().hex
         schemas = {tool.name: tool.parameters for tool in use.callable}
+        self._namespaces = {tool.name: tool.namespace for tool in use.callable}
         self.calls: list[CalledTool] = []
         self.finish_reason: str | None = None
         self._parser = OutputParser(formats.reasoning, prompt.in_reasoning, formats.tools if schemas else None, schemas)
@@ -128,7 +130,8 @@ class ParsedAnswer:
                 case Reasoning(text):
                     self._reasoning.append(text)
                 case CallBegun(_, name):
-                    self.calls.append(CalledTool(f"call_{self._id}_{len(self.calls)}", name))
+                    id = f"call_{self._id}_{len(self.calls)}"
+                    self.calls.append(CalledTool(id, name, self._namespaces.get(name, "")))
                 case CallArguments(index, json):
                     self.calls[index].pieces.append(json)
                 case CallEnded(index, whole):

@@ -29,9 +29,12 @@ class JsonSchemaFormat(Struct):
     description: str | None = None
 
 
-class ResponseFormat(Struct):
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    """schema: where it stands beside the type json_object, as llama.cpp's and Together's clients send it."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    schema: dict[str, Any] | None = None
 
 
 class TextFormat(Struct):
@@ -90,6 +93,8 @@ def of_format(format: ResponseFormat | None, field: str) -> Wanted:
         return {}
     if format.type == "json_schema" and format.json_schema is None:
         raise errors.bad_request(f"{field}.json_schema is required", field, "missing_required_parameter")
+    if format.type == "json_object" and format.schema is not None:
+        return of_schema("json_schema", format.schema, None, field, f"{field}.schema")
     given = format.json_schema or JsonSchemaFormat()
     return of_schema(format.type, given.schema, given.strict, field, f"{field}.json_schema.schema")
 

@@ -1,6 +1,6 @@
 """Which of the tools a request wants called, and the grammar that makes a model call them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from api import errors
@@ -8,7 +8,7 @@ from api.generation.messages import read_object_at, read_string
 from api.generation.request_builder import Prompt
 from api.generation.served_model import ServedModel
 from api.generation.structured import Wanted, check_one
-from api.generation.tools import Mode, Tool, ToolUse, read_tools
+from api.generation.tools import Mode, ReadTool, ToolUse, read_tools
 from models.text.formats.grammars import CallableTool, WantedCalls, output_grammar
 
 
@@ -17,7 +17,7 @@ async def read_tool_use(
     tools: Sequence[object],
     choice: str | Mapping[str, Any] | None,
     parallel: bool,
-    read: Callable[[object, str], Tool],
+    read: ReadTool,
 ) -> ToolUse:
     """A request's fields tools, tool_choice and parallel_tool_calls, as OpenAI has them. Raises ApiError 400."""
     offered = await read_tools(model, tools, read)

@@ -18,6 +18,7 @@ MAX_DEPTH = 64
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 Mode: TypeAlias = Literal["none", "auto", "required"]
+ReadTool: TypeAlias = Callable[[object, str], "list[Tool]"]
 
 
 def no_parameters() -> dict[str, Any]:
@@ -27,13 +28,14 @@ def no_parameters() -> dict[str, Any]:
 class Tool(Struct, frozen=True):
     """A function that the model may call. parameters: the JSON schema of its arguments, an object's.
 
-    strict: its arguments follow the schema.
+    strict: its arguments follow the schema. namespace: what its name begins with for the model, but not for the client.
     """
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] = field(default_factory=no_parameters)
     strict: bool = False
+    namespace: str = ""
 
     def shown(self) -> dict[str, Any]:
         """As templates know it."""
@@ -63,12 +65,12 @@ class ToolUse(Struct, frozen=True):
 NO_TOOLS = ToolUse()
 
 
-def read_tool(tool: object, at: str) -> Tool:
+def read_tool(tool: object, at: str) -> list[Tool]:
     """As chat completions have it: {"type": "function", "function": {…}}. Raises ApiError 400."""
     given = read_object_at(tool, at)
     if given.get("type") != "function":
         raise errors.unsupported(f"{at}.type", f"is {errors.shown(given.get('type'))}: only functions are supported")
-    return read_function(read_object_at(given.get("function"), f"{at}.function"), f"{at}.function")
+    return [read_function(read_object_at(given.get("function"), f"{at}.function"), f"{at}.function")]
 
 
 def read_function(function: Mapping[str, Any], at: str, parameters: str = "parameters") -> Tool:
@@ -122,9 +124,9 @@ def is_deeper(value: object, depth: int) -> bool:
 
 
 async def read_tools(
-    model: ServedModel, tools: Sequence[object], read: Callable[[object, str], Tool], at: str = "tools"
+    model: ServedModel, tools: Sequence[object], read: ReadTool, at: str = "tools"
 ) -> tuple[Tool, ...]:
-    """`read(tool, place)` of each, of those that a request offers. Raises ApiError 400."""
+    """What `read(tool, place)` makes of each that a request offers. Raises ApiError 400."""
     if tools:
         check_model(model, at)
     if len(tools) > MAX_TOOLS:
@@ -134,7 +136,7 @@ async def read_tools(
         raise errors.bad_request(f"{at}: more than {MAX_BYTES} bytes of JSON", at, "invalid_value")
 
     def work() -> list[Tool]:
-        return [read(tool, f"{at}[{index}]") for index, tool in enumerate(tools)]
+        return [each for index, tool in enumerate(tools) for each in read(tool, f"{at}[{index}]")]
 
     return check_names(await off_loop(size, work), at)
 

@@ -6,7 +6,7 @@ from api.parsing import Unsupported
 
 IGNORED = frozenset(
     {
-        "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_retention",
+        "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_retention", "prompt_cache_options",
         "parallel_tool_calls", "prediction", "verbosity",
     }
 )  # fmt: skip

@@ -13,8 +13,9 @@ from api.generation.tool_choice import read_tool_use
 from api.parsing import convert
 from api.responses.context import chain_messages, find_previous
 from api.responses.input import read_input
+from api.responses.offered import read_response_tool
 from api.responses.request import IGNORED, UNSUPPORTED, ResponseRequest, check
-from api.responses.start import Messages, instructions, opening, read_response_tool, render_of
+from api.responses.start import Messages, instructions, opening, render_of
 from api.responses.store import RESPONSES
 from api.security import owner_of
 from api.server import SERVER

@@ -233,4 +233,4 @@ class EventCursor:
 
 def item_id(response: str, kind: str = "msg") -> str:
     """The id of the output message of a response or a turn, made from the id of that, or of another item."""
-    return f"{kind}-" + response.partition("-")[2]
+    return f"{kind}_" + response.replace("_", "-").partition("-")[2]

@@ -14,6 +14,7 @@ from api.generation.messages import (
     read_string,
 )
 from api.generation.served_model import ServedModel
+from api.responses.offered import prefix_of
 
 NOT_SHOWN = ("type", "phase")
 Item = Mapping[str, Any]
@@ -44,7 +45,8 @@ def read_item(item: Item, at: str, between: str) -> Message:
             id, name, arguments = (
                 read_string(item.get(key), f"{at}.{key}") for key in ("call_id", "name", "arguments")
             )
-            return {"role": "assistant", "content": "", "tool_calls": [call_message(id, name, arguments)]}
+            full = prefix_of(read_string(item.get("namespace") or "", f"{at}.namespace")) + name
+            return {"role": "assistant", "content": "", "tool_calls": [call_message(id, full, arguments)]}
         case "function_call_output":
             id, output = read_string(item.get("call_id"), f"{at}.call_id"), item.get("output")
             return {"role": "tool", "content": read_content(output, f"{at}.output", between), "tool_call_id": id}

@@ -9,6 +9,7 @@ import msgspec
 
 from api.generation.messages import call_message
 from api.generation.parsed_answer import CalledTool
+from api.responses.offered import prefix_of
 
 Event: TypeAlias = dict[str, Any]
 Item: TypeAlias = dict[str, Any]
@@ -174,25 +175,23 @@ class FunctionCallItem:
         self._place = {"item_id": id, "output_index": index}
 
     def whole(self) -> Item:
-        return call_item(self._id, self._call.id, self._call.name, self.growing.text, status_of(self))
+        return call_item(self._id, self._call, self.growing.text, status_of(self))
 
     def message(self) -> dict[str, Any]:
         """As templates know it."""
         return call_message(self._call.id, self._call.name, self.growing.text)
 
     def first(self) -> list[Event]:
-        return [added(self._index, call_item(self._id, self._call.id, self._call.name, "", "in_progress"))]
+        return [added(self._index, call_item(self._id, self._call, "", "in_progress"))]
 
     def delta(self, index: int) -> Event:
         arguments, _ = self.growing.delta(index)
         return {"type": "response.function_call_arguments.delta", **self._place, "delta": arguments}
 
     def last(self) -> list[Event]:
-        about = {"name": self._call.name, "arguments": self.growing.text}
-        return [
-            {"type": "response.function_call_arguments.done", **self._place, **about},
-            done(self._index, self.whole()),
-        ]
+        item = self.whole()
+        about = {"name": item["name"], "arguments": item["arguments"]}
+        return [{"type": "response.function_call_arguments.done", **self._place, **about}, done(self._index, item)]
 
 
 def added(index: int, item: Item) -> Event:
@@ -212,15 +211,11 @@ def reasoning_item(id: str, text: str, status: str) -> Item:
     return {"id": id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
 
-def call_item(id: str, call: str, name: str, arguments: str, status: str) -> Item:
-    return {
-        "id": id,
-        "type": "function_call",
-        "call_id": call,
-        "name": name,
-        "arguments": arguments,
-        "status": status,
-    }
+def call_item(id: str, call: CalledTool, arguments: str, status: str) -> Item:
+    """Clients know a tool of a namespace by that and the name that it has there."""
+    name = call.name.removeprefix(prefix_of(call.namespace))
+    item: Item = {"id": id, "type": "function_call", "call_id": call.id, "name": name, "arguments": arguments}
+    return item | ({"namespace": call.namespace} if call.namespace else {}) | {"status": status}
 
 
 def items_of(id: str, message: Mapping[str, Any]) -> list[Item]:
@@ -232,15 +227,15 @@ def items_of(id: str, message: Mapping[str, Any]) -> list[Item]:
     if message["role"] == "tool":
         result = {"type": "function_call_output", "call_id": message["tool_call_id"], "output": content}
         return [{"id": id, **result, "status": "completed"}]
-    items, rest = list[Item](), id.partition("-")[2]
+    items, rest = list[Item](), id.partition("_")[2]
     if thought := message.get("reasoning_content"):
-        items.append(reasoning_item(f"rs-{rest}.0", thought, "completed"))
+        items.append(reasoning_item(f"rs_{rest}.0", thought, "completed"))
     if content or not (calls or thought):
         items.append(message_item(id, message["role"], content))
     for call in calls:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         written = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-        items.append(call_item(f"fc-{rest}.{len(items)}", call["id"], name, written, "completed"))
+        items.append(call_item(f"fc_{rest}.{len(items)}", CalledTool(call["id"], name), written, "completed"))
     return items
 
 

@@ -17,7 +17,7 @@ OF_REASONING = frozenset({"effort", "summary", "generate_summary", "context"})
 IGNORED = (IGNORED_EVERYWHERE - {"metadata", "parallel_tool_calls"}) | {
     "max_tool_calls",
     "stream_options",
-    "prompt_cache_options",
+    "client_metadata",
 }
 UNSUPPORTED: Unsupported = {
     "context_management": ([],),

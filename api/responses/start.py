@@ -1,6 +1,7 @@
 """From what a client asks for to a response that runs."""
 
 import time
+import uuid
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -11,19 +12,18 @@ from aiohttp import web
 
 from actors.requests import Output, Request
 from api import errors
-from api.exchange import REQUEST_ID, new_id, request_context, salt_of
+from api.exchange import REQUEST_ID, request_context, salt_of
 from api.generation.chat_prompt import Render, effort_variables, render
-from api.generation.messages import read_object_at
 from api.generation.outputs import Generation
 from api.generation.parsed_answer import ParsedAnswer
 from api.generation.request_builder import build_request
 from api.generation.served_model import ServedModel, Text
 from api.generation.tool_choice import grammar_of, read_tool_use
-from api.generation.tools import Tool, read_function
 from api.openai.chat_answers import choice_logprobs
 from api.responses.context import chain_messages, find_previous, open_turn
 from api.responses.events import Transcript
 from api.responses.input import read_input
+from api.responses.offered import read_response_tool
 from api.responses.request import ResponseRequest, params_of, wanted_in
 from api.responses.run import ResponseRun
 from api.responses.store import RESPONSES, StoredResponse
@@ -46,7 +46,7 @@ async def start_response(
     latest: a response that may be gone on from although it is not stored. caller_records: the caller logs its end.
     """
     server, responses = request.app[SERVER], request.app[RESPONSES]
-    owner, id = owner_of(request), new_id("resp")
+    owner, id = owner_of(request), f"resp_{uuid.uuid4().hex}"
     model = server.ready(asked.model)
     if asked.background and not responses.enabled:
         raise errors.unsupported("background", "needs stored responses: --response-retention is 0")
@@ -81,14 +81,6 @@ async def start_response(
     run = ResponseRun(server, responses, owner, response, generation, turn, log)
     server.spawn(run.run_to_end())
     return run
-
-
-def read_response_tool(tool: object, at: str) -> Tool:
-    """As Responses have it: {"type": "function", "name": …}. Raises ApiError 400."""
-    given = read_object_at(tool, at)
-    if given.get("type") != "function":
-        raise errors.unsupported(f"{at}.type", f"is {errors.shown(given.get('type'))}: only functions are supported")
-    return read_function(given, at)
 
 
 def instructions(asked: ResponseRequest) -> Messages:

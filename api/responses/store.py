@@ -126,7 +126,7 @@ class ResponseStore:
 
     def item(self, owner: bytes, id: str, field: str) -> dict[str, Any]:
         """An item of the output of a stored response, whose id is made from that one's. Raises 404 naming the field."""
-        response = self.find(owner, "resp-" + id.partition("-")[2].partition(".")[0])
+        response = self.find(owner, "resp_" + id.partition("_")[2].partition(".")[0])
         for item in response.body["output"] if response is not None else ():
             if item["id"] == id:
                 return dict(item)

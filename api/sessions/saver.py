@@ -63,8 +63,8 @@ class SessionDisk:
 
     async def delete_again(self) -> None:
         """Try again to delete what could not be deleted."""
-        with suppress(OSError):
-            for key in list(self._undeleted):
+        for key in list(self._undeleted):
+            with suppress(OSError):
                 await self.delete(key)
 
     def grow(self, owner: bytes, by: int) -> None:

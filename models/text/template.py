@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from itertools import groupby, takewhile
 from typing import Any, NoReturn
 
 import jinja2
@@ -16,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 # The words that transformers uses: some templates know them.
 END_OF_FINAL_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "
 PARTS = ("the first part", "the second part")
+LATER = "said later"
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -48,7 +50,8 @@ class ChatTemplate:
     """The templates of a checkpoint by name; "default" is used, or "tool_use", if there is one, when tools are given.
 
     What they see is what transformers shows them: tools and documents are none where none are given, a message's fields
-    that are null are not there, and its reasoning has every name that templates know it by.
+    that are null are not there, and its reasoning has every name that templates know it by. Only what the system says
+    behind its first message is shown otherwise, by those that would refuse or drop it: see `with_one_system`.
 
     special_tokens (bos_token, eos_token, …) are visible to the template. TemplateError if one does not compile.
     variables: all names that one of the templates reads. texts: the sources, and the special tokens.
@@ -82,14 +85,28 @@ class ChatTemplate:
         chat_template: the name of another than the one that is used otherwise, such as "rag".
         """
         template = self._named(chat_template, variables.get("tools"))
+        if any(map(is_system, messages[1:])) and not self._takes_systems_anywhere:
+            messages = with_one_system(messages)
+        return self._rendered(template, messages, add_generation_prompt=add_generation_prompt, **variables)
+
+    def _rendered(self, template: jinja2.Template, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         known = {"tools": None, "documents": None, **self._special_tokens, **variables}
-        shown = [as_templates_know_it(message) for message in messages]
         try:
-            return template.render(messages=shown, add_generation_prompt=add_generation_prompt, **known)
+            return template.render(messages=[as_templates_know_it(message) for message in messages], **known)
         except TemplateError:
             raise
         except Exception as error:  # A template is the model author's code: whatever it raises is about this chat.
             raise TemplateError(f"the chat template failed: {error}") from error
+
+    @cached_property
+    def _takes_systems_anywhere(self) -> bool:
+        said = (("system", "You"), ("system", LATER), ("user", "Hello"), ("system", LATER), ("user", "Hello"))
+        messages = [{"role": role, "content": content} for role, content in said]
+        try:
+            shown = self._rendered(self._templates["default"], messages, add_generation_prompt=True)
+        except TemplateError:
+            return False
+        return shown.count(LATER) == 2
 
     @cached_property
     def between_parts(self) -> str:
@@ -122,6 +139,26 @@ class ChatTemplate:
         if not isinstance(name, str) or name not in self._templates:
             raise TemplateError(f"there is no chat template {name!r}, only {', '.join(sorted(self._templates))}")
         return self._templates[name]
+
+
+def with_one_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The system's first messages as one, and what it says later as the user's, with what the user says beside it."""
+    opening = len(list(takewhile(is_system, messages)))
+    later = [{**message, "role": "user"} if is_system(message) else message for message in messages[opening:]]
+    both = zip([*messages[:opening], *later], messages, strict=True)
+    shown = list[Mapping[str, Any]]()
+    for _, run in groupby(both, key=lambda pair: pair[0].get("role")):
+        as_told, as_said = zip(*run, strict=True)
+        texts = [message.get("content") for message in as_told]
+        if any(map(is_system, as_said)) and all(isinstance(text, str) for text in texts):
+            shown.append({**as_told[0], "content": "\n\n".join(map(str, texts))})
+        else:
+            shown += as_told
+    return shown
+
+
+def is_system(message: Mapping[str, Any]) -> bool:
+    return message.get("role") == "system"
 
 
 def as_templates_know_it(message: Mapping[str, Any]) -> dict[str, Any]:

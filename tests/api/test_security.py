@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.config import Config, ConfigError
+from api.config import Config, ConfigError, check
 from api.security import Guard, host_name
 from tests.api.fake_ring import serving
 
@@ -97,7 +97,15 @@ async def test_a_page_elsewhere_is_refused() -> None:
             assert "Access-Control-Allow-Origin" not in response.headers
         assert served.ring.submitted() == []
         same = served.url.rstrip("/")
-        assert (await served.post("/generate", BODY, headers={"Origin": same}))[0] == 200
+        for origin in (same, same.replace("http", "https")):
+            assert (await served.post("/generate", BODY, headers={"Origin": origin}))[0] == 200, "or behind a proxy"
+
+
+async def test_cors_lets_apps_in() -> None:
+    origin = "app://obsidian.md"
+    check(Config(model="m", cors=(origin,)), {})
+    async with serving(cors=(origin,)) as served:
+        assert (await served.post("/generate", BODY, headers={"Origin": origin}))[0] == 200
 
 
 async def test_cors_lets_pages_in() -> None:

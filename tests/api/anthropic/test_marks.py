@@ -30,7 +30,7 @@ def tool(name: str, **mark: Any) -> dict[str, Any]:
 
 def read(**body: Any) -> tuple[ReadChat, list[dict[str, Any]]]:
     asked = msgspec.convert(body, MessagesRequest)
-    tools = [read_custom_tool(each, "tools") for each in asked.tools]
+    tools = [tool for each in asked.tools for tool in read_custom_tool(each, "tools")]
     return conversation(asked, tools), [each.shown() for each in tools]
 
 

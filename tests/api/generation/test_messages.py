@@ -97,10 +97,10 @@ def tool(**function: Any) -> dict[str, Any]:
 
 def test_a_tool_is_shown_as_it_was_given() -> None:
     schema = {"type": "object", "properties": {"b": {"type": "string"}, "a": {}}, "required": ["a"]}
-    read = read_tool(tool(description="Adds.", parameters=schema, strict=True), "tools[0]")
+    [read] = read_tool(tool(description="Adds.", parameters=schema, strict=True), "tools[0]")
     assert read == Tool("add", "Adds.", schema, strict=True)
     assert read.shown()["function"] == {"name": "add", "description": "Adds.", "parameters": schema}
-    assert read_tool(tool(), "t").shown()["function"]["parameters"] == {"type": "object", "properties": {}}
+    assert read_tool(tool(), "t")[0].shown()["function"]["parameters"] == {"type": "object", "properties": {}}
 
 
 def nested(depth: int) -> dict[str, Any]:

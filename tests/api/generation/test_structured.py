@@ -33,6 +33,10 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
         json_schema(SCHEMA, strict=False),
     ),
     "any object": ({"response_format": {"type": "json_object"}}, ANY_OBJECT),
+    "an object with a schema": (
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        json_schema(SCHEMA, strict=False),
+    ),
     "text": ({"response_format": {"type": "text"}}, ""),
     "guided_json": ({"guided_json": SCHEMA, "guided_decoding_backend": "xgrammar"}, json_schema(SCHEMA)),
     "guided_regex": ({"guided_regex": "a+"}, regex("a+")),
@@ -102,6 +106,7 @@ async def test_a_batch_with_a_regex_for_each() -> None:
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"response_format": {"type": "json_schema"}}, "response_format"),
     ("/v1/chat/completions", {"response_format": {"type": "xml"}}, "response_format.type"),
+    ("/v1/chat/completions", {"response_format": {"type": "json_object", "shema": {}}}, "response_format.shema"),
     (
         "/v1/chat/completions",
         {"response_format": {"type": "json_schema", "json_schema": {"name": "s"}}},

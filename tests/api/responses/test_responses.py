@@ -93,7 +93,7 @@ async def test_what_is_not_there() -> None:
         stored = await one.responses.create(model="fake", input="a")
         gone = await one.responses.create(model="fake", input="a")
         await one.responses.delete(gone.id)
-        for client, id in ((one, "resp-none"), (one, unstored.id), (one, gone.id), (two, stored.id)):
+        for client, id in ((one, "resp_none"), (one, unstored.id), (one, gone.id), (two, stored.id)):
             with pytest.raises(openai.BadRequestError) as caught:
                 await client.responses.create(model="fake", input="b", previous_response_id=id)
             assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
@@ -180,7 +180,7 @@ async def test_log_probabilities() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "web_search"}]), ("conversation", {"name": "c"}), ("after", 1), ("truncation", "some"),
+        ("tools", [{"type": "custom"}]), ("conversation", {"name": "c"}), ("after", 1), ("truncation", "some"),
         ("text", {"format": {"type": "json_object"}}), ("nonsense", 1),
         ("reasoning", {"effort": "huge"}), ("reasoning", {"force": 1}),
         ("input", []), ("input", [{"type": "item_reference"}]), ("input", [{"type": "item", "id": "x"}]),

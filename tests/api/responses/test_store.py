@@ -141,12 +141,12 @@ async def test_input_items_in_pages() -> None:
         assert [text async for _, text in both(listed(response.id, limit=2, order="asc"))] == list("abcde")
         page = await listed(response.id, after=page.data[-1].id)
         assert (texts(page.data), page.has_more) == ([("user", "c"), ("user", "b"), ("user", "a")], False)
-        for query in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "msg-none"}):
+        for query in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "msg_none"}):
             with pytest.raises(openai.BadRequestError) as caught:
                 await listed(response.id, **query)
             assert caught.value.param == next(iter(query))
         with pytest.raises(openai.NotFoundError):
-            await listed("resp-none")
+            await listed("resp_none")
 
 
 async def both(pages: Any) -> AsyncIterator[tuple[str, str]]:

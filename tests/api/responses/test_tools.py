@@ -164,7 +164,7 @@ async def test_items_may_be_named_that_stand_in_a_stored_response() -> None:
             counted = await api.responses.input_tokens.count(model="fake", input=[question, *said, result])
             assert counted.input_tokens > len("Hi")
         assert prompts[0] == prompts[1] == prompts[2] and "I look." in prompts[0] and "rain" in prompts[0]
-        for unknown in ("msg-none", f"{call.id}9", "x"):
+        for unknown in ("msg_none", f"{call.id}9", "x"):
             with pytest.raises(openai.NotFoundError, match=r"there is no item .* that is stored"):
                 await api.responses.create(model="fake", input=[{"type": "item_reference", "id": unknown}])
 
@@ -243,7 +243,10 @@ async def test_choices_and_effort() -> None:
     "body, param",
     [
         ({"tools": [{"type": "function", "function": {"name": "weather"}}]}, "tools[0].name"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "mcp"}]}]}, "tools[0].tools[0].type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"input": [{"type": "function_call_output", "output": "a"}]}, "input[0].call_id"),
@@ -260,3 +263,33 @@ async def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
         status, error = await served.error("/v1/responses", {"input": "hi", **body})
         assert (status, error["param"]) == (400, param)
         assert served.ring.submitted() == []
+
+
+async def test_what_codex_offers() -> None:
+    """Tools of MCP's servers in namespaces, a search that the server would have to run, and what it says of itself."""
+    space = {"type": "namespace", "name": "mcp__sky__", "description": "Of the sky.", "tools": [WEATHER]}
+    other = {**space, "name": "sea"}
+    offered: Any = [{"type": "web_search", "external_web_access": True}, space, other]
+    call = CALL.replace("weather", "mcp__sky__weather")
+    async with client(call) as (api, served):
+        body: Any = {"client_metadata": {"installation": "1"}}
+        asked: Any = {"model": "fake", "input": "hi", "tools": offered, "extra_body": body}
+        response = await api.responses.create(**asked)
+        names = ("mcp__sky__weather", "sea__weather")
+        shown = [{**SHOWN, "function": {**SHOWN["function"], "name": name}} for name in names]  # type: ignore[dict-item]
+        assert last_prompt(served) == f"tools:{json.dumps(shown)}\nuser:hi\nassistant:"
+        [item] = response.output
+        assert item.type == "function_call" and (item.name, item.namespace) == ("weather", "mcp__sky__")
+        events = [event async for event in await api.responses.create(**asked, stream=True)]
+        assert {event.name for event in events if event.type == "response.function_call_arguments.done"} == {"weather"}
+        await api.responses.create(**{**asked, "input": [{"role": "user", "content": "hi"}, item]})
+        assert last_prompt(served).startswith(f"tools:{json.dumps(shown)}\nuser:hi\nassistant:")
+        assert '{"name": "mcp__sky__weather", "arguments"' in last_prompt(served)
+
+
+async def test_ids_begin_as_clients_expect() -> None:
+    """langchain goes on from a response only if its id does."""
+    async with client(THOUGHT + "I look." + CALL) as (api, _):
+        response = await api.responses.create(model="fake", input="hi", tools=[WEATHER])
+    assert response.id.startswith("resp_")
+    assert [item.id[:3] for item in response.output if item.id] == ["rs_", "msg", "fc_"]

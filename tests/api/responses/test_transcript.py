@@ -25,14 +25,14 @@ PARTS = st.sampled_from(["<think>Hm.</think>", "Yes. ", CALL, CALL[:-30], "<tool
 
 
 def member(finish: str | None) -> Member:
-    request = Request("resp-1", b"", 0, Sampling(), Stops(10))
+    request = Request("resp_1", b"", 0, Sampling(), Stops(10))
     made: Any = Member(0, request, None, 0.0)  # type: ignore[arg-type]
     made.finish_reason = finish
     return made  # type: ignore[no-any-return]
 
 
 def body(background: bool) -> dict[str, Any]:
-    return {"id": "resp-1", "background": background, "status": "queued" if background else "in_progress"}
+    return {"id": "resp_1", "background": background, "status": "queued" if background else "in_progress"}
 
 
 def read_on(cursor: EventCursor, transcript: Transcript, events: list[dict[str, Any]]) -> None:
@@ -53,13 +53,13 @@ def test_all_readers_see_one_stream(
     parts: list[str], sizes: list[int], readers: list[list[bool]], background: bool, finish: Any
 ) -> None:
     text, at = "".join(parts), 0
-    transcript = Transcript(body(background), ParsedAnswer(MODEL, Prompt([1]), USE, "resp-1"))
+    transcript = Transcript(body(background), ParsedAnswer(MODEL, Prompt([1]), USE, "resp_1"))
     cursors, seen = [EventCursor(transcript) for _ in readers], [list[dict[str, Any]]() for _ in readers]
     turn = 0
     while at < len(text):
         piece = text[at : at + sizes[turn % len(sizes)]]
         at += len(piece)
-        transcript.add(Output("resp-1", piece, tokens.pack(list(piece.encode())), 1, 0, 0))
+        transcript.add(Output("resp_1", piece, tokens.pack(list(piece.encode())), 1, 0, 0))
         for cursor, events, reads in zip(cursors, seen, readers, strict=True):
             if reads[turn % len(reads)]:
                 read_on(cursor, transcript, events)

@@ -56,7 +56,7 @@ async def test_the_official_client() -> None:
                 assert events[-1].response.output_text == REPLY
                 previous = events[-1].response.id
             assert last_prompt(served) == f"user:a\nassistant:{REPLY}\nuser:b\nassistant:".encode()
-            await connection.response.create(model="fake", input="c", previous_response_id="resp-none")
+            await connection.response.create(model="fake", input="c", previous_response_id="resp_none")
             error: Any = await connection.recv()
             assert (error.type, error.status, error.error.code) == ("error", 400, "previous_response_not_found")
             await connection.response.create(model="other", input="c")

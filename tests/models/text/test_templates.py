@@ -157,3 +157,51 @@ def test_only_parts_with_text_can_be_continued(tmp_path: Path) -> None:
     for content in (None, [], [{"type": "image"}]):
         with pytest.raises(TemplateError, match="no text"):
             text.render_chat([ASK, {"role": "assistant", "content": content}], continue_final_message=True)
+
+
+STRICT = """
+{%- for message in messages -%}
+{%- if message['role'] == 'system' and not loop.first -%}
+{{ raise_exception('System message must be at the beginning.') }}
+{%- elif not loop.first and message['role'] == messages[loop.index0 - 1]['role'] -%}
+{{ raise_exception('Roles must alternate.') }}
+{%- endif -%}
+<|im_start|>{{ message['role'] + ': ' + message['content'] }}
+{%- endfor -%}
+"""
+FORGETFUL = """
+{%- for message in messages -%}
+{%- if message['role'] != 'system' or loop.first -%}
+<|im_start|>{{ message['role'] + ': ' + message['content'] }}
+{%- endif -%}
+{%- endfor -%}
+"""
+
+
+@pytest.mark.parametrize("source", [STRICT, FORGETFUL], ids=["refused", "dropped"])
+def test_what_the_system_says_later_is_shown_where_the_template_takes_one_message_of_it(
+    tmp_path: Path, source: str
+) -> None:
+    text = checkpoint(tmp_path, chat_template=source)
+
+    def shown(*said: str) -> list[str]:
+        messages = [dict(zip(("role", "content"), each.split(": "), strict=True)) for each in said]
+        before = [dict(message) for message in messages]
+        rendered = text.render_chat(messages, add_generation_prompt=False)
+        assert messages == before
+        return rendered.split("<|im_start|>")[1:]
+
+    assert shown("system: A", "user: b", "assistant: c") == ["system: A", "user: b", "assistant: c"]
+    assert shown("system: A", "system: B", "user: c") == ["system: A\n\nB", "user: c"]
+    assert shown("user: a", "system: B", "user: c") == ["user: a\n\nB\n\nc"]
+    assert shown("system: A", "user: b", "assistant: c", "system: D") == [
+        "system: A", "user: b", "assistant: c", "user: D",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("style", ["hermes", "granite"])
+def test_templates_that_show_them_anywhere_show_them_there(tmp_path: Path, oracle: Oracle, style: str) -> None:
+    (tmp_path / "chat_template.jinja").write_text((FOLDER / f"{style}.jinja").read_text(encoding="utf-8"))
+    text = checkpoint(tmp_path)
+    said = [SYSTEM, ASK, {"role": "system", "content": "Be quick."}, ASK]
+    assert assert_equal(text, oracle, tmp_path, said)
