@@ -29,9 +29,14 @@ def takes(weight: Tensor) -> bool:
 def packed(weight: Tensor) -> Tensor:
     """[outputs, inputs] → [ceil(outputs/32), ceil(inputs/k), 32, k], padded with zeros; k of INPUTS."""
     (outputs, inputs), side = weight.shape, INPUTS[weight.dtype]
-    blocks, steps = -(-outputs // BLOCK), -(-inputs // side)
-    whole = F.pad(weight.detach(), (0, steps * side - inputs, 0, blocks * BLOCK - outputs))
-    return whole.view(blocks, BLOCK, steps, side).transpose(1, 2).contiguous()
+    blocks, steps, whole = -(-outputs // BLOCK), -(-inputs // side), outputs // BLOCK
+    rows = weight.detach() if inputs % side == 0 else F.pad(weight.detach(), (0, steps * side - inputs))
+    # Beside the weight there is only what becomes of it: a head may be a quarter of a model.
+    found = rows.new_zeros(blocks, steps, BLOCK, side)
+    found[:whole] = rows[: whole * BLOCK].view(whole, BLOCK, steps, side).transpose(1, 2)
+    if rest := outputs % BLOCK:
+        found[whole, :, :rest] = rows[-rest:].view(rest, steps, side).transpose(0, 1)
+    return found
 
 
 def linear(x: Tensor, weight: Tensor, outputs: int, bias: Tensor | None) -> Tensor:

@@ -1,26 +1,30 @@
 """What tells one model's states from another's."""
 
 import hashlib
-import os
+from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 
-SAMPLE = 1 << 16
+from models.config import ModelError
+from models.loading.shards import find_shards, read_headers
+
+SAMPLE = 512  # bytes
 
 
 def fingerprint(folder: Path, *more: object) -> str:
     """A digest of a checkpoint's configuration and weights, and of `more`: what else its states depend on.
 
-    Of each weights file the length, the beginning and the end are taken: one of them has the header of every tensor.
+    Of each tensor the name, type and shape and some bytes of its middle are taken: weights that were trained further
+    differ there, and only there.
     """
     digest = hashlib.blake2b(repr(more).encode(), digest_size=16)
-    weights = [*folder.glob("*.safetensors")] or [*folder.glob("pytorch_model*.bin")]
-    for path in sorted([folder / "config.json", *weights]):
-        if not path.is_file():
-            continue
-        with path.open("rb") as file:
-            length = os.fstat(file.fileno()).st_size
-            digest.update(f"{path.name} {length}".encode())
-            digest.update(file.read(SAMPLE))
-            file.seek(max(length - SAMPLE, 0))
-            digest.update(file.read(SAMPLE))
+    with suppress(OSError):
+        digest.update((folder / "config.json").read_bytes())
+    with suppress(ModelError):
+        for file, tensors in groupby(read_headers(find_shards(folder)), key=lambda tensor: tensor.file):
+            with file.open("rb") as opened:
+                for tensor in tensors:
+                    digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape}".encode())
+                    opened.seek(max((tensor.start + tensor.stop - SAMPLE) // 2, tensor.start))
+                    digest.update(opened.read(min(SAMPLE, tensor.stop - tensor.start)))
     return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 import json
 import mmap
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,11 @@ DTYPES = {
 """Those that weights may have, by safetensors' names."""
 LFS_POINTER = b"version "
 
+with warnings.catch_warnings():
+    # torch warns once a process of memory that it could not write, as that of files here.
+    warnings.simplefilter("ignore")
+    torch.frombuffer(b"0", dtype=torch.uint8)
+
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -39,30 +45,35 @@ class StoredTensor:
 
 
 def find_shards(path: Path) -> list[Path]:
-    """A checkpoint folder's safetensors files, else pytorch_model.bin or its shards.
+    """A checkpoint folder's safetensors files, else those of torch.save; of each kind one for all, else what an index
+    names, else all that are there.
 
-    ModelError if there are none, or some of an index are missing.
+    That is transformers' order: an index may be left of an older checkpoint. ModelError if there are none, or some of
+    the index are missing.
     """
-    indices = [path / f"{stem}.index.json" for stem in ("model.safetensors", "pytorch_model.bin")]
-    index = next((file for file in indices if file.is_file()), None)
-    if index is not None:
-        try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            files = sorted(path / name for name in names)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} has no usable weight_map: {error!r}") from None
-        outside = sorted(name for name in names if Path(name).is_absolute() or ".." in Path(name).parts)
-        if outside:
-            raise ModelError(f"{index} points outside its folder: {listed(outside)}")
-    elif (path / "model.safetensors").is_file():
-        files = [path / "model.safetensors"]
-    else:
-        files = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
+    for stem, pattern in (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "pytorch_model*.bin")):
+        if (path / stem).is_file():
+            return [path / stem]
+        index = path / f"{stem}.index.json"
+        if index.is_file() and (files := _indexed(index)):
+            return files
+        if files := sorted(path.glob(pattern)):
+            return files
+    raise ModelError(f"{path} holds no safetensors files and no pytorch_model.bin, the only weights that are read")
+
+
+def _indexed(index: Path) -> list[Path]:
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        files = sorted(index.parent / name for name in names)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} has no usable weight_map: {error!r}") from None
+    outside = sorted(name for name in names if Path(name).is_absolute() or ".." in Path(name).parts)
+    if outside:
+        raise ModelError(f"{index} points outside its folder: {listed(outside)}")
     absent = [file.name for file in files if not file.is_file()]
     if absent:
-        raise ModelError(f"{path} lacks the shards {listed(absent)}")
-    if not files:
-        raise ModelError(f"{path} holds no safetensors files and no pytorch_model.bin, the only weights that are read")
+        raise ModelError(f"{index.parent} lacks the shards {listed(absent)}")
     return files
 
 
@@ -113,7 +124,8 @@ def _stored(file: Path, begin: int, name: str, entry: dict[str, Any]) -> StoredT
 def _check(file: Path) -> None:
     """What the header says of types, shapes and places."""
     try:
-        with safe_open(file, framework="pt", device="cpu"):
+        # Its torch would map the file as memory to write to, of which there may be less than the file is long.
+        with safe_open(file, framework="np", device="cpu"):
             pass
     except SafetensorError as error:
         raise ModelError(f"{file} is damaged: {error}") from None
@@ -146,8 +158,7 @@ class MappedShards:
         with self._lock:
             if file not in self._maps:
                 with file.open("rb") as opened:
-                    # Private, and never written: torch warns of memory that it could not write.
-                    self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+                    self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
             return self._maps[file]
 
 

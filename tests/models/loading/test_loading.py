@@ -376,6 +376,7 @@ def test_weights_that_are_not_finite_are_named(
 def test_an_index_points_into_its_folder(oracle: Oracle, tmp_path: Path, name: str) -> None:
     path = shutil.copytree(oracle.checkpoint("mamba2"), tmp_path / "copy")
     shutil.copytree(path, tmp_path / "other")
+    (path / "model.safetensors").unlink()
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"backbone.norm_f.weight": name}}))
     with pytest.raises(ModelError, match="points outside its folder"):
         load(path)

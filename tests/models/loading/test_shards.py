@@ -13,6 +13,7 @@ from torch import nn
 
 from models.config import ModelError
 from models.loading.checkpoint import random_model
+from models.loading.fingerprint import fingerprint
 from models.loading.shards import MappedShards, read_headers
 from tests.models.loading.test_loading import assert_loads_alike, copied, load
 from tests.models.oracle import Oracle
@@ -84,6 +85,39 @@ def test_mapped_tensors_are_those_of_the_file(tmp_path: Path) -> None:
         assert torch.equal(shards.view(stored).double(), tensors[stored.name].double())
         shards.release(stored)
         assert torch.equal(shards.view(stored).double(), tensors[stored.name].double())
+
+
+def test_files_are_mapped_as_memory_that_nobody_writes(oracle: Oracle) -> None:
+    """What could be written would count as taken: a file may be longer than there is memory."""
+    shards, file = MappedShards(), oracle.checkpoint("mamba2") / "model.safetensors"
+    views = [shards.view(stored) for stored in read_headers([file])]
+    modes = {line.split()[1] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(file))}
+    assert views and modes == {"r--s"}
+
+
+def test_what_is_left_of_an_older_checkpoint_is_not_read(oracle: Oracle, tmp_path: Path) -> None:
+    """As transformers looks for files: one first, then an index, then what torch.save has written."""
+    original = oracle.checkpoint("mamba2")
+    whole = copied(original, tmp_path / "whole")
+    (whole / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    shards = copied(oracle.checkpoint("mamba2", max_shard_size="40KB"), tmp_path / "shards")
+    for path in (whole, shards):
+        (path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "gone.bin"}}))
+        assert_loads_alike(path, original)
+    (shards / "model.safetensors.index.json").unlink()
+    assert_loads_alike(shards, original)
+
+
+def test_weights_that_differ_anywhere_have_another_fingerprint(oracle: Oracle, tmp_path: Path) -> None:
+    original = oracle.checkpoint("mamba2")
+    known = fingerprint(original)
+    assert fingerprint(copied(original, tmp_path / "copy")) == known != fingerprint(original, 1)
+    weights = load_file(original / "model.safetensors")
+    path = copied(original, tmp_path / "trained")
+    for name, weight in weights.items():
+        save_file({**weights, name: weight * 1.01}, path / "model.safetensors")
+        assert fingerprint(path) != known, name
+    assert fingerprint(copied(original, tmp_path / "other", config=lambda c: c.update(chunk_size=8))) != known
 
 
 WAYS = {"float32": ("float32", None), "bfloat16": ("bfloat16", None), "int8": ("float32", 8)}
