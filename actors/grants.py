@@ -9,10 +9,11 @@ class PageCopy(Struct, frozen=True, array_like=True):
 
 
 class Fill(Struct, frozen=True, array_like=True):
-    """A stored state to go on from: it fills the grant's slot, and its KV the pages from index `first_page` on."""
+    """A stored state to go on from: it fills the grant's slot, and its KV its pages[first_page:end_page]."""
 
     key: int
     first_page: int
+    end_page: int
 
 
 class Chunk(Struct, frozen=True, array_like=True):

@@ -10,47 +10,19 @@ from msgspec import Struct
 
 from actors.control import (
     Cleared as Cleared,
-)
-from actors.control import (
     Continue as Continue,
-)
-from actors.control import (
     Drain as Drain,
-)
-from actors.control import (
     Drained as Drained,
-)
-from actors.control import (
     Flush as Flush,
-)
-from actors.control import (
     Flushed as Flushed,
-)
-from actors.control import (
     Kept as Kept,
-)
-from actors.control import (
     Name as Name,
-)
-from actors.control import (
     Pause as Pause,
-)
-from actors.control import (
     Paused as Paused,
-)
-from actors.control import (
     Restarted as Restarted,
-)
-from actors.control import (
     Speeds as Speeds,
-)
-from actors.control import (
     Suspend as Suspend,
-)
-from actors.control import (
     Suspended as Suspended,
-)
-from actors.control import (
     Unname as Unname,
 )
 from actors.grants import Chunk, Failure, Fill, GrantPages, PageCopy, RowMask
@@ -236,7 +208,7 @@ class Acquire(Struct, tag=True, array_like=True):
     """scheduler → cache: a state slot and pages for `tokens`, matched no further than `limit`.
 
     predecessor: a grant whose state this one is to go on from; the cache waits until that account is closed.
-    priority: lower is served first. checkpoints, keep: as in Request.
+    priority: lower is served first. checkpoints, keep: as in Request. overtaken: as an earlier one was for the request.
     """
 
     grant: int
@@ -248,6 +220,7 @@ class Acquire(Struct, tag=True, array_like=True):
     priority: int = 0
     checkpoints: tuple[int, ...] = ()
     keep: Keep = ""
+    overtaken: int = 0
 
 
 class Cancel(Struct, tag=True, array_like=True):
@@ -257,11 +230,15 @@ class Cancel(Struct, tag=True, array_like=True):
 
 
 class Refused(Struct, tag=True, array_like=True):
-    """cache → scheduler: an Acquire is not granted, because it was cancelled or can never fit."""
+    """cache → scheduler: an Acquire is not granted, because it was cancelled or can never fit.
+
+    overtaken: how many were granted past it, which waited for less.
+    """
 
     grant: int
     reason: Literal["cancelled", "too_large"]
     message: str
+    overtaken: int = 0
 
 
 class Want(Struct, tag=True, array_like=True):

@@ -22,13 +22,11 @@ from api.generation.answers import milliseconds, summary
 from api.generation.request_context import read_trace_context
 from api.openai import chat, completions, stored
 from api.page import routes as page
-from api.responses import conversations, counting, websocket
-from api.responses import routes as responses
+from api.responses import conversations, counting, routes as responses, websocket
 from api.responses.store import RESPONSES, ResponseStore
 from api.security import Guard, cors_headers
 from api.server import SERVER, Server
-from api.sessions import routes as sessions
-from api.sessions import turns
+from api.sessions import routes as sessions, turns
 from api.sessions.files import SessionFiles
 from api.sessions.store import SESSIONS, SessionStore
 from api.sglang import sessions as sglang

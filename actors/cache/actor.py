@@ -93,7 +93,7 @@ class Cache:
         self.allocator = self._make_allocator()
         self.page_queue = PageQueue(self.send, self.accounts, self.pages, self.tree, self.tiers, self.allocator)
         self.waiting = Waiting(self.tiers.store, self.ranking)
-        self.together = Together(self.send, self.accounts, self.worth_waiting)
+        self.together = Together(self.send, self.accounts, self.tree, self.worth_waiting)
         self._flushed: dict[Node[Lease], Lease] = {}
         self._closed: list[int] = []
         self._draining = False
@@ -106,8 +106,8 @@ class Cache:
             case Acquire():
                 self.waiting.park(message)
             case Cancel(grant):
-                if self.waiting.forget(grant):
-                    self.send("scheduler", Refused(grant, "cancelled", "the request was aborted"))
+                if (parked := self.waiting.forget(grant)) is not None:
+                    self.send("scheduler", Refused(grant, "cancelled", "the request was aborted", parked.overtaken))
             case Want():
                 self._give_spares(message)
             case Passed(grant, position):
@@ -241,8 +241,8 @@ class Cache:
         state, moved, fresh = given
         account = Account(acquire, node, self.tree.epoch, table[:whole] + fresh)
         account.copy_source = copy_source
-        if moved:
-            account.named = acquire.session in node.sessions
+        if moved and acquire.session in node.sessions:
+            account.named = True
             self.tiers.names.unbind_from_pool(acquire.session)
         if below is not None:
             account.fill, account.tail = below, cut(acquire.tokens, node.end, below.end)
@@ -287,7 +287,9 @@ class Cache:
                 list(account.pages),
                 None if account.copy_source is None else PageCopy(account.copy_source, account.pages[whole]),
                 known if match.parts and position < known <= acquire.limit else None,
-                None if account.fill is None else Fill(copy_of(account.fill).key, whole),
+                None
+                if account.fill is None
+                else Fill(copy_of(account.fill).key, whole, self.pages.cover(account.fill.end)),
                 origin,
             ),
         )

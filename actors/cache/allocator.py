@@ -44,17 +44,20 @@ class Allocator:
         """
         if not self._has_pages(pages, reserve):
             return None
-        lease, moved = self._state_slot(node, session)
-        if lease is None:
+        lease, moves = self._state_slot(node, session)
+        if lease is None and not moves:
             return None
         fresh = self.take_pages(pages)
         if fresh is None:
-            self._give_back(lease, node if moved else None)
+            # The pages wait for a copy that is being made; nobody else is to have the slot meanwhile.
+            self.grant_waits_for_slot = True
+            if lease is not None:
+                self._ledger.free(lease)
             return None
-        return lease, moved, fresh
+        return lease if lease is not None else self._move(node), moves, fresh
 
     def _state_slot(self, node: Node[Lease] | None, session: str) -> tuple[Lease | None, bool]:
-        """A slot for a grant that goes on from node: a free one, that of the next state to go, or the node's own.
+        """A slot for a grant that goes on from node: a free one, that of the next to go, or whether its own goes along.
 
         Its own state moves where to keep it is worth less than the next to go, or no other slot can be had; and only
         if nobody else can go on from it: else a copy is made, from which this grant goes on too.
@@ -65,12 +68,12 @@ class Allocator:
         other = self._next_to_go(keep=node)
         can_move = node is not None and self._is_evictable(node) and node.sessions <= {session}
         if node is not None and can_move and (other is None or not self._is_kept_instead(node, other)):
-            return self._move(node), True
+            return None, True
         if other is not None:
             self._evict(other)
             lease = self._ledger.take("cache")
-            if lease is None and node is not None and can_move:
-                return self._move(node), True
+            if lease is None and can_move:
+                return None, True
         elif node is not None and self._is_evictable(node) and not self._tiers.exports:
             self._evict(node)  # It is somebody else's: the grant is matched anew.
         self.grant_waits_for_slot |= lease is None
@@ -80,19 +83,11 @@ class Allocator:
         """Whether a state that somebody has gone on from is worth more than another that is to go."""
         return self._order.admits(kind_after(node), above(node), node.end, other)
 
-    def _move(self, node: Node[Lease]) -> Lease:
-        assert node.state is not None
+    def _move(self, node: Node[Lease] | None) -> Lease:
+        assert node is not None and node.state is not None
         self._ledger.uncache(node.state, "cache")
         self._lives.moved(node)
         return self._tree.take_state(node)
-
-    def _give_back(self, lease: Lease, moved_from: Node[Lease] | None) -> None:
-        """The pages wait for a copy that is being made; nobody else is to have the slot meanwhile."""
-        self.grant_waits_for_slot = True
-        if moved_from is None:
-            self._ledger.free(lease)
-        else:
-            self.put_back(moved_from, lease)
 
     def put_back(self, node: Node[Lease], lease: Lease) -> None:
         """A state that was moved has not been used."""
@@ -159,18 +154,29 @@ class Allocator:
     def take_pages(self, wanted: int) -> list[int] | None:
         """None if there are too few; those of a state that is being copied come back in a moment."""
         while self._pages.free < wanted:
-            if self._tiers.exports or not self.evict_leaf():
+            if not self.evict_leaf(for_page=bool(self._tiers.exports)):
                 return None
         return self._pages.take(wanted)
 
-    def evict_leaf(self) -> bool:
-        """Drop a leaf that no open grant goes on from: one without a state, or else that of the next to go."""
-        leaf = next((node for node in self._tree.bare if not node.pins), None)
-        if leaf is None:
-            leaf = self._order.least(lambda node: not node.children and not node.pins)
+    def evict_leaf(self, for_page: bool = False) -> bool:
+        """Drop a leaf that no open grant goes on from: one without a state, or else that of the next to go.
+
+        for_page: only one that gives a page at once.
+        """
+
+        def may_go(node: Node[Lease]) -> bool:
+            return not node.children and not node.pins and not (for_page and not self._gives_page(node))
+
+        leaf = next(filter(may_go, self._tree.bare), None) or self._order.least(may_go)
         if leaf is not None:
             self.drop(leaf)
         return leaf is not None
+
+    def _gives_page(self, leaf: Node[Lease]) -> bool:
+        """Whether a page is free as soon as this leaf is dropped."""
+        pages = self._pages
+        own = any(pages.node_refs[page] == 1 and not pages.grant_refs[page] for page in leaf.pages)
+        return own and not (leaf.state is not None and self._tiers.is_to_copy(leaf))
 
     def drop(self, leaf: Node[Lease]) -> None:
         if leaf.state is not None:

@@ -144,7 +144,7 @@ class CopyStore:
         node = next((node for node in self.tree.states if copy_of(node).key == key and copy_of(node).in_host), None)
         if node is not None:
             self.counters["lost_copies"] += 1
-            self._leave_host(node)
+            self._no_longer_in_host(node)  # Its entry stays: the disk may wait for it, and is told by that.
             (self._changed if copy_of(node).in_file else self._gone)(node)
             self._end_of(node)
 

@@ -2,7 +2,9 @@
 
 from actors.actor import Send
 from actors.cache.account import Account
+from actors.cache.radix import RadixTree
 from actors.cache.waiting import Parked
+from actors.lease import Lease
 from actors.messages import Acquire, Mark
 from actors.tokens import common_prefix, count, cut
 
@@ -15,16 +17,17 @@ class Together:
 
     The grant is asked, with Mark, to keep its state where the two part. If it ends before, the next of those who wait
     computes, and the others wait for that one. accounts: the open grants.
-    least: fewer tokens in common are computed again at once.
+    tree: a grant from before it was flushed keeps nothing in it. least: fewer tokens in common are computed again at
+    once.
     """
 
-    def __init__(self, send: Send, accounts: dict[int, Account], least: int) -> None:
-        self._send, self._accounts, self._least = send, accounts, least
+    def __init__(self, send: Send, accounts: dict[int, Account], tree: RadixTree[Lease], least: int) -> None:
+        self._send, self._accounts, self._tree, self._least = send, accounts, tree, least
 
     def is_waiting(self, parked: Parked) -> bool:
         """Whether the state that this one waits for may still come."""
         account = self._accounts.get(parked.leader) if parked.leader is not None else None
-        return account is not None and parked.waits_at in account.marks
+        return account is not None and account.epoch == self._tree.epoch and parked.waits_at in account.marks
 
     def waits(self, parked: Parked, position: int) -> bool:
         """Whether this one, which might go on from `position` now, waits for somebody."""
@@ -32,6 +35,8 @@ class Together:
         if parked.leaders == MAX_LEADERS or parked.acquire.limit - position <= self._least:
             return False
         for account in self._accounts.values():
+            if account.epoch != self._tree.epoch:
+                continue
             shared = shared_with(account, parked.acquire, position)
             if shared - position > self._least and shared not in account.passed:
                 self._wait_for(account, parked, shared)

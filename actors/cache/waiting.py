@@ -46,14 +46,14 @@ class Waiting:
         self._parked: dict[int, Parked] = {}
 
     def park(self, acquire: Acquire) -> None:
-        self._parked[acquire.grant] = Parked(acquire)
+        self._parked[acquire.grant] = Parked(acquire, overtaken=acquire.overtaken)
 
-    def forget(self, grant: int) -> bool:
-        """It is answered or cancelled; False if there is none."""
+    def forget(self, grant: int) -> Parked | None:
+        """It is answered or cancelled; None if there is none."""
         parked = self._parked.pop(grant, None)
         if parked is not None:
             self._let_go(parked)
-        return parked is not None
+        return parked
 
     def in_order(self) -> list[Parked]:
         """The most urgent first, those of one priority as they came."""

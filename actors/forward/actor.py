@@ -124,9 +124,9 @@ class Forward:
         if admit.loan is not None:
             self.device.copy(admit.loan.slot, row.state.slot)
         elif admit.fill is not None:
-            first = admit.fill.first_page
+            first, end = admit.fill.first_page, admit.fill.end_page
             self._filling[admit.grant] = None
-            self.device.fill(admit.grant, admit.fill.key, row.state.slot, admit.pages[first:], first)
+            self.device.fill(admit.grant, admit.fill.key, row.state.slot, admit.pages[first:end], first)
         elif not admit.moved:
             self.device.clear(row.state.slot)
         if admit.page_copy is not None:

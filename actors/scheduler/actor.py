@@ -100,7 +100,7 @@ class Scheduler:
                     self.state.rows[grant].filling = False
             case Closed(grant):
                 self.state.closing.pop(grant, None)
-                self.state.cancelled.discard(grant)
+                self.state.cancelled.pop(grant, None)
             case Settled(_, finished, failed):
                 self.state.in_flight -= 1
                 for grant in finished:
@@ -266,7 +266,7 @@ class Scheduler:
     def _refused(self, refused: Refused) -> None:
         record = self.state.acquiring.pop(refused.grant, None)
         if record is None:
-            self.state.cancelled.remove(refused.grant)
+            self.state.cancelled.pop(refused.grant).overtaken = refused.overtaken
             return
         self.state.queue.remove(record)
         self._end(record, "too_large", refused.message)
@@ -353,6 +353,7 @@ class Scheduler:
                 request.priority,
                 request.checkpoints,
                 request.keep,
+                record.overtaken,
             ),
         )
 
@@ -365,8 +366,7 @@ class Scheduler:
 
     def _cancel(self, grant: int) -> None:
         """The cache may have granted it already; then Granted is on its way and will be returned."""
-        self.state.acquiring.pop(grant)
-        self.state.cancelled.add(grant)
+        self.state.cancelled[grant] = self.state.acquiring.pop(grant)
         self.send("cache", Cancel(grant))
 
     def _retire(self, grant: int, reason: RetireReason) -> None:
@@ -433,6 +433,7 @@ class Scheduler:
         row = self.state.rows.get(grant)
         if row is not None:
             row.asked, row.refill = True, False
+            row.named.update(position for position, _ in checkpoints)
             self._wants.add(grant)
             self.send("cache", Want(grant, checkpoints))
 

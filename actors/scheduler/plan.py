@@ -61,8 +61,9 @@ class ScheduledRow:
 
     position: tokens consumed; length: tokens given (prompt, or prompt and output after a retraction); budget: how many
     may be sampled since the admission; capacity: positions that its pages cover.
-    wanted: positions to checkpoint, and what they are; spares: slots for them at hand; asked: whether some are asked
-    for; refill: whether the resident ones of the strategy are to be. marks: those of them that others wait for.
+    wanted: positions to checkpoint, and what they are; named: those that slots have been asked for; spares: slots at
+    hand; asked: whether some are asked for; refill: whether the resident ones of the strategy are to be. marks: the
+    positions that others wait for.
     saved: positions whose state a step saves that was sent. filling: its state is on its way from host memory.
     served: when it moved last, counted in moves of rows. steady_until: see the function of this name; 0: not known.
     constrained: it has a grammar; mask: the newest that came for it.
@@ -75,6 +76,7 @@ class ScheduledRow:
     budget: int
     capacity: int | None
     wanted: dict[int, Kind]
+    named: set[int] = field(default_factory=set)
     marks: set[int] = field(default_factory=set)
     saved: set[int] = field(default_factory=set)
     spares: list[Lease] = field(default_factory=list)
@@ -136,7 +138,7 @@ class SchedulerState:
     rows: dict[int, ScheduledRow] = field(default_factory=dict)
     acquiring: dict[int, OpenRequest] = field(default_factory=dict)
     closing: dict[int, OpenRequest] = field(default_factory=dict)
-    cancelled: set[int] = field(default_factory=set)
+    cancelled: dict[int, OpenRequest] = field(default_factory=dict)
     starved: set[int] = field(default_factory=set)
     speeds: Speeds = field(default_factory=Speeds)
     in_flight: int = 0
@@ -366,7 +368,10 @@ def plan_row(limits: Limits, row: ScheduledRow, position: int, commands: Plan) -
     most = max_checkpoint_slots(limits.strategy, limits.overlap, len(soon)) if soon else 0
     goal = max(min(len(soon), most), row.refill * limits.resident)
     if goal > len(row.spares) and not row.asked:
-        checkpoints = [(position, row.wanted[position]) for position in soon[len(row.spares) : goal]]
+        # The slots at hand are for those that were named.
+        soon.sort(key=row.named.__contains__)
+        missing = max(min(len(soon), goal) - len(row.spares), 0)
+        checkpoints = [(position, row.wanted[position]) for position in soon[:missing]]
         # What a strategy keeps at hand, before it is known for what.
         checkpoints += [(row.last, Kind.CHECKPOINT)] * (goal - len(row.spares) - len(checkpoints))
         commands.want.append((row.grant, checkpoints))

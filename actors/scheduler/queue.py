@@ -13,8 +13,9 @@ from actors.requests import Request, RetireReason
 class OpenRequest:
     """An open request. `grant` is its Acquire or its admission under way; `predecessor` the last one that was open.
 
-    suspect_until: a step of this request failed at that position; up to there it runs in steps of its own. ended: it is
-    answered, by results, which has not said yet that it is over.
+    suspect_until: a step of this request failed at that position; up to there it runs in steps of its own. overtaken:
+    how often it was in the cache, as that counts. ended: it is answered, by results, which has not said yet that it is
+    over.
     """
 
     request: Request
@@ -23,6 +24,7 @@ class OpenRequest:
     predecessor: int | None = None
     admitted: bool = False
     suspect_until: int = 0
+    overtaken: int = 0
     ended_by: RetireReason | None = None
     ended: bool = False
 

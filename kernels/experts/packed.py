@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.linear import PackedWeight
-from kernels.linear import native as linear_native
+from kernels.linear import PackedWeight, native as linear_native
 from kernels.quantized_linear import Layout, QuantizedWeight, quantize
 
 

@@ -5,8 +5,7 @@ from torch import Tensor, nn
 
 from kernels.experts import PARTS, Activation, PackedExperts, experts, pack
 from kernels.linear import PackedWeight
-from kernels.routing import RoutingRule, route
-from kernels.routing import pack as pack_router
+from kernels.routing import RoutingRule, pack as pack_router, route
 from models.config import ModelError
 
 

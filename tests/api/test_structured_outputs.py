@@ -14,8 +14,7 @@ from urllib.request import Request, urlopen
 import jsonschema
 import openai
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.api.schemas import random_schema
 from tests.api.server_process import ROOT, SERVE, ServerProcess

@@ -4,15 +4,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from kernels.delta_constants import DeltaConstants
-from kernels.delta_decode import delta_decode
-from kernels.delta_decode import reference as decoding
-from kernels.delta_prefill import delta_prefill
-from kernels.delta_prefill import reference as prefilling
+from kernels.delta_decode import delta_decode, reference as decoding
+from kernels.delta_prefill import delta_prefill, reference as prefilling
 from kernels.mixer_prefill import plan_prefill
 from tests.kernels.packing import Packed, pack
 from tests.kernels.test_mixer_prefill import packs

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from kernels.kda_decode import kda_decode, native, reference
 from kernels.state_update.rounding import round_by_chance

@@ -4,8 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from kernels.kda_prefill import kda_prefill, native, reference
 from kernels.mixer_prefill import plan_prefill

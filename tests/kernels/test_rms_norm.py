@@ -5,14 +5,12 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from kernels import native
 from kernels.native.targets import Target
-from kernels.rms_norm import add_rms_norm, reference
-from kernels.rms_norm import native as rms_norm
+from kernels.rms_norm import add_rms_norm, native as rms_norm, reference
 from tests.kernels.installed import library_for, runnable
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from kernels.sampling import SamplingTensors, apply_masks, native, reference, sample
 from tests.kernels.installed import installed, runnable

@@ -6,8 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from scripts.benchmarks import engine, relay
 from scripts.benchmarks.configs import GRANITE, MAMBA2, NEMOTRON_H, QWEN3_NEXT

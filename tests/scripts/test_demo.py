@@ -16,8 +16,7 @@ from models.batch import Batch, Prefill, allocate
 from models.config import ModelConfig
 from models.loading.checkpoint import load_model
 from models.text.tokenizer import NEWEST_ENDS, ModelText, load_text
-from scripts.demo import lessons
-from scripts.demo import training as loop
+from scripts.demo import lessons, training as loop
 from scripts.demo.chat import Chat
 from scripts.demo.examining import examine
 from scripts.demo.exams import EXAMS, make_exam

@@ -6,8 +6,7 @@ import pytest
 
 from actors.scheduler.plan import Limits
 from actors.scheduler.strategy import Strategy
-from tests.simulation.mutations import MUTATIONS, planted, scenario_for
-from tests.simulation.mutations import first_seed as find
+from tests.simulation.mutations import MUTATIONS, first_seed as find, planted, scenario_for
 from tests.simulation.scenario import UNKNOWN, Ask, Leave, Scenario, draw
 from tests.simulation.shrink import Failure, failure, shrink
 

@@ -8,7 +8,7 @@ from actors.cache.worth.prices import DISK_AT_FIRST, NEWEST, Prices
 from actors.control import Speeds
 from actors.kinds import Kind
 from actors.lease import Place
-from actors.messages import Acquire, Copied, Drain, Drop, Export, Free, Granted, Return, Spare, Want
+from actors.messages import Acquire, Copied, Drain, Drop, Export, Free, Granted, Return, Spare, Suspend, Want
 from actors.tokens import pack
 from tests.actors.cache.bench import HOST, Bench, exported, take
 
@@ -223,3 +223,40 @@ def test_salts_keep_their_copies_apart() -> None:
     assert bench.granted(99).match == 0
     bench.receive(Copied(99))
     bench.ledger.close()
+
+
+def test_rows_get_pages_while_a_state_is_copied() -> None:
+    """From leaves that give theirs at once: those of the state come back only with Exported."""
+    bench = Bench(slots=4, pages=7, limits=HOST)
+    bench.open("s")
+    bench.run([1] * 8, session="s")
+    bench.run([2] * 8)
+    bench.receive(Suspend(1, "s"))
+    assert bench.of(Export) and bench.cache.pages.free == 3
+    assert bench.granted(bench.ask([3] * 14)).match == 0, "it takes four"
+    waiting = bench.ask([4] * 6)
+    assert waiting not in [granted.grant for granted in bench.of(Granted)], "there is none left to give"
+    exported(bench)
+    assert bench.granted(waiting)
+
+
+def test_who_waits_for_pages_has_not_used_the_state_that_it_would_take_along() -> None:
+    """A third state has the pages that it needs, and is to be copied before it gives them."""
+    bench = Bench(slots=4, pages=9, limits=HOST)
+    bench.receive(FAST)
+    bench.open("s")
+    bench.run([1] * 8, session="s")
+    bench.run([5] * 8)
+    bench.run([2] * 8)
+    bench.receive(Suspend(1, "s"))
+    other = bench.granted(bench.ask([9]))
+    before = bench.cache.tree.uses
+    waiting = bench.ask([2] * 16)
+    for _ in range(5):
+        bench.cache.act()
+    assert waiting not in [granted.grant for granted in bench.of(Granted)]
+    assert bench.cache.tree.uses == before and not bench.counted.get("states_used:new")
+    bench.receive(Free([other.state], closes_grant=other.grant))
+    while exported(bench):
+        pass
+    assert bench.granted(waiting).match == 8

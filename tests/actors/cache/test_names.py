@@ -6,6 +6,7 @@ import pytest
 
 from actors.cache.copies import Presence, copy_of
 from actors.cache.limits import TierLimits
+from actors.grants import Fill
 from actors.lease import Place
 from actors.messages import (
     Copied,
@@ -86,6 +87,19 @@ def test_a_state_that_was_moved_and_comes_back_has_its_name_again() -> None:
     assert [node.sessions for node in bench.cache.tree.states] == [set()], "the name was not on it"
 
 
+def test_a_name_stays_on_its_state_when_another_moves() -> None:
+    """The turn goes on from a nameless state on another path, and is given up before it begins."""
+    bench = Bench(slots=2)
+    bench.open("s")
+    bench.run([7, 8, 9], session="s")
+    bench.run([1, 2])
+    granted = bench.granted(bench.ask([1, 2, 3], session="s"))
+    assert granted.moved
+    bench.receive(Return(granted.grant, granted.state))
+    assert sorted((node.end, *node.sessions) for node in bench.cache.tree.states) == [(2,), (3, "s")]
+    assert bench.of(Kept)[-1] == Kept("s", "slot", 3)
+
+
 def test_a_name_comes_back_to_the_state_and_not_to_an_older_file() -> None:
     bench = Bench(slots=1, limits=TierLimits(110, 0, 100, 10))
     names, store = bench.cache.tiers.names, bench.cache.tiers.store
@@ -144,7 +158,7 @@ def test_a_named_state_leaves_for_host_memory_and_comes_back() -> None:
     assert bench.of(Kept)[-1] == Kept("s1", "host", 5) and bench.counted["demotions_host"] == 1
     granted = bench.granted(bench.ask([1, 1, 1, 1, 1, 9], session="s1"))
     assert (granted.match, granted.origin, granted.loan, granted.moved) == (5, "host", None, False)
-    assert granted.fill is not None and (granted.fill.key, granted.fill.first_page) == (export.key, 0)
+    assert granted.fill == Fill(export.key, 0, 2)
     assert granted.page_copy is None and bench.counted["resumed_from_host"] == 1
     bench.receive(Copied(granted.grant))
     bench.receive(SaveFromReq(granted.grant, "s1", granted.state, 6, pack([9])))

@@ -3,7 +3,7 @@
 from actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING, Cache
 from actors.cache.pages import PagePool
 from actors.lease import Ledger
-from actors.messages import Acquire, Granted, Message, Return
+from actors.messages import Acquire, Cancel, Granted, Message, Refused, Return
 from actors.tokens import pack
 
 PAGE = 4
@@ -17,11 +17,11 @@ class Bench:
         self.cache = Cache(lambda to, message: self.sent.append(message), Ledger(64), PagePool(pages, PAGE))
         self._grants = 0
 
-    def ask(self, pages: int, priority: int = 0) -> int:
+    def ask(self, pages: int, priority: int = 0, overtaken: int = 0) -> int:
         """An Acquire that needs so many pages; its grant."""
         self._grants += 1
         tokens = pack([self._grants] * (pages * PAGE - 1))
-        self.cache.receive(Acquire(self._grants, tokens, pages * PAGE - 2, "", None, "", priority))
+        self.cache.receive(Acquire(self._grants, tokens, pages * PAGE - 2, "", None, "", priority, overtaken=overtaken))
         self.cache.act()
         return self._grants
 
@@ -80,3 +80,17 @@ def test_nobody_is_overtaken_for_ever() -> None:
     assert not {head, late} & set(bench.granted)
     bench.give_back(first)
     assert bench.granted[-2:] == [head, late]
+
+
+def test_who_asks_anew_has_been_overtaken_as_often() -> None:
+    """A row that lacks a page takes back what the others have asked for."""
+    bench = Bench(20)
+    first, head = bench.ask(12), bench.ask(12)
+    passing = [bench.ask(1) for _ in range(3)]
+    bench.cache.receive(Cancel(head))
+    refused = bench.sent[-1]
+    assert isinstance(refused, Refused) and (refused.grant, refused.overtaken) == (head, len(passing))
+    bench.ask(12, overtaken=MAX_OVERTAKING)
+    assert bench.ask(1) not in bench.granted
+    bench.give_back(first)
+    assert len(bench.granted) == 6

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from actors.cache.together import MAX_LEADERS
-from actors.messages import Cancel, Donate, Free, Granted, Mark, Passed
+from actors.messages import Cancel, Donate, Flush, Free, Granted, Mark, Passed
 from actors.tokens import pack
 from tests.actors.cache.bench import Bench
 
@@ -125,3 +125,14 @@ def test_nobody_waits_for_ever(bench: Bench) -> None:
         leader = following
     assert is_granted(bench, leader) and is_granted(bench, last)
     bench.ledger.close()
+
+
+def test_nobody_waits_for_a_state_that_a_flush_has_made_worthless(bench: Bench) -> None:
+    first = ask(bench, 2)
+    waited = ask(bench, 3)
+    assert not is_granted(bench, waited)
+    bench.receive(Flush(1))
+    assert is_granted(bench, waited), "what it waited for will not be kept"
+    assert bench.of(Mark) == [Mark(first, 100)]
+    assert not is_granted(bench, ask(bench, 3)), "it waits for the new one"
+    assert bench.of(Mark)[-1].grant == waited

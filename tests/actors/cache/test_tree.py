@@ -4,8 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from actors.cache.pages import PageError, PagePool
 from actors.cache.radix import Node, RadixTree, path_to_root

@@ -107,8 +107,8 @@ def test_a_slot_is_filled_from_a_loan_from_a_copy_or_not_at_all(bench: Bench) ->
     bench.admit(1, loan=Loan(5, 1), page_copy=PageCopy(7, 8))
     assert bench.device.calls[:2] == [("copy", 5, 0), ("copy_page", 7, 8)]
     bench.device.calls.clear()
-    bench.admit(2, pages=(3, 4, 5), fill=Fill(9, 1))
-    assert bench.device.calls[0] == ("fill", 2, 9, 1, [4, 5], 1)
+    bench.admit(2, pages=(3, 4, 5), fill=Fill(9, 1, 2))
+    assert bench.device.calls[0] == ("fill", 2, 9, 1, [4], 1), "no more than the copy has"
     assert [message.grant for message in bench.of(Copied)] == [1, 2]
     moved = Bench()
     moved.admit(1, moved=True)
@@ -226,7 +226,7 @@ def test_a_row_is_filled_beside_the_stream_and_nobody_waits_for_it_but_those_who
     bench.device.copies_aside = True
     bench.admit(1)
     bench.step(1, Chunk(1, 4))
-    bench.admit(2, fill=Fill(9, 0))
+    bench.admit(2, fill=Fill(9, 0, 0))
     assert bench.of(Copied) == bench.of(Filled) == []
     bench.receive(Retire(2, "aborted"))
     bench.ran(1, 7)
@@ -241,7 +241,7 @@ def test_a_row_is_filled_beside_the_stream_and_nobody_waits_for_it_but_those_who
 def test_a_row_that_could_not_be_filled_fails_alone(bench: Bench, aside: bool) -> None:
     bench.device.copies_aside = aside
     bench.admit(1)
-    bench.admit(2, fill=Fill(9, 0))
+    bench.admit(2, fill=Fill(9, 0, 0))
     assert bench.of(Filled) == [] if aside else [Filled(2)]
     bench.receive(Transferred(9, 2, "no memory"))
     assert bench.of(Filled) == [Filled(2)] and bench.of(Copied) == [Copied(2)]

@@ -70,7 +70,9 @@ def test_how_far_slots_are_asked_for_ahead() -> None:
     assert needs(row(1, 3, wanted=dict(wanted)), step_tokens=4).want == [(1, [eighth])]
     assert needs(row(1, 8, wanted=dict(wanted)), step_tokens=4).want == [(1, [sixteenth])]
     assert needs(row(1, 9, wanted=dict(wanted)), step_tokens=4).want == [(1, [seventeenth, sixteenth])]
-    assert needs(row(1, 9, wanted=dict(wanted), spares=spares(1))).want == [(1, [sixteenth])]
+    for named, asked in ((17, sixteenth), (16, seventeenth)):
+        held = row(1, 9, wanted=dict(wanted), spares=spares(1), named={named})
+        assert needs(held).want == [(1, [asked])], "the slot at hand is for the other"
     assert needs(row(1, 9, wanted=dict(wanted), spares=spares(2))).want == []
     assert needs(row(1, 9, wanted=dict(wanted), asked=True)).want == []
 
@@ -154,9 +156,9 @@ def test_who_is_retracted_for_want_of_a_page() -> None:
     assert plan(given).retire == []
     given.starved = {1}
     assert plan(given).retire == [(2, "retracted")]
-    given.cancelled = {9}
+    given.cancelled = {9: first.record}
     assert plan(given).retire == [], "what was cancelled may hold pages"
-    given.cancelled, given.closing = set(), {9: first.record}
+    given.cancelled, given.closing = {}, {9: first.record}
     assert plan(given).retire == []
     given.closing = {}
     first.capacity = 9

@@ -144,7 +144,7 @@ def test_a_lone_row_that_cannot_grow_ends_by_capacity() -> None:
     given = state(row(1, 8, capacity=8), page_size=4)
     given.starved = {1}
     assert plan(given).retire == [(1, "capacity")]
-    given.cancelled = {2}
+    given.cancelled = {2: record(2)}
     assert plan(given).retire == []
 
 

@@ -145,7 +145,7 @@ def test_giving_up_in_the_queue(desk: Desk, reason: Any) -> None:
     desk.submit("a")
     desk.receive(Abort("a", reason))
     assert desk.ended == [("api", "a", reason)] and desk.of(Cancel) == [Cancel(1)]
-    assert not desk.scheduler.state.queue and desk.scheduler.state.cancelled == {1}
+    assert not desk.scheduler.state.queue and desk.scheduler.state.cancelled.keys() == {1}
     desk.receive(Abort("a", reason))
     assert len(desk.ended) == 1, "it is answered"
     desk.grant(1)
@@ -177,10 +177,11 @@ def test_an_urgent_one_takes_the_turn_of_one_that_has_no_grant_yet() -> None:
     desk.submit("a")
     desk.submit("urgent", priority=-1)
     assert desk.of(Cancel) == [Cancel(1)] and [m.grant for m in desk.of(Acquire)] == [1, 2]
-    desk.receive(Refused(1, "cancelled", ""))
+    desk.receive(Refused(1, "cancelled", "", overtaken=5))
     desk.grant(2)
     desk.settle(2)
     assert [(m.grant, m.priority) for m in desk.of(Acquire)] == [(1, 0), (2, -1), (3, 0)]
+    assert desk.of(Acquire)[-1].overtaken == 5, "how often it was counts on"
 
 
 # Asking the cache

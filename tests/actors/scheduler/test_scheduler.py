@@ -67,7 +67,7 @@ def test_a_row_is_in_no_step_until_it_is_filled() -> None:
     bench.submit("b", [1, 2, 3])
     state = bench.ledger.take("scheduler")
     assert state is not None
-    bench.receive(Granted(1, state, 2, 2, "", False, None, [], None, None, Fill(7, 0), "host"))
+    bench.receive(Granted(1, state, 2, 2, "", False, None, [], None, None, Fill(7, 0, 0), "host"))
     assert len(bench.of(Admit)) == 1 and bench.of(Step) == []
     bench.grant(2)
     [chunks] = [step.chunks for step in bench.of(Step)[:1]]  # type: ignore[attr-defined]

@@ -4,8 +4,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from actors import tokens
 from actors.requests import Output, Request, Sampling, Stops

@@ -3,8 +3,7 @@
 import asyncio
 import json
 import random
-from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
-from socket import socket as Socket
+from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET, socket as Socket
 from typing import Any
 
 import aiohttp

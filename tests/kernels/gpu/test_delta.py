@@ -2,16 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from kernels import gpu
-from kernels.delta_decode import delta_decode
-from kernels.delta_decode import reference as decoding_reference
-from kernels.delta_decode import triton as decoding
-from kernels.delta_prefill import delta_prefill
-from kernels.delta_prefill import reference as prefilling_reference
-from kernels.delta_prefill import triton as prefilling
+from kernels.delta_decode import delta_decode, reference as decoding_reference, triton as decoding
+from kernels.delta_prefill import delta_prefill, reference as prefilling_reference, triton as prefilling
 from kernels.mixer_prefill import plan_prefill
 from kernels.state_update.rounding import round_by_chance
 from tests.kernels.delta_nets import (

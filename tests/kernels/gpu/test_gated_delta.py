@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from kernels import gpu
 from kernels.gated_delta import gated_delta_prefill, gated_delta_update, reference, triton, triton_update

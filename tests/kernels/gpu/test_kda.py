@@ -1,14 +1,11 @@
 """Kimi Delta Attention's decode by Triton: equal to the references."""
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from kernels import gpu
 from kernels.kda import kda_update, reference, triton_update
-from kernels.kda_decode import kda_decode
-from kernels.kda_decode import reference as decoding_reference
-from kernels.kda_decode import triton as decoding
+from kernels.kda_decode import kda_decode, reference as decoding_reference, triton as decoding
 from kernels.state_update.rounding import round_by_chance
 from tests.kernels import test_kda
 from tests.kernels.gpu.shapes.kda import KDAS

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from kernels.gpu import KernelConfig
 from kernels.sampling import TokenCounts, apply_bias, apply_penalties, reference, triton_adjust

@@ -4,8 +4,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from kernels import gpu
 from kernels.slots import reference, triton

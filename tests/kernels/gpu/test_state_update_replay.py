@@ -5,8 +5,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from kernels.state_update import reference, replay, triton, triton_replay

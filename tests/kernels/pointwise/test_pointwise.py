@@ -2,17 +2,12 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels.activations import native as activations
-from kernels.activations import reference, sigmoid_gate, silu_multiply, squared_relu
-from kernels.attention import native as attention
-from kernels.attention import reference as paged
-from kernels.attention import write_pages
-from kernels.rotary import native as rotary
-from kernels.rotary import rotate
+from kernels.activations import native as activations, reference, sigmoid_gate, silu_multiply, squared_relu
+from kernels.attention import native as attention, reference as paged, write_pages
+from kernels.rotary import native as rotary, rotate
 from kernels.rotary.reference import rotate as rotate_by_definition
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])

@@ -1,7 +1,6 @@
 """Where buffers lie that share memory."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kernels.recorded.memory import ALIGNMENT, Lifetime, SharedMemory, lay_out
 

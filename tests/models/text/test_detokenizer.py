@@ -2,8 +2,7 @@ from collections.abc import Callable, Sequence
 from time import process_time
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from models.text.detokenizer import CONTEXT, MAX_HELD, WINDOW, Detokenizer

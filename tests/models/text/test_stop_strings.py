@@ -1,5 +1,4 @@
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from models.text.stop_strings import StopStrings
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import tiktoken
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from models.text.tiktoken import KIMI, RESERVED, byte_letters, read_tiktoken

@@ -12,11 +12,9 @@ from kernels.conv1d import reference as conv1d
 from kernels.gated_norm import reference as gated_norm
 from kernels.mixer_constants import MixerConstants
 from kernels.mixer_decode import reference as mixer_decode
-from kernels.mixer_prefill import PrefillPlan, plan_prefill
-from kernels.mixer_prefill import reference as mixer_prefill
+from kernels.mixer_prefill import PrefillPlan, plan_prefill, reference as mixer_prefill
 from kernels.ssd import reference as ssd
-from kernels.state_update import reference as state_update
-from kernels.state_update import replay
+from kernels.state_update import reference as state_update, replay
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
 
 LIMITS = (0.0, float("inf"))

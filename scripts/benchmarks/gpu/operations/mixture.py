@@ -8,8 +8,7 @@ from torch import Tensor
 
 from kernels.experts import PARTS, Activation, PackedExperts, reference
 from kernels.quantized_linear import reference as integers
-from kernels.routing import RoutingRule
-from kernels.routing import reference as routing
+from kernels.routing import RoutingRule, reference as routing
 from kernels.shared_expert import reference as shared_expert
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
 

@@ -5,8 +5,7 @@ import time
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from models.text.formats.content import ToolFormat
 from models.text.formats.events import CallBegun, Content, Reasoning

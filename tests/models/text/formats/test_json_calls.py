@@ -4,8 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from models.text.formats.content import ToolFormat
 from models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent

@@ -2,8 +2,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from models.text.formats.json_scanner import MAX_DEPTH, JsonScanner, as_json
 

@@ -5,8 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent
 from models.text.formats.parser import OutputParser

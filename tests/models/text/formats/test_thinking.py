@@ -1,6 +1,5 @@
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from models.text.formats.events import Content, OutputEvent, Reasoning
 from models.text.formats.hermes import HERMES
