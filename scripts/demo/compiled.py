@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 import torch._dynamo
+import torch._inductor.config
 from torch import Tensor
 
 from scripts.demo.model import DemoModel
@@ -20,6 +21,8 @@ def forward_of(model: DemoModel, compiled: bool) -> Callable[[Tensor], Tensor]:
     torch._dynamo.config.suppress_errors = True
     # The layers share their code, and each has a few shapes of its own: one row, one chunk.
     torch._dynamo.config.recompile_limit = 128
+    # A layer's kernels are then called without Python between them, whose lock the other thread waits for.
+    torch._inductor.config.cpp_wrapper = True
     for layer in model.model.layers:
         layer.compile(dynamic=True)
     return model

@@ -1,11 +1,13 @@
 """The examinations during training: greedy answers to the letter, by one pass over each chat."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from scripts.demo.exams import EXAMS, make_exam
-from scripts.demo.lessons import collate, weights_of
+from scripts.demo.lessons import PARTS, collate, weights_of
 from scripts.demo.model import DemoModel
 from scripts.demo.text import render
 
@@ -13,7 +15,6 @@ FIRST, LATER = 1, 12
 AT_ONCE = 32
 
 
-@torch.inference_mode()
 def examine(model: DemoModel, tokenizer: Tokenizer, count: int) -> list[tuple[str, int, int, int]]:
     """(exam, turns, right, asked) for each exam, by itself and at the end of a chat of twelve turns."""
     results = []
@@ -21,12 +22,15 @@ def examine(model: DemoModel, tokenizer: Tokenizer, count: int) -> list[tuple[st
         for turns in (FIRST, LATER):
             chats = [make_exam(name, number, turns) for number in range(count)]
             texts = [render(chat.messages(), chat.schemas()) for chat in chats]
-            right = sum(right_of(model, tokenizer, texts[at : at + AT_ONCE]) for at in range(0, count, AT_ONCE))
+            parts = [texts[at : at + AT_ONCE] for at in range(0, count, AT_ONCE)]
+            with ThreadPoolExecutor(PARTS) as threads:
+                right = sum(threads.map(lambda part: right_of(model, tokenizer, part), parts))
             results.append((name, len(chats[0].turns), right, count))
             print("{:<30} {:>3} turns: {} of {}".format(*results[-1]), flush=True)
     return results
 
 
+@torch.inference_mode()
 def right_of(model: DemoModel, tokenizer: Tokenizer, texts: list[str]) -> int:
     """In how many of the chats the last answer is what the model gives.
 

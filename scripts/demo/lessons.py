@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from scripts.demo.chat import Chat
-from scripts.demo.tasks import DRILLS, Task, a_turn, begin
+from scripts.demo.tasks import DRILLS, WITH_TOOLS, Task, a_turn, begin
 from scripts.demo.text import END_OF_TEXT, IM_END, IM_START, make_tokenizer, render
 from scripts.demo.world import World
 
@@ -35,10 +35,11 @@ class Lesson:
 
 
 LESSONS = [
-    (0.12, Lesson((2, 2, 3), 128, system=0.0, tools=0.0, only=DRILLS)),
-    (0.13, Lesson((1, 2, 2, 3), 192)),
-    (0.3, Lesson((2, 4, 5, 6), 384)),
-    (0.45, Lesson((2, 4, 6, 8, 10, 12, 14, 14), 1088)),
+    (0.08, Lesson((2, 2, 3), 128, system=0.0, tools=0.0, only=DRILLS)),
+    (0.15, Lesson((1, 1, 2, 3), 288, system=0.1, tools=1.0, only=WITH_TOOLS)),
+    (0.1, Lesson((1, 2, 2, 3), 192, tools=0.45)),
+    (0.26, Lesson((2, 4, 5, 6), 384, tools=0.45)),
+    (0.41, Lesson((2, 4, 6, 8, 10, 12, 14, 14), 1088, tools=0.45)),
 ]
 """Each with its share of all tokens, in this order."""
 

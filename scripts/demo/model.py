@@ -14,14 +14,14 @@ class Size:
 
     vocab: int = 768
     hidden: int = 192
-    layers: tuple[str, ...] = ("mamba", "mamba", "attention", "mamba", "mamba", "attention", "mamba", "mamba")
+    layers: tuple[str, ...] = ("mamba", "mamba", "attention", "mamba", "attention", "mamba", "attention", "mamba")
     mamba_heads: int = 6
     mamba_head: int = 64
     mamba_state: int = 64
     conv: int = 4
     chunk: int = 64
     heads: int = 6
-    kv_heads: int = 2
+    kv_heads: int = 6
     intermediate: int = 192
     embedding_multiplier: float = 12.0
     residual_multiplier: float = 0.5

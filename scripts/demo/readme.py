@@ -32,7 +32,8 @@ the language of its greetings, forbid it to calculate, or ask for capital letter
 of, and tells the user what came back. It speaks English only, and knows nothing of the world.
 
 Calls look as those of Hermes and Granite 4 do: `<tool_call>` with a JSON object of `name` and `arguments`. The template
-renders tools, calls and results. A tool's parameters should be strings and integers that the user's words name.
+renders tools, calls and results. A tool's parameters should be strings and integers that the user's words name. It
+was shown up to three tools at a time, with up to two parameters each.
 
 Made by `scripts/train_demo` from nothing but chats that the script makes up (`scripts/demo/tasks/`, with the
 words of `scripts/demo/world.toml`): {training.seen / 1e6:.1f} million tokens in {training.seconds / 60:.0f} minutes on

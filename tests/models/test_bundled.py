@@ -16,8 +16,8 @@ from tests.models.oracle import Oracle
 BUNDLED = Path(__file__).parents[2] / "models" / "bundled"
 PAGES = torch.arange(64, dtype=torch.int32)[None]
 LONGEST = 150
-# What these weights reach, at the end of twelve turns; scripts/demo/exams.py:LEAST is what they should.
-REACHED = {"recall": 0.94, "recall of a name": 0.98, "sums": 0.96, "tool calls": 0.74}
+# What these weights reach by themselves and after twelve turns, less some chance; exams.py:LEAST is what they should.
+REACHED = {"recall": 0.94, "recall of a name": 0.98, "sums": 0.95, "tool calls": 0.92}
 
 
 @pytest.fixture(scope="module")

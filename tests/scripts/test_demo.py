@@ -28,7 +28,7 @@ from scripts.demo.text import IM_END, render
 from scripts.demo.training import Training, rate
 from scripts.demo.world import HELD_OUT, World, held_out_pair
 
-TINY = Size(hidden=64, layers=("mamba", "attention"), mamba_heads=2, heads=2, intermediate=32)
+TINY = Size(hidden=64, layers=("mamba", "attention"), mamba_heads=2, heads=2, kv_heads=2, intermediate=32)
 SHORT = Lesson((1, 2), 128)
 
 

@@ -22,8 +22,8 @@ TASKS: dict[str, Task] = {
     "tell several": Task(facts.tell_several, 0.03),
     "ask": Task(facts.ask, 0.17),
     "ask several": Task(facts.ask_several, 0.03),
-    "add": Task(arithmetic.add, 0.18),
-    "subtract": Task(arithmetic.subtract, 0.12),
+    "add": Task(arithmetic.add, 0.16),
+    "subtract": Task(arithmetic.subtract, 0.16),
     "compare": Task(arithmetic.compare, 0.02),
     "beyond": Task(arithmetic.beyond, 0.015),
     "backwards": Task(lists.backwards, 0.07),
@@ -39,7 +39,7 @@ TASKS: dict[str, Task] = {
     "unknown": Task(manners.unknown, 0.03),
     "no tools": Task(tools.none_fits, 0.01),
 }
-WITH_TOOLS: dict[str, Task] = {"call": Task(tools.call, 0.7), "none fits": Task(tools.none_fits, 0.12)}
+WITH_TOOLS: dict[str, Task] = {"call": Task(tools.call, 0.7), "none fits": Task(tools.none_fits, 0.2)}
 """Shares beside those of TASKS, in chats that have tools."""
 
 

@@ -12,7 +12,7 @@ REQUESTS = [
     "{}.", "{}.", "Please {}.", "Please {}.", "Can you {}?", "Could you {}?", "I want you to {}.", "{}, please.",
     "Would you {}?", "{} now.", "I need you to {}.",
 ]  # fmt: skip
-DESCRIPTIONS = ["{} the {}.", "{} a {}.", "{} the {} for the user.", "{} {}.", ""]
+DESCRIPTIONS = ["{} the {}.", "{} a {}.", "{} the {} for the user.", "", ""]
 RESULTS = ["result", "answer", "value", "status", "output"]
 FAILURES = ["not found", "no connection", "not allowed", "out of order", "no such place", "too late"]
 FAILED = "That did not work: {}."
@@ -37,7 +37,7 @@ class Argument:
 
 ARGUMENTS = [
     Argument(["city", "place", "location", "town"], "string", ["in {}", "in {}", "near {}"], "places"),
-    Argument(["person", "name", "who", "recipient", "guest"], "string", ["for {}", "to {}", "with {}"], "names"),
+    Argument(["person", "who", "recipient", "guest"], "string", ["for {}", "to {}", "with {}"], "names"),
     Argument(["day", "date", "when"], "string", ["on {}", "on {}", "for {}"], "days"),
     Argument(["title", "label", "called"], "string", ["called {}", "named {}"], "words"),
     Argument(["text", "content", "message", "words"], "string", ['saying "{}"', 'with the text "{}"'], "text"),
@@ -53,9 +53,9 @@ ARGUMENT_OF = {name: argument for argument in ARGUMENTS for name in argument.nam
 
 
 def equip(chat: Chat) -> None:
-    """Tell the chat of one to four tools, no two of which have the same name; some share a verb or a thing."""
+    """Tell the chat of one to three tools, no two of which have the same name; some share a verb or a thing."""
     made: dict[str, Tool] = {}
-    for _ in range(chat.rng.choice([1, 1, 2, 2, 3, 4])):
+    for _ in range(chat.rng.choice([1, 1, 2, 2, 3])):
         other = chat.rng.choice(list(made.values())) if made and chat.rng.random() < 0.4 else None
         tool = make(chat, other)
         made.setdefault(tool.name, tool)
@@ -68,7 +68,7 @@ def make(chat: Chat, like: Tool | None = None) -> Tool:
     verb, thing = world.word("verbs"), world.word("things")
     if like is not None:
         verb, thing = rng.choice([(like.verb, thing), (verb, like.thing)])
-    arguments = rng.sample(ARGUMENTS, rng.choice([0, 1, 1, 1, 2, 2, 3]))
+    arguments = rng.sample(ARGUMENTS, rng.choice([0, 1, 1, 1, 2, 2]))
     described = rng.choice(DESCRIPTIONS).replace("{}", verb.capitalize(), 1).replace("{}", thing, 1)
     return Tool(verb, thing, described, {rng.choice(argument.names): argument.type for argument in arguments})
 
