@@ -36,7 +36,7 @@ class Name(Struct, tag=True, array_like=True):
 
 
 class Unname(Struct, tag=True, array_like=True):
-    """api → cache: the session is closed; copies that no other name holds are dropped."""
+    """api → cache: the session is closed; copies that no other name holds are dropped. Its name never comes again."""
 
     session: str
 

@@ -131,7 +131,8 @@ class Sessions:
                 self.counters["session closed in a turn" if busy else "session closed"] += 1
                 self.close(session)
                 if command.reopens and session.turns:
-                    self._begin(Session(session.name, session.salt, session.turns, ()))
+                    # For the ring it is another one: no name comes again.
+                    self._begin(Session(f"{session.name}'", session.salt, session.turns, ()))
 
     def suspend(self, session: Session) -> None:
         ticket = next(self._tickets)
