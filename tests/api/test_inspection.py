@@ -171,7 +171,7 @@ def test_the_text_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> Non
     assert cli.main(["inspect", str(BUNDLED), "--quantize", "int8"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["family"] == "granitemoehybrid"
-    assert lines["layers"] == "6 Mamba2Mixer, 8 GatedMLP, 2 Attention"
-    assert lines["parameters"] == "2,731,308"
+    assert lines["layers"] == "5 Mamba2Mixer, 8 GatedMLP, 3 Attention"
+    assert lines["parameters"] == "2,727,194"
     assert "loaded as int8" in lines["in"] and "10.4 MiB F32; 1 file" in lines["on"]
     assert (lines["tokenizer"], lines["refused"]) == ("with a chat template", "nothing")

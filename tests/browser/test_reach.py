@@ -10,6 +10,8 @@ from tests.api.server_process import ServerProcess
 from tests.browser.driving import Tab
 
 PHONE = {"viewport": {"width": 360, "height": 640}, "has_touch": True, "is_mobile": True}
+# Wider than the phone, and a name that the model repeats and ends.
+LONG_WORD = "Bergenkrakovalenciamarsellebristolhiroshimajakartamelbourne"
 ENOUGH_CONTRAST = 4.5
 # Every text's contrast to what is behind it, the least first. A canvas turns all colours into plain RGB.
 CONTRASTS = """
@@ -130,7 +132,7 @@ def test_the_slots_by_keyboard(tab: Tab) -> None:
 def test_on_a_phone(new_tab: Callable[..., Tab], server: ServerProcess) -> None:
     tab = new_tab(server, **PHONE).open()
     assert not overflows(tab.page)
-    tab.talk("My name is Clara.", "What is my name?", "w" * 300)
+    tab.talk("My name is Clara.", "What is my name?", f"My name is {LONG_WORD}.")
     assert not overflows(tab.page)
     assert tab.box.evaluate("box => parseFloat(getComputedStyle(box).fontSize)") >= 16
     for name in ("Chats", "State slots", "Send", "Delete this chat"):
