@@ -246,6 +246,8 @@ async def test_choices_and_effort() -> None:
         ({"tools": [{"type": "custom"}]}, "tools[0].type"),
         ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "mcp"}]}]}, "tools[0].tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": 'a"b', "tools": []}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace"}]}]}, "tools[0].tools[0].type"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
