@@ -17,7 +17,7 @@ using namespace baton;
 
 constexpr int64_t KEYS = 64;  // A block of keys begins at a multiple of it: then a row's sums are the same in any step.
 
-enum Buffer { TURNED_KEYS, VALUES, QUERIES, WEIGHTS, SUMS, ROWS, BLOCKS };
+enum Buffer { TURNED_KEYS, VALUES, QUERIES, SCORES, WEIGHTS, SUMS, ROWS, BLOCKS };
 
 // Segment s is tokens [offsets[s], offsets[s + 1]) at positions from starts[s] on; its blocks of `tokens` of them are
 // [blocks[s], blocks[s + 1]). Strides count elements from page to page and from row to row of the table.
@@ -76,7 +76,9 @@ private:
     int64_t offset;
 };
 
-template <class Stored> class Attention {
+// Number: what is multiplied, float32 or, where the CPU multiplies pairs of them, bfloat16. Then the weights of values
+// are rounded to it, as on a GPU, and their total is that of the rounded ones.
+template <class Stored, class Number> class Attention {
 public:
     const Segments s;
     const Heads h;
@@ -102,14 +104,15 @@ private:
         const int64_t last = std::min(first + s.tokens, s.offsets[segment + 1]);
         const int64_t position = s.starts[segment] + first - s.offsets[segment];
         const int64_t rows = (last - first) * h.repeats(), columns = h.columns(), summed = h.value_columns();
-        float *const queries = scratch(QUERIES, rows * columns), *const sums = scratch(SUMS, rows * summed);
+        Number *const queries = numbers(QUERIES, rows * columns);
+        float *const sums = scratch(SUMS, rows * summed);
         float *const highest = scratch(ROWS, 2 * rows), *const totals = highest + rows;
         with_type(type, [&](auto *activation) {
             const auto *const from = static_cast<const std::remove_pointer_t<decltype(activation)> *>(query);
             for (int64_t row = 0; row < rows; row++) {
                 const auto *const given = from + place(first, kv_head, row) * h.width;
                 for (int64_t c = 0; c < h.width; c += LANES)
-                    put(queries + row * columns + c, load(given + c, h.width - c) * h.scale);
+                    put(queries + row * columns + c, load(given + c, h.width - c) * (IN_PAIRS ? 1 : h.scale));
             }
         });
         std::fill(sums, sums + rows * summed, 0.0f);
@@ -135,20 +138,23 @@ private:
 
     // The block of keys from `begin` on, of those before `last`, for rows whose first token stands at `position`.
     void add(int64_t segment, int64_t kv_head, int64_t begin, int64_t last, int64_t position, int64_t rows,
-             const float *queries, float *sums, float *highest, float *totals) const {
+             const Number *queries, float *sums, float *highest, float *totals) const {
         const int64_t columns = h.columns(), summed = h.value_columns(), end = std::min(begin + KEYS, last);
-        float *const turned = scratch(TURNED_KEYS, KEYS * columns), *const weights = scratch(WEIGHTS, rows * KEYS);
+        Number *const turned = numbers(TURNED_KEYS, KEYS * columns), *const weights = numbers(WEIGHTS, rows * KEYS);
+        float *const scores = scratch(SCORES, rows * KEYS);
         turn_keys(segment, kv_head, begin, end, last, turned);
-        multiply<float>(rows, round_up(end - begin), h.width, {queries, columns}, {turned, KEYS}, {}, {weights, KEYS});
+        multiply<Number, Number>(rows, round_up(end - begin), whole(h.width), {queries, columns},
+                                 {turned, KEYS * PAIRED<Number>}, {}, {scores, KEYS});
         for (int64_t row = 0; row < rows; row++) {
-            const int64_t seen = position + row / h.repeats() + 1 - begin;
-            float *const scores = weights + row * KEYS;
-            const float kept = weigh(std::clamp<int64_t>(seen, 0, KEYS), scores, highest[row], totals[row]);
+            const int64_t seen = std::clamp<int64_t>(position + row / h.repeats() + 1 - begin, 0, KEYS);
+            const float kept = weigh(seen, scores + row * KEYS, weights + row * KEYS, highest[row], totals[row]);
             for (int64_t c = row * summed; c < (row + 1) * summed; c += LANES) put(sums + c, load(sums + c) * kept);
         }
         // Few rows take the values from the pages, many from a copy in float32: the sums are the same.
         Rows<Stored> pages{values, s.table + segment * s.table_stride, kv_head, begin};
-        if (rows <= 2 * TILE_ROWS && summed == h.value_width) {
+        if constexpr (IN_PAIRS) {
+            add_values(pair_values(pages, end - begin), 2 * summed, whole(end - begin), rows, weights, sums);
+        } else if (rows <= 2 * TILE_ROWS && summed == h.value_width) {
             for (int64_t key = 0, count; key < end - begin; key += count) {
                 count = std::min(pages.left(), end - begin - key);
                 add_values(pages.next(count), values.stride, count, rows, weights + key, sums);
@@ -164,18 +170,43 @@ private:
         }
     }
 
+    static constexpr bool IN_PAIRS = PAIRED<Number> == 2;
+
+    static Number *numbers(Buffer buffer, int64_t count) {
+        return reinterpret_cast<Number *>(scratch(buffer, (count + PAIRED<Number> - 1) / PAIRED<Number>));
+    }
+
+    static int64_t whole(int64_t count) { return (count + PAIRED<Number> - 1) / PAIRED<Number> * PAIRED<Number>; }
+
     // sums += weights · values, of `count` keys from `from` on.
     template <class T>
-    void add_values(const T *from, int64_t stride, int64_t count, int64_t rows, const float *weights,
+    void add_values(const T *from, int64_t stride, int64_t count, int64_t rows, const Number *weights,
                     float *sums) const {
         const float one = 1;
         const int64_t columns = h.value_columns();
-        multiply<T>(rows, columns, count, {weights, KEYS}, {from, stride}, {&one, 0}, {sums, columns});
+        multiply<T, Number>(rows, columns, count, {weights, KEYS}, {from, stride}, {&one, 0}, {sums, columns});
     }
 
-    // Keys at positions [begin, end) as [width, KEYS]; what is behind them means nothing. The next block's rows, of
-    // keys and values before `last`, are asked for meanwhile: pages lie anywhere, so no prefetcher does.
-    void turn_keys(int64_t segment, int64_t kv_head, int64_t begin, int64_t end, int64_t last, float *to) const {
+    // [count / 2, columns, 2]: the values of two keys side by side, with zeros beside the last of an odd number.
+    const bfloat16 *pair_values(Rows<Stored> &pages, int64_t count) const {
+        const int64_t summed = h.value_columns();
+        bfloat16 *const pairs = reinterpret_cast<bfloat16 *>(scratch(VALUES, KEYS * summed / 2));
+        for (int64_t key = 0; key < count; key += 2) {
+            const Stored *const first = pages.next(1), *const second = key + 1 < count ? pages.next(1) : nullptr;
+            for (int64_t c = 0; c < h.value_width; c += LANES) {
+                const words low = (words)load(first + c, h.value_width - c) >> 16;
+                const words high = second ? (words)load(second + c, h.value_width - c) : words{};
+                const words both = low | high;
+                std::memcpy(pairs + key * summed + 2 * c, &both, sizeof both);
+            }
+        }
+        return pairs;
+    }
+
+    // Keys at positions [begin, end) as [width, KEYS], or in pairs [width / 2, KEYS, 2]; what is behind them means
+    // nothing. The next block's rows, of keys and values before `last`, are asked for meanwhile: pages lie anywhere, so
+    // no prefetcher does.
+    void turn_keys(int64_t segment, int64_t kv_head, int64_t begin, int64_t end, int64_t last, Number *to) const {
         const int32_t *const pages = s.table + segment * s.table_stride;
         Rows<Stored> now{keys, pages, kv_head, begin}, next_keys{keys, pages, kv_head, begin + KEYS},
             next_values{values, pages, kv_head, begin + KEYS};
@@ -187,16 +218,16 @@ private:
                 prefetch(next_keys.next(1), h.width);
                 prefetch(next_values.next(1), h.value_width);
             }
-            turn_rows(rows, to + p - begin);
+            turn_rows(rows, to + (p - begin) * PAIRED<Number>);
         }
     }
 
     static void prefetch(const Stored *row, int64_t width) {
-        for (int64_t c = 0; c < width; c += 64 / sizeof(Stored)) __builtin_prefetch(row + c);
+        for (int64_t c = 0; c < width; c += 64 / sizeof(Stored)) __builtin_prefetch(row + c, 0, SECOND_CACHE);
     }
 
     // LANES rows of keys as columns, KEYS apart.
-    void turn_rows(const Stored *const (&rows)[LANES], float *to) const {
+    void turn_rows(const Stored *const (&rows)[LANES], Number *to) const {
         constexpr int64_t PACKED = sizeof(float) / sizeof(Stored), STEP = LANES * PACKED;
         for (int64_t c = 0; c < h.width; c += STEP) {
             const int64_t count = std::min(STEP, h.width - c);
@@ -208,6 +239,10 @@ private:
                     std::memcpy(&block[i], rows[i] + c, count * sizeof(Stored));
             }
             turn(block);
+            if constexpr (IN_PAIRS) {
+                for (int64_t i = 0; i < count; i += 2) std::memcpy(to + (c + i) * KEYS, &block[i / 2], sizeof block[0]);
+                continue;
+            }
             for (int64_t i = 0; i < count; i++) {
                 const words both = block[i / PACKED];
                 put(to + (c + i) * KEYS, (floats)(PACKED == 1 ? both : i % 2 ? both & 0xffff0000 : both << 16));
@@ -216,20 +251,23 @@ private:
     }
 
     // Scores to weights, 0 beyond the first `seen`; what the row's sums are to be multiplied by.
-    static float weigh(int64_t seen, float *scores, float &highest, float &total) {
+    float weigh(int64_t seen, float *scores, Number *weights, float &highest, float &total) const {
         if (seen == 0) {
-            std::fill(scores, scores + KEYS, 0.0f);
+            std::fill(weights, weights + KEYS, Number{});
             return 1;
         }
-        const float before = highest;
+        const float before = highest, scale = IN_PAIRS ? h.scale : 1;
         std::fill(scores + seen, scores + KEYS, -FLT_MAX);
         floats top = splat(before);
-        for (int64_t i = 0; i < KEYS; i += LANES) top = load(scores + i) > top ? load(scores + i) : top;
+        for (int64_t i = 0; i < KEYS; i += LANES) {
+            const floats scaled = load(scores + i) * scale;
+            top = scaled > top ? scaled : top;
+        }
         highest = baton::highest(top);
-        for (int64_t i = 0; i < seen; i += LANES) put(scores + i, exp(load(scores + i) - highest));
-        std::fill(scores + seen, scores + KEYS, 0.0f);
+        for (int64_t i = 0; i < seen; i += LANES) put(weights + i, exp(load(scores + i) * scale - highest));
+        std::fill(weights + seen, weights + KEYS, Number{});
         floats sums{};
-        for (int64_t i = 0; i < KEYS; i += LANES) sums += load(scores + i);
+        for (int64_t i = 0; i < KEYS; i += LANES) sums += load(weights + i);
         const float kept = exp(splat(before - highest))[0];
         total = total * kept + sum(sums);
         return kept;
@@ -248,15 +286,22 @@ extern "C" void baton_paged_attention(int type, const void *query, int stored, c
                                       int64_t page_size, float scale, void *output) {
     with_type(stored, [&](auto *page) {
         using Stored = std::remove_pointer_t<decltype(page)>;
-        const Attention<Stored> attention{
-            {segments, tokens, table_stride, offsets, starts, table, cut(segments, tokens, offsets)},
-            {heads, kv_heads, width, value_width, scale},
-            type,
-            query,
-            {static_cast<const Stored *>(keys), page_size, key_stride, kv_heads * width, width},
-            {static_cast<const Stored *>(values), page_size, value_page_stride, value_stride, value_head_stride},
-            output};
-        attention.run();
+        const auto run = [=](auto number) {
+            const Attention<Stored, decltype(number)> attention{
+                {segments, tokens, table_stride, offsets, starts, table, cut(segments, tokens, offsets)},
+                {heads, kv_heads, width, value_width, scale},
+                type,
+                query,
+                {static_cast<const Stored *>(keys), page_size, key_stride, kv_heads * width, width},
+                {static_cast<const Stored *>(values), page_size, value_page_stride, value_stride, value_head_stride},
+                output};
+            attention.run();
+        };
+#if defined(__AVX512BF16__)
+        if constexpr (std::is_same_v<Stored, bfloat16>)
+            if (type == stored) return run(bfloat16{});
+#endif
+        run(0.0f);
     });
 }
 

@@ -49,7 +49,7 @@ void update(S *state, float *x, const Step &step, int64_t width, int64_t any_siz
         floats with_k{}, with_q{};
 #pragma GCC unroll 8
         for (int64_t n = 0; n < whole; n += LANES) {
-            __builtin_prefetch(state + n + AHEAD / sizeof(S));
+            __builtin_prefetch(state + n + AHEAD / sizeof(S), 0, SECOND_CACHE);
             const floats h = load(state + n);
             with_k += h * load(step.decayed_k + n);
             with_q += h * load(step.decayed_q + n);

@@ -17,10 +17,8 @@ constexpr int OUT = BLOCK_OUT;  // Outputs of a block, side by side in memory fo
 constexpr int VECTORS = OUT / LANES;
 constexpr int MAX_ROWS = VECTORS <= 2 ? 12 : VECTORS == 4 ? 3 : 1;  // Of a tile: its sums stay in registers.
 constexpr int64_t LINE = 64;
-constexpr int SECOND_CACHE = 2;
 
-// Weights on their way from memory while others are computed with: `stride` bytes of them at each step. More of them may
-// be on their way to the second cache than to the first.
+// Weights on their way from memory while others are computed with: `stride` bytes of them at each step.
 struct Prefetch {
     const char *next;
     int64_t stride;

@@ -12,7 +12,7 @@ namespace baton {
 namespace {
 
 constexpr int64_t GRAIN = 16384;  // Numbers of the states that are worth another thread.
-constexpr int64_t AHEAD = 4096;   // Bytes of them that are on their way from memory: a tenth to a seventh less time.
+constexpr int64_t AHEAD = 4096;   // Bytes of them that are on their way from memory.
 
 struct Shape {
     int64_t heads, width, groups, state, kernel, norm_groups;
@@ -41,7 +41,7 @@ void update(S *state, float *x, const float *B, const float *C, float decay, flo
         floats even{}, odd{};
 #pragma GCC unroll 8
         for (int64_t n = 0; n < whole; n += LANES) {
-            __builtin_prefetch(state + n + AHEAD / sizeof(S));
+            __builtin_prefetch(state + n + AHEAD / sizeof(S), 0, SECOND_CACHE);
             const floats h = load(state + n) * decay + load(B + n) * fed;
             keep(state + n, h, lanes + (place + static_cast<uint32_t>(n)));
             (n / LANES % 2 ? odd : even) += h * load(C + n);

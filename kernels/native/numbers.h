@@ -24,6 +24,9 @@ typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 
+// Where __builtin_prefetch puts what memory is slow to give: more may be on its way there than to the first cache.
+constexpr int SECOND_CACHE = 2;
+
 struct bfloat16 {
     uint16_t bits;
 };

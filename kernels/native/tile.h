@@ -3,6 +3,10 @@
 
 #include <type_traits>
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 #include "numbers.h"
 
 namespace baton {
@@ -32,6 +36,25 @@ template <int Rows, int Vecs> struct Tile {
                 for (int v = 0; v < Vecs; ++v) sum[r][v] += left[r * left_stride + k] * row[v];
         }
     }
+
+#if defined(__AVX512BF16__)
+    // The same of bfloat16, two k at a time: left [rows, count], right [count / 2, columns, 2].
+    void add(const bfloat16 *left, int64_t left_stride, const bfloat16 *right, int64_t right_stride, int64_t count) {
+        for (int64_t k = 0; k < count; k += 2, right += right_stride) {
+            __m512bh row[Vecs];
+#pragma GCC unroll 8
+            for (int v = 0; v < Vecs; ++v) row[v] = (__m512bh)_mm512_loadu_si512(right + v * 2 * LANES);
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) {
+                int32_t pair;
+                std::memcpy(&pair, left + r * left_stride + k, sizeof pair);
+                const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+#pragma GCC unroll 8
+                for (int v = 0; v < Vecs; ++v) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], row[v], both);
+            }
+        }
+    }
+#endif
 
     // f(sum, row, column) for each of its vectors.
     template <class F> void each(F f) {
@@ -63,17 +86,21 @@ template <class T> struct Matrix {
     int64_t stride;
 };
 
+// How many numbers of the right side lie side by side for each column.
+template <class L> constexpr int64_t PAIRED = sizeof(float) / sizeof(L);
+
 // to [rows, columns] ← kept·to + left [rows, count] · right [count, columns], with a number in `kept` for each row;
-// where that is null, what was in `to` is not read. columns is a multiple of LANES.
-template <class T>
-void multiply(int64_t rows, int64_t columns, int64_t count, Matrix<const float> left, Matrix<const T> right,
+// where that is null, what was in `to` is not read. columns is a multiple of LANES. Where `left` is of bfloat16, both
+// sides are as Tile::add has them, and count is even.
+template <class T, class L = float>
+void multiply(int64_t rows, int64_t columns, int64_t count, Matrix<const L> left, Matrix<const T> right,
               Matrix<const float> kept, Matrix<float> to) {
     for_tiles(rows, columns, [&](auto tile, int64_t row, int64_t column) {
         float *const at = to.at + row * to.stride + column;
         if (kept.at) tile.each([&](floats &sum, int r, int c) {
             sum = load(at + r * to.stride + c) * kept.at[(row + r) * kept.stride];
         });
-        tile.add(left.at + row * left.stride, left.stride, right.at + column, right.stride, count);
+        tile.add(left.at + row * left.stride, left.stride, right.at + column * PAIRED<L>, right.stride, count);
         tile.each([&](floats sum, int r, int c) { put(at + r * to.stride + c, sum); });
     });
 }

@@ -114,9 +114,11 @@ def test_attention_equals_the_reference_and_reads_no_entry_beyond_a_segment(layo
 
 @pytest.mark.usefixtures("target")
 @many
-@given(layout=LAYOUTS, data=st.data())
-def test_a_segment_gets_the_same_bits_alone_and_cut_anywhere(layout: Layout, data: st.DataObject) -> None:
-    together = drawn(layout, F32)
+@given(layout=LAYOUTS, dtype=st.sampled_from([F32, BF16]), data=st.data())
+def test_a_segment_gets_the_same_bits_alone_and_cut_anywhere(
+    layout: Layout, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    together = drawn(layout, dtype)
     expected = together.run()
     for segment, (_, length) in enumerate(layout.segments):
         cut = data.draw(st.integers(0, length))
