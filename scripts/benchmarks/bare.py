@@ -1,6 +1,8 @@
 """The forward loop without a server: what the relay is measured against."""
 
 import time
+from collections.abc import Iterator
+from itertools import count, islice
 
 import torch
 
@@ -31,19 +33,27 @@ class Bare:
         self._feed(prompt, 0)
         return len(prompt) / (time.perf_counter() - began)
 
-    @torch.inference_mode()
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         """Tokens a second, of all prompts together, from their first drawn token on."""
+        generated = self.generate(prompts)
+        next(generated)
+        began = time.perf_counter()
+        for _ in islice(generated, steps):
+            pass
+        return len(prompts) * steps / (time.perf_counter() - began)
+
+    @torch.inference_mode()
+    def generate(self, prompts: list[list[int]]) -> Iterator[torch.Tensor]:
+        """Of prompts of one length each step's tokens, int64 [rows], without end."""
         rows = len(prompts)
         tokens = torch.cat([self._feed(prompt, row) for row, prompt in enumerate(prompts)])
-        start, table = len(prompts[0]), self._table[:rows] if rows > 1 else self._pages[None]
-        began = time.perf_counter()
-        for position in range(start, start + steps):
+        table = self._table[:rows] if rows > 1 else self._pages[None]
+        for position in count(len(prompts[0])):
+            yield tokens
             positions = torch.full((rows,), position)
             decode = Decode(torch.arange(rows), positions, table[:, : position // PAGE_SIZE + 1])
             hidden = self._model.forward(Batch(tokens, positions, None, decode), self._pools)
             tokens = self._draw(hidden, position + 1)
-        return rows * steps / (time.perf_counter() - began)
 
     def _feed(self, prompt: list[int], slot: int) -> torch.Tensor:
         self._pools.clear(slot)

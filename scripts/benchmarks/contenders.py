@@ -4,17 +4,13 @@ import argparse
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
-from kernels.native.prepare import prepare
-from models.loading.checkpoint import load_model
-from scripts.benchmarks.bare import Bare
 from scripts.benchmarks.peers.environments import how_to_install, python_of
 from scripts.benchmarks.peers.process import HERE, Peer
 from scripts.benchmarks.server import Served
@@ -142,10 +138,6 @@ class Workbench:
         if entry.kind == "baton":
             with self.serve(entry) as served:
                 yield served
-        elif entry.kind == "bare":
-            prepare().install(self.threads)
-            model = load_model(self.checkpoint, None, torch.device("cpu"))
-            yield Bare(model, self.rows, STEP_TOKENS)
         else:
             with self.peer(entry) as peer:
                 yield peer
@@ -155,9 +147,12 @@ class Workbench:
         return Served(self.checkpoint, self.threads, [*flags, *more, *entry.options], self.log(entry.name))
 
     def peer(self, entry: Entry) -> Peer:
-        python, log = python_of(entry.kind), self.log(entry.name)
+        log, threads, rows = self.log(entry.name), str(self.threads), str(self.rows)
+        if entry.kind == "bare":
+            arguments = [str(self.checkpoint), threads, rows, str(STEP_TOKENS)]
+            return Peer(sys.executable, "run_bare.py", arguments, self.threads, log)
+        python = python_of(entry.kind)
         assert python is not None
-        threads, rows = str(self.threads), str(self.rows)
         if entry.kind == "transformers":
             return Peer(
                 python, "run_transformers.py", [str(self.checkpoint), threads, entry.variant], self.threads, log

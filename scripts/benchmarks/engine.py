@@ -102,12 +102,13 @@ class Rounds:
         turns = list[Turn]()
         for number in range(self._plan.rounds + 1):
             print(f"round {number} of {self._plan.rounds}", file=sys.stderr, flush=True)
-            for cell in self._plan.cells():
-                turns.append(self._quiet_turn(cell, number) if number else self._turn(cell, 0))
+            turns += [self.turn(cell, number) for cell in self._plan.cells()]
         return [turn for turn in turns if turn.round]
 
-    def _quiet_turn(self, cell: Cell, number: int) -> Turn:
-        """Taken anew while others run, and at last the quietest of all."""
+    def turn(self, cell: Cell, number: int) -> Turn:
+        """Taken anew while others run, and at last the quietest of all; as it is in round 0."""
+        if number == 0:
+            return self._turn(cell, 0)
         taken: list[Turn] = []
         for _ in range(1 + self._plan.repeats):
             taken.append(self._turn(cell, number))

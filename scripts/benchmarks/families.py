@@ -2,8 +2,10 @@
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from scripts.benchmarks.contenders import Entry, Workbench
 from scripts.benchmarks.engine import Cell, Plan, Rounds, Turn
@@ -13,13 +15,20 @@ from scripts.benchmarks.machine import QUIET
 from scripts.benchmarks.shapes import SHAPES, config_of
 
 FIRST = "mamba2-129m"
-# All of them run at once.
-SMALL = "--memory 768M --host-memory 64M"
+# By kind of contender: its variant, and what it shows. All servers run at once.
+KINDS = {
+    "bare": ("", "the model's own loop"),
+    "baton": (
+        "--memory 768M --host-memory 64M",
+        "through the server, whose work and whose client's these cores do too",
+    ),
+}
 OTHERS = [shape for shape in SHAPES if shape.endswith("m") and shape != FIRST]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", nargs="+", choices=OTHERS, default=OTHERS, help=f"beside {FIRST}")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="how models are run")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16], help="rows that decode at once")
     parser.add_argument("--prompt", type=int, default=2048, help="tokens of the prompt that is read")
     parser.add_argument("--steps", type=int, default=32, help="tokens decoded in each measurement")
@@ -29,21 +38,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, workbench: Workbench) -> None:
     plan = Plan(options.rounds or 5, options.prompt, options.steps, options.batches, options.repeats)
     configs = {shape: config_of(shape, options.layers) for shape in (FIRST, *options.shapes)}
+    floors = {shape: floor_of(config) for shape, config in configs.items()}
+    record: dict[str, Any] = {"command": "families", "machine": describe_machine(workbench.threads)}
+    for kind in options.kinds:
+        variant, title = KINDS[kind]
+        print(f"\n{kind}: {title}\n", flush=True)
+        found = measure(plan, configs, Entry(kind, kind, variant), workbench)
+        show(found, plan, floors)
+        record[kind] = {shape: [asdict(turn) for turn in turns] for shape, turns in found.items()}
+    write_json(options.json, record)
+
+
+def measure(plan: Plan, configs: dict[str, Any], entry: Entry, workbench: Workbench) -> dict[str, list[Turn]]:
+    """Of each shape its turns, the shapes in turns; the first round is unmeasured."""
+    smallest = min(config["vocab_size"] for config in configs.values())
+    found: dict[str, list[Turn]] = {shape: [] for shape in configs}
     with contextlib.ExitStack() as stack:
-        servers = {
-            shape: stack.enter_context(replace(workbench, config=config).open(Entry(shape, "baton", SMALL)))
+        opened = {
+            shape: stack.enter_context(replace(workbench, config=config).open(entry))
             for shape, config in configs.items()
         }
-        smallest = min(config["vocab_size"] for config in configs.values())
-        turns = Rounds(servers, plan, smallest, workbench.threads).run()
-    floors = {shape: floor_of(config) for shape, config in configs.items()}
-    show(turns, plan, floors)
-    record = {"command": "families", "machine": describe_machine(workbench.threads)}
-    write_json(options.json, record | {"turns": [asdict(turn) for turn in turns]})
+        alone = {shape: Rounds({shape: each}, plan, smallest, workbench.threads) for shape, each in opened.items()}
+        for number in range(plan.rounds + 1):
+            print(f"round {number} of {plan.rounds}", file=sys.stderr, flush=True)
+            for cell in plan.cells():
+                for shape, rounds in alone.items():
+                    found[shape].append(rounds.turn(cell, number))
+    return {shape: [turn for turn in turns if turn.round] for shape, turns in found.items()}
 
 
 def shares(turns: Sequence[Turn], cell: Cell, shape: str, floor: Floor) -> list[float]:
-    """Of the floor, by round."""
+    """Of the floor of that moment, by round."""
     return [
         turn.figures[shape]
         / (
@@ -56,21 +81,22 @@ def shares(turns: Sequence[Turn], cell: Cell, shape: str, floor: Floor) -> list[
     ]
 
 
-def show(turns: Sequence[Turn], plan: Plan, floors: dict[str, Floor]) -> None:
+def show(found: dict[str, list[Turn]], plan: Plan, floors: dict[str, Floor]) -> None:
     cells = plan.cells()
     speeds, of_floor, compared = dict[str, list[str]](), dict[str, list[str]](), dict[str, list[str]]()
-    for shape, floor in floors.items():
-        found = [shares(turns, cell, shape, floor) for cell in cells]
-        first = [shares(turns, cell, FIRST, floors[FIRST]) for cell in cells]
+    first = [shares(found[FIRST], cell, FIRST, floors[FIRST]) for cell in cells]
+    for shape, turns in found.items():
+        own = [shares(turns, cell, shape, floors[shape]) for cell in cells]
         rates = [[turn.figures[shape] for turn in turns if turn.cell == cell.name] for cell in cells]
         speeds[shape] = [f"{Spread.of(each).median:,.1f}" for each in rates]
-        of_floor[shape] = [str(Spread.of(each)) for each in found]
+        of_floor[shape] = [str(Spread.of(each)) for each in own]
         compared[shape] = [
-            str(Spread.of([a / b for a, b in zip(*pair, strict=True)])) for pair in zip(found, first, strict=True)
+            str(Spread.of([a / b for a, b in zip(*pair, strict=True)])) for pair in zip(own, first, strict=True)
         ]
     names = [cell.name for cell in cells]
     print(table("tokens/s, medians", names, speeds))
     print("\n" + table("share of the floor", names, of_floor))
-    print("\n" + table(f"that / {FIRST}'s", names, {shape: compared[shape] for shape in floors if shape != FIRST}))
-    busy = sum(turn.others > QUIET for turn in turns)
-    print(f"\n{plan.rounds} rounds; in {busy} of {len(turns)} turns other processes ran")
+    print("\n" + table(f"that / {FIRST}'s", names, {shape: compared[shape] for shape in found if shape != FIRST}))
+    taken = [turn for turns in found.values() for turn in turns]
+    busy = sum(turn.others > QUIET for turn in taken)
+    print(f"\n{plan.rounds} rounds; in {busy} of {len(taken)} turns other processes ran")
