@@ -69,6 +69,7 @@ def test_the_bare_loop_of_a_hybrid() -> None:
     assert [line.split("  ")[0] for line in lines[1:4]] == ["prefill 64", "decode 1", "decode 1 behind 600"]
 
 
+@pytest.mark.soak
 def test_serving_over_a_server_and_in_static_batches(tmp_path: Path) -> None:
     sizes = [*TINY, "--requests", "4", "--prompt", "40", "--answer", "6"]
     talks = ["--streams", "2", "--workload", "turns", "--turns", "3"]
@@ -101,6 +102,7 @@ def test_serving_by_a_server_that_runs_already(tmp_path: Path) -> None:
     assert figures["errors"] == 0 and figures["tokens"] == pytest.approx(3 * figures["requests"])
 
 
+@pytest.mark.soak
 def test_a_record_is_kept_of_each_command(tmp_path: Path) -> None:
     more = "--rounds 1 --model tiny --batches 1 --seconds 0.2 --threads 1"
     lines = bench("record", str(tmp_path), "--only", "relay-null", "--more", more)
@@ -135,6 +137,7 @@ def test_the_scheduler_beside_that_of_another_revision() -> None:
     assert ratio(lines, "HEAD / here")[1] == 2
 
 
+@pytest.mark.soak
 def test_sessions() -> None:
     sizes = ["--layers", "1", "--threads", "1", "--history", "1500", "--turns", "4", "--new", "8"]
     lines = bench("--rounds", "2", "sessions", *sizes)
@@ -159,6 +162,7 @@ def test_families(tmp_path: Path) -> None:
     assert lines[-1].startswith("2 rounds; in ")
 
 
+@pytest.mark.soak
 def test_agents() -> None:
     sizes = ["--layers", "1", "--threads", "1", "--turns", "5", "--result", "100"]
     lines = bench("--rounds", "2", "agents", *sizes)
