@@ -10,7 +10,7 @@ from typing import Any
 
 from scripts.benchmarks.contenders import Contender, Entry, Workbench, read_entry
 from scripts.benchmarks.figures import Spread, describe_machine, ratios, table, write_json
-from scripts.benchmarks.floors import floor_of
+from scripts.benchmarks.floors import Floor, floor_of
 from scripts.benchmarks.machine import QUIET, Watch, probe
 
 DEFAULT = ("baton", "bare", "transformers", "llama.cpp:bf16", "llama.cpp:q8_0", "llama.cpp:q4_0")
@@ -148,26 +148,32 @@ def summarise(turns: Sequence[Turn], cell: Cell, entries: Sequence[Entry]) -> di
     }
 
 
-def shares_of_floor(turns: Sequence[Turn], cell: Cell, entry: Entry, config: dict[str, Any]) -> Spread:
-    floor = floor_of(config, entry.weights(), entry.state_bytes())
-    own = [turn for turn in turns if turn.cell == cell.name]
-    most = [
-        floor.decode(cell.rows, turn.bandwidth, turn.operations, cell.prompt)
-        if cell.rows
-        else floor.prefill(turn.operations, cell.prompt)
-        for turn in own
+def shares_of_floor(turns: Sequence[Turn], cell: Cell, name: str, floor: Floor) -> list[float]:
+    """A contender's, by turn."""
+    return [
+        turn.figures[name]
+        / (
+            floor.decode(cell.rows, turn.bandwidth, turn.operations, cell.prompt)
+            if cell.rows
+            else floor.prefill(turn.operations, cell.prompt)
+        )
+        for turn in turns
+        if turn.cell == cell.name
     ]
-    return Spread.of([turn.figures[entry.name] / limit for turn, limit in zip(own, most, strict=True)])
 
 
 def show(turns: Sequence[Turn], entries: Sequence[Entry], plan: Plan, config: dict[str, Any]) -> None:
     names, first = [entry.name for entry in entries], entries[0].name
+    floors = [floor_of(config, entry.weights(), entry.state_bytes()) for entry in entries]
     medians, compared, shares = dict[str, list[str]](), dict[str, list[str]](), dict[str, list[str]]()
     for cell in plan.cells():
         rounds = [turn.figures for turn in turns if turn.cell == cell.name]
         medians[cell.name] = [f"{Spread.of([figures[name] for figures in rounds]).median:,.1f}" for name in names]
         compared[cell.name] = [str(ratios(rounds, first, name)) for name in names[1:]]
-        shares[cell.name] = [f"{shares_of_floor(turns, cell, entry, config).median:.2f}" for entry in entries]
+        of_floor = [
+            shares_of_floor(turns, cell, entry.name, floor) for entry, floor in zip(entries, floors, strict=True)
+        ]
+        shares[cell.name] = [f"{Spread.of(each).median:.2f}" for each in of_floor]
     print(table("tokens/s, medians", names, medians))
     if len(names) > 1:
         print("\n" + table(f"{first} / …", names[1:], compared))

@@ -1,14 +1,13 @@
-"""The families' shapes in turns: how near each comes to its own floor, and that beside mamba2's share of its floor."""
+"""The families' shapes, each in turns with mamba2's: its share of its own floor, and that beside mamba2's of its."""
 
 import argparse
 import contextlib
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from scripts.benchmarks.contenders import Entry, Workbench
-from scripts.benchmarks.engine import Cell, Plan, Rounds, Turn
+from scripts.benchmarks.engine import Plan, Rounds, Turn, shares_of_floor
 from scripts.benchmarks.figures import Spread, describe_machine, table, write_json
 from scripts.benchmarks.floors import Floor, floor_of
 from scripts.benchmarks.machine import QUIET
@@ -50,43 +49,33 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
 
 
 def measure(plan: Plan, configs: dict[str, Any], entry: Entry, workbench: Workbench) -> dict[str, list[Turn]]:
-    """Of each shape its turns, the shapes in turns; the first round is unmeasured."""
+    """Of each shape but FIRST its turns, each of them right beside one of FIRST's; the first round is unmeasured."""
     smallest = min(config["vocab_size"] for config in configs.values())
-    found: dict[str, list[Turn]] = {shape: [] for shape in configs}
     with contextlib.ExitStack() as stack:
         opened = {
             shape: stack.enter_context(replace(workbench, config=config).open(entry))
             for shape, config in configs.items()
         }
-        alone = {shape: Rounds({shape: each}, plan, smallest, workbench.threads) for shape, each in opened.items()}
+        first = opened.pop(FIRST)
+        pairs = {
+            shape: Rounds({FIRST: first, shape: each}, plan, smallest, workbench.threads)
+            for shape, each in opened.items()
+        }
+        found: dict[str, list[Turn]] = {shape: [] for shape in pairs}
         for number in range(plan.rounds + 1):
             print(f"round {number} of {plan.rounds}", file=sys.stderr, flush=True)
             for cell in plan.cells():
-                for shape, rounds in alone.items():
+                for shape, rounds in pairs.items():
                     found[shape].append(rounds.turn(cell, number))
     return {shape: [turn for turn in turns if turn.round] for shape, turns in found.items()}
 
 
-def shares(turns: Sequence[Turn], cell: Cell, shape: str, floor: Floor) -> list[float]:
-    """Of the floor of that moment, by round."""
-    return [
-        turn.figures[shape]
-        / (
-            floor.decode(cell.rows, turn.bandwidth, turn.operations, cell.prompt)
-            if cell.rows
-            else floor.prefill(turn.operations, cell.prompt)
-        )
-        for turn in turns
-        if turn.cell == cell.name
-    ]
-
-
 def show(found: dict[str, list[Turn]], plan: Plan, floors: dict[str, Floor]) -> None:
-    cells = plan.cells()
+    cells, taken = plan.cells(), [turn for turns in found.values() for turn in turns]
     speeds, of_floor, compared = dict[str, list[str]](), dict[str, list[str]](), dict[str, list[str]]()
-    first = [shares(found[FIRST], cell, FIRST, floors[FIRST]) for cell in cells]
-    for shape, turns in found.items():
-        own = [shares(turns, cell, shape, floors[shape]) for cell in cells]
+    for shape, turns in {FIRST: taken, **found}.items():
+        own = [shares_of_floor(turns, cell, shape, floors[shape]) for cell in cells]
+        first = [shares_of_floor(turns, cell, FIRST, floors[FIRST]) for cell in cells]
         rates = [[turn.figures[shape] for turn in turns if turn.cell == cell.name] for cell in cells]
         speeds[shape] = [f"{Spread.of(each).median:,.1f}" for each in rates]
         of_floor[shape] = [str(Spread.of(each)) for each in own]
@@ -96,7 +85,6 @@ def show(found: dict[str, list[Turn]], plan: Plan, floors: dict[str, Floor]) -> 
     names = [cell.name for cell in cells]
     print(table("tokens/s, medians", names, speeds))
     print("\n" + table("share of the floor", names, of_floor))
-    print("\n" + table(f"that / {FIRST}'s", names, {shape: compared[shape] for shape in found if shape != FIRST}))
-    taken = [turn for turns in found.values() for turn in turns]
+    print("\n" + table(f"that / {FIRST}'s", names, {shape: compared[shape] for shape in found}))
     busy = sum(turn.others > QUIET for turn in taken)
     print(f"\n{plan.rounds} rounds; in {busy} of {len(taken)} turns other processes ran")
