@@ -11,7 +11,7 @@ from typing import Any
 from scripts.benchmarks.contenders import Contender, Entry, Workbench, read_entry
 from scripts.benchmarks.figures import Spread, describe_machine, ratios, table, write_json
 from scripts.benchmarks.floors import Floor, floor_of
-from scripts.benchmarks.machine import QUIET, Watch, probe
+from scripts.benchmarks.machine import QUIET, Probe, Watch, probe
 
 DEFAULT = ("baton", "bare", "transformers", "llama.cpp:bf16", "llama.cpp:q8_0", "llama.cpp:q4_0")
 OF_HYBRIDS = ("openvino:int8", "openvino:bf16")
@@ -35,8 +35,7 @@ class Turn:
     round: int
     figures: dict[str, float]
     others: float
-    bandwidth: float
-    operations: float
+    probe: Probe
 
 
 @dataclass(frozen=True)
@@ -123,9 +122,9 @@ class Rounds:
         prompts = [self._draw(cell.prompt) for _ in range(max(cell.rows, 1))]
         with Watch() as watch:
             found = {name: self._figure(name, cell, prompts) for name in names[first:] + names[:first]}
-            bandwidth, operations = probe(self._threads)
+            probed = probe(self._threads)
         figures = {name: found[name] for name in names}
-        return Turn(cell.name, number, figures, watch.others, bandwidth, operations)
+        return Turn(cell.name, number, figures, watch.others, probed)
 
     def _figure(self, name: str, cell: Cell, prompts: list[list[int]]) -> float:
         contender = self._contenders[name]
@@ -152,11 +151,7 @@ def shares_of_floor(turns: Sequence[Turn], cell: Cell, name: str, floor: Floor) 
     """A contender's, by turn."""
     return [
         turn.figures[name]
-        / (
-            floor.decode(cell.rows, turn.bandwidth, turn.operations, cell.prompt)
-            if cell.rows
-            else floor.prefill(turn.operations, cell.prompt)
-        )
+        / (floor.decode(cell.rows, turn.probe, cell.prompt) if cell.rows else floor.prefill(turn.probe, cell.prompt))
         for turn in turns
         if turn.cell == cell.name
     ]
@@ -178,7 +173,7 @@ def show(turns: Sequence[Turn], entries: Sequence[Entry], plan: Plan, config: di
     if len(names) > 1:
         print("\n" + table(f"{first} / …", names[1:], compared))
     print("\n" + table("share of the floor", names, shares))
-    speeds, rates = [turn.bandwidth / 1e9 for turn in turns], [turn.operations / 1e9 for turn in turns]
+    speeds, rates = [turn.probe.read / 1e9 for turn in turns], [turn.probe.operations / 1e9 for turn in turns]
     busy = sum(turn.others > QUIET for turn in turns)
     print(
         f"\n{plan.rounds} rounds; memory read at {min(speeds):.0f} to {max(speeds):.0f} GB/s, products at "

@@ -17,6 +17,7 @@ from models.layers.attention import Attention
 from models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
 from models.layers.mla import LatentAttention
 from models.loading.checkpoint import find_family
+from scripts.benchmarks.machine import Probe
 
 HEAD = "lm_head.weight"
 # Bits a weight of a matrix takes, with its part of the scales of a group of 32.
@@ -56,24 +57,23 @@ class Floor:
     scores: int
     is_float: bool
 
-    def decode(self, rows: int, bandwidth: float, operations: float, behind: int) -> float:
-        """Tokens a second at most behind so many, where memory moves `bandwidth` bytes and `operations` are computed a
-        second.
-        """
+    def decode(self, rows: int, probe: Probe, behind: int) -> float:
+        """Tokens a second at most behind so many."""
 
         def product(read: float, multiplied: float) -> float:
-            computing = 2 * rows * multiplied / operations if self.is_float else 0.0
-            return max(read * self.bytes_each / bandwidth, computing)
+            computing = 2 * rows * multiplied / probe.operations if self.is_float else 0.0
+            return max(read * self.bytes_each / probe.read, computing)
 
         dense = self.projections + self.head
         seconds = product(dense, dense)
         seconds += sum(product(layer.read(rows), layer.top_k * layer.numbers) for layer in self.experts)
-        return rows / (seconds + (self.others + rows * (self.state + behind * self.keys)) / bandwidth)
+        seconds += (self.others + rows * behind * self.keys) / probe.read + rows * self.state / probe.updated
+        return rows / seconds
 
-    def prefill(self, operations: float, tokens: int) -> float:
-        """Tokens a second at most of so many, if projections and attention were all, at so many operations a second."""
+    def prefill(self, probe: Probe, tokens: int) -> float:
+        """Tokens a second at most of so many, if projections and attention were all."""
         matrices = self.projections + sum(layer.top_k * layer.numbers for layer in self.experts)
-        return operations / (2 * matrices + self.scores * tokens)
+        return probe.operations / (2 * matrices + self.scores * tokens)
 
 
 def floor_of(config: dict[str, Any], weights: str = "bf16", state_bytes: int = 4) -> Floor:

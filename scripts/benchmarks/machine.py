@@ -1,14 +1,17 @@
 """The machine while something is measured: how much of it others take, and what it can do at most."""
 
+import math
 import os
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import torch
 
-from kernels.native.bandwidth import read_bandwidth
+from kernels.native.bandwidth import NUMBERS, PASSES, read_bandwidth
 
 PROC = Path("/proc")
 IDLE = (3, 4)
@@ -69,21 +72,43 @@ def ticks_a_second() -> int:
     return os.sysconf("SC_CLK_TCK")
 
 
-def probe(threads: int) -> tuple[float, float]:
-    """Bytes a second that memory is read with, and bfloat16 operations a second of a matrix product."""
-    return read_bandwidth(threads), matrix_rate(threads)
+@dataclass(frozen=True)
+class Probe:
+    """What the machine does a second at most: bytes that are read, bytes read and written in place, and operations.
+
+    Memory writes beside what it reads, so that the second is up to twice the first. Operations are of a matrix product
+    in bfloat16.
+    """
+
+    read: float
+    updated: float
+    operations: float
+
+
+def probe(threads: int) -> Probe:
+    return Probe(read_bandwidth(threads), update_bandwidth(threads), matrix_rate(threads))
+
+
+def update_bandwidth(threads: int) -> float:
+    numbers = torch.ones(NUMBERS)
+    return 2 * numbers.nbytes / least_time(lambda: numbers.mul_(1.0), threads)
 
 
 def matrix_rate(threads: int) -> float:
     rows, inner, columns = 512, 768, 3072
     a, b = (torch.ones(shape, dtype=torch.bfloat16) for shape in ((rows, inner), (inner, columns)))
-    before, best = torch.get_num_threads(), 0.0
+    return 2 * rows * inner * columns / least_time(lambda: torch.matmul(a, b), threads)
+
+
+def least_time(compute: Callable[[], object], threads: int) -> float:
+    """Seconds, of a few times. Sets torch's threads for as long as it runs."""
+    before, best = torch.get_num_threads(), math.inf
     torch.set_num_threads(threads)
     try:
-        for _ in range(8):
+        for _ in range(PASSES):
             began = time.perf_counter()
-            torch.matmul(a, b)
-            best = max(best, 2 * rows * inner * columns / (time.perf_counter() - began))
+            compute()
+            best = min(best, time.perf_counter() - began)
     finally:
         torch.set_num_threads(before)
     return best

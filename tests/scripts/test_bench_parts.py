@@ -13,7 +13,7 @@ from scripts.benchmarks.configs import GRANITE, KIMI_LINEAR, MAMBA2, NEMOTRON_H,
 from scripts.benchmarks.contenders import Entry, Workbench
 from scripts.benchmarks.figures import NeverAtOnceError, Spread, decode_rate, quantile, ratios, steady_rate, table
 from scripts.benchmarks.floors import Mixture, floor_of
-from scripts.benchmarks.machine import all_busy, own_busy, ticks_a_second
+from scripts.benchmarks.machine import Probe, all_busy, own_busy, ticks_a_second
 from scripts.benchmarks.peers import environments
 from scripts.benchmarks.peers.agreement import agreed
 from scripts.benchmarks.peers.serve_lines import Answer as Served
@@ -22,6 +22,7 @@ from scripts.benchmarks.serving.client import Answer, read_event
 from scripts.benchmarks.serving.schedule import Load, draw
 from scripts.benchmarks.shapes import config_of
 
+PROBE = Probe(1e9, 1e9, 1e12)
 LOAD = Load("unique", requests=200, streams=4, rate=None, prompt=8, answer=4, shared=16, prefixes=3, turns=3)
 
 
@@ -87,25 +88,30 @@ def test_the_floor_of_the_mamba2() -> None:
     assert weights == pytest.approx(257e6, rel=0.01)
     assert floor.state == 2 * 4 * 24 * (24 * 64 * 128 + 3 * (1536 + 256))
     assert floor.projections == 24 * 768 * (2 * 1536 + 256 + 24 + 1536)
-    assert floor.decode(16, 38e9, 1e15, behind=7) == pytest.approx(16 * 38e9 / (weights + 16 * floor.state))
-    assert floor.prefill(2e12, 100) == 1e12 / floor.projections
+    assert floor.decode(16, Probe(38e9, 50e9, 1e15), behind=7) == pytest.approx(
+        16 / (weights / 38e9 + 16 * floor.state / 50e9)
+    )
+    assert floor.prefill(Probe(1.0, 1.0, 2e12), 100) == 1e12 / floor.projections
 
 
 def test_products_of_many_rows_take_as_long_as_computing_them() -> None:
     floor = floor_of(MAMBA2)
     computing = 2 * 16 * (floor.projections + floor.head) / 1e11
+    slow, fast = Probe(38e9, 38e9, 1e11), Probe(38e9, 38e9, 1e15)
     moving = (floor.others + 16 * floor.state) / 38e9
-    assert floor.decode(16, 38e9, 1e11, 0) == pytest.approx(16 / (computing + moving))
-    few, integers = floor.decode(1, 38e9, 1e11, 0), floor_of(MAMBA2, "int8")
+    assert floor.decode(16, slow, 0) == pytest.approx(16 / (computing + moving))
+    few, integers = floor.decode(1, slow, 0), floor_of(MAMBA2, "int8")
     assert few == pytest.approx(38e9 / (2 * (floor.projections + floor.head) + floor.others + floor.state))
-    assert integers.decode(16, 38e9, 1e11, 0) == integers.decode(16, 38e9, 1e15, 0)
+    assert integers.decode(16, slow, 0) == integers.decode(16, fast, 0)
 
 
 def test_a_prompts_tokens_attend_to_half_of_it() -> None:
     floor, kimi = floor_of(GRANITE), floor_of(KIMI_LINEAR)
     assert floor.scores == 2 * 2 * GRANITE["num_attention_heads"] * 64
     assert kimi.scores == 2 * 12 * (64 + 32 + 64)
-    assert 1e12 / floor.prefill(1e12, 1000) == pytest.approx(2 * floor.projections + floor.scores * 1000)
+    assert 1e12 / floor.prefill(Probe(1.0, 1.0, 1e12), 1000) == pytest.approx(
+        2 * floor.projections + floor.scores * 1000
+    )
 
 
 def test_the_floor_of_a_head_beside_the_embedding() -> None:
@@ -121,7 +127,7 @@ def test_the_floors_of_smaller_weights_and_states() -> None:
     whole, half = floor_of(GRANITE), floor_of(GRANITE, "int8", state_bytes=2)
     weights = 2 * (whole.projections + whole.head) + whole.others
     read = weights + 2 * (whole.state + 100 * whole.keys)
-    assert whole.decode(2, 1e9, 1e15, 100) == pytest.approx(2e9 / read)
+    assert whole.decode(2, Probe(1e9, 1e9, 1e15), 100) == pytest.approx(2e9 / read)
     assert half.state * 2 == whole.state and half.projections == whole.projections
     assert half.bytes_each / whole.bytes_each == 8.5 / 16
 
@@ -136,9 +142,9 @@ def test_a_step_reads_the_experts_that_its_rows_have() -> None:
     assert one == pytest.approx(top_k * size) and all_rows == pytest.approx(experts * size)
     assert one < floor.experts[0].read(2) < 2 * one
     read = 2 * (floor.projections + floor.head + layers * one) + floor.others + floor.state
-    assert floor.decode(1, 1e9, 1e15, 0) == pytest.approx(1e9 / read)
+    assert floor.decode(1, Probe(1e9, 1e9, 1e15), 0) == pytest.approx(1e9 / read)
     # Each token is computed by its own experts, however many are read.
-    many = floor.decode(10_000, 1e15, 1e9, 0)
+    many = floor.decode(10_000, Probe(1e15, 1e15, 1e9), 0)
     assert many == pytest.approx(1e9 / 2 / (floor.projections + floor.head + layers * top_k * size), rel=1e-3)
     assert dense.experts == [] and dense.state == floor.state
 
@@ -212,7 +218,7 @@ class Scripted:
 def test_contenders_take_turns_and_another_begins_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     contenders = {name: Scripted(name, speed, asked) for name, speed in (("a", 2.0), ("b", 1.0))}
-    monkeypatch.setattr(engine, "probe", lambda threads: (1e9, 1e12))
+    monkeypatch.setattr(engine, "probe", lambda threads: PROBE)
     plan = engine.Plan(rounds=2, prompt=10, steps=4, batches=[3], repeats=0)
     turns = engine.Rounds(contenders, plan, 100, 1).run()
     assert asked == ["a", "b"] * 2 + ["b", "a"] * 2 + ["a", "b"] * 2
@@ -222,7 +228,7 @@ def test_contenders_take_turns_and_another_begins_each_round(monkeypatch: pytest
     entries = [Entry("a", "baton", ""), Entry("b", "bare", "")]
     [ratio] = {engine.summarise(turns, cell, entries)["b"]["a to it"]["median"] for cell in plan.cells()}
     assert ratio == 2.0
-    floor = floor_of(MAMBA2).decode(3, 1e9, 1e12, engine.SHORT_PROMPT)
+    floor = floor_of(MAMBA2).decode(3, PROBE, engine.SHORT_PROMPT)
     assert engine.shares_of_floor(turns, plan.cells()[1], "a", floor_of(MAMBA2)) == [6.0 / floor] * 2
 
 
@@ -235,7 +241,7 @@ def test_a_turn_is_taken_anew_while_others_run(monkeypatch: pytest.MonkeyPatch) 
 
     asked: list[str] = []
     monkeypatch.setattr(engine, "Watch", Loaded)
-    monkeypatch.setattr(engine, "probe", lambda threads: (1e9, 1e12))
+    monkeypatch.setattr(engine, "probe", lambda threads: PROBE)
     plan = engine.Plan(rounds=1, prompt=10, steps=4, batches=[], repeats=2)
     # The unmeasured round takes whatever comes; the measured one is taken until it is quiet.
     [turn] = engine.Rounds({"a": Scripted("a", 1.0, asked)}, plan, 100, 1).run()
@@ -250,7 +256,7 @@ def test_a_turn_that_is_never_quiet_is_the_quietest(monkeypatch: pytest.MonkeyPa
             self.others = next(loads)
 
     monkeypatch.setattr(engine, "Watch", Loaded)
-    monkeypatch.setattr(engine, "probe", lambda threads: (1e9, 1e12))
+    monkeypatch.setattr(engine, "probe", lambda threads: PROBE)
     plan = engine.Plan(rounds=1, prompt=10, steps=4, batches=[], repeats=2)
     [turn] = engine.Rounds({"a": Scripted("a", 1.0, [])}, plan, 100, 1).run()
     assert turn.others == 0.4
