@@ -150,7 +150,7 @@ private:
             const float kept = weigh(seen, scores + row * KEYS, weights + row * KEYS, highest[row], totals[row]);
             for (int64_t c = row * summed; c < (row + 1) * summed; c += LANES) put(sums + c, load(sums + c) * kept);
         }
-        // Few rows take the values from the pages, many from a copy in float32: the sums are the same.
+        // Without pairs few rows take the values from the pages, many from a copy in float32: the sums are the same.
         Rows<Stored> pages{values, s.table + segment * s.table_stride, kv_head, begin};
         if constexpr (IN_PAIRS) {
             add_values(pair_values(pages, end - begin), 2 * summed, whole(end - begin), rows, weights, sums);
