@@ -4,9 +4,9 @@ import functools
 import json
 import random
 import re
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -161,27 +161,28 @@ HOSTILE: list[dict[str, Any]] = [
 ]
 
 
-def test_hostile_schemas_are_refused_while_others_stream_on(server: ServerProcess, client: openai.OpenAI) -> None:
-    gaps, refused = list[float](), list[tuple[int, float]]()
+def test_hostile_schemas_are_refused_while_others_go_on(server: ServerProcess, client: openai.OpenAI) -> None:
+    """One of them takes a second of a processor, in which the event loop answers."""
 
-    def attack() -> None:
-        for schema in HOSTILE:
-            began = time.monotonic()
-            status, _ = post(server, "/v1/completions", {"prompt": "a", "guided_json": schema})
-            refused.append((status, time.monotonic() - began))
+    def attack() -> list[int]:
+        return [post(server, "/v1/completions", {"prompt": "a", "guided_json": schema})[0] for schema in HOSTILE]
 
-    attacker = threading.Thread(target=attack)
-    asked: Any = {"model": "default", "prompt": "a", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
-    with client.completions.create(**asked, stream=True) as stream:
-        attacker.start()
-        before = time.monotonic()
-        for _ in stream:
-            gaps.append(time.monotonic() - before)
+    def stream() -> int:
+        asked: Any = {"model": "default", "prompt": "a", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+        return len(list(client.completions.create(**asked, stream=True)))
+
+    waits = list[float]()
+    with ThreadPoolExecutor() as pool:
+        attacked, streamed = pool.submit(attack), pool.submit(stream)
+        while not attacked.done():
             before = time.monotonic()
-    attacker.join()
-    statuses = [status for status, _ in refused]
-    assert statuses[0] == 400 and {*statuses} <= {400, 503} and len(statuses) == len(HOSTILE) and len(gaps) > 100
-    assert max(seconds for _, seconds in refused) < 3 and max(gaps) < 1, "on a busy machine; alone, one, and a tenth"
+            with urlopen(f"{server.url}/health", timeout=30) as answer:
+                assert answer.status == 200
+            waits.append(time.monotonic() - before)
+    statuses = attacked.result()
+    assert statuses[0] == 400 and {*statuses} <= {400, 503} and len(statuses) == len(HOSTILE)
+    assert streamed.result() > 100
+    assert max(waits) < 1, "on a busy machine; alone, a twentieth"
 
 
 @pytest.mark.parametrize("actor", ["results", "scheduler"])

@@ -113,7 +113,7 @@ async def trickled_body(peer: Peer, random: Random) -> None:
 
 
 async def never_reads(peer: Peer, random: Random) -> None:
-    for _ in range(40):
+    for _ in range(12):  # More, and they would all be ended as those who hold most.
         peer.post(LARGE_ANSWER, "/detokenize")
     await asyncio.sleep(UNREAD_S * 2)
 
