@@ -45,6 +45,7 @@ def ratio(lines: list[str], name: str) -> tuple[float, int]:
     return float(found[1]), int(found[2])
 
 
+@pytest.mark.soak
 def test_the_engine_beside_the_bare_loop_and_transformers(tmp_path: Path) -> None:
     sizes = [*TINY, "--batches", "2", "--prompt", "64", "--repeats", "0"]
     contenders = ["baton", "paged=baton:--page-size 32", "bare", "transformers", "openvino"]
@@ -63,6 +64,7 @@ def test_the_engine_beside_the_bare_loop_and_transformers(tmp_path: Path) -> Non
     assert medians[2:] == [f"{decoded[name]:,.1f}" for name in names]
 
 
+@pytest.mark.soak
 def test_the_bare_loop_of_a_hybrid() -> None:
     sizes = ["--rounds", "1", "--layers", "2", "--threads", "1", "--batches", "1", "--prompt", "64", "--repeats", "0"]
     lines = bench("--model", "granite-151m", *sizes, "--behind", "600", "--contenders", "bare")

@@ -24,7 +24,10 @@ def outcome(workload: str, policy: str, slots: int, past: Past | None = None) ->
     return play(WORKLOADS[workload], make_ring(POLICIES[policy], slots, Costs()), REQUESTS, 1, past)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
+# One in three in CI.
+@pytest.mark.parametrize(
+    "workload", [pytest.param(name, marks=[pytest.mark.soak] * bool(at % 3)) for at, name in enumerate(WORKLOADS)]
+)
 def test_every_workload_is_answered_whole_and_nobody_exceeds_the_bound(workload: str) -> None:
     past = Past()
     unlimited = outcome(workload, "worth", 1 << 16, past)
