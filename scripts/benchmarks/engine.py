@@ -76,7 +76,8 @@ def run(options: argparse.Namespace, workbench: Workbench) -> int:
     plan = Plan(options.rounds or 5, options.prompt, options.steps, options.batches, options.repeats, options.behind)
     with contextlib.ExitStack() as stack:
         contenders = {entry.name: stack.enter_context(workbench.open(entry)) for entry in entries}
-        turns = Rounds(contenders, plan, workbench.config["vocab_size"], workbench.threads).run()
+        vocabulary = workbench.config["vocab_size"]
+        turns = Rounds(contenders, plan, vocabulary, workbench.threads, random.Random(0)).run()
     show(turns, entries, plan, workbench.config)
     record = {"command": "engine", "model": options.model, "machine": describe_machine(workbench.threads)}
     summary = {cell.name: summarise(turns, cell, entries) for cell in plan.cells()}
@@ -90,12 +91,17 @@ def default(workbench: Workbench) -> list[Entry]:
 
 
 class Rounds:
-    """Takes all turns of a plan; the first round is unmeasured, for it warms everything up."""
+    """Takes all turns of a plan; the first round is unmeasured, for it warms everything up.
 
-    def __init__(self, contenders: dict[str, Contender], plan: Plan, vocabulary: int, threads: int) -> None:
+    rng: prompts are drawn of it. No two may be the same: a server would answer the second one out of its cache.
+    """
+
+    def __init__(
+        self, contenders: dict[str, Contender], plan: Plan, vocabulary: int, threads: int, rng: random.Random
+    ) -> None:
         self._contenders, self._plan = contenders, plan
         self._vocabulary, self._threads = vocabulary, threads
-        self._random = random.Random(0)
+        self._random = rng
 
     def run(self) -> list[Turn]:
         turns = list[Turn]()

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import random
 import sys
 from dataclasses import asdict, replace
 from typing import Any
@@ -50,6 +51,7 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
 
 def measure(plan: Plan, configs: dict[str, Any], entry: Entry, workbench: Workbench) -> dict[str, list[Turn]]:
     """Of each shape but FIRST its turns, each of them right beside one of FIRST's; the first round is unmeasured."""
+    rng = random.Random(0)
     smallest = min(config["vocab_size"] for config in configs.values())
     with contextlib.ExitStack() as stack:
         opened = {
@@ -58,7 +60,7 @@ def measure(plan: Plan, configs: dict[str, Any], entry: Entry, workbench: Workbe
         }
         first = opened.pop(FIRST)
         pairs = {
-            shape: Rounds({FIRST: first, shape: each}, plan, smallest, workbench.threads)
+            shape: Rounds({FIRST: first, shape: each}, plan, smallest, workbench.threads, rng)
             for shape, each in opened.items()
         }
         found: dict[str, list[Turn]] = {shape: [] for shape in pairs}

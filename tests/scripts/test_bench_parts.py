@@ -2,13 +2,19 @@
 
 import json
 import math
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from scripts.benchmarks import engine, relay
+from scripts.benchmarks import engine, families, relay
 from scripts.benchmarks.configs import GRANITE, KIMI_LINEAR, MAMBA2, NEMOTRON_H, QWEN3_NEXT
 from scripts.benchmarks.contenders import Entry, Workbench
 from scripts.benchmarks.figures import NeverAtOnceError, Spread, decode_rate, quantile, ratios, steady_rate, table
@@ -220,7 +226,7 @@ def test_contenders_take_turns_and_another_begins_each_round(monkeypatch: pytest
     contenders = {name: Scripted(name, speed, asked) for name, speed in (("a", 2.0), ("b", 1.0))}
     monkeypatch.setattr(engine, "probe", lambda threads: PROBE)
     plan = engine.Plan(rounds=2, prompt=10, steps=4, batches=[3], repeats=0)
-    turns = engine.Rounds(contenders, plan, 100, 1).run()
+    turns = engine.Rounds(contenders, plan, 100, 1, Random(0)).run()
     assert asked == ["a", "b"] * 2 + ["b", "a"] * 2 + ["a", "b"] * 2
     assert [(turn.cell, turn.figures) for turn in turns] == [
         ("prefill 10", {"a": 20.0, "b": 10.0}), ("decode 3", {"a": 6.0, "b": 3.0})
@@ -230,6 +236,38 @@ def test_contenders_take_turns_and_another_begins_each_round(monkeypatch: pytest
     assert ratio == 2.0
     floor = floor_of(MAMBA2).decode(3, PROBE, engine.SHORT_PROMPT)
     assert engine.shares_of_floor(turns, plan.cells()[1], "a", floor_of(MAMBA2)) == [6.0 / floor] * 2
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A workbench whose contenders keep the prompts that they read, by shape."""
+
+    read: defaultdict[int, list[tuple[int, ...]]]
+    config: dict[str, Any] = field(default_factory=dict)
+    threads: int = 1
+
+    @contextmanager
+    def open(self, entry: Entry) -> Iterator["Bench"]:
+        yield self
+
+    def prefill(self, prompt: list[int]) -> float:
+        self.read[id(self.config)].append(tuple(prompt))
+        return 1.0
+
+    def decode(self, prompts: list[list[int]], steps: int) -> float:
+        self.read[id(self.config)] += map(tuple, prompts)
+        return 1.0
+
+
+def test_no_shape_reads_a_prompt_again_that_its_cache_may_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "probe", lambda threads: PROBE)
+    plan = engine.Plan(rounds=2, prompt=10, steps=4, batches=[2], repeats=0)
+    configs: dict[str, Any] = {shape: {"vocab_size": 100} for shape in (families.FIRST, "one", "other")}
+    bench: Any = Bench(defaultdict(list))
+    families.measure(plan, configs, Entry("baton", "baton", ""), bench)
+    read = [bench.read[id(config)] for config in configs.values()]
+    assert [len(prompts) for prompts in read] == [18, 9, 9]
+    assert all(len({*prompts}) == len(prompts) for prompts in read)
 
 
 def test_a_turn_is_taken_anew_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +282,7 @@ def test_a_turn_is_taken_anew_while_others_run(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engine, "probe", lambda threads: PROBE)
     plan = engine.Plan(rounds=1, prompt=10, steps=4, batches=[], repeats=2)
     # The unmeasured round takes whatever comes; the measured one is taken until it is quiet.
-    [turn] = engine.Rounds({"a": Scripted("a", 1.0, asked)}, plan, 100, 1).run()
+    [turn] = engine.Rounds({"a": Scripted("a", 1.0, asked)}, plan, 100, 1, Random(0)).run()
     assert (turn.others, len(asked)) == (0.05, 4)
 
 
@@ -258,7 +296,7 @@ def test_a_turn_that_is_never_quiet_is_the_quietest(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(engine, "Watch", Loaded)
     monkeypatch.setattr(engine, "probe", lambda threads: PROBE)
     plan = engine.Plan(rounds=1, prompt=10, steps=4, batches=[], repeats=2)
-    [turn] = engine.Rounds({"a": Scripted("a", 1.0, [])}, plan, 100, 1).run()
+    [turn] = engine.Rounds({"a": Scripted("a", 1.0, [])}, plan, 100, 1, Random(0)).run()
     assert turn.others == 0.4
 
 
