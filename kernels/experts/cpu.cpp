@@ -57,11 +57,10 @@ struct SortedPairs {
     }
 };
 
-// Blocks that are worth another thread: see kernels/linear/cpu.cpp.
-template <class M>
-int64_t grain(const M &m, const Choice &choice, const SortedPairs &sorted) {
+// Parts of a loop that are worth another thread, each of so many weights: see kernels/linear/cpu.cpp.
+int64_t grain(int64_t weights, const Choice &choice, const SortedPairs &sorted) {
     const int64_t rows = choice.pairs() / std::max<int64_t>(sorted.count, 1);
-    return 65536 / (BLOCK_OUT * m.inputs * (1 + rows / 16)) + 1;
+    return 65536 / (weights * (1 + rows / 16) + 1) + 1;
 }
 
 // The inputs of a tile's pairs side by side, in this thread's memory; of a single one where it is.
@@ -93,7 +92,8 @@ template <class M, class T = typename M::Input>
 void project_in(const M &m, bool gated, const T *x, int64_t stride, const Choice &c, const SortedPairs &sorted, T *hidden) {
     const int64_t blocks = m.blocks();
     const auto matrix = [&](const Tile &tile) { return m.number(gated ? 2 * tile.expert : tile.expert); };
-    parallel_for(sorted.count * blocks, grain(m, c, sorted), [&](int64_t begin, int64_t end) {
+    const int64_t weights = BLOCK_OUT * m.inputs * (gated ? 2 : 1);
+    parallel_for(sorted.count * blocks, grain(weights, c, sorted), [&](int64_t begin, int64_t end) {
         const FlushDenormals flush;
         float gate[ROWS_AT_ONCE * BLOCK_OUT], up[ROWS_AT_ONCE * BLOCK_OUT];
         const T *rows = nullptr;
@@ -119,7 +119,8 @@ template <class M, class T = typename M::Input>
 void project_out(const M &m, const T *hidden, const Choice &c, const SortedPairs &sorted, T *y) {
     const int64_t most = blocks_at_once(c), size = c.rows * BLOCK_OUT;
     const int64_t together = std::min(most, m.blocks() / (2 * pool.threads));  // So that no thread goes without.
-    parallel_for(m.blocks(), std::max(grain(m, c, sorted), together), [&](int64_t begin, int64_t end) {
+    const int64_t weights = BLOCK_OUT * m.inputs * sorted.count;
+    parallel_for(m.blocks(), std::max(grain(weights, c, sorted), together), [&](int64_t begin, int64_t end) {
         const FlushDenormals flush;
         float sums[ROWS_AT_ONCE * BLOCK_OUT];
         float *const totals = scratch(1, most * size);

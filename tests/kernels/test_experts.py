@@ -1,3 +1,4 @@
+import ctypes
 from collections.abc import Callable
 
 import pytest
@@ -9,11 +10,13 @@ from torch.nn import functional as F
 from kernels.experts import PARTS, Activation, PackedExperts, cpu, experts, native, pack, reference
 from kernels.quantized_linear import reference as integers
 from models.layers.experts import Experts
-from tests.kernels.installed import installed, runnable
+from tests.kernels.installed import installed, library_for, runnable
 
 F32, BF16 = torch.float32, torch.bfloat16
 BOTH: tuple[Activation, ...] = ("silu_gated", "relu2")
 ACTIVATIONS, DTYPES = st.sampled_from(BOTH), st.sampled_from([F32, BF16])
+# GOMP_parallel, and the function that it has each thread call.
+POOL = ctypes.CFUNCTYPE(None, ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
 few = settings(max_examples=30, deadline=None)
 
 
@@ -190,3 +193,21 @@ def test_a_layer_keeps_one_copy_of_its_weights(bits: int | None) -> None:
     assert sum(packed.numel for packed in layer.packed.values()) == first.numel() + second.numel()
     nearness = 1e-5 if bits is None else 0.05 if bits == 8 else 0.6
     torch.testing.assert_close(layer(x, chosen, weights), plain, rtol=0, atol=nearness)
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_few_rows_of_small_experts_are_work_for_all_threads(rows: int) -> None:
+    """A loop over few blocks of outputs is long where each goes through all experts: one thread did all of it."""
+    shared: list[int] = []
+
+    @POOL
+    def run_once(body: Callable[[int], None], data: int, threads: int, flags: int) -> None:
+        shared.append(threads)
+        body(data)
+
+    x, chosen, weights, first, second = drawn(0, rows, (16, 4, 768, 128), "silu_gated", BF16)
+    with installed():
+        ctypes.CDLL(str(library_for())).baton_use_pool(run_once, 2)
+        y = run(x, chosen, weights, first, second, "silu_gated")
+    assert shared == [2, 2]
+    assert_near(y, exactly(x, chosen, weights, first, second, "silu_gated"))
