@@ -171,7 +171,7 @@ def _prepare(
 
     decay = tl.exp(tl.where(row >= column, sums[:, None] - sums[None, :], -float("inf")))
     of_keys = of_keys * (beta * k_norm)[:, None] * k_norm[None, :] * decay
-    inverse = _inverse(tl.where(row > column, of_keys, 0.0), row, column, TOKENS, PRECISION) * beta[None, :]
+    inverse = inverse_of(tl.where(row > column, of_keys, 0.0), row, column, TOKENS, PRECISION) * beta[None, :]
     of_queries = of_queries * q_norm[:, None] * k_norm[None, :] * decay
     matrix = (chunk * HEADS + head) * (TOKENS * TOKENS) + row * TOKENS + column
     tl.store(inverses_ptr + matrix, inverse.to(inverses_ptr.dtype.element_ty))
@@ -185,7 +185,7 @@ def _prepare(
 
 
 @jit
-def _inverse(A, row, column, TOKENS: tl.constexpr, PRECISION: tl.constexpr):
+def inverse_of(A, row, column, TOKENS: tl.constexpr, PRECISION: tl.constexpr):
     """(I + A)⁻¹ of a matrix that is zero from the diagonal on: of blocks along it, then of blocks twice as large.
 
     Where X inverts both halves of a block and B is what lies below one and beside the other, X − X·B·X inverts it.

@@ -3,10 +3,19 @@
 from torch import Tensor
 
 from kernels import gpu
+from kernels.chunk_table import ChunkTable
 from kernels.kda import reference
-from kernels.kda.reference import kda_scan
 
 __all__ = ["kda_scan", "kda_update"]
+
+
+def kda_scan(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, pool: Tensor, table: ChunkTable) -> Tensor:
+    """See reference.kda_scan."""
+    if gpu.takes(v):
+        from kernels.kda import triton
+
+        return triton.kda_scan(q, k, v, g, beta, pool, table)
+    return reference.kda_scan(q, k, v, g, beta, pool, table)
 
 
 def kda_update(

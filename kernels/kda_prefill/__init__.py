@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from kernels import gpu
 from kernels.conv1d import conv1d_prefill
 from kernels.gated_norm import gated_norm
 from kernels.kda import kda_scan
@@ -25,6 +26,10 @@ def kda_prefill(
 ) -> Tensor:
     """See reference.kda_prefill."""
     given = (projected, forget, gate, constants, conv_pool, state_pool, plan)
+    if gpu.takes(projected):
+        from kernels.kda_prefill import triton
+
+        return triton.kda_prefill(*given)
     if native.takes(projected, forget, gate, conv_pool, state_pool):
         return native.kda_prefill(*given)
     return reference.kda_prefill(*given, TORCH)

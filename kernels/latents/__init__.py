@@ -1,7 +1,8 @@
-"""What latent attention keeps of a token: by native code where it is installed, else by torch."""
+"""What latent attention keeps of a token: by native code or a GPU's kernel where there is one, else by torch."""
 
 from torch import Tensor
 
+from kernels import gpu
 from kernels.latents import native, reference
 
 __all__ = ["write_latents"]
@@ -9,5 +10,9 @@ __all__ = ["write_latents"]
 
 def write_latents(projected: Tensor, weight: Tensor, eps: float, pages: Tensor, places: Tensor) -> None:
     """See reference.write_latents."""
+    if gpu.takes(projected):
+        from kernels.latents import triton
+
+        return triton.write_latents(projected, weight, eps, pages, places)
     run = native.write_latents if native.takes(projected, weight, pages) else reference.write_latents
-    run(projected, weight, eps, pages, places)
+    return run(projected, weight, eps, pages, places)

@@ -51,7 +51,8 @@ class LatentAttention(nn.Module):
     Since q·(W·c) = (Wᵀ·q)·c, what would make a head's keys of latents is applied to its queries instead (k_b_proj),
     and what would make its values to what it has attended to (v_b_proj).
     For a long prompt that is more arithmetic than keys and values of each head would be, and for decoding far less
-    memory to read; both are done alike, for no token's bits may depend on how many are read beside it. `index` counts the model's attention layers: this one's pages are pools.pages[index].
+    memory to read; both are done alike, for no token's bits may depend on how many are read beside it.
+    `index` counts the model's attention layers: this one's pages are pools.pages[index].
     """
 
     def __init__(self, settings: LatentSettings, index: int, dtype: torch.dtype) -> None:

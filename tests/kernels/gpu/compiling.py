@@ -29,6 +29,8 @@ SPILLED_IN_FLOAT32 = {
     "ssd.triton._scan": 4096,
     "gated_delta.triton._prepare": 1024,
     "gated_delta.triton._scan": 4096,
+    "kda.triton._relate": 512,
+    "kda.triton._scan": 4096,
     "experts.triton._project_in": 512,
 }
 # At widths that no model has: loads of single numbers want an address each.

@@ -1,14 +1,18 @@
-"""Kimi Delta Attention's decode by Triton: equal to the references."""
+"""Kimi Delta Attention by Triton: equal to the references."""
 
+import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
 from kernels import gpu
-from kernels.kda import kda_update, reference, triton_update
+from kernels.kda import kda_update, reference, triton, triton_update
 from kernels.kda_decode import kda_decode, reference as decoding_reference, triton as decoding
+from kernels.kda_prefill import kda_prefill, reference as prefilling_reference, triton as prefilling
+from kernels.mixer_prefill import plan_prefill
 from kernels.state_update.rounding import round_by_chance
 from tests.kernels import test_kda
-from tests.kernels.gpu.shapes.kda import KDAS
+from tests.kernels.gpu.shapes.kda import KDAS, KdaShape
+from tests.kernels.gpu.test_mixer_decode import Operations
 from tests.kernels.kda_nets import (
     BF16,
     F32,
@@ -18,11 +22,119 @@ from tests.kernels.kda_nets import (
     drawn,
     slots_of,
 )
+from tests.kernels.packing import Packed, pack
+from tests.kernels.test_mixer_prefill import packs
 
 few = settings(max_examples=6, deadline=None)
 SIZES = st.integers(1, 40)
 LAYOUTS = st.builds(KdaLayout, heads=st.integers(1, 3), width=SIZES, size=SIZES, kernel=st.integers(2, 5))
 SMALL = KdaLayout(heads=2, width=8, size=16, kernel=4)
+
+
+@few
+@given(layout=LAYOUTS, packed=packs(), seed=st.integers(0, 9))
+def test_a_prefill_equals_the_references_and_writes_nothing_else(layout: KdaLayout, packed: Packed, seed: int) -> None:
+    found = drawn(layout, packed.tokens, packed.pool_size, seed=seed)
+    before, expected = found.again(), found.again()
+    y = found.prefill(packed, prefilling.kda_prefill)
+    assert_same_to_rounding(found, y, expected, expected.prefill(packed, prefilling_reference.kda_prefill))
+    assert_only_written(found, before, [*packed.slots, *(slot for _, _, slot in packed.checkpoints)])
+
+
+@few
+@given(
+    packed=packs(),
+    falls=st.sampled_from(test_kda.FALLS),
+    size=st.one_of(SIZES, st.just(128)),
+    width=SIZES,
+    seed=st.integers(0, 9),
+)
+def test_the_bare_scan_equals_the_recurrence_at_every_checkpoint(
+    packed: Packed, falls: list[float], size: int, width: int, seed: int
+) -> None:
+    rule = test_kda.drawn(packed.tokens, packed.pool_size, seed, 2, size, width, falls)
+    o, pool = test_kda.recurrence(rule, packed)
+    test_kda.assert_close(scan(rule, packed), o)
+    test_kda.assert_close(rule.pool, pool)
+
+
+def scan(rule: test_kda.ChannelRule, packed: Packed) -> torch.Tensor:
+    p = packed
+    table = plan_prefill(p.offsets, p.starts, p.slots, p.checkpoints, 64, 1, torch.device("cpu")).table
+    return triton.kda_scan(rule.q, rule.k, rule.v, rule.g, rule.beta, rule.pool, table)
+
+
+def test_every_configuration_scans_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = pack([70], [0], [])
+    rule = test_kda.drawn(70, packed.pool_size, 1, 1, 70, 40)
+    o, pool = test_kda.recurrence(rule, packed)
+    related = triton.relate_candidates(70, F32) + triton.decay_candidates(70)
+    scanned = triton.scan_candidates(1, 40, 70, F32, 0) + triton.scan_candidates(1, 40, 70, BF16, 0)
+    for config in {str(config): config for config in related + scanned}.values():
+
+        def choose(
+            kernel: str,
+            shape: str,
+            device: torch.device,
+            default: gpu.KernelConfig,
+            *_: gpu.KernelConfig,
+            config: gpu.KernelConfig = config,
+        ) -> gpu.KernelConfig:
+            return config if config.blocks.keys() == default.blocks.keys() else default
+
+        monkeypatch.setattr(triton, "config_of", choose)
+        found = rule.over(rule.pool.clone())
+        test_kda.assert_close(scan(found, packed), o)
+        test_kda.assert_close(found.pool, pool)
+
+
+@few
+@given(packed=packs())
+def test_a_segment_gets_the_same_alone_and_beside_states_of_nan(packed: Packed) -> None:
+    together = drawn(SMALL, packed.tokens, packed.pool_size)
+    segment = len(packed.slots) - 1
+    slot, rows = packed.slots[segment], slice(packed.offsets[segment], None)
+    alone = together.alone(slot)
+    expected = together.prefill(packed, prefilling.kda_prefill)
+    wanted = [(0, position, target) for owner, position, target in packed.checkpoints if owner == segment]
+    part = Packed([0, packed.tokens - rows.start], [packed.starts[segment]], [slot], wanted, packed.pool_size)
+    assert torch.equal(alone.prefill(part, prefilling.kda_prefill, rows), expected[rows])
+    own = [slot, *(target for _, _, target in wanted)]
+    assert torch.equal(alone.state_pools[own, 1], together.state_pools[own, 1])
+    assert torch.equal(alone.conv_pools[own, 1], together.conv_pools[own, 1])
+
+
+def test_a_prompt_cut_at_a_multiple_of_the_chunk_is_the_same_bits() -> None:
+    once = drawn(SMALL, 150, 3)
+    apart = once.again()
+    expected = once.prefill(Packed([0, 150], [0], [1], [(0, 64, 2)], 3), prefilling.kda_prefill)
+    for begin, end, checkpoints in [(0, 64, [(0, 64, 2)]), (64, 150, [])]:
+        part = Packed([0, end - begin], [begin], [1], checkpoints, 3)
+        assert torch.equal(apart.prefill(part, prefilling.kda_prefill, slice(begin, end)), expected[begin:end])
+    assert torch.equal(apart.state_pools, once.state_pools)
+    assert torch.equal(apart.conv_pools, once.conv_pools)
+
+
+def test_a_prefill_rounds_states_where_they_are_kept_and_not_between_chunks() -> None:
+    packed = pack([130, 20], [0, 30], [(0, 64), (1, 40)])
+    rounded = drawn(SMALL, packed.tokens, packed.pool_size, states=BF16)
+    exact = rounded.again(F32)
+    y = rounded.prefill(packed, prefilling.kda_prefill)
+    assert torch.equal(y, exact.prefill(packed, prefilling.kda_prefill))
+    # The interpreter cuts what a GPU rounds.
+    torch.testing.assert_close(rounded.state_pools.float(), exact.state_pools, rtol=2**-7, atol=0.0)
+
+
+def test_nan_stays_in_its_segment() -> None:
+    packed = pack([70, 70], [0, 0], [])
+    found = drawn(SMALL, packed.tokens, packed.pool_size)
+    expected = found.again()
+    exact = expected.prefill(packed, prefilling.kda_prefill)
+    found.projected[70] = torch.nan
+    y = found.prefill(packed, prefilling.kda_prefill)
+    assert y[70:].isnan().any() and found.state_pools[packed.slots[1], 1].isnan().any()
+    assert torch.equal(y[:70], exact[:70])
+    assert torch.equal(found.state_pools[packed.slots[0]], expected.state_pools[packed.slots[0]])
 
 
 @few
@@ -65,27 +177,49 @@ def test_the_bare_update_equals_the_reference(falls: list[float], size: int, wid
 
 
 def test_computes_wherever_triton_does() -> None:
-    found, slots = drawn(SMALL, 2, 4), slots_of(2, 4)
+    packed, slots = pack([5, 3], [0, 60], []), slots_of(2, 4)
+    found = drawn(SMALL, packed.tokens, packed.pool_size)
     expected = found.again()
     with gpu.computes_for("cpu"):
-        y = found.decode(slots, kda_decode)
-    assert torch.equal(y, expected.decode(slots, decoding.kda_decode))
-    rule, at = test_kda.drawn(2, 4), (slots, slots)
+        y, next_y = found.prefill(packed, kda_prefill), found.decode(slots, kda_decode, slice(2))
+    assert torch.equal(y, expected.prefill(packed, prefilling.kda_prefill))
+    assert torch.equal(next_y, expected.decode(slots, decoding.kda_decode, slice(2)))
+    rule, at = test_kda.drawn(packed.tokens, packed.pool_size), (slots, slots)
     other = rule.over(rule.pool.clone())
+    first, exact = rule.rows(slice(2)), other.rows(slice(2))
     with gpu.computes_for("cpu"):
-        updated = kda_update(rule.q, rule.k, rule.v, rule.g, rule.beta, rule.pool, *at)
-    exact = triton_update.kda_update(other.q, other.k, other.v, other.g, other.beta, other.pool, *at)
-    assert torch.equal(updated, exact) and torch.equal(rule.pool, other.pool)
+        o = rule.prefill(packed)
+        updated = kda_update(first.q, first.k, first.v, first.g, first.beta, rule.pool, *at)
+    assert torch.equal(o, scan(other, packed))
+    e = exact
+    assert torch.equal(updated, triton_update.kda_update(e.q, e.k, e.v, e.g, e.beta, other.pool, *at))
+    assert torch.equal(rule.pool, other.pool)
 
 
-def test_one_row_takes_the_kernels_of_many() -> None:
-    """Else a batch of one row compiles its own."""
+@pytest.mark.parametrize("shape", KDAS.values(), ids=KDAS.keys())
+def test_few_launches_and_nothing_of_torch_but_what_they_write_to(shape: KdaShape) -> None:
+    plan, index = shape.plan(), torch.empty(5, dtype=torch.int64, device="meta")
+    assert plan.table.chunks == 6  # The table is there before.
+    filled, given = shape.projected(plan.tokens, BF16), shape.projected(5, BF16)
+    constants, pools, launches = shape.constants(), shape.pools(9, BF16), list[gpu.Launch]()
+    with gpu.watched(launches.append), Operations() as operations:
+        y = prefilling.kda_prefill(*filled, constants, *pools, plan)
+        assert len(launches) == 6
+        next_y = decoding.kda_decode(*given, constants, *pools, index, index)
+    assert len(launches) == 6 + 3
+    assert operations.names == {"aten::empty"}
+    assert (y.shape, y.dtype) == ((plan.tokens, shape.heads * shape.width), BF16)
+    assert (next_y.shape, next_y.dtype) == ((5, shape.heads * shape.width), BF16)
+
+
+def test_one_token_takes_the_kernels_of_many() -> None:
+    """Else a prompt of one token, and a batch of one row, compile their own."""
     shape, launches = KDAS["odd"], list[gpu.Launch]()
+    one = plan_prefill([0, 1], [0], [0], [], 64, shape.kernel, torch.device("meta"))
     constants, pools = shape.constants(), shape.pools(9, F32)
     with gpu.watched(launches.append):
-        for rows in (5, 1):
+        for plan, rows in ((shape.plan(), 5), (one, 1)):
             index = torch.empty(rows, dtype=torch.int64, device="meta")
-            y = decoding.kda_decode(*shape.projected(rows, BF16), constants, *pools, index, index)
-            assert (y.shape, y.dtype) == ((rows, 120), BF16)
-    assert len(launches) == 6
-    assert [launch.constants for launch in launches[:3]] == [launch.constants for launch in launches[3:]]
+            prefilling.kda_prefill(*shape.projected(plan.tokens, BF16), constants, *pools, plan)
+            decoding.kda_decode(*shape.projected(rows, BF16), constants, *pools, index, index)
+    assert [launch.constants for launch in launches[:9]] == [launch.constants for launch in launches[9:]]

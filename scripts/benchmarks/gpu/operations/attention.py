@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import reference as attention
+from kernels.latents import reference as latents
 from kernels.rotary import reference as rotary
 from kernels.rotate_and_write import reference as rotate_and_write
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
@@ -96,6 +97,24 @@ def write(draw: Draw, heads: Heads, tokens: int, is_rotated: bool) -> Operation:
 
     moved = 2 * bytes_of(projected if is_rotated else projected[:, heads.heads :])
     return Operation(run, exact, (projected, pages, cos, sin, places), moved)
+
+
+def write_latents(draw: Draw, heads: Heads, tokens: int) -> Operation:
+    """Latents, normed, to their pages."""
+    from kernels.latents import triton
+
+    pages, projected = heads.pages(draw, -(-tokens // PAGE) + 1), draw.normal(tokens, heads.width)
+    weight, places = draw.normal(heads.rank or heads.width), draw.order(len(pages) * PAGE)[:tokens]
+
+    def run(projected: Tensor, weight: Tensor, pages: Tensor, places: Tensor) -> Sequence[Tensor]:
+        triton.write_latents(projected, weight, 1e-6, pages[:, 0], places)
+        return (pages,)
+
+    def exact(projected: Tensor, weight: Tensor, pages: Tensor, places: Tensor) -> Sequence[Tensor]:
+        latents.write_latents(projected, weight, 1e-6, pages[:, 0], places)
+        return (pages,)
+
+    return Operation(run, exact, (projected, weight, pages, places), 2 * bytes_of(projected))
 
 
 def rotate(draw: Draw, heads: Heads, tokens: int) -> Operation:

@@ -1,4 +1,4 @@
-"""Kimi Delta Attention between its projections, a token a row."""
+"""Kimi Delta Attention between its projections."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from kernels.kda_constants import KdaConstants
-from kernels.kda_decode import reference
+from kernels.kda_decode import reference as kda_decode
+from kernels.kda_prefill import reference as kda_prefill
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
+from scripts.benchmarks.gpu.operations.mamba2 import plans
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,11 @@ class KdaNet:
     @property
     def channels(self) -> int:
         return self.heads * (2 * self.size + self.width)
+
+    def projected(self, draw: Draw, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+        """With beta; forget; gate."""
+        widths = (self.channels + self.heads, self.heads * self.size, self.heads * self.width)
+        return draw.normal(tokens, widths[0]), draw.normal(tokens, widths[1]), draw.normal(tokens, widths[2])
 
     def pools(self, draw: Draw, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Of the convolution and of states, each slot's part of two layers behind one another."""
@@ -38,12 +45,38 @@ class KdaNet:
         )
 
 
+def prefill(draw: Draw, net: KdaNet, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
+    """On packed prompts."""
+    from kernels.kda_prefill import triton
+
+    here, on_cpu = plans(lengths, net.kernel, draw.device, chunk_size=64)
+    projected, pools = net.projected(draw, sum(lengths)), net.pools(draw, 2 * len(lengths), states)
+
+    def run(*given: Tensor) -> Sequence[Tensor]:
+        projected, forget, gate, conv, pool, *constants = given
+        named = KdaConstants(*constants, eps=1e-6)
+        return triton.kda_prefill(projected, forget, gate, named, conv, pool, here), conv, pool
+
+    def exact(*given: Tensor) -> Sequence[Tensor]:
+        projected, forget, gate, conv, pool, *constants = given
+        named = KdaConstants(*constants, eps=1e-6)
+        return kda_prefill.kda_prefill(projected, forget, gate, named, conv, pool, on_cpu), conv, pool
+
+    inputs = (*projected, *pools, *net.constants(draw))
+    return Operation(run, exact, inputs, bytes_of(*projected, projected[2], pools[1]), flops(net, lengths))
+
+
+def flops(net: KdaNet, lengths: Sequence[int], chunk: int = 64) -> int:
+    """Of the products of chunks: two scores for each head, those with the state and into it, the solution of a
+    triangular system, and the scores' with what it gives."""
+    return 2 * net.heads * (2 * chunk * net.size + net.width * (3 * net.size + 2 * chunk)) * sum(lengths)
+
+
 def decode(draw: Draw, net: KdaNet, rows: int, states: torch.dtype = torch.float32) -> Operation:
+    """A token for each row."""
     from kernels.kda_decode import triton
 
-    projected = draw.normal(rows, net.channels + net.heads)
-    forget, gate = draw.normal(rows, net.heads * net.size), draw.normal(rows, net.heads * net.width)
-    conv, pool = net.pools(draw, rows + 1, states)
+    projected, (conv, pool) = net.projected(draw, rows), net.pools(draw, rows + 1, states)
     slots, positions = draw.order(rows + 1)[:rows], draw.integers(10_000, rows)
 
     def run(*given: Tensor) -> Sequence[Tensor]:
@@ -54,8 +87,8 @@ def decode(draw: Draw, net: KdaNet, rows: int, states: torch.dtype = torch.float
     def exact(*given: Tensor) -> Sequence[Tensor]:
         projected, forget, gate, conv, pool, slots, positions, *constants = given
         named = KdaConstants(*constants, eps=1e-6)
-        return reference.kda_decode(projected, forget, gate, named, conv, pool, slots, positions), conv, pool
+        return kda_decode.kda_decode(projected, forget, gate, named, conv, pool, slots, positions), conv, pool
 
-    inputs = (projected, forget, gate, conv, pool, slots, positions, *net.constants(draw))
-    moved = bytes_of(projected, forget, gate, gate) + 2 * rows * bytes_of(conv[0], pool[0])
+    inputs = (*projected, conv, pool, slots, positions, *net.constants(draw))
+    moved = bytes_of(*projected, projected[2]) + 2 * rows * bytes_of(conv[0], pool[0])
     return Operation(run, exact, inputs, moved)

@@ -1,4 +1,4 @@
-"""Kimi Delta Attention as it is in use, and odd: decode between the projections, and the bare rule."""
+"""Kimi Delta Attention as it is in use, and odd: prefill and decode between the projections, and the bare rule."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,9 +7,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.kda import triton_update
+from kernels.kda import triton, triton_update
 from kernels.kda_constants import KdaConstants
 from kernels.kda_decode import triton as decoding
+from kernels.kda_prefill import triton as prefilling
+from kernels.mixer_prefill import PrefillPlan, plan_prefill
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -43,8 +45,16 @@ class KdaShape:
         conv_pool = memory[:, :conv].unflatten(1, (self.kernel - 1, self.channels))
         return conv_pool, memory[:, conv:].view(states).unflatten(1, (self.heads, self.width, self.size))
 
+    def plan(self) -> PrefillPlan:
+        return plan_prefill([0, 200, 201], [64, 0], [2, 0], [(0, 100, 1)], 64, self.kernel, torch.device("meta"))
+
 
 KDAS = {"kimi-linear-48b": KdaShape(32, 128, 128), "odd": KdaShape(6, 24, 20, 3), "wide and odd": KdaShape(2, 256, 40)}
+
+
+def prefill(s: KdaShape, dtype: torch.dtype, states: torch.dtype) -> None:
+    plan = s.plan()
+    prefilling.kda_prefill(*s.projected(plan.tokens, dtype), s.constants(), *s.pools(9, states), plan)
 
 
 def decode(s: KdaShape, dtype: torch.dtype, states: torch.dtype) -> None:
@@ -54,14 +64,19 @@ def decode(s: KdaShape, dtype: torch.dtype, states: torch.dtype) -> None:
 
 def bare(s: KdaShape) -> None:
     """The rule with what it is given as it is."""
-    (_, pool), index = s.pools(9, F32), torch.empty(5, dtype=torch.int64, device="meta")
-    q, v, beta = _meta(5, s.heads, s.size), _meta(5, s.heads, s.width), _meta(5, s.heads)
-    triton_update.kda_update(q, q, v, q, beta, pool, index, index)
+    plan, (_, pool), index = s.plan(), s.pools(9, F32), torch.empty(5, dtype=torch.int64, device="meta")
+    for rows in (plan.tokens, 5):
+        q, v, beta = _meta(rows, s.heads, s.size), _meta(rows, s.heads, s.width), _meta(rows, s.heads)
+        if rows == 5:
+            triton_update.kda_update(q, q, v, q, beta, pool, index, index)
+        else:
+            triton.kda_scan(q, q, v, q, beta, pool, plan.table)
 
 
 CASES: list[tuple[str, Callable[[], None]]] = [
     *(
-        (f"decode {name} {dtype} {states}", partial(decode, shape, dtype, states))
+        (f"{run.__name__} {name} {dtype} {states}", partial(run, shape, dtype, states))
+        for run in (prefill, decode)
         for name, shape in KDAS.items()
         for dtype, states in [(BF16, F32), (F32, F32), (BF16, BF16)]
     ),
