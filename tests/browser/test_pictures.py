@@ -47,7 +47,7 @@ async (pictures) => {
     ("size", "scheme"),
     [
         ("desktop", "light"),
-        ("phone", "dark"),
+        pytest.param("phone", "dark", marks=pytest.mark.soak),
         pytest.param("desktop", "dark", marks=pytest.mark.soak),
         pytest.param("phone", "light", marks=pytest.mark.soak),
     ],

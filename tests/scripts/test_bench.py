@@ -86,6 +86,7 @@ def test_serving_over_a_server_and_in_static_batches(tmp_path: Path) -> None:
     assert rounds["baton"][0]["hit_rate"] > 0.4 and rounds["transformers:auto"][0]["hit_rate"] == 0
 
 
+@pytest.mark.soak
 def test_serving_at_a_rate_with_shared_prefixes(tmp_path: Path) -> None:
     sizes = [*TINY, "--requests", "6", "--prompt", "8", "--answer", "4"]
     load = ["--rate", "20", "--workload", "shared", "--shared", "256", "--prefixes", "1"]

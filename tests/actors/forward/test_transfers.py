@@ -196,7 +196,7 @@ def moved_on(device: TorchDevice, slots: tuple[int, int], pages: tuple[list[int]
 
 
 @pytest.mark.parametrize("family", ["mamba2", "nemotron_h"])
-@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (None, 1))])
 def test_a_row_goes_on_from_host_memory_beside_the_steps_of_another(family: str, seed: int | None) -> None:
     places = ((3, 5), ([3, 1, 4], [11, 12, 13]))
     model = model_of(family)

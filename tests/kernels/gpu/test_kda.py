@@ -25,7 +25,7 @@ from tests.kernels.kda_nets import (
 from tests.kernels.packing import Packed, pack
 from tests.kernels.test_mixer_prefill import packs
 
-few = settings(max_examples=6, deadline=None)
+few = settings(max_examples=4, deadline=None)
 SIZES = st.integers(1, 40)
 LAYOUTS = st.builds(KdaLayout, heads=st.integers(1, 3), width=SIZES, size=SIZES, kernel=st.integers(2, 5))
 SMALL = KdaLayout(heads=2, width=8, size=16, kernel=4)
