@@ -1,6 +1,6 @@
 """Kimi Delta Attention of a prefill in C++: equal to the composed references."""
 
-from itertools import pairwise
+from itertools import accumulate
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ from hypothesis import given, settings, strategies as st
 
 from kernels.kda_prefill import kda_prefill, native, reference
 from kernels.mixer_prefill import plan_prefill
-from tests.kernels.installed import installed, runnable
 from tests.kernels.kda_nets import (
     BF16,
     DTYPES,
@@ -21,6 +20,12 @@ from tests.kernels.kda_nets import (
     drawn,
 )
 from tests.kernels.packing import Packed, pack, random_packed
+from tests.kernels.prefills import (
+    assert_rounded_where_kept,
+    assert_the_same_alone,
+    assert_the_same_by_any_threads,
+    assert_the_same_in_pieces,
+)
 from tests.kernels.test_mixer_prefill import packs
 
 many = settings(max_examples=30, deadline=None)
@@ -56,17 +61,8 @@ def test_many_segments_of_the_typical_shape(seed: int) -> None:
 def test_a_segment_gets_the_same_alone_and_beside_states_of_nan(
     layout: KdaLayout, packed: Packed, dtype: torch.dtype, states: torch.dtype
 ) -> None:
-    together = drawn(layout, packed.tokens, packed.pool_size, dtype, states=states)
-    alone = [together.alone(slot) for slot in packed.slots]
-    expected = together.prefill(packed, kda_prefill)
-    for segment, (slot, net) in enumerate(zip(packed.slots, alone, strict=True)):
-        rows = slice(*packed.offsets[segment : segment + 2])
-        wanted = [(0, position, target) for owner, position, target in packed.checkpoints if owner == segment]
-        part = Packed([0, rows.stop - rows.start], [packed.starts[segment]], [slot], wanted, packed.pool_size)
-        assert torch.equal(net.prefill(part, kda_prefill, rows), expected[rows])
-        own = [slot, *(target for _, _, target in wanted)]
-        assert torch.equal(net.state_pools[own, 1], together.state_pools[own, 1])
-        assert torch.equal(net.conv_pools[own, 1], together.conv_pools[own, 1])
+    net = drawn(layout, packed.tokens, packed.pool_size, dtype, states=states)
+    assert_the_same_alone(net, packed, kda_prefill, range(len(packed.slots)))
 
 
 @pytest.mark.usefixtures("target")
@@ -75,44 +71,24 @@ def test_a_segment_gets_the_same_alone_and_beside_states_of_nan(
 def test_a_prompt_cut_at_multiples_of_the_chunk_is_the_same_bits(
     layout: KdaLayout, chunks: list[int], rest: int
 ) -> None:
-    cuts = [0]
-    for count in chunks:
-        cuts.append(cuts[-1] + 64 * count)
-    cuts.append(cuts[-1] + rest)
-    once = drawn(layout, cuts[-1], 2)
-    apart = once.again()
-    expected = once.prefill(Packed([0, cuts[-1]], [0], [1], [], 2), kda_prefill)
-    for begin, end in pairwise(cuts):
-        y = apart.prefill(Packed([0, end - begin], [begin], [1], [], 2), kda_prefill, slice(begin, end))
-        assert torch.equal(y, expected[begin:end])
-    assert torch.equal(apart.state_pools, once.state_pools)
-    assert torch.equal(apart.conv_pools, once.conv_pools)
+    ends = [*accumulate(64 * count for count in chunks)]
+    assert_the_same_in_pieces(drawn(layout, ends[-1] + rest, 3), [*ends, ends[-1] + rest], kda_prefill)
 
 
 @pytest.mark.parametrize("states", [F32, BF16])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_threads_change_no_bit(dtype: torch.dtype, states: torch.dtype) -> None:
     packed = pack([130, 1, 70, 33], [0, 64, 7, 300], [(0, 64), (0, 100), (2, 20)])
-    first = drawn(TYPICAL, packed.tokens, packed.pool_size, dtype, states=states)
-    serial = first.again()
-    with installed(runnable()[0], threads=1):
-        expected = serial.prefill(packed, kda_prefill)
-    for threads in (2, 3):
-        found = first.again()
-        with installed(runnable()[0], threads=threads):
-            assert torch.equal(found.prefill(packed, kda_prefill), expected)
-        assert torch.equal(found.state_pools, serial.state_pools)
-        assert torch.equal(found.conv_pools, serial.conv_pools)
+    net = drawn(TYPICAL, packed.tokens, packed.pool_size, dtype, states=states)
+    assert_the_same_by_any_threads(net, packed, kda_prefill)
 
 
 @pytest.mark.usefixtures("target")
 @many
 @given(layout=LAYOUTS, packed=packs())
 def test_states_in_bfloat16_are_those_in_float32_rounded(layout: KdaLayout, packed: Packed) -> None:
-    rounded = drawn(layout, packed.tokens, packed.pool_size, states=BF16)
-    exact = rounded.again(F32)
-    assert torch.equal(rounded.prefill(packed, kda_prefill), exact.prefill(packed, kda_prefill))
-    assert torch.equal(rounded.state_pools, exact.state_pools.to(BF16))
+    net = drawn(layout, packed.tokens, packed.pool_size, states=BF16)
+    assert_rounded_where_kept(net, packed, kda_prefill)
 
 
 @pytest.mark.usefixtures("target")

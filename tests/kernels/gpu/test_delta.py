@@ -22,6 +22,12 @@ from tests.kernels.delta_nets import (
 from tests.kernels.gpu.shapes.delta import NETS, NetShape
 from tests.kernels.gpu.test_mixer_decode import Operations
 from tests.kernels.packing import Packed, pack
+from tests.kernels.prefills import (
+    assert_nan_stays_in_its_segment,
+    assert_rounded_where_kept,
+    assert_the_same_alone,
+    assert_the_same_in_pieces,
+)
 from tests.kernels.test_mixer_prefill import packs
 
 few = settings(max_examples=5, deadline=None)
@@ -52,17 +58,8 @@ def test_a_step_equals_the_references_and_writes_nothing_else(layout: NetLayout,
 @few
 @given(packed=packs())
 def test_a_segment_gets_the_same_alone_and_beside_states_of_nan(packed: Packed) -> None:
-    together = drawn(SMALL, packed.tokens, packed.pool_size)
-    segment = len(packed.slots) - 1
-    slot, rows = packed.slots[segment], slice(packed.offsets[segment], None)
-    alone = together.alone(slot)
-    expected = together.prefill(packed, prefilling.delta_prefill)
-    wanted = [(0, position, target) for owner, position, target in packed.checkpoints if owner == segment]
-    part = Packed([0, packed.tokens - rows.start], [packed.starts[segment]], [slot], wanted, packed.pool_size)
-    assert torch.equal(alone.prefill(part, prefilling.delta_prefill, rows), expected[rows])
-    own = [slot, *(target for _, _, target in wanted)]
-    assert torch.equal(alone.state_pools[own, 1], together.state_pools[own, 1])
-    assert torch.equal(alone.conv_pools[own, 1], together.conv_pools[own, 1])
+    last = len(packed.slots) - 1
+    assert_the_same_alone(drawn(SMALL, packed.tokens, packed.pool_size), packed, prefilling.delta_prefill, [last])
 
 
 @few
@@ -77,14 +74,7 @@ def test_a_row_gets_the_same_alone_and_beside_states_of_nan(layout: NetLayout) -
 
 
 def test_a_prompt_cut_at_a_multiple_of_the_chunk_is_the_same_bits() -> None:
-    once = drawn(SMALL, 150, 3)
-    apart = once.again()
-    expected = once.prefill(Packed([0, 150], [0], [1], [(0, 64, 2)], 3), prefilling.delta_prefill)
-    for begin, end, checkpoints in [(0, 64, [(0, 64, 2)]), (64, 150, [])]:
-        part = Packed([0, end - begin], [begin], [1], checkpoints, 3)
-        assert torch.equal(apart.prefill(part, prefilling.delta_prefill, slice(begin, end)), expected[begin:end])
-    assert torch.equal(apart.state_pools, once.state_pools)
-    assert torch.equal(apart.conv_pools, once.conv_pools)
+    assert_the_same_in_pieces(drawn(SMALL, 150, 3), [64, 150], prefilling.delta_prefill)
 
 
 def test_states_in_bfloat16_are_those_in_float32_rounded_by_chance() -> None:
@@ -96,24 +86,16 @@ def test_states_in_bfloat16_are_those_in_float32_rounded_by_chance() -> None:
 
 def test_a_prefill_rounds_states_where_they_are_kept_and_not_between_chunks() -> None:
     packed = pack([130, 20], [0, 30], [(0, 64), (1, 40)])
-    rounded = drawn(SMALL, packed.tokens, packed.pool_size, states=BF16)
-    exact = rounded.again(F32)
-    y = rounded.prefill(packed, prefilling.delta_prefill)
-    assert torch.equal(y, exact.prefill(packed, prefilling.delta_prefill))
+    net = drawn(SMALL, packed.tokens, packed.pool_size, states=BF16)
     # The interpreter cuts what a GPU rounds.
-    torch.testing.assert_close(rounded.state_pools.float(), exact.state_pools, rtol=2**-7, atol=0.0)
+    assert_rounded_where_kept(net, packed, prefilling.delta_prefill, tolerance=2**-7)
 
 
 def test_nan_stays_in_its_segment() -> None:
     packed = pack([70, 70], [0, 0], [])
     found = drawn(SMALL, packed.tokens, packed.pool_size)
-    expected = found.again()
-    exact = expected.prefill(packed, prefilling.delta_prefill)
-    found.projected[70, SMALL.inner :] = torch.nan
-    y = found.prefill(packed, prefilling.delta_prefill)
-    assert y[70:].isnan().any() and found.state_pools[packed.slots[1], 1].isnan().any()
-    assert torch.equal(y[:70], exact[:70])
-    assert torch.equal(found.state_pools[packed.slots[0]], expected.state_pools[packed.slots[0]])
+    of_second = found.projected[70, SMALL.inner :]
+    assert_nan_stays_in_its_segment(found, packed, prefilling.delta_prefill, lambda: of_second.fill_(torch.nan))
 
 
 def test_computes_wherever_triton_does() -> None:

@@ -1,0 +1,82 @@
+"""What a net with a state owes of a prefill whatever it computes, in C++ and by Triton."""
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tests.kernels.installed import installed, runnable
+from tests.kernels.packing import Packed
+
+Form = Callable[..., Tensor]
+
+
+class StatefulNet(Protocol):
+    """Of one layer; the pools hold all layers of a slot side by side."""
+
+    @property
+    def conv_pools(self) -> Tensor: ...
+    @property
+    def state_pools(self) -> Tensor: ...
+    def prefill(self, packed: Packed, form: Form, rows: slice = ...) -> Tensor: ...
+    def again(self, states: torch.dtype | None = None) -> "StatefulNet": ...
+    def alone(self, slot: int) -> "StatefulNet": ...
+
+
+def assert_the_same_alone(together: StatefulNet, packed: Packed, form: Form, segments: Iterable[int]) -> None:
+    """Each of these segments, beside states of NaN in all slots but its own."""
+    nets = {segment: together.alone(packed.slots[segment]) for segment in segments}
+    expected = together.prefill(packed, form)
+    for segment, net in nets.items():
+        slot, rows = packed.slots[segment], slice(*packed.offsets[segment : segment + 2])
+        wanted = [(0, position, target) for owner, position, target in packed.checkpoints if owner == segment]
+        part = Packed([0, rows.stop - rows.start], [packed.starts[segment]], [slot], wanted, packed.pool_size)
+        assert torch.equal(net.prefill(part, form, rows), expected[rows])
+        own = [slot, *(target for _, _, target in wanted)]
+        assert torch.equal(net.state_pools[own, 1], together.state_pools[own, 1])
+        assert torch.equal(net.conv_pools[own, 1], together.conv_pools[own, 1])
+
+
+def assert_the_same_in_pieces(once: StatefulNet, cuts: list[int], form: Form) -> None:
+    """A prompt up to the last of the cuts, in slot 1, in one piece and cut at the others; the first one's state is kept
+    in slot 2."""
+    apart = once.again()
+    expected = once.prefill(Packed([0, cuts[-1]], [0], [1], [(0, cuts[0], 2)], 3), form)
+    for begin, end in pairwise([0, *cuts]):
+        part = Packed([0, end - begin], [begin], [1], [] if begin else [(0, end, 2)], 3)
+        assert torch.equal(apart.prefill(part, form, slice(begin, end)), expected[begin:end])
+    assert torch.equal(apart.state_pools, once.state_pools)
+    assert torch.equal(apart.conv_pools, once.conv_pools)
+
+
+def assert_the_same_by_any_threads(first: StatefulNet, packed: Packed, form: Form) -> None:
+    serial = first.again()
+    with installed(runnable()[0], threads=1):
+        expected = serial.prefill(packed, form)
+    for threads in (2, 3):
+        found = first.again()
+        with installed(runnable()[0], threads=threads):
+            assert torch.equal(found.prefill(packed, form), expected)
+        assert torch.equal(found.state_pools, serial.state_pools)
+        assert torch.equal(found.conv_pools, serial.conv_pools)
+
+
+def assert_rounded_where_kept(rounded: StatefulNet, packed: Packed, form: Form, tolerance: float = 0.0) -> None:
+    """States in bfloat16, of which nothing is rounded between chunks: outputs are those of float32."""
+    exact = rounded.again(torch.float32)
+    assert torch.equal(rounded.prefill(packed, form), exact.prefill(packed, form))
+    expected = exact.state_pools if tolerance else exact.state_pools.bfloat16().float()
+    torch.testing.assert_close(rounded.state_pools.float(), expected, rtol=tolerance, atol=0.0)
+
+
+def assert_nan_stays_in_its_segment(found: StatefulNet, packed: Packed, form: Form, spoil: Callable[[], None]) -> None:
+    """spoil: makes the first token of the second of two segments NaN."""
+    expected, second = found.again(), packed.offsets[1]
+    exact = expected.prefill(packed, form)
+    spoil()
+    y = found.prefill(packed, form)
+    assert y[second:].isnan().any() and found.state_pools[packed.slots[1], 1].isnan().any()
+    assert torch.equal(y[:second], exact[:second])
+    assert torch.equal(found.state_pools[packed.slots[0]], expected.state_pools[packed.slots[0]])
