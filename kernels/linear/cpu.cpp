@@ -24,7 +24,7 @@ void block_sums(const PackedMatrix<T> &m, int64_t block, float *sums, const void
     std::fill(sums, sums + m.rows * OUT, 0.0f);
     const int64_t tiles = (m.rows + MAX_ROWS - 1) / MAX_ROWS;
     const bool are_few = m.rows <= FEW;
-    const int64_t depth = are_few ? DEPTH_OF_FEW * tiles : DEPTH, parts = (m.whole_steps() + depth - 1) / depth;
+    const int64_t depth = are_few ? DEPTH_OF_FEW : DEPTH, parts = (m.whole_steps() + depth - 1) / depth;
     for (int64_t part = 0; part < parts; part++) {
         const int64_t from = m.whole_steps() * part / parts, steps = m.whole_steps() * (part + 1) / parts - from;
         const T *weights = m.block(block) + from * OUT * Step<T>::INPUTS;

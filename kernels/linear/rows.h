@@ -15,7 +15,7 @@ namespace {
 
 constexpr int OUT = BLOCK_OUT;  // Outputs of a block, side by side in memory for each step along the inputs.
 constexpr int VECTORS = OUT / LANES;
-constexpr int MAX_ROWS = VECTORS <= 2 ? 12 : VECTORS == 4 ? 3 : 1;  // Of a tile: its sums stay in registers.
+constexpr int MAX_ROWS = VECTORS <= 2 ? 8 : VECTORS == 4 ? 3 : 1;  // Of a tile: sums and strides stay in registers.
 constexpr int64_t LINE = 64;
 
 // Weights on their way from memory while others are computed with: `stride` bytes of them at each step.
