@@ -35,7 +35,8 @@ def plan_batch(
     """chunk_size and kernel (the convolution's width) are the model's; rotate: of positions, where it encodes them."""
     prefill, pages = batch.prefill, batch.pages
     if pools.pages and pages is None:
-        pages = _plan_pages(batch, pools.page_size)
+        only_rows = batch.decode if prefill is None else None
+        pages = _plan_rows(only_rows, pools.page_size) if only_rows else _plan_pages(batch, pools.page_size)
     return BatchPlan(
         pools,
         prefill.offsets[-1] if prefill else 0,
@@ -70,6 +71,14 @@ def _plan_pages(batch: Batch, page_size: int) -> PagePlan:
     places = page * page_size + batch.positions % page_size
     of_segments = torch.cat([start.to(device) for start in starts])
     return PagePlan(bounds.to(device), of_segments, table, places, prompts, longest)
+
+
+def _plan_rows(rows: Decode, page_size: int) -> PagePlan:
+    """_plan_pages of a batch that has nothing else: it is made anew for each token."""
+    offsets = torch.arange(len(rows.slots) + 1, device=rows.slots.device)
+    page = rows.page_table.gather(1, (rows.positions // page_size)[:, None])[:, 0].long()
+    places = page * page_size + rows.positions % page_size
+    return PagePlan(offsets, rows.positions, rows.page_table, places, 0, 0)
 
 
 def _stack(tables: list[Tensor]) -> Tensor:

@@ -4,7 +4,9 @@ import torch
 from kernels.experts import experts, pack
 from kernels.linear import cpu
 from kernels.quantized_linear import QuantizedWeight
+from models.batch import Batch, Decode
 from models.layers.linear import Embedding, HeadLinear, Linear
+from models.layers.step import _plan_pages, _plan_rows
 from models.loading.checkpoint import random_model
 from tests.kernels.test_experts import assert_near, drawn, exactly, rounded
 from tests.models.oracle import settings_of
@@ -92,3 +94,11 @@ def test_latent_attention_sums_no_more_of_what_it_keeps_than_values() -> None:
             layer.register_forward_pre_hook(lambda _, given: widths.add(given[0].shape[2]))
     model.forward(prefill(ids(9), 0, 0, pages(1)), make_pools(model, 1, 1))
     assert widths == {13}
+
+
+def test_rows_alone_have_their_pages_as_beside_prompts() -> None:
+    rows = Decode(torch.arange(3), torch.tensor([0, 8, 29]), torch.randperm(12, dtype=torch.int32).view(3, 4))
+    alone, beside = _plan_rows(rows, 8), _plan_pages(Batch(torch.zeros(3), rows.positions, None, rows), 8)
+    for name in ("offsets", "starts", "table", "places"):
+        assert torch.equal(getattr(alone, name), getattr(beside, name)), name
+    assert (alone.prompts, alone.longest) == (beside.prompts, beside.longest)
