@@ -73,7 +73,7 @@ def decode_candidates(group: int, width: int, dtype: torch.dtype) -> list[Kernel
     """The first fits every GPU. BLOCK_N positions are read at a time; it divides 128."""
     exact = dtype == torch.float32
     bytes_wanted = 8192 if exact or group > 16 else 16384
-    most = max(16, min(128, bytes_wanted // (triton.next_power_of_2(width) * dtype.itemsize)))
+    most = max(16, min(64, bytes_wanted // (triton.next_power_of_2(width) * dtype.itemsize)))
     sizes = [(most, 4, 3), (most // 2, 4, 4), (most // 2, 2, 4), (most, 2, 3), (most, 4, 4), (most, 8, 2)]
     if width > WIDEST:
         sizes = [(16, 8, 3), (16, 16, 2), (32, 8, 2)] if exact else [(32, 8, 4), (32, 8, 3), (64, 8, 3), (16, 8, 4)]

@@ -74,7 +74,7 @@ def candidates(of_rows: int, dtype: torch.dtype) -> list[KernelConfig]:
     """For tiles of so many rows. Always 64 outputs and 4 warps at least: see kernels/quantized_linear/triton.py."""
     if dtype == torch.float32:
         return [_sized(64, of_rows, 32, warps, stages) for warps in (4, 8) for stages in (2, 3)]
-    sizes = [(64, 4), (128, 4), (128, 8)]
+    sizes = [(64, 4), (64, 8), (128, 4), (128, 8)]
     return [_sized(of_outs, of_rows, 64, warps, stages) for of_outs, warps in sizes for stages in (2, 3, 4)]
 
 
@@ -85,8 +85,10 @@ def _config(x: Tensor, pairs: int, count: int, inner: int, bits: int) -> KernelC
         of_rows = min(of_rows, 32)
     if x.dtype == torch.float32:
         default = _sized(64, of_rows, 32, 8, 2)
-    else:
-        default = _sized(64, of_rows, 64, 4, 3) if of_rows <= 64 else _sized(128, of_rows, 64, 8, 3)
+    elif of_rows > 64:
+        default = _sized(128, of_rows, 64, 8, 3)
+    else:  # What is unpacked from 8 bits takes more registers than 4 warps have.
+        default = _sized(64, of_rows, 64, 8 if bits == 8 and of_rows == 64 else 4, 3)
     shape = f"rows={of_rows} wide={x.shape[1]} inner={inner} experts={count} bits={bits} {x.dtype}"
     return config_of("experts.experts", shape, x.device, default, *candidates(of_rows, x.dtype))
 
