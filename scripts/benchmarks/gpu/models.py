@@ -18,6 +18,7 @@ from scripts.benchmarks.floors import floor_of
 from scripts.benchmarks.gpu.bench import Bench
 from scripts.benchmarks.gpu.stepping import Stepping
 from scripts.benchmarks.gpu.timing import Ceilings, Run
+from scripts.benchmarks.machine import Probe
 from scripts.benchmarks.shapes import GRANITE, MAMBA2, TINY
 
 # Of about a billion, and of Nemotron Nano 9B v2's sizes.
@@ -78,6 +79,7 @@ def made(config: dict[str, Any], bench: Bench) -> Model:
 def speeds(bench: Bench) -> None:
     """tokens_per_second; share: of what the floor allows, by the ceilings of the same run."""
     ceilings, sizes = Ceilings.measured(bench.device), sizes_of(bench)
+    probe = Probe(ceilings.bandwidth, ceilings.bandwidth, ceilings.rate)
     bench.records.keep("models", "ceilings", bandwidth=ceilings.bandwidth, rate=ceilings.rate)
     for name, config in models_of(bench).items():
         cells = {rows: f"{name} decode {rows}" for rows in sizes.batches}
@@ -85,11 +87,11 @@ def speeds(bench: Bench) -> None:
             continue
         model, floor = made(config, bench), floor_of(config)
         rate = prefill_rate(model, sizes, bench.device)
-        share = rate / floor.prefill(ceilings.rate, sizes.prompt)
+        share = rate / floor.prefill(probe, sizes.prompt)
         bench.records.keep("models", f"{name} prefill", tokens_per_second=rate, share=share)
         for rows, cell in cells.items():
             rate = decode_rate(model, rows, sizes, bench.device)
-            most = floor.decode(rows, ceilings.bandwidth, ceilings.rate, sizes.behind + 3 * sizes.steps // 2)
+            most = floor.decode(rows, probe, sizes.behind + 3 * sizes.steps // 2)
             bench.records.keep("models", cell, tokens_per_second=rate, share=rate / most)
 
 
