@@ -51,6 +51,7 @@ REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
     (CHAT, {"messages": [USER], "min_p": 1.5}, "min_p"),
     (CHAT, {"messages": [USER], "presence_penalty": 3}, "presence_penalty"),
     (CHAT, {"messages": [USER], "repetition_penalty": 0}, "repetition_penalty"),
+    (CHAT, {"messages": [USER], "repetition_penalty": 1e-40}, "repetition_penalty"),
     (CHAT, {"messages": [USER], "logit_bias": {"260": 1}}, "logit_bias"),
     (CHAT, {"messages": [USER], "logit_bias": {"x": 1}}, "logit_bias"),
     (CHAT, {"messages": [USER], "logit_bias": {"0" * 19 + "260": 1}}, "logit_bias"),

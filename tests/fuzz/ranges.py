@@ -23,7 +23,7 @@ def wrong_numbers(request: Request, vocab: int, max_model_len: int) -> list[str]
         "top_k": 0 <= sampling.top_k < 2**31,
         "probabilities": 0 <= sampling.top_p <= 1 and 0 <= sampling.min_p <= 1,
         "temperature": 0 <= sampling.temperature <= 100,
-        "repetition": 0 <= sampling.repetition_penalty <= 10,
+        "repetition": 0.01 <= sampling.repetition_penalty <= 10,
         "penalties": max(abs(sampling.presence_penalty), abs(sampling.frequency_penalty)) <= 2,
         "limits": 0 <= stops.min_tokens <= stops.max_tokens and 1 <= stops.max_tokens <= most,
         "logprobs": request.logprobs is None or 0 <= request.logprobs <= MAX_TOP,
