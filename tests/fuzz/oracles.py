@@ -9,7 +9,7 @@ import aiohttp
 from models.hash_definition import expected_output
 from tests.fuzz.client import Answer
 from tests.fuzz.ranges import MAX_TOP
-from tests.fuzz.requests import FuzzRequest
+from tests.fuzz.requests import NO_METHOD, FuzzRequest
 from tests.fuzz.server import MAX_MODEL_LEN, SESSION_CAP, RunningServer
 from tests.fuzz.shapes import BUNDLED_VOCAB, VOCAB
 
@@ -32,6 +32,8 @@ def complaint(request: FuzzRequest, answer: Answer | None, exact: bool) -> str |
     """What is wrong with the answer; None if nothing is. exact: the tokens are those of the hash model."""
     if answer is None:
         return None
+    if answer.status == 0 and request.method == NO_METHOD:
+        return None  # It is not HTTP: the connection is closed, also before the body has been read.
     if answer.status <= 0:
         return f"the answer cannot be read: {answer.body.decode(errors='replace') or 'the connection was closed'}"
     if answer.status >= 500 and answer.status not in ALLOWED_5XX:

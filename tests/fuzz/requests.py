@@ -131,7 +131,8 @@ LIKELY_HEADERS = {
     b"Content-Encoding": (b"gzip", b"deflate", b"br", b"zstd", b"identity", b"gzip, br", b"GZIP"),
     b"traceparent": (b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01", b"00-" + b"0" * 32 + b"-" + b"0" * 16 + b"-zz"),
 }
-METHODS = ("GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "TRACE", "FUZZ")
+NO_METHOD = "FUZZ"
+METHODS = ("GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "TRACE", NO_METHOD)
 
 
 @dataclass(frozen=True)
