@@ -162,27 +162,31 @@ HOSTILE: list[dict[str, Any]] = [
 
 
 def test_hostile_schemas_are_refused_while_others_go_on(server: ServerProcess, client: openai.OpenAI) -> None:
-    """One of them takes a second of a processor, in which the event loop answers."""
+    """One of them takes a second of a processor, in which the event loop answers, however slow the machine is."""
 
-    def attack() -> list[int]:
-        return [post(server, "/v1/completions", {"prompt": "a", "guided_json": schema})[0] for schema in HOSTILE]
+    def attack() -> list[tuple[int, float, float]]:
+        return [refused(schema) for schema in HOSTILE]
+
+    def refused(schema: dict[str, Any]) -> tuple[int, float, float]:
+        began = time.monotonic()
+        return post(server, "/v1/completions", {"prompt": "a", "guided_json": schema})[0], began, time.monotonic()
 
     def stream() -> int:
         asked: Any = {"model": "default", "prompt": "a", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
         return len(list(client.completions.create(**asked, stream=True)))
 
-    waits = list[float]()
+    answered = list[float]()
     with ThreadPoolExecutor() as pool:
         attacked, streamed = pool.submit(attack), pool.submit(stream)
         while not attacked.done():
-            before = time.monotonic()
             with urlopen(f"{server.url}/health", timeout=30) as answer:
                 assert answer.status == 200
-            waits.append(time.monotonic() - before)
-    statuses = attacked.result()
+            answered.append(time.monotonic())
+    statuses = [status for status, _, _ in attacked.result()]
     assert statuses[0] == 400 and {*statuses} <= {400, 503} and len(statuses) == len(HOSTILE)
     assert streamed.result() > 100
-    assert max(waits) < 1, "on a busy machine; alone, a twentieth"
+    _, began, ended = max(attacked.result(), key=lambda each: each[2] - each[1])
+    assert sum(began < each < ended for each in answered) > 20, "those of a loop that is held up are a few"
 
 
 @pytest.mark.parametrize("actor", ["results", "scheduler"])
