@@ -63,7 +63,7 @@ def decode(tokens: Tensor, slots: list[int], positions: list[int], table: Tensor
 
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(actual, expected, atol=2e-4, rtol=0)
 
 
 @FAMILIES

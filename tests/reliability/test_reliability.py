@@ -25,7 +25,7 @@ CHATS, FUZZERS, SLOW = 16, 2, 40
 COLD_S = 3.0
 OWN_DESCRIPTORS = 4  # A file, a connection: not as many as there were clients.
 LIMITS = {"headers", "idle", "unread", "left", "websocket", "bytes"}
-SOAK_MINUTES = float(os.environ.get("BATON_RELIABILITY_MINUTES") or 60)
+SOAK_MINUTES = float(os.environ.get("BATON_RELIABILITY_MINUTES") or 20)
 
 
 @dataclass(frozen=True)
