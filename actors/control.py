@@ -67,14 +67,16 @@ class Kept(Struct, tag=True, array_like=True):
 class Speeds(Struct, tag=True, array_like=True):
     """device → cache, scheduler: seconds that something takes. 0: not known yet.
 
-    operation: one of those that costs count, in a prompt; byte: to host memory or back. decode: a step without prompts;
-    prompt: each token of a prompt, in a step in which rows decode too, beyond what those take.
+    operation: one of those that costs count, in a prompt; byte: to host memory or back. decode: a step without prompts.
+    Beyond that a step in which rows decode beside prompts takes `beside`, however few tokens of them it has, and
+    `prompt` for each.
     """
 
     operation: float = 0.0
     byte: float = 0.0
     decode: float = 0.0
     prompt: float = 0.0
+    beside: float = 0.0
 
 
 class Pause(Struct, tag=True, array_like=True):

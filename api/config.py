@@ -82,7 +82,11 @@ class Config(Struct, frozen=True, kw_only=True):
     step_tokens: Annotated[int, Meta(ge=2, description="most tokens in a step: prompt chunks and decoded rows")] = 512
     step_time: Annotated[
         float,
-        Meta(ge=0, description="most seconds of a step with prompts beside decoding rows; 0: as long as four without"),
+        Meta(
+            ge=0,
+            description="most seconds of a step with prompts beside decoding rows; 0: as long as four without, "
+            "or twice what one with hardly any takes",
+        ),
     ] = 0.0
     max_queue: Annotated[int, Meta(ge=0, description="most requests that wait; more get 429")] = 1024
     cache_policy: Annotated[

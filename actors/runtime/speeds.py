@@ -15,6 +15,11 @@ from actors.runtime.timings import ObservedPending
 # Steps with fewer tokens of prompts say little: reading the weights takes most of their time.
 LEAST_TOKENS = 16
 REMEMBERED = 0.9
+# Of steps with prompts more are remembered: those that tell a token's part from the step's are few.
+REMEMBERED_STEPS = 0.99
+# Steps of nearly one size do not tell: so much of the size's square stands for proportion. And a token's least part.
+PROPORTION = 0.01
+LEAST_PART = 0.125
 # Told again when it is so much more or less.
 CHANGED = 1.1
 
@@ -35,6 +40,35 @@ class Pace:
         return self._seconds / self._amount if self._amount else 0.0
 
 
+class Line:
+    """Seconds of steps by their tokens: for each token, and for the step (least squares over what was done of late).
+
+    What the steps do not tell apart is the tokens', as if all of it were in proportion.
+    """
+
+    def __init__(self) -> None:
+        self._steps = self._tokens = self._seconds = self._squares = self._products = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self._steps = REMEMBERED_STEPS * self._steps + 1
+        self._tokens = REMEMBERED_STEPS * self._tokens + tokens
+        self._seconds = REMEMBERED_STEPS * self._seconds + seconds
+        self._squares = REMEMBERED_STEPS * self._squares + tokens * tokens
+        self._products = REMEMBERED_STEPS * self._products + tokens * seconds
+
+    @property
+    def parts(self) -> tuple[float, float]:
+        """Of a token and of the step; 0 as long as nothing was done."""
+        if not self._steps:
+            return 0.0, 0.0
+        tokens, seconds = self._tokens / self._steps, self._seconds / self._steps
+        together = self._products / self._steps - (1 - PROPORTION) * tokens * seconds
+        spread = self._squares / self._steps - (1 - PROPORTION) * tokens * tokens
+        most = seconds / tokens
+        each = min(max(together / spread, LEAST_PART * most), most)
+        return each, max(seconds - each * tokens, 0.0)
+
+
 class MeasuredDevice:
     """Around a device, on its threads: reports its Speeds when they have changed."""
 
@@ -47,7 +81,7 @@ class MeasuredDevice:
     ) -> None:
         self._device, self._costs, self._page_size, self._report = device, costs, page_size, report
         self._changing = threading.Lock()
-        self._computing, self._moving, self._decoding, self._beside = Pace(), Pace(), Pace(), Pace()
+        self._computing, self._moving, self._decoding, self._beside = Pace(), Pace(), Pace(), Line()
         self._said = Speeds()
 
     def __getattr__(self, name: str) -> Any:
@@ -71,7 +105,7 @@ class MeasuredDevice:
             self._computing.add(prompts + decodes, seconds)
         if not tokens:
             self._decoding.add(1, seconds)
-        elif work.decodes or not self._beside.value:
+        elif work.decodes or not any(self._beside.parts):
             decoding = self._decoding.value if work.decodes else 0.0
             self._beside.add(tokens, max(seconds - decoding, 0.0))
 
@@ -93,7 +127,7 @@ class MeasuredDevice:
             self._say()
 
     def _say(self) -> None:
-        now = Speeds(self._computing.value, self._moving.value, self._decoding.value, self._beside.value)
+        now = Speeds(self._computing.value, self._moving.value, self._decoding.value, *self._beside.parts)
         pairs = zip(astuple(now), astuple(self._said), strict=True)
         if any(new > CHANGED * old or old > CHANGED * new for new, old in pairs):
             self._said = now

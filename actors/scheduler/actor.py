@@ -74,7 +74,7 @@ class Scheduler:
         self._new_pages: dict[int, list[int]] = {}
         self._arrivals = 0
         self._grants = 0
-        self._steps = self._served = 0
+        self._served = 0
         self._draining = self._drained = False
         self._same_id_waiting: dict[str, Request] = {}
         self._pauses: list[Pause] = []
@@ -384,7 +384,7 @@ class Scheduler:
         self.send("forward", Retire(grant, reason))
 
     def _step(self, step: StepPlan) -> None:
-        self._steps += 1
+        self.state.steps += 1
         self.state.in_flight += 1
         self.state.last_step_isolated = step.isolated
         for grant, position in step.missed:
@@ -396,7 +396,7 @@ class Scheduler:
         checkpoints = [self._checkpoint(grant, position) for grant, position in step.checkpoints]
         pages = [GrantPages(grant, pages) for grant, pages in self._new_pages.items()]
         self._new_pages.clear()
-        self.send("forward", Step(self._steps, step.chunks, step.sit_out, checkpoints, pages, step.masks))
+        self.send("forward", Step(self.state.steps, step.chunks, step.sit_out, checkpoints, pages, step.masks))
         rows = self.state.rows
         for chunk in step.chunks:
             self._advance(rows[chunk.grant], chunk.tokens)

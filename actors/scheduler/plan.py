@@ -17,6 +17,8 @@ PAGE_LEAD = 3
 SLOT_LEAD = 8
 # Beside rows that decode a prompt gets so many tokens at least, whatever the time.
 LEAST_CHUNK = 16
+# Of so many steps one may give it twice that.
+PROBED = 16
 # Where no time is set a step with prompts may take as long as so many without.
 DECODE_STEPS = 4
 # Of the ends of messages so many of the newest are worth a checkpoint.
@@ -129,7 +131,8 @@ class SchedulerState:
     queue: requests without a row. acquiring: those of them whose Acquire is not answered.
     rows: in the order of their requests. closing: retired, with an account that is still open.
     cancelled: grants given up that the cache may still hold for. starved: rows that the cache has no page for.
-    speeds: the device's. in_flight: unsettled steps. last_step_isolated: whether the last step was a suspect row's own.
+    speeds: the device's. steps: those sent; in_flight: of these the unsettled ones.
+    last_step_isolated: whether the last step was a suspect row's own.
     paused: how, if nothing is to run.
     """
 
@@ -141,6 +144,7 @@ class SchedulerState:
     cancelled: dict[int, OpenRequest] = field(default_factory=dict)
     starved: set[int] = field(default_factory=set)
     speeds: Speeds = field(default_factory=Speeds)
+    steps: int = 0
     in_flight: int = 0
     last_step_isolated: bool = False
     paused: PauseMode | None = None
@@ -261,7 +265,7 @@ def plan_step(state: SchedulerState, retiring: set[int]) -> StepPlan | None:
     together = [row for row in rows if row.position < row.steady_until or not row.suspect]
     alone = [row for row in rows if row.suspect][:1] if len(together) < len(rows) else []
     for group in (together, alone) if state.last_step_isolated else (alone, together):
-        step = fill_step(state.limits, state.speeds, group, isolated=group is alone)
+        step = fill_step(state.limits, tokens_in_time(state), group, isolated=group is alone)
         if step.chunks or step.decodes:
             decodes = set(step.decodes)
             others = [row for row in rows if row.grant not in decodes] if len(decodes) < len(rows) else []
@@ -270,11 +274,11 @@ def plan_step(state: SchedulerState, retiring: set[int]) -> StepPlan | None:
     return None
 
 
-def fill_step(limits: Limits, speeds: Speeds, rows: list[ScheduledRow], isolated: bool) -> StepPlan:
+def fill_step(limits: Limits, in_time: int, rows: list[ScheduledRow], isolated: bool) -> StepPlan:
     """Rows that can decode, and prompt chunks, each flow's first before any second, within the budget.
 
     A share of its tokens is for prompts, if any waits; where more rows can decode than fit, they take turns. Rows that
-    decode wait for the prompts beside them no longer than a step may take.
+    decode wait for no more than `in_time` tokens of the prompts beside them.
     """
     decodable = [
         row for row in rows if row.position < row.steady_until or (not row.prefilling and row.fits(1) and row.may_draw)
@@ -285,16 +289,23 @@ def fill_step(limits: Limits, speeds: Speeds, rows: list[ScheduledRow], isolated
         decodable.sort(key=lambda row: row.served)
     step = StepPlan([], [row.grant for row in decodable[:room]], [], [], [], isolated)
     tokens = limits.step_tokens - len(step.decodes)
-    step.chunks = share_out(limits, prompts, min(tokens, tokens_in_time(limits, speeds)) if step.decodes else tokens)
+    step.chunks = share_out(limits, prompts, min(tokens, in_time) if step.decodes else tokens)
     return step
 
 
-def tokens_in_time(limits: Limits, speeds: Speeds) -> int:
-    """Tokens of prompts for which there is time in a step in which rows decode."""
-    seconds = limits.step_time or DECODE_STEPS * speeds.decode
+def tokens_in_time(state: SchedulerState) -> int:
+    """Tokens of prompts for which there is time in a step in which rows decode.
+
+    If it takes long however few they are, they get as much again: it would keep prompts waiting for next to nothing.
+    """
+    limits, speeds = state.limits, state.speeds
+    decode = speeds.decode
+    seconds = limits.step_time or max(DECODE_STEPS * decode, decode + 2 * speeds.beside)
     if not speeds.prompt or not seconds:
         return limits.step_tokens
-    return max(int((seconds - speeds.decode) / speeds.prompt), LEAST_CHUNK)
+    # Were all steps of one size, nothing would tell what a token takes from what the step does.
+    least = LEAST_CHUNK * (1 if (state.steps + 1) % PROBED else 2)
+    return max(int((seconds - decode - speeds.beside) / speeds.prompt), least)
 
 
 def share_out(limits: Limits, prompts: list[ScheduledRow], tokens: int) -> list[Chunk]:

@@ -98,8 +98,10 @@ def check_shares(state: SchedulerState, step: Step) -> None:
         return
     left = max(limits.step_tokens - len(decodes), 1)
     if decodes and state.speeds.prompt:
-        seconds = limits.step_time or 4 * state.speeds.decode
-        left = min(left, max(int((seconds - state.speeds.decode) / state.speeds.prompt), 16))
+        speeds = state.speeds
+        seconds = limits.step_time or max(4 * speeds.decode, speeds.decode + 2 * speeds.beside)
+        least = 16 if step.step % 16 else 32
+        left = min(left, max(int((seconds - speeds.decode - speeds.beside) / speeds.prompt), least))
         prompts = sum(chunk.tokens for chunk in step.chunks)
         assert prompts <= left, f"step {step.step} gives prompts {prompts} tokens, and there is time for {left}"
     turns, waiting = Counter[str](), []

@@ -7,7 +7,6 @@ from msgspec.structs import replace as replaced
 from actors.cache.actor import Account, Cache
 from actors.cache.page_queue import PageQueue
 from actors.cache.radix import Match, RadixTree
-from actors.control import Speeds
 from actors.forward.actor import Forward
 from actors.grants import Failure
 from actors.kinds import Kind
@@ -373,11 +372,11 @@ def turns_not_taken(patch: Patch) -> None:
     """Of more rows than fit into a step the first ones decode, each time."""
     original = plan.fill_step
 
-    def fill_step(limits: Limits, speeds: Speeds, rows: list[ScheduledRow], isolated: bool) -> StepPlan:
+    def fill_step(limits: Limits, in_time: int, rows: list[ScheduledRow], isolated: bool) -> StepPlan:
         served = [row.served for row in rows]
         for row in rows:
             row.served = 0
-        step = original(limits, speeds, rows, isolated)
+        step = original(limits, in_time, rows, isolated)
         for row, step_number in zip(rows, served, strict=True):
             row.served = step_number
         return step

@@ -46,7 +46,7 @@ def first_prompt_takes_all(patch: Patch) -> None:
 
 def prompts_take_their_time(patch: Patch) -> None:
     """Rows that decode wait for as many tokens of prompts as a step may have."""
-    patch(plan, "tokens_in_time", lambda limits, speeds: limits.step_tokens)
+    patch(plan, "tokens_in_time", lambda state: state.limits.step_tokens)
 
 
 def nobody_gives_way(patch: Patch) -> None:

@@ -112,7 +112,7 @@ FOUND_BY = {
     "rows_are_no_turns": 9,
     "first_prompt_takes_all": 29,
     "prompts_take_their_time": 6,
-    "nobody_gives_way": 45,
+    "nobody_gives_way": 114,
     "superseded_state_counted_twice": 0,
     "worth_not_updated_after_a_split": 0,
     "named_state_dropped_for_a_checkpoint": 112,

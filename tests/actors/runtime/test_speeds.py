@@ -1,13 +1,18 @@
 """What the device takes is measured around it, and the cache is told."""
 
 import asyncio
+import statistics
+from random import Random
 from typing import Any
+
+import pytest
 
 from actors.cache.worth.order import Costs
 from actors.control import Speeds
 from actors.forward.device import Device, Done, Work, WorkChunk
 from actors.messages import Ran, Transferred
-from actors.runtime.speeds import REMEMBERED, Pace, measured
+from actors.runtime.speeds import REMEMBERED, Line, Pace, measured
+from actors.scheduler.plan import Limits, SchedulerState, tokens_in_time
 from models.hash import HashModel
 from tests.actors.ring import running
 
@@ -71,6 +76,39 @@ def test_what_prompts_take_beside_rows_that_decode_is_measured() -> None:
     before = len(told)
     run(device, Work(4, [WorkChunk(1, 8, 80, True)], [], [], []))
     assert told[-1].prompt == told[before - 1].prompt, "that was beside none"
+
+
+def test_a_step_is_told_apart_from_its_tokens() -> None:
+    line = Line()
+    assert line.parts == (0.0, 0.0)
+    for _ in range(50):
+        line.add(16, 1.16)
+    assert line.parts == pytest.approx((1.16 / 16, 0.0)), "of one size all is in proportion"
+    line.add(32, 1.32)
+    each, step = line.parts
+    assert 0.01 < each < 0.05 and step == pytest.approx(1.163 - each * 16.37, abs=0.01)
+    for tokens in (200, 400):
+        line.add(tokens, 1 + 0.01 * tokens)
+    assert line.parts == pytest.approx((0.01, 1.0), rel=0.05)
+    line.add(400, 0.0)
+    assert all(part > 0 for part in line.parts), "more tokens never take less time"
+
+
+@pytest.mark.parametrize(("step_s", "token_s", "tokens"), [(0.002, 2e-5, 100), (0.0, 1e-3, 16), (0.0, 3e-5, 40)])
+def test_prompts_find_their_size_beside_rows_that_decode(step_s: float, token_s: float, tokens: int) -> None:
+    """A step without prompts takes 0.4 ms; where one with prompts takes long anyway, they do not stay at 16 tokens."""
+    noise = Random(1)
+    state = SchedulerState(Limits(step_tokens=512))
+    sleeper = Sleeper()
+    device = measured(sleeper, Costs(), 4, lambda speeds: setattr(state, "speeds", speeds))  # type: ignore[arg-type]
+    sleeper.takes = 0.0004
+    run(device, Work(0, [], [0], [4], []))
+    given = list[int]()
+    for state.steps in range(400):
+        given.append(min(tokens_in_time(state), 400))
+        sleeper.takes = 0.0004 + (step_s + token_s * given[-1]) * noise.uniform(0.8, 1.2)
+        run(device, Work(state.steps, [WorkChunk(1, 0, given[-1], True)], [0], [4], []))
+    assert statistics.median(given[200:]) == pytest.approx(tokens, rel=0.4)
 
 
 def test_what_is_long_ago_counts_for_less() -> None:

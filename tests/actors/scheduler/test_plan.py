@@ -5,6 +5,8 @@ import random
 from collections import Counter
 from typing import Any
 
+from msgspec import structs
+
 from actors.control import Speeds
 from actors.grants import Chunk, RowMask
 from actors.kinds import Kind
@@ -103,6 +105,11 @@ def test_rows_that_decode_wait_for_prompts_no_longer_than_a_step_may_take() -> N
     assert chunk(measured, 9.0, decoding) == 511, "a step's tokens are the cap"
     assert chunk(measured, 0.011, decoding) == chunk(measured, 0.001, decoding) == LEAST_CHUNK
     assert chunk(measured, 0.05) == 512, "there is nobody whom a step keeps waiting"
+    slow = Speeds(decode=0.01, prompt=0.001, beside=0.02)
+    assert chunk(slow, 0.05, decoding) == 20, "what the step takes anyway is not theirs"
+    assert chunk(slow, 0.0, decoding) == 20, "as much again, which is more than is left of four steps"
+    assert chunk(structs.replace(slow, beside=0.2), 0.0, decoding) == 200, "however little is left"
+    assert chunk(structs.replace(slow, beside=0.2), 0.05, decoding) == LEAST_CHUNK, "a time that is set is kept"
     assert chunk(Speeds(), 0.05, decoding) == chunk(Speeds(prompt=0.001), 0.0, decoding) == 511, "nothing is known"
 
 
