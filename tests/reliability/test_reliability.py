@@ -56,7 +56,7 @@ def long_plan(minutes: float) -> Plan:
     count = max(2, round(seconds * 0.6 / 180))
     lives = (*[seconds * 0.6 / count] * count, seconds * 0.3)
     warm = min(120.0, lives[-1] / 2)
-    return Plan(seconds * 0.02, seconds * 0.08, lives, warm, growth_mib=24, part=0.99, slower=2, more_s=0.01)
+    return Plan(seconds * 0.02, seconds * 0.08, lives, warm, growth_mib=24, part=0.99, slower=2.5, more_s=0.01)
 
 
 @pytest.mark.parametrize(
