@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Literal, Protocol, TypeAlias
 
-from actors.lease import Lease
-from actors.messages import Message
+from baton.actors.lease import Lease
+from baton.actors.messages import Message
 
 Address: TypeAlias = Literal["scheduler", "cache", "forward", "results", "api"]
 Send: TypeAlias = Callable[[Address, Message], None]

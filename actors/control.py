@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-from actors.requests import PauseMode, Tier
-from actors.tokens import Tokens
+from baton.actors.requests import PauseMode, Tier
+from baton.actors.tokens import Tokens
 
 
 class Flush(Struct, tag=True, array_like=True):

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from actors.control import (
+from baton.actors.control import (
     Cleared as Cleared,
     Continue as Continue,
     Drain as Drain,
@@ -25,11 +25,11 @@ from actors.control import (
     Suspended as Suspended,
     Unname as Unname,
 )
-from actors.grants import Chunk, Failure, Fill, GrantPages, PageCopy, RowMask
-from actors.kinds import Kind
-from actors.lease import Lease, Loan
-from actors.requests import EndReason, Keep, MissReason, Origin, Output, Request, RetireReason, RowLogprobs
-from actors.tokens import Tokens
+from baton.actors.grants import Chunk, Failure, Fill, GrantPages, PageCopy, RowMask
+from baton.actors.kinds import Kind
+from baton.actors.lease import Lease, Loan
+from baton.actors.requests import EndReason, Keep, MissReason, Origin, Output, Request, RetireReason, RowLogprobs
+from baton.actors.tokens import Tokens
 
 
 class Checkpoint(Struct, array_like=True):

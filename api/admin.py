@@ -7,18 +7,18 @@ from aiohttp import web
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from api import errors
-from api.exchange import answer_json, new_id, ring_id, submit
-from api.generation.answers import collect
-from api.generation.fields import SamplingParams
-from api.generation.request_builder import Prompt, build_request
-from api.generation.served_model import ServedModel
-from api.parsing import convert, read_object
-from api.responses.store import RESPONSES
-from api.security import owner_of
-from api.server import SERVER, RingView, Server
-from api.sessions.store import SESSIONS
-from api.version import VERSION
+from baton.api import errors
+from baton.api.exchange import answer_json, new_id, ring_id, submit
+from baton.api.generation.answers import collect
+from baton.api.generation.fields import SamplingParams
+from baton.api.generation.request_builder import Prompt, build_request
+from baton.api.generation.served_model import ServedModel
+from baton.api.parsing import convert, read_object
+from baton.api.responses.store import RESPONSES
+from baton.api.security import owner_of
+from baton.api.server import SERVER, RingView, Server
+from baton.api.sessions.store import SESSIONS
+from baton.api.version import VERSION
 
 routes = web.RouteTableDef()
 MOST_URGENT = -(2**31)

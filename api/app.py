@@ -11,26 +11,26 @@ from aiohttp import HttpVersion11, web
 from aiohttp.web_protocol import RequestPayloadError
 from structlog.contextvars import bound_contextvars
 
-from api import admin, errors, tokenization
-from api.anthropic import routes as messages
-from api.anthropic.errors import error_body, is_messages, status_of
-from api.connections.limits import connection_limits
-from api.connections.registry import CONNECTIONS, Connections
-from api.errors import ApiError
-from api.exchange import GENERATION, REQUEST_ID, STREAM_ERROR, TRACE, new_id
-from api.generation.answers import milliseconds, summary
-from api.generation.request_context import read_trace_context
-from api.openai import chat, completions, stored
-from api.page import routes as page
-from api.responses import conversations, counting, routes as responses, websocket
-from api.responses.store import RESPONSES, ResponseStore
-from api.security import Guard, cors_headers
-from api.server import SERVER, Server
-from api.sessions import routes as sessions, turns
-from api.sessions.files import SessionFiles
-from api.sessions.store import SESSIONS, SessionStore
-from api.sglang import sessions as sglang
-from api.version import VERSION
+from baton.api import admin, errors, tokenization
+from baton.api.anthropic import routes as messages
+from baton.api.anthropic.errors import error_body, is_messages, status_of
+from baton.api.connections.limits import connection_limits
+from baton.api.connections.registry import CONNECTIONS, Connections
+from baton.api.errors import ApiError
+from baton.api.exchange import GENERATION, REQUEST_ID, STREAM_ERROR, TRACE, new_id
+from baton.api.generation.answers import milliseconds, summary
+from baton.api.generation.request_context import read_trace_context
+from baton.api.openai import chat, completions, stored
+from baton.api.page import routes as page
+from baton.api.responses import conversations, counting, routes as responses, websocket
+from baton.api.responses.store import RESPONSES, ResponseStore
+from baton.api.security import Guard, cors_headers
+from baton.api.server import SERVER, Server
+from baton.api.sessions import routes as sessions, turns
+from baton.api.sessions.files import SessionFiles
+from baton.api.sessions.store import SESSIONS, SessionStore
+from baton.api.sglang import sessions as sglang
+from baton.api.version import VERSION
 
 HANDLERS = (
     page, chat, stored, completions, responses, conversations, counting, websocket, messages, sessions, turns, sglang,

@@ -1,6 +1,6 @@
 """The command line: `baton serve [DIR] | chat | inspect [DIR] | doctor | version`.
 
-Options of serve and inspect are made from api.config.Config.
+Options of serve and inspect are made from api/config.py:Config.
 """
 
 import argparse
@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from api import config as configuration
-from api.config import Config, ConfigError, flag, is_size, variable
-from api.machine.threads import spin_briefly
-from api.terminal.client import DEFAULT_URL
-from api.version import VERSION
+from baton.api import config as configuration
+from baton.api.config import Config, ConfigError, flag, is_size, variable
+from baton.api.machine.threads import spin_briefly
+from baton.api.terminal.client import DEFAULT_URL
+from baton.api.version import VERSION
 
 OF_SIZE = (
     "model", "max_model_len", "dtype", "state_dtype", "quantize", "device", "state_slots", "state_strategy",
@@ -31,13 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"baton {VERSION}")
         return 0
     if command == "chat":
-        from api.terminal.chat import chat
+        from baton.api.terminal.chat import chat
 
         options["api_key"] = options["api_key"] or first_key(os.environ)
         return chat(**options)
     spin_briefly()
     if command == "doctor":
-        from api.machine.doctor import doctor
+        from baton.api.machine.doctor import doctor
 
         return doctor(options["json"])
     as_json = options.pop("json", False)
@@ -48,11 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"baton: {error}", file=sys.stderr)
         return 2
     if command == "inspect":
-        from api.inspection import inspect
+        from baton.api.inspection import inspect
 
         return inspect(config, as_json)
-    from api.serve import serve
-    from api.wiring import load
+    from baton.api.serve import serve
+    from baton.api.wiring import load
 
     return serve(config, load)
 

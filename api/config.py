@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from actors.cache.worth.order import Policy
-from actors.scheduler.strategy import Strategy
+from baton.actors.cache.worth.order import Policy
+from baton.actors.scheduler.strategy import Strategy
 
 SIZE = {"metavar": "SIZE"}
 AtLeastZero: TypeAlias = Annotated[int, Meta(ge=0)]

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from actors.requests import Request
-from api import errors
-from api.errors import ApiError
-from api.generation.outputs import Generation
-from api.generation.request_context import RequestContext, TraceContext
-from api.parsing import read_object
-from api.security import flow_of, host_name, owner_of
-from api.server import SERVER
+from baton.actors.requests import Request
+from baton.api import errors
+from baton.api.errors import ApiError
+from baton.api.generation.outputs import Generation
+from baton.api.generation.request_context import RequestContext, TraceContext
+from baton.api.parsing import read_object
+from baton.api.security import flow_of, host_name, owner_of
+from baton.api.server import SERVER
 
 GENERATION: web.RequestKey[Generation] = web.RequestKey("generation", Generation)
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)

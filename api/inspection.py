@@ -8,25 +8,28 @@ from pathlib import Path
 import msgspec
 from torch import nn
 
-from actors.forward.streams import CpuStream
-from actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, count_active_parameters, count_parameters, weight_bytes
-from api.config import Config
-from api.generation.fields import check_defaults
-from api.machine.device import GPU_FRACTION, pick_device
-from api.machine.memory import bytes_of, check_room, free_memory
-from api.serve import StartError
-from api.wiring import BITS, DTYPES, STATE_DTYPES, bundled_model, model_length, size
-from models.batch import Model
-from models.config import ModelConfig, read_config
-from models.loading.checkpoint import build_model, check_folder, find_family
-from models.loading.dtype import dtype_of
-from models.loading.integers import bytes_saved
-from models.loading.matching import match
-from models.loading.quantization import Scaled, pair_scales, read_quantization
-from models.loading.shards import StoredTensor, find_shards, read_headers
-from models.text.tokenizer import load_text
+from baton.actors.forward.streams import CpuStream
+from baton.actors.runtime.sizing import DEFAULT_MEMORY_FRACTION, count_active_parameters, count_parameters, weight_bytes
+from baton.api.config import Config
+from baton.api.generation.fields import check_defaults
+from baton.api.machine.device import GPU_FRACTION, pick_device
+from baton.api.machine.memory import bytes_of, check_room, free_memory
+from baton.api.serve import StartError
+from baton.api.wiring import BITS, DTYPES, STATE_DTYPES, bundled_model, model_length, size
+from baton.models.batch import Model
+from baton.models.config import ModelConfig, read_config
+from baton.models.loading.checkpoint import build_model, check_folder, find_family
+from baton.models.loading.dtype import dtype_of
+from baton.models.loading.integers import bytes_saved
+from baton.models.loading.matching import match
+from baton.models.loading.quantization import Scaled, pair_scales, read_quantization
+from baton.models.loading.shards import StoredTensor, find_shards, read_headers
+from baton.models.text.tokenizer import load_text
 
-LAYERS, PLAIN = "models.layers.", ("models.layers.linear", "models.layers.norm", "models.layers.rope")
+LAYERS, PLAIN = (
+    "baton.models.layers.",
+    ("baton.models.layers.linear", "baton.models.layers.norm", "baton.models.layers.rope"),
+)
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tiktoken.model")
 MOST_RUNNING = 4096

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from aiohttp import web
 
-from api import errors
-from api.connections.body import whole_body
+from baton.api import errors
+from baton.api.connections.body import whole_body
 
 T = TypeVar("T")
 Unsupported: TypeAlias = Mapping[str, tuple[Any, ...]]

@@ -9,8 +9,8 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from api import errors
-from api.config import Config
+from baton.api import errors
+from baton.api.config import Config
 
 PAGE = "/"
 PROBES = frozenset({"/health", "/ready"})

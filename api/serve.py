@@ -16,21 +16,21 @@ import structlog
 from aiohttp import web
 from anyio.abc import TaskStatus
 
-from actors.runtime.relay import is_device_lost
-from api import errors
-from api.app import make_app
-from api.config import Config, ConfigError
-from api.connections.limits import raise_descriptor_limit
-from api.connections.registry import CONNECTIONS
-from api.errors import ApiError
-from api.generation.gateway import Gateway
-from api.generation.served_model import ServedModel
-from api.server import RingView, Server
-from api.sessions.store import SESSIONS
-from api.telemetry import logs
-from api.telemetry.metrics import Metrics
-from api.telemetry.spans import open_spans
-from api.terminal.progress import ProgressBar
+from baton.actors.runtime.relay import is_device_lost
+from baton.api import errors
+from baton.api.app import make_app
+from baton.api.config import Config, ConfigError
+from baton.api.connections.limits import raise_descriptor_limit
+from baton.api.connections.registry import CONNECTIONS
+from baton.api.errors import ApiError
+from baton.api.generation.gateway import Gateway
+from baton.api.generation.served_model import ServedModel
+from baton.api.server import RingView, Server
+from baton.api.sessions.store import SESSIONS
+from baton.api.telemetry import logs
+from baton.api.telemetry.metrics import Metrics
+from baton.api.telemetry.spans import open_spans
+from baton.api.terminal.progress import ProgressBar
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]

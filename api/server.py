@@ -8,14 +8,14 @@ from typing import Any, Literal, Protocol
 
 from aiohttp import web
 
-from api import errors
-from api.config import Config
-from api.generation.gateway import Gateway
-from api.generation.outputs import Generation
-from api.generation.served_model import ServedModel
-from api.telemetry.collectors import RingFigures
-from api.telemetry.metrics import Metrics
-from api.telemetry.spans import Spans
+from baton.api import errors
+from baton.api.config import Config
+from baton.api.generation.gateway import Gateway
+from baton.api.generation.outputs import Generation
+from baton.api.generation.served_model import ServedModel
+from baton.api.telemetry.collectors import RingFigures
+from baton.api.telemetry.metrics import Metrics
+from baton.api.telemetry.spans import Spans
 
 
 class RingView(RingFigures, Protocol):

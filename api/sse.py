@@ -8,11 +8,11 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from actors.requests import Output
-from api import errors
-from api.errors import ApiError
-from api.exchange import STREAM_ERROR
-from api.generation.outputs import Generation
+from baton.actors.requests import Output
+from baton.api import errors
+from baton.api.errors import ApiError
+from baton.api.exchange import STREAM_ERROR
+from baton.api.generation.outputs import Generation
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"

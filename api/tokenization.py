@@ -5,16 +5,16 @@ from typing import Annotated, Any
 from aiohttp import web
 from msgspec import Meta, Struct, field
 
-from api import errors
-from api.exchange import answer_json, salt_of
-from api.generation.answers import token_text
-from api.generation.chat_prompt import read_ending, render
-from api.generation.messages import read_messages
-from api.generation.offload import off_loop
-from api.generation.request_builder import check_ids, encode
-from api.generation.tools import read_tool, read_tools
-from api.parsing import convert, read_object
-from api.server import SERVER
+from baton.api import errors
+from baton.api.exchange import answer_json, salt_of
+from baton.api.generation.answers import token_text
+from baton.api.generation.chat_prompt import read_ending, render
+from baton.api.generation.messages import read_messages
+from baton.api.generation.offload import off_loop
+from baton.api.generation.request_builder import check_ids, encode
+from baton.api.generation.tools import read_tool, read_tools
+from baton.api.parsing import convert, read_object
+from baton.api.server import SERVER
 
 routes = web.RouteTableDef()
 

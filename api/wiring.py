@@ -7,44 +7,44 @@ from pathlib import Path
 import structlog
 import torch
 
-from actors.cache.limits import TierLimits
-from actors.forward.contained import ContainedDevice
-from actors.forward.streams import Stream
-from actors.forward.torch_device import TorchDevice, survives
-from actors.lease import Move, Violation
-from actors.runtime.relay import Relay, RelayConfig
-from actors.runtime.sizing import (
+from baton.actors.cache.limits import TierLimits
+from baton.actors.forward.contained import ContainedDevice
+from baton.actors.forward.streams import Stream
+from baton.actors.forward.torch_device import TorchDevice, survives
+from baton.actors.lease import Move, Violation
+from baton.actors.runtime.relay import Relay, RelayConfig
+from baton.actors.runtime.sizing import (
     PoolSizes,
     costs_of,
     count_parameters,
     size_pools,
     weight_bytes,
 )
-from actors.scheduler.plan import Limits
-from actors.storage.files import StateFiles
-from actors.storage.host_memory import HostStates
-from api.config import Config
-from api.generation.fields import check_defaults
-from api.generation.gateway import Gateway
-from api.generation.served_model import ServedModel
-from api.generation.structured import GrammarCompiler
-from api.machine.device import allocate_pools, make_device, pick_device, pool_memory, stream_of
-from api.machine.memory import check_room, free_memory
-from api.machine.native import start_native
-from api.machine.threads import default_threads
-from api.serve import LoadedModel, Progress, StartError
-from api.telemetry.trace_file import TraceFile
-from kernels.gpu import use_tf32
-from kernels.native import use_threads
-from models.batch import Model
-from models.config import ModelConfig, read_config
-from models.loading.checkpoint import check_folder, find_family, load_model
-from models.loading.dtype import checkpoint_dtype
-from models.loading.fingerprint import fingerprint
-from models.recorded import recording
-from models.text.formats.picking import OutputFormats, output_formats
-from models.text.grammars.matcher import no_matcher
-from models.text.tokenizer import ModelText, load_text
+from baton.actors.scheduler.plan import Limits
+from baton.actors.storage.files import StateFiles
+from baton.actors.storage.host_memory import HostStates
+from baton.api.config import Config
+from baton.api.generation.fields import check_defaults
+from baton.api.generation.gateway import Gateway
+from baton.api.generation.served_model import ServedModel
+from baton.api.generation.structured import GrammarCompiler
+from baton.api.machine.device import allocate_pools, make_device, pick_device, pool_memory, stream_of
+from baton.api.machine.memory import check_room, free_memory
+from baton.api.machine.native import start_native
+from baton.api.machine.threads import default_threads
+from baton.api.serve import LoadedModel, Progress, StartError
+from baton.api.telemetry.trace_file import TraceFile
+from baton.kernels.gpu import use_tf32
+from baton.kernels.native import use_threads
+from baton.models.batch import Model
+from baton.models.config import ModelConfig, read_config
+from baton.models.loading.checkpoint import check_folder, find_family, load_model
+from baton.models.loading.dtype import checkpoint_dtype
+from baton.models.loading.fingerprint import fingerprint
+from baton.models.recorded import recording
+from baton.models.text.formats.picking import OutputFormats, output_formats
+from baton.models.text.grammars.matcher import no_matcher
+from baton.models.text.tokenizer import ModelText, load_text
 
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -138,7 +138,7 @@ def open_trace_file(name: str | None) -> TraceFile | None:
 
 
 def bundled_model() -> Path:
-    return Path(str(files("models") / "bundled"))
+    return Path(str(files("baton.models") / "bundled"))
 
 
 def pick_formats(config: Config, values: ModelConfig, text: ModelText) -> OutputFormats:

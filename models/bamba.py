@@ -2,15 +2,15 @@
 
 import torch
 
-from models.config import ModelConfig, ModelError
-from models.decoder import Block, Decoder, Outline, numbered
-from models.family import Family, Piece, gated_mlp
-from models.layers.attention import Attention, AttentionSettings
-from models.layers.linear import Embedding, Linear
-from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
-from models.layers.mlp import GatedMLP
-from models.layers.norm import RMSNorm
-from models.layers.rope import read_rotation
+from baton.models.config import ModelConfig, ModelError
+from baton.models.decoder import Block, Decoder, Outline, numbered
+from baton.models.family import Family, Piece, gated_mlp
+from baton.models.layers.attention import Attention, AttentionSettings
+from baton.models.layers.linear import Embedding, Linear
+from baton.models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
+from baton.models.layers.mlp import GatedMLP
+from baton.models.layers.norm import RMSNorm
+from baton.models.layers.rope import read_rotation
 
 EPS = 1e-5
 ROTATED = 0.5

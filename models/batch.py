@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.chunk_table import ChunkTable
+from baton.kernels.chunk_table import ChunkTable
 
 ALIGNMENT = 64  # bytes of a line of a CPU's cache
 

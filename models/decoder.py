@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models.batch import Batch, Pools, TensorSpec
-from models.layers.linear import Embedding, Linear
-from models.layers.norm import RMSNorm
-from models.layers.rope import Rotation
-from models.layers.step import BatchPlan, plan_batch
+from baton.models.batch import Batch, Pools, TensorSpec
+from baton.models.layers.linear import Embedding, Linear
+from baton.models.layers.norm import RMSNorm
+from baton.models.layers.rope import Rotation
+from baton.models.layers.step import BatchPlan, plan_batch
 
 
 @dataclass(frozen=True)

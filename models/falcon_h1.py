@@ -12,16 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models.config import ModelConfig, ModelError
-from models.decoder import Decoder, Outline
-from models.family import Family, Piece, gated_mlp, scaled
-from models.layers.attention import Attention, AttentionSettings
-from models.layers.linear import Embedding, Linear
-from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
-from models.layers.mlp import GatedMLP
-from models.layers.norm import RMSNorm
-from models.layers.rope import read_rotation
-from models.layers.step import BatchPlan
+from baton.models.config import ModelConfig, ModelError
+from baton.models.decoder import Decoder, Outline
+from baton.models.family import Family, Piece, gated_mlp, scaled
+from baton.models.layers.attention import Attention, AttentionSettings
+from baton.models.layers.linear import Embedding, Linear
+from baton.models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
+from baton.models.layers.mlp import GatedMLP
+from baton.models.layers.norm import RMSNorm
+from baton.models.layers.rope import read_rotation
+from baton.models.layers.step import BatchPlan
 
 EPS = 1e-5
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.batch import Model
-from models.config import ModelConfig
+from baton.models.batch import Model
+from baton.models.config import ModelConfig
 
 
 def whole(tensor: Tensor) -> Tensor:

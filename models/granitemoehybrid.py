@@ -6,18 +6,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from kernels.shared_expert import add_shared
-from models.config import ModelConfig, ModelError
-from models.decoder import Decoder, Outline, numbered
-from models.family import Family, Piece, expert_pieces
-from models.layers.attention import Attention, AttentionSettings
-from models.layers.experts import Experts, SoftmaxRouter
-from models.layers.linear import Embedding, Linear
-from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
-from models.layers.mlp import GatedMLP
-from models.layers.norm import RMSNorm
-from models.layers.rope import Rotation, read_rotation
-from models.layers.step import BatchPlan
+from baton.kernels.shared_expert import add_shared
+from baton.models.config import ModelConfig, ModelError
+from baton.models.decoder import Decoder, Outline, numbered
+from baton.models.family import Family, Piece, expert_pieces
+from baton.models.layers.attention import Attention, AttentionSettings
+from baton.models.layers.experts import Experts, SoftmaxRouter
+from baton.models.layers.linear import Embedding, Linear
+from baton.models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
+from baton.models.layers.mlp import GatedMLP
+from baton.models.layers.norm import RMSNorm
+from baton.models.layers.rope import Rotation, read_rotation
+from baton.models.layers.step import BatchPlan
 
 RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}
 EXPERTS = {

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.batch import Batch, Decode, Pools, Prefill, TensorSpec
-from models.hash_definition import FOLD_PERIOD, MODULUS, next_state
+from baton.models.batch import Batch, Decode, Pools, Prefill, TensorSpec
+from baton.models.hash_definition import FOLD_PERIOD, MODULUS, next_state
 
 LOGIT = 10.0
 

@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels.routing import RoutingRule
-from kernels.shared_expert import add_shared
-from models.config import ModelConfig, ModelError
-from models.decoder import Block, Decoder, Outline, numbered
-from models.family import Family, Piece, expert_pieces, gated_mlp
-from models.layers.experts import Experts, SigmoidRouter
-from models.layers.kda import KdaMixer, KdaSettings
-from models.layers.linear import Embedding, Linear
-from models.layers.mla import LatentAttention, LatentSettings
-from models.layers.mlp import GatedMLP
-from models.layers.norm import RMSNorm
-from models.layers.step import BatchPlan
+from baton.kernels.routing import RoutingRule
+from baton.kernels.shared_expert import add_shared
+from baton.models.config import ModelConfig, ModelError
+from baton.models.decoder import Block, Decoder, Outline, numbered
+from baton.models.family import Family, Piece, expert_pieces, gated_mlp
+from baton.models.layers.experts import Experts, SigmoidRouter
+from baton.models.layers.kda import KdaMixer, KdaSettings
+from baton.models.layers.linear import Embedding, Linear
+from baton.models.layers.mla import LatentAttention, LatentSettings
+from baton.models.layers.mlp import GatedMLP
+from baton.models.layers.norm import RMSNorm
+from baton.models.layers.step import BatchPlan
 
 CHUNK = 64
 KINDS = ("linear_attention", "full_attention")

@@ -2,12 +2,12 @@
 
 import torch
 
-from models.config import UNLIMITED, ModelConfig, ModelError
-from models.decoder import Decoder, MixerBlock, Outline
-from models.family import Family, Piece
-from models.layers.linear import Embedding, Linear
-from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
-from models.layers.norm import RMSNorm
+from baton.models.config import UNLIMITED, ModelConfig, ModelError
+from baton.models.decoder import Decoder, MixerBlock, Outline
+from baton.models.family import Family, Piece
+from baton.models.layers.linear import Embedding, Linear
+from baton.models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
+from baton.models.layers.norm import RMSNorm
 
 
 def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Decoder:

@@ -6,18 +6,18 @@ from operator import itemgetter
 import torch
 from torch import Tensor, nn
 
-from kernels.routing import RoutingRule
-from kernels.shared_expert import add_shared
-from models.config import ModelConfig, ModelError
-from models.decoder import Decoder, MixerBlock, Outline, numbered
-from models.family import Family, Piece
-from models.layers.attention import Attention, AttentionSettings
-from models.layers.experts import Experts, SigmoidRouter
-from models.layers.linear import Embedding, Linear
-from models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
-from models.layers.mlp import SquaredReluMLP
-from models.layers.norm import RMSNorm
-from models.layers.step import BatchPlan
+from baton.kernels.routing import RoutingRule
+from baton.kernels.shared_expert import add_shared
+from baton.models.config import ModelConfig, ModelError
+from baton.models.decoder import Decoder, MixerBlock, Outline, numbered
+from baton.models.family import Family, Piece
+from baton.models.layers.attention import Attention, AttentionSettings
+from baton.models.layers.experts import Experts, SigmoidRouter
+from baton.models.layers.linear import Embedding, Linear
+from baton.models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
+from baton.models.layers.mlp import SquaredReluMLP
+from baton.models.layers.norm import RMSNorm
+from baton.models.layers.step import BatchPlan
 
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}

@@ -6,10 +6,10 @@ Positions of text are the same in all three parts of its rotation, which is then
 
 import torch
 
-from models import qwen3_next
-from models.config import ModelConfig
-from models.decoder import Decoder
-from models.family import Family, Piece
+from baton.models import qwen3_next
+from baton.models.config import ModelConfig
+from baton.models.decoder import Decoder
+from baton.models.family import Family, Piece
 
 
 def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Decoder:

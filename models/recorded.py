@@ -7,11 +7,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from kernels import gpu
-from kernels.recorded import NotRecordable, Recording, SharedMemory, record
-from models.batch import Batch, Decode, Model, PagePlan, Pools, TensorSpec
-from models.layers.rope import Rotation
-from models.layers.step import BatchPlan
+from baton.kernels import gpu
+from baton.kernels.recorded import NotRecordable, Recording, SharedMemory, record
+from baton.models.batch import Batch, Decode, Model, PagePlan, Pools, TensorSpec
+from baton.models.layers.rope import Rotation
+from baton.models.layers.step import BatchPlan
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from kernels import native
+from baton.kernels import native
 
 torch.set_num_threads(1)
 # A machine that does other things besides takes as long as it takes.

@@ -28,6 +28,7 @@ def modules() -> dict[str, Path]:
 
 
 def name_of(file: Path) -> str:
+    """Dotted name without the leading `baton.`."""
     parts = file.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -55,10 +56,10 @@ def imports_of(file: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                yield inner if inner in modules() else node.module
+                inner = f"{node.module}.{alias.name}".removeprefix("baton.")
+                yield inner if inner in modules() else node.module.removeprefix("baton.")
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (alias.name.removeprefix("baton.") for alias in node.names)
 
 
 def test_every_room_is_on_the_map_once() -> None:

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 from tests.api.server_process import SERVE, ServerProcess
 from tests.test_house import PACKAGES, ROOT
 
-ALSO = ("pyproject.toml", "README.md", "LICENSE")
+ALSO = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.egg-info")
 
 
@@ -30,22 +30,31 @@ def build_wheel(folder: Path) -> Path:
     return wheel
 
 
-def test_a_wheel_serves(tmp_path: Path) -> None:
+def test_a_wheel_installs_one_package_that_serves(tmp_path: Path) -> None:
     installed = tmp_path / "installed"
     with zipfile.ZipFile(build_wheel(tmp_path)) as wheel:
         wheel.extractall(installed)
+    assert {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")} == {"baton"}
     expected = {
         path.relative_to(ROOT)
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }
-    assert {path for path in expected if not (installed / path).is_file()} == set()
+    assert {path for path in expected if not (installed / "baton" / path).is_file()} == set()
+    # A stand-in for Hugging Face's package `kernels`, which the same environment may hold.
+    (installed / "kernels").mkdir()
+    (installed / "kernels" / "__init__.py").write_text("get_kernel = None\n")
     variables = {"PYTHONPATH": str(installed), "BATON_CACHE": str(tmp_path / "cache")}
+    code = "import baton.api, baton.kernels, kernels; print(baton.api.__file__, kernels.__file__, kernels.get_kernel)"
     where = subprocess.run(
-        [sys.executable, "-c", "import api, kernels; print(api.__file__, kernels.__file__)"],
-        env=os.environ | variables, cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env=os.environ | variables,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert where.stdout.count(str(installed)) == 2
     with ServerProcess([*SERVE, "--memory", "64M"], variables=variables, folder=tmp_path) as server:
         assert server.wait_for("native code")["compiled"]

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from actors.cache.radix import Node
-from actors.cache.state_copy import StateCopy
-from actors.kinds import Kind
-from actors.lease import Lease, Loan
-from actors.messages import Acquire
-from actors.requests import Origin
-from actors.tokens import Tokens, count
+from baton.actors.cache.radix import Node
+from baton.actors.cache.state_copy import StateCopy
+from baton.actors.kinds import Kind
+from baton.actors.lease import Lease, Loan
+from baton.actors.messages import Acquire
+from baton.actors.requests import Origin
+from baton.actors.tokens import Tokens, count
 
 
 @dataclass(slots=True)

@@ -4,25 +4,25 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from actors.actor import Send
-from actors.cache.account import Account
-from actors.cache.allocator import Allocator
-from actors.cache.hints import claim_asked, denied, end_kind
-from actors.cache.limits import NO_TIERS, TierLimits
-from actors.cache.page_queue import PageQueue
-from actors.cache.pages import PagePool
-from actors.cache.radix import Match, Node, RadixTree, path_to_root
-from actors.cache.state_copy import StateCopy, copy_of
-from actors.cache.tiers import Tiers
-from actors.cache.together import Together
-from actors.cache.waiting import Parked, Wait, Waiting
-from actors.cache.worth.lives import Lives
-from actors.cache.worth.order import PER_TOKEN, Costs, Policy
-from actors.cache.worth.ranking import Ranking
-from actors.grants import Fill, PageCopy
-from actors.kinds import Kind
-from actors.lease import Lease, Ledger, Place
-from actors.messages import (
+from baton.actors.actor import Send
+from baton.actors.cache.account import Account
+from baton.actors.cache.allocator import Allocator
+from baton.actors.cache.hints import claim_asked, denied, end_kind
+from baton.actors.cache.limits import NO_TIERS, TierLimits
+from baton.actors.cache.page_queue import PageQueue
+from baton.actors.cache.pages import PagePool
+from baton.actors.cache.radix import Match, Node, RadixTree, path_to_root
+from baton.actors.cache.state_copy import StateCopy, copy_of
+from baton.actors.cache.tiers import Tiers
+from baton.actors.cache.together import Together
+from baton.actors.cache.waiting import Parked, Wait, Waiting
+from baton.actors.cache.worth.lives import Lives
+from baton.actors.cache.worth.order import PER_TOKEN, Costs, Policy
+from baton.actors.cache.worth.ranking import Ranking
+from baton.actors.grants import Fill, PageCopy
+from baton.actors.kinds import Kind
+from baton.actors.lease import Lease, Ledger, Place
+from baton.actors.messages import (
     Acquire,
     Cancel,
     Cleared,
@@ -52,8 +52,8 @@ from actors.messages import (
     Want,
     Written,
 )
-from actors.storage.disk import Disk
-from actors.tokens import count, cut
+from baton.actors.storage.disk import Disk
+from baton.actors.tokens import count, cut
 
 # How many may be granted past an Acquire that waits for room; and how many of these are tried anew each time.
 MAX_OVERTAKING = 8

@@ -2,14 +2,14 @@
 
 from collections import Counter
 
-from actors.cache.account import Account
-from actors.cache.pages import PagePool
-from actors.cache.radix import Node, RadixTree
-from actors.cache.tiers import Tiers
-from actors.cache.worth.lives import Lives, kind_after
-from actors.cache.worth.order import Order, above
-from actors.kinds import Kind
-from actors.lease import Lease, Ledger, Place
+from baton.actors.cache.account import Account
+from baton.actors.cache.pages import PagePool
+from baton.actors.cache.radix import Node, RadixTree
+from baton.actors.cache.tiers import Tiers
+from baton.actors.cache.worth.lives import Lives, kind_after
+from baton.actors.cache.worth.order import Order, above
+from baton.actors.kinds import Kind
+from baton.actors.lease import Lease, Ledger, Place
 
 
 class Allocator:

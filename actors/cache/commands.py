@@ -5,7 +5,7 @@ from enum import Enum, auto
 from heapq import heappop, heappush
 from itertools import count
 
-from actors.messages import Name, Suspend, Unname
+from baton.actors.messages import Name, Suspend, Unname
 
 Command = Name | Unname | Suspend
 Entry = tuple[int, Command]

@@ -4,18 +4,18 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from actors.actor import Send
-from actors.cache.limits import TierLimits
-from actors.cache.pages import PagePool
-from actors.cache.radix import Node, RadixTree, root_of, tokens_to
-from actors.cache.state_copy import CopyQueues, Presence, StateCopy, copy_of
-from actors.cache.worth.lives import kind_after, superseded
-from actors.cache.worth.order import anyone
-from actors.cache.worth.ranking import Ranking
-from actors.kinds import Kind
-from actors.messages import Drop
-from actors.storage.disk import Disk, NoDisk
-from actors.tokens import Tokens, count
+from baton.actors.actor import Send
+from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.pages import PagePool
+from baton.actors.cache.radix import Node, RadixTree, root_of, tokens_to
+from baton.actors.cache.state_copy import CopyQueues, Presence, StateCopy, copy_of
+from baton.actors.cache.worth.lives import kind_after, superseded
+from baton.actors.cache.worth.order import anyone
+from baton.actors.cache.worth.ranking import Ranking
+from baton.actors.kinds import Kind
+from baton.actors.messages import Drop
+from baton.actors.storage.disk import Disk, NoDisk
+from baton.actors.tokens import Tokens, count
 
 
 class CopyStore:

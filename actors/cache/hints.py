@@ -1,9 +1,9 @@
 """What a client says of the states of its request: where it wants one, and whether it will go on from the last."""
 
-from actors.cache.account import Account
-from actors.cache.radix import path_to_root
-from actors.cache.worth.lives import Lives
-from actors.kinds import Kind
+from baton.actors.cache.account import Account
+from baton.actors.cache.radix import path_to_root
+from baton.actors.cache.worth.lives import Lives
+from baton.actors.kinds import Kind
 
 
 def claim_asked(account: Account, lives: Lives) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from actors.tokens import WIDTH
+from baton.actors.tokens import WIDTH
 
 FILE_OVERHEAD = 8192
 

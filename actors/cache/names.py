@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from actors.actor import Send
-from actors.cache.radix import Node
-from actors.cache.state_copy import Presence, StateCopy, copy_of
-from actors.cache.worth.by_age import ByAge
-from actors.lease import Lease
-from actors.messages import Kept
+from baton.actors.actor import Send
+from baton.actors.cache.radix import Node
+from baton.actors.cache.state_copy import Presence, StateCopy, copy_of
+from baton.actors.cache.worth.by_age import ByAge
+from baton.actors.lease import Lease
+from baton.actors.messages import Kept
 
 
 class Names:

@@ -1,14 +1,14 @@
 """Running rows that wait for a KV page."""
 
-from actors.actor import Send
-from actors.cache.account import Account
-from actors.cache.allocator import Allocator
-from actors.cache.pages import PagePool
-from actors.cache.radix import RadixTree
-from actors.cache.tiers import Tiers
-from actors.grants import GrantPages
-from actors.lease import Lease
-from actors.messages import Extended
+from baton.actors.actor import Send
+from baton.actors.cache.account import Account
+from baton.actors.cache.allocator import Allocator
+from baton.actors.cache.pages import PagePool
+from baton.actors.cache.radix import RadixTree
+from baton.actors.cache.tiers import Tiers
+from baton.actors.grants import GrantPages
+from baton.actors.lease import Lease
+from baton.actors.messages import Extended
 
 
 class PageQueue:

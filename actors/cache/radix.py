@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from actors.cache.pages import PagePool
-from actors.kinds import Kind
-from actors.requests import MissReason
-from actors.tokens import WIDTH, Tokens, common_prefix, count, cut
+from baton.actors.cache.pages import PagePool
+from baton.actors.kinds import Kind
+from baton.actors.requests import MissReason
+from baton.actors.tokens import WIDTH, Tokens, common_prefix, count, cut
 
 S = TypeVar("S")
 WORST_FIRST: tuple[MissReason, ...] = ("evicted", "denied", "misaligned", "never_kept", "")

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from actors.cache.radix import Node
-from actors.cache.worth.order import Order
-from actors.requests import Tier
+from baton.actors.cache.radix import Node
+from baton.actors.cache.worth.order import Order
+from baton.actors.requests import Tier
 
 
 class Presence(Enum):

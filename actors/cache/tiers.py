@@ -3,22 +3,22 @@
 from collections import Counter
 from collections.abc import Hashable
 
-from actors.actor import Send
-from actors.cache.commands import Awaited, Command, Commands
-from actors.cache.copies import CopyStore
-from actors.cache.limits import TierLimits
-from actors.cache.names import Names
-from actors.cache.pages import PagePool
-from actors.cache.radix import Node, RadixTree, root_of, tokens_to
-from actors.cache.state_copy import Presence, StateCopy, copy_of
-from actors.cache.worth.lives import Lives
-from actors.cache.worth.order import Order
-from actors.cache.worth.ranking import Ranking
-from actors.lease import Lease, Ledger, Place
-from actors.messages import Export, Exported, Loaded, Name, Suspend, Suspended, Unname
-from actors.requests import Tier
-from actors.storage.disk import Disk
-from actors.tokens import count
+from baton.actors.actor import Send
+from baton.actors.cache.commands import Awaited, Command, Commands
+from baton.actors.cache.copies import CopyStore
+from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.names import Names
+from baton.actors.cache.pages import PagePool
+from baton.actors.cache.radix import Node, RadixTree, root_of, tokens_to
+from baton.actors.cache.state_copy import Presence, StateCopy, copy_of
+from baton.actors.cache.worth.lives import Lives
+from baton.actors.cache.worth.order import Order
+from baton.actors.cache.worth.ranking import Ranking
+from baton.actors.lease import Lease, Ledger, Place
+from baton.actors.messages import Export, Exported, Loaded, Name, Suspend, Suspended, Unname
+from baton.actors.requests import Tier
+from baton.actors.storage.disk import Disk
+from baton.actors.tokens import count
 
 UNASKED = -1
 # How many slots are kept at hand at most, and one of how many.

@@ -1,12 +1,12 @@
 """What one request is computing others need not compute again: who waits for whose state, and at which position."""
 
-from actors.actor import Send
-from actors.cache.account import Account
-from actors.cache.radix import RadixTree
-from actors.cache.waiting import Parked
-from actors.lease import Lease
-from actors.messages import Acquire, Mark
-from actors.tokens import common_prefix, count, cut
+from baton.actors.actor import Send
+from baton.actors.cache.account import Account
+from baton.actors.cache.radix import RadixTree
+from baton.actors.cache.waiting import Parked
+from baton.actors.lease import Lease
+from baton.actors.messages import Acquire, Mark
+from baton.actors.tokens import common_prefix, count, cut
 
 # How many an Acquire may wait for, one after the other, before it computes by itself.
 MAX_LEADERS = 8

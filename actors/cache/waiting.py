@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from actors.cache.copies import CopyStore
-from actors.cache.radix import Node
-from actors.cache.state_copy import Presence, StateCopy, copy_of
-from actors.cache.worth.ranking import Ranking
-from actors.messages import Acquire
-from actors.requests import MissReason
+from baton.actors.cache.copies import CopyStore
+from baton.actors.cache.radix import Node
+from baton.actors.cache.state_copy import Presence, StateCopy, copy_of
+from baton.actors.cache.worth.ranking import Ranking
+from baton.actors.messages import Acquire
+from baton.actors.requests import MissReason
 
 
 class Wait(Enum):

@@ -4,11 +4,11 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from actors.actor import Send
-from actors.forward.device import DeviceQueue, Work, WorkCheckpoint, WorkChunk, WorkMask
-from actors.grants import Failure
-from actors.lease import Lease
-from actors.messages import (
+from baton.actors.actor import Send
+from baton.actors.forward.device import DeviceQueue, Work, WorkCheckpoint, WorkChunk, WorkMask
+from baton.actors.grants import Failure
+from baton.actors.lease import Lease
+from baton.actors.messages import (
     Admit,
     Admitted,
     Checkpoint,
@@ -27,7 +27,7 @@ from actors.messages import (
     Transferred,
     Unmade,
 )
-from actors.tokens import count, pack, unpack
+from baton.actors.tokens import count, pack, unpack
 
 NOT_FINITE = "what the model computed is not finite"
 

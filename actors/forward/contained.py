@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic
 
-from actors.forward.device import Device, Done, Pending, Report, Work
-from actors.messages import Ran, Transferred
-from actors.requests import Request
+from baton.actors.forward.device import Device, Done, Pending, Report, Work
+from baton.actors.messages import Ran, Transferred
+from baton.actors.requests import Request
 
 
 class ContainedDevice:

@@ -7,7 +7,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from actors.forward.streams import Event, Stream
+from baton.actors.forward.streams import Event, Stream
 
 
 class CudaEvent:

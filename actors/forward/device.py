@@ -5,8 +5,8 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from msgspec import Struct
 
-from actors.messages import Ran, Transferred
-from actors.requests import Request
+from baton.actors.messages import Ran, Transferred
+from baton.actors.requests import Request
 
 Report = TypeVar("Report", bound=Ran | Transferred, covariant=True)
 

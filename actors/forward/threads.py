@@ -5,9 +5,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from actors.forward.device import Device, Pending, Work
-from actors.messages import Ran, Transferred
-from actors.requests import Request
+from baton.actors.forward.device import Device, Pending, Work
+from baton.actors.messages import Ran, Transferred
+from baton.actors.requests import Request
 
 Deliver: TypeAlias = Callable[[Ran | Transferred], None]
 

@@ -8,21 +8,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.forward.device import Pending, Work
-from actors.forward.step.captured import CapturedDecode
-from actors.forward.step.drawing import told_of
-from actors.forward.step.packed import PackedStep, pack_step
-from actors.forward.step.packing import Inbox
-from actors.forward.step.pending import LaunchedWork
-from actors.forward.step.reporting import CopiedLogprobs, to_host
-from actors.forward.step.rows import DeviceRow, RowTable
-from actors.forward.streams import CpuStream, Stream
-from actors.forward.transfers.enqueue import Transfers
-from actors.messages import Ran, Transferred
-from actors.requests import Request
-from actors.storage.host_memory import HostStates
-from kernels.sampling import TokenCounts, sample
-from models.batch import Model, Pools
+from baton.actors.forward.device import Pending, Work
+from baton.actors.forward.step.captured import CapturedDecode
+from baton.actors.forward.step.drawing import told_of
+from baton.actors.forward.step.packed import PackedStep, pack_step
+from baton.actors.forward.step.packing import Inbox
+from baton.actors.forward.step.pending import LaunchedWork
+from baton.actors.forward.step.reporting import CopiedLogprobs, to_host
+from baton.actors.forward.step.rows import DeviceRow, RowTable
+from baton.actors.forward.streams import CpuStream, Stream
+from baton.actors.forward.transfers.enqueue import Transfers
+from baton.actors.messages import Ran, Transferred
+from baton.actors.requests import Request
+from baton.actors.storage.host_memory import HostStates
+from baton.kernels.sampling import TokenCounts, sample
+from baton.models.batch import Model, Pools
 
 NOTHING_DRAWN = torch.empty(0, dtype=torch.int64)
 INBOX_BYTES = 2**16

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkMask
-from actors.forward.torch_device import TorchDevice
-from actors.requests import Request, Sampling, Stops
-from actors.tokens import pack
+from baton.actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkMask
+from baton.actors.forward.torch_device import TorchDevice
+from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.tokens import pack
 
 REPORTING: dict[str, Any] = {"logprobs": 2, "prompt_logprobs_from": 0, "logprob_ids": (0, 0)}
 KINDS: tuple[tuple[Sampling, dict[str, Any]], ...] = (

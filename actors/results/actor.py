@@ -7,10 +7,10 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from actors.actor import Send
-from actors.grants import RowMask
-from actors.lease import Lease
-from actors.messages import (
+from baton.actors.actor import Send
+from baton.actors.grants import RowMask
+from baton.actors.lease import Lease
+from baton.actors.messages import (
     Admitted,
     Delta,
     Donate,
@@ -26,12 +26,12 @@ from actors.messages import (
     Settled,
     Stepped,
 )
-from actors.requests import FinishReason, Output, Request, RetireReason, RowLogprobs, TokenLogprob
-from actors.results.constraint import Constraint
-from actors.tokens import count, pack, unpack
-from models.text.detokenizer import Detokenizer
-from models.text.grammars.matcher import GrammarError, GrammarMatcher, no_matcher
-from models.text.stop_strings import StopStrings
+from baton.actors.requests import FinishReason, Output, Request, RetireReason, RowLogprobs, TokenLogprob
+from baton.actors.results.constraint import Constraint
+from baton.actors.tokens import count, pack, unpack
+from baton.models.text.detokenizer import Detokenizer
+from baton.models.text.grammars.matcher import GrammarError, GrammarMatcher, no_matcher
+from baton.models.text.stop_strings import StopStrings
 
 PROMPT_TAIL = 16
 FINISH_REASONS: dict[RetireReason, FinishReason] = {

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from actors.requests import Stops
-from models.text.grammars.matcher import GrammarError, GrammarMatcher
+from baton.actors.requests import Stops
+from baton.models.text.grammars.matcher import GrammarError, GrammarMatcher
 
 
 class Constraint:

@@ -5,8 +5,8 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from actors.lease import Move
-from actors.messages import (
+from baton.actors.lease import Move
+from baton.actors.messages import (
     Admit,
     Admitted,
     Delta,
@@ -21,8 +21,8 @@ from actors.messages import (
     Stepped,
     Submit,
 )
-from actors.runtime.tracing import Envelope
-from actors.tokens import count
+from baton.actors.runtime.tracing import Envelope
+from baton.actors.tokens import count
 
 
 class HeaderEvent(Struct, frozen=True, tag="header"):

@@ -4,11 +4,11 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from actors.cache.radix import Node, RadixTree, path_to_root
-from actors.cache.worth.order import Order
-from actors.forward.actor import Forward
-from actors.lease import Lease, Ledger
-from actors.scheduler.actor import Scheduler
+from baton.actors.cache.radix import Node, RadixTree, path_to_root
+from baton.actors.cache.worth.order import Order
+from baton.actors.forward.actor import Forward
+from baton.actors.lease import Lease, Ledger
+from baton.actors.scheduler.actor import Scheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from itertools import count
 
 import anyio
 
-from actors.actor import Actor, Address, Send
-from actors.lease import Ledger
-from actors.messages import Message
-from actors.runtime.events import ActEvent, Event, message_event, request_events
-from actors.runtime.timings import Timings
-from actors.runtime.tracing import Envelope, Traces
-from actors.runtime.transport import Codec, arrive, depart
+from baton.actors.actor import Actor, Address, Send
+from baton.actors.lease import Ledger
+from baton.actors.messages import Message
+from baton.actors.runtime.events import ActEvent, Event, message_event, request_events
+from baton.actors.runtime.timings import Timings
+from baton.actors.runtime.tracing import Envelope, Traces
+from baton.actors.runtime.transport import Codec, arrive, depart
 
 MESSAGES_PER_ACT = 256
 

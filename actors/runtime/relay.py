@@ -11,28 +11,28 @@ from typing import NoReturn
 import anyio
 import anyio.to_thread
 
-from actors.actor import Actor, Address, Send
-from actors.cache.actor import Cache
-from actors.cache.limits import NO_TIERS, TierLimits
-from actors.cache.pages import PagePool
-from actors.cache.worth.order import PER_TOKEN, Costs, Policy
-from actors.forward.actor import Forward
-from actors.forward.device import Device
-from actors.forward.threads import DeviceThread
-from actors.kinds import Kind
-from actors.lease import Ledger, Move, Place, Violation
-from actors.messages import DiskReport, Message, Ran, Restarted, Speeds, Transferred
-from actors.results.actor import ResultProcessor, Vocabulary
-from actors.runtime.events import Event, UnitEvent, move_event
-from actors.runtime.explain import explain_slots, explain_tree
-from actors.runtime.mailboxes import Runtime
-from actors.runtime.speeds import measured
-from actors.runtime.timings import Timings, timed
-from actors.runtime.tracing import Traces
-from actors.scheduler.actor import Scheduler
-from actors.scheduler.plan import Limits
-from actors.storage.disk import DiskThread
-from models.text.grammars.matcher import GrammarMatcher, no_matcher
+from baton.actors.actor import Actor, Address, Send
+from baton.actors.cache.actor import Cache
+from baton.actors.cache.limits import NO_TIERS, TierLimits
+from baton.actors.cache.pages import PagePool
+from baton.actors.cache.worth.order import PER_TOKEN, Costs, Policy
+from baton.actors.forward.actor import Forward
+from baton.actors.forward.device import Device
+from baton.actors.forward.threads import DeviceThread
+from baton.actors.kinds import Kind
+from baton.actors.lease import Ledger, Move, Place, Violation
+from baton.actors.messages import DiskReport, Message, Ran, Restarted, Speeds, Transferred
+from baton.actors.results.actor import ResultProcessor, Vocabulary
+from baton.actors.runtime.events import Event, UnitEvent, move_event
+from baton.actors.runtime.explain import explain_slots, explain_tree
+from baton.actors.runtime.mailboxes import Runtime
+from baton.actors.runtime.speeds import measured
+from baton.actors.runtime.timings import Timings, timed
+from baton.actors.runtime.tracing import Traces
+from baton.actors.scheduler.actor import Scheduler
+from baton.actors.scheduler.plan import Limits
+from baton.actors.storage.disk import DiskThread
+from baton.models.text.grammars.matcher import GrammarMatcher, no_matcher
 
 
 @dataclass(frozen=True, slots=True)

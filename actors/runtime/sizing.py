@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from actors.cache.worth.order import Costs
-from actors.scheduler.strategy import Strategy, slots_per_request
-from models.batch import Model
-from models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
-from models.layers.linear import Embedding, HeadLinear, Linear
+from baton.actors.cache.worth.order import Costs
+from baton.actors.scheduler.strategy import Strategy, slots_per_request
+from baton.models.batch import Model
+from baton.models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
+from baton.models.layers.linear import Embedding, HeadLinear, Linear
 
 DEFAULT_MEMORY_FRACTION = 0.5
 

@@ -6,11 +6,11 @@ from typing import Any, cast
 
 from msgspec.structs import astuple
 
-from actors.cache.worth.order import Costs
-from actors.control import Speeds
-from actors.forward.device import Device, Pending, Work
-from actors.messages import Ran, Transferred
-from actors.runtime.timings import ObservedPending
+from baton.actors.cache.worth.order import Costs
+from baton.actors.control import Speeds
+from baton.actors.forward.device import Device, Pending, Work
+from baton.actors.messages import Ran, Transferred
+from baton.actors.runtime.timings import ObservedPending
 
 # Steps with fewer tokens of prompts say little: reading the weights takes most of their time.
 LEAST_TOKENS = 16

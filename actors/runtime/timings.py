@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, cast
 
-from actors.forward.device import Device, Done, Pending, Report, Work
-from actors.messages import Ran
-from actors.runtime.events import Event, StepEvent
+from baton.actors.forward.device import Device, Done, Pending, Report, Work
+from baton.actors.messages import Ran
+from baton.actors.runtime.events import Event, StepEvent
 
 BOUNDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0)
 

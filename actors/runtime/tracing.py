@@ -5,7 +5,7 @@ from typing import TypeAlias, get_args
 
 from msgspec import Struct
 
-from actors.messages import (
+from baton.actors.messages import (
     Abort,
     Acquire,
     Admit,

@@ -10,8 +10,8 @@ from typing import get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from actors.lease import Lease, Ledger
-from actors.messages import Message
+from baton.actors.lease import Lease, Ledger
+from baton.actors.messages import Message
 
 
 @dataclass(frozen=True, slots=True)

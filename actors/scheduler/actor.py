@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from actors.actor import Send
-from actors.grants import GrantPages
-from actors.kinds import Kind
-from actors.lease import Lease
-from actors.messages import (
+from baton.actors.actor import Send
+from baton.actors.grants import GrantPages
+from baton.actors.kinds import Kind
+from baton.actors.lease import Lease
+from baton.actors.messages import (
     Abort,
     Acquire,
     Admit,
@@ -41,8 +41,8 @@ from actors.messages import (
     Submit,
     Want,
 )
-from actors.requests import EndReason, Request, RetireReason
-from actors.scheduler.plan import (
+from baton.actors.requests import EndReason, Request, RetireReason
+from baton.actors.scheduler.plan import (
     Limits,
     Plan,
     ScheduledRow,
@@ -52,9 +52,9 @@ from actors.scheduler.plan import (
     plan,
     steady_until,
 )
-from actors.scheduler.queue import OpenRequest
-from actors.scheduler.strategy import max_checkpoint_slots
-from actors.tokens import count
+from baton.actors.scheduler.queue import OpenRequest
+from baton.actors.scheduler.strategy import max_checkpoint_slots
+from baton.actors.tokens import count
 
 
 @dataclass

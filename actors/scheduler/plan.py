@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from actors.control import Speeds
-from actors.grants import Chunk, RowMask
-from actors.kinds import Kind
-from actors.lease import Lease
-from actors.requests import PauseMode, Request, RetireReason
-from actors.scheduler.queue import OpenRequest, Queue
-from actors.scheduler.strategy import Strategy, max_checkpoint_slots, resident_slots
+from baton.actors.control import Speeds
+from baton.actors.grants import Chunk, RowMask
+from baton.actors.kinds import Kind
+from baton.actors.lease import Lease
+from baton.actors.requests import PauseMode, Request, RetireReason
+from baton.actors.scheduler.queue import OpenRequest, Queue
+from baton.actors.scheduler.strategy import Strategy, max_checkpoint_slots, resident_slots
 
 # How far ahead of a row that decodes pages and checkpoint slots are asked for, in tokens.
 PAGE_LEAD = 3

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from actors.requests import Request, RetireReason
+from baton.actors.requests import Request, RetireReason
 
 
 @dataclass(eq=False, slots=True)

@@ -5,8 +5,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from actors.messages import DiskReport
-from actors.tokens import Tokens
+from baton.actors.messages import DiskReport
+from baton.actors.tokens import Tokens
 
 
 class StateFile(Struct, frozen=True):

@@ -19,10 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from actors.messages import Cleared, DiskReport, Loaded, Written
-from actors.storage.disk import StateFile
-from actors.storage.host_memory import HostStates
-from actors.tokens import Tokens, count
+from baton.actors.messages import Cleared, DiskReport, Loaded, Written
+from baton.actors.storage.disk import StateFile
+from baton.actors.storage.host_memory import HostStates
+from baton.actors.tokens import Tokens, count
 
 FORMAT, VERSION = "baton-state", "2"
 COPY_TIMEOUT_S = 60.0

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actors.storage.kv_layout import KvLayout
-from models.batch import Pools
+from baton.actors.storage.kv_layout import KvLayout
+from baton.models.batch import Pools
 
 
 @dataclass(frozen=True, slots=True)

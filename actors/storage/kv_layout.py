@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.batch import Pools
+from baton.models.batch import Pools
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 
 from msgspec import Raw, Struct
 
-from api.generation.parsed_answer import CalledTool
-from models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
+from baton.api.generation.parsed_answer import CalledTool
+from baton.models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
 
 NO_INPUT = Raw(b"{}")
 PIECE = re.compile(

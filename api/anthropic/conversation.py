@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
-from api import errors
-from api.anthropic.request import MessagesRequest
-from api.generation.messages import MESSAGE_SIZE, Message, read_object_at, read_string
-from api.generation.offload import off_loop
-from api.generation.request_builder import too_long
-from api.generation.served_model import ServedModel
-from api.generation.tools import Tool
-from models.text.template import Beginning
+from baton.api import errors
+from baton.api.anthropic.request import MessagesRequest
+from baton.api.generation.messages import MESSAGE_SIZE, Message, read_object_at, read_string
+from baton.api.generation.offload import off_loop
+from baton.api.generation.request_builder import too_long
+from baton.api.generation.served_model import ServedModel
+from baton.api.generation.tools import Tool
+from baton.models.text.template import Beginning
 
 BILLING = "x-anthropic-billing-header:"
 MAX_MARKS = 4

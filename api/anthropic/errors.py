@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from api.errors import ApiError
+from baton.api.errors import ApiError
 
 PATH = "/v1/messages"
 OVERLOADED = 529

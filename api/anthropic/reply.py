@@ -6,12 +6,12 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import Struct, field
 
-from actors import tokens
-from actors.requests import Output
-from api.anthropic.blocks import BlockEvent, BlockWriter, WholeBlock
-from api.generation.answers import Answer
-from api.generation.outputs import Generation
-from api.generation.parsed_answer import ParsedAnswer
+from baton.actors import tokens
+from baton.actors.requests import Output
+from baton.api.anthropic.blocks import BlockEvent, BlockWriter, WholeBlock
+from baton.api.generation.answers import Answer
+from baton.api.generation.outputs import Generation
+from baton.api.generation.parsed_answer import ParsedAnswer
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 

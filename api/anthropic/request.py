@@ -4,15 +4,15 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from api import errors
-from api.generation.chat_prompt import SWITCHES, effort_variables
-from api.generation.fields import Count, RequestFields, Salt
-from api.generation.messages import read_object_at
-from api.generation.served_model import ServedModel
-from api.generation.structured import Wanted, of_schema
-from api.generation.tool_choice import read_tool_use
-from api.generation.tools import Tool, ToolUse, read_function
-from api.parsing import Unsupported
+from baton.api import errors
+from baton.api.generation.chat_prompt import SWITCHES, effort_variables
+from baton.api.generation.fields import Count, RequestFields, Salt
+from baton.api.generation.messages import read_object_at
+from baton.api.generation.served_model import ServedModel
+from baton.api.generation.structured import Wanted, of_schema
+from baton.api.generation.tool_choice import read_tool_use
+from baton.api.generation.tools import Tool, ToolUse, read_function
+from baton.api.parsing import Unsupported
 
 IGNORED = frozenset(
     {

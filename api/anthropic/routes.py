@@ -5,24 +5,24 @@ import uuid
 from aiohttp import web
 from msgspec import Struct
 
-from actors.requests import Request
-from api import errors
-from api.anthropic.conversation import read_conversation
-from api.anthropic.errors import error_body
-from api.anthropic.reply import PING, Reply, frames
-from api.anthropic.request import IGNORED, UNSUPPORTED, MessagesRequest, read_offer, thinking_variables, wanted_in
-from api.exchange import REQUEST_ID, answer_json, read_asked, salt_of, submit
-from api.generation.answers import collect
-from api.generation.chat_prompt import Ending, render
-from api.generation.fields import request_params
-from api.generation.parsed_answer import ParsedAnswer
-from api.generation.request_builder import Prompt, build_request
-from api.generation.served_model import ServedModel
-from api.generation.tool_choice import grammar_of
-from api.generation.tools import ToolUse
-from api.parsing import convert
-from api.server import SERVER
-from api.sse import Framing, stream
+from baton.actors.requests import Request
+from baton.api import errors
+from baton.api.anthropic.conversation import read_conversation
+from baton.api.anthropic.errors import error_body
+from baton.api.anthropic.reply import PING, Reply, frames
+from baton.api.anthropic.request import IGNORED, UNSUPPORTED, MessagesRequest, read_offer, thinking_variables, wanted_in
+from baton.api.exchange import REQUEST_ID, answer_json, read_asked, salt_of, submit
+from baton.api.generation.answers import collect
+from baton.api.generation.chat_prompt import Ending, render
+from baton.api.generation.fields import request_params
+from baton.api.generation.parsed_answer import ParsedAnswer
+from baton.api.generation.request_builder import Prompt, build_request
+from baton.api.generation.served_model import ServedModel
+from baton.api.generation.tool_choice import grammar_of
+from baton.api.generation.tools import ToolUse
+from baton.api.parsing import convert
+from baton.api.server import SERVER
+from baton.api.sse import Framing, stream
 
 routes = web.RouteTableDef()
 

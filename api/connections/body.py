@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from api.connections.connection import ClientConnection
-from api.connections.registry import CONNECTIONS
+from baton.api.connections.connection import ClientConnection
+from baton.api.connections.registry import CONNECTIONS
 
 
 @asynccontextmanager

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from aiohttp import WSCloseCode, web
 
-from api.connections.frames import MaskCheck
-from api.errors import ApiError, unavailable
+from baton.api.connections.frames import MaskCheck
+from baton.api.errors import ApiError, unavailable
 
 if TYPE_CHECKING:
-    from api.connections.registry import Connections
+    from baton.api.connections.registry import Connections
 
 Phase: TypeAlias = Literal["new", "silent", "headers", "request", "websocket", "refused"]
 

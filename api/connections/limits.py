@@ -4,7 +4,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 
-from api.config import Config
+from baton.api.config import Config
 
 if sys.platform != "win32":
     import resource

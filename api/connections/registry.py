@@ -9,8 +9,8 @@ from typing import Any, cast
 import structlog
 from aiohttp import web
 
-from api.connections.connection import ClientConnection, too_slow
-from api.connections.limits import ConnectionLimits
+from baton.api.connections.connection import ClientConnection, too_slow
+from baton.api.connections.limits import ConnectionLimits
 
 BACKLOG = 1024
 SWEEP_S = 1.0

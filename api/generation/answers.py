@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from actors import tokens
-from actors.requests import Output, TokenLogprob
-from api.generation.outputs import Generation, Member
-from api.generation.served_model import Text
+from baton.actors import tokens
+from baton.actors.requests import Output, TokenLogprob
+from baton.api.generation.outputs import Generation, Member
+from baton.api.generation.served_model import Text
 
 LEAST_LOGPROB = -9999.0
 TOKEN_SIZE = 10  # characters whose encoding takes as long as decoding a token

@@ -6,14 +6,14 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from api import errors
-from api.generation.messages import Message
-from api.generation.offload import OutOfTime, within
-from api.generation.request_builder import Prompt, check_length
-from api.generation.served_model import ServedModel
-from api.generation.tools import Tool
-from models.text.formats.content import Chat
-from models.text.template import Beginning
+from baton.api import errors
+from baton.api.generation.messages import Message
+from baton.api.generation.offload import OutOfTime, within
+from baton.api.generation.request_builder import Prompt, check_length
+from baton.api.generation.served_model import ServedModel
+from baton.api.generation.tools import Tool
+from baton.models.text.formats.content import Chat
+from baton.models.text.template import Beginning
 
 RESERVED = frozenset(
     {"self", "messages", "beginnings", "add_generation_prompt", "continue_final_message", "salt", "tools", "documents"}

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, ValidationError, convert, field
 
-from actors.requests import Keep
+from baton.actors.requests import Keep
 
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 128

@@ -8,9 +8,9 @@ from typing import Any, Literal, Protocol, Self
 
 from msgspec.structs import replace
 
-from actors.actor import Send
-from actors.lease import Lease
-from actors.messages import (
+from baton.actors.actor import Send
+from baton.actors.lease import Lease
+from baton.actors.messages import (
     Abort,
     Continue,
     Delta,
@@ -30,12 +30,12 @@ from actors.messages import (
     Suspended,
     Unname,
 )
-from actors.requests import Output, PauseMode, Request, resubmission
-from actors.tokens import Tokens
-from api import errors
-from api.errors import ApiError
-from api.generation.outputs import AbandonReason, Generation, Member
-from api.generation.request_context import RequestContext
+from baton.actors.requests import Output, PauseMode, Request, resubmission
+from baton.actors.tokens import Tokens
+from baton.api import errors
+from baton.api.errors import ApiError
+from baton.api.generation.outputs import AbandonReason, Generation, Member
+from baton.api.generation.request_context import RequestContext
 
 
 class Observer(Protocol):

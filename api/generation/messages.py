@@ -5,10 +5,10 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from api import errors
-from api.generation.offload import off_loop
-from api.generation.request_builder import too_long
-from api.generation.served_model import ServedModel
+from baton.api import errors
+from baton.api.generation.offload import off_loop
+from baton.api.generation.request_builder import too_long
+from baton.api.generation.served_model import ServedModel
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})

@@ -7,10 +7,10 @@ from typing import Literal, Protocol, Self, TypeAlias
 
 from msgspec.structs import replace
 
-from actors.requests import MissReason, Origin, Output, Request
-from api import errors
-from api.errors import ApiError
-from api.generation.request_context import RequestContext
+from baton.actors.requests import MissReason, Origin, Output, Request
+from baton.api import errors
+from baton.api.errors import ApiError
+from baton.api.generation.request_context import RequestContext
 
 MERGE_ABOVE = 64
 AbandonReason: TypeAlias = Literal["aborted", "timeout"]

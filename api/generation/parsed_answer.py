@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from actors import tokens
-from actors.requests import Output
-from api.generation.answers import Answer
-from api.generation.messages import Message, call_message
-from api.generation.request_builder import Prompt
-from api.generation.served_model import ServedModel
-from api.generation.tools import NO_TOOLS, ToolUse
-from models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
-from models.text.formats.parser import OutputParser
+from baton.actors import tokens
+from baton.actors.requests import Output
+from baton.api.generation.answers import Answer
+from baton.api.generation.messages import Message, call_message
+from baton.api.generation.request_builder import Prompt
+from baton.api.generation.served_model import ServedModel
+from baton.api.generation.tools import NO_TOOLS, ToolUse
+from baton.models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
+from baton.models.text.formats.parser import OutputParser
 
 WINDOW, OVERLAP = 64, 32  # tokens; a marker and what stands at it have fewer than OVERLAP
 

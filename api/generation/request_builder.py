@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from actors import tokens
-from actors.requests import Request, Sampling, Stops
-from api import errors
-from api.generation.fields import SamplingParams
-from api.generation.offload import off_loop
-from api.generation.served_model import ServedModel
+from baton.actors import tokens
+from baton.actors.requests import Request, Sampling, Stops
+from baton.api import errors
+from baton.api.generation.fields import SamplingParams
+from baton.api.generation.offload import off_loop
+from baton.api.generation.served_model import ServedModel
 
 SEEDS = 2**63
 GREEDY_BELOW = 1e-5

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from api.generation.structured import GrammarCompiler, no_grammars
-from models.text.formats.picking import OutputFormats
-from models.text.template import Beginning
+from baton.api.generation.structured import GrammarCompiler, no_grammars
+from baton.models.text.formats.picking import OutputFormats
+from baton.models.text.template import Beginning
 
 
 class Text(Protocol):

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from msgspec import Struct, ValidationError, convert
 
-from api import errors
-from api.generation.fields import RequestFields
-from api.parsing import invalid
-from models.text.grammars import writing
-from models.text.grammars.compiling import CompiledGrammar, Grammars
-from models.text.grammars.matcher import GrammarError
+from baton.api import errors
+from baton.api.generation.fields import RequestFields
+from baton.api.parsing import invalid
+from baton.models.text.grammars import writing
+from baton.models.text.grammars.compiling import CompiledGrammar, Grammars
+from baton.models.text.grammars.matcher import GrammarError
 
 # Seconds that a client waits for its grammar, and how many are compiled at once.
 MOST_SECONDS = 1.0

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from api import errors
-from api.generation.messages import read_object_at, read_string
-from api.generation.request_builder import Prompt
-from api.generation.served_model import ServedModel
-from api.generation.structured import Wanted, check_one
-from api.generation.tools import Mode, ReadTool, ToolUse, read_tools
-from models.text.formats.grammars import CallableTool, WantedCalls, output_grammar
+from baton.api import errors
+from baton.api.generation.messages import read_object_at, read_string
+from baton.api.generation.request_builder import Prompt
+from baton.api.generation.served_model import ServedModel
+from baton.api.generation.structured import Wanted, check_one
+from baton.api.generation.tools import Mode, ReadTool, ToolUse, read_tools
+from baton.models.text.formats.grammars import CallableTool, WantedCalls, output_grammar
 
 
 async def read_tool_use(

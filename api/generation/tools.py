@@ -7,10 +7,10 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import Struct, field
 
-from api import errors
-from api.generation.messages import read_object_at
-from api.generation.offload import off_loop
-from api.generation.served_model import ServedModel
+from baton.api import errors
+from baton.api.generation.messages import read_object_at
+from baton.api.generation.offload import off_loop
+from baton.api.generation.served_model import ServedModel
 
 MAX_TOOLS = 512
 MAX_BYTES = 2**20

@@ -2,16 +2,16 @@
 
 import torch
 
-from actors.forward.cuda_stream import CudaStream
-from actors.forward.streams import CpuStream, Stream
-from actors.forward.torch_device import TorchDevice
-from actors.forward.warming import pages_to_warm, warm_up
-from actors.runtime.sizing import DEFAULT_MEMORY_FRACTION
-from actors.storage.host_memory import HostStates
-from api.machine.memory import free_memory
-from kernels import gpu
-from models.batch import Model, Pools, allocate
-from models.hash import HashModel
+from baton.actors.forward.cuda_stream import CudaStream
+from baton.actors.forward.streams import CpuStream, Stream
+from baton.actors.forward.torch_device import TorchDevice
+from baton.actors.forward.warming import pages_to_warm, warm_up
+from baton.actors.runtime.sizing import DEFAULT_MEMORY_FRACTION
+from baton.actors.storage.host_memory import HostStates
+from baton.api.machine.memory import free_memory
+from baton.kernels import gpu
+from baton.models.batch import Model, Pools, allocate
+from baton.models.hash import HashModel
 
 GPU_FRACTION = 0.95
 """Of what is free on a GPU; the rest is for what nobody measures, such as fragments."""

@@ -8,16 +8,16 @@ from importlib import import_module, metadata
 import msgspec
 import torch
 
-from api.machine.threads import SETTINGS
-from api.version import VERSION
-from kernels import native
-from kernels.gpu.selection import HAS_TRITON
-from kernels.native.bandwidth import read_bandwidth
-from kernels.native.build import KERNELS
-from kernels.native.cache import cache_folder
-from kernels.native.pool import torch_pool
-from kernels.native.prepare import Prepared, prepare
-from kernels.native.targets import cpu_features
+from baton.api.machine.threads import SETTINGS
+from baton.api.version import VERSION
+from baton.kernels import native
+from baton.kernels.gpu.selection import HAS_TRITON
+from baton.kernels.native.bandwidth import read_bandwidth
+from baton.kernels.native.build import KERNELS
+from baton.kernels.native.cache import cache_folder
+from baton.kernels.native.pool import torch_pool
+from baton.kernels.native.prepare import Prepared, prepare
+from baton.kernels.native.targets import cpu_features
 
 # Of the many names that a CPU has for what it can do, those that decide how fast it computes.
 TELLING = ("avx2", "avx512", "avx_vnni", "amx", "asimd", "bf16", "f16c", "fma", "i8mm", "sve")
@@ -83,7 +83,7 @@ def operations() -> list[str]:
     found = [module.name for module in pkgutil.iter_modules([str(KERNELS)]) if module.ispkg]
     names = sorted(name for name in found if name != "native")
     for name in names:
-        import_module(f"kernels.{name}")
+        import_module(f"baton.kernels.{name}")
     return names
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from actors.runtime.sizing import weight_bytes
-from models.batch import Model
-from models.loading.integers import bytes_saved
+from baton.actors.runtime.sizing import weight_bytes
+from baton.models.batch import Model
+from baton.models.loading.integers import bytes_saved
 
 CONTAINER = Path("/sys/fs/cgroup")
 

@@ -6,11 +6,11 @@ from importlib.metadata import version
 import structlog
 import torch
 
-from api.config import Config
-from kernels import gpu, native
-from kernels.native.prepare import Prepared
-from models.batch import Model
-from models.layers.operations import operations
+from baton.api.config import Config
+from baton.kernels import gpu, native
+from baton.kernels.native.prepare import Prepared
+from baton.models.batch import Model
+from baton.models.layers.operations import operations
 
 COST = "torch computes the same, decoding and prompts at about half the speed"
 COST_WITHOUT_TRITON = "torch computes the same, many times slower, and no step is captured"

@@ -6,25 +6,25 @@ from typing import Annotated, Any
 from aiohttp import web
 from msgspec import Meta, field
 
-from actors.requests import Request
-from api import errors
-from api.exchange import answer_json, new_id, read_asked, salt_of, submit
-from api.generation.answers import collect, logprobs_size, usage
-from api.generation.chat_prompt import effort_variables, read_ending, render
-from api.generation.fields import Choices, Salt, TopLogprobs, request_params, seed_of
-from api.generation.messages import read_messages
-from api.generation.offload import off_loop
-from api.generation.parsed_answer import ParsedAnswer
-from api.generation.request_builder import Prompt, build_request
-from api.generation.served_model import ServedModel
-from api.generation.structured import StructuredFields, wanted_in
-from api.generation.tool_choice import grammar_of, read_tool_use
-from api.generation.tools import ToolUse, read_tool
-from api.openai.chat_answers import ChatChoice, ChatCompletion, ChatEncoder, choice_logprobs, choice_of
-from api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions
-from api.parsing import Unsupported, convert
-from api.server import SERVER
-from api.sse import stream
+from baton.actors.requests import Request
+from baton.api import errors
+from baton.api.exchange import answer_json, new_id, read_asked, salt_of, submit
+from baton.api.generation.answers import collect, logprobs_size, usage
+from baton.api.generation.chat_prompt import effort_variables, read_ending, render
+from baton.api.generation.fields import Choices, Salt, TopLogprobs, request_params, seed_of
+from baton.api.generation.messages import read_messages
+from baton.api.generation.offload import off_loop
+from baton.api.generation.parsed_answer import ParsedAnswer
+from baton.api.generation.request_builder import Prompt, build_request
+from baton.api.generation.served_model import ServedModel
+from baton.api.generation.structured import StructuredFields, wanted_in
+from baton.api.generation.tool_choice import grammar_of, read_tool_use
+from baton.api.generation.tools import ToolUse, read_tool
+from baton.api.openai.chat_answers import ChatChoice, ChatCompletion, ChatEncoder, choice_logprobs, choice_of
+from baton.api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions
+from baton.api.parsing import Unsupported, convert
+from baton.api.server import SERVER
+from baton.api.sse import stream
 
 routes = web.RouteTableDef()
 

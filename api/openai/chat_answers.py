@@ -6,13 +6,13 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from actors.requests import Output, TokenLogprob
-from api.generation.answers import Answer, Usage, finite, token_text, usage
-from api.generation.outputs import Generation
-from api.generation.parsed_answer import CalledTool, ParsedAnswer
-from api.generation.served_model import Text
-from api.openai.fields import StreamOptions
-from models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
+from baton.actors.requests import Output, TokenLogprob
+from baton.api.generation.answers import Answer, Usage, finite, token_text, usage
+from baton.api.generation.outputs import Generation
+from baton.api.generation.parsed_answer import CalledTool, ParsedAnswer
+from baton.api.generation.served_model import Text
+from baton.api.openai.fields import StreamOptions
+from baton.models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
 
 
 class TopLogprob(Struct):

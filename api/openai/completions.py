@@ -7,20 +7,20 @@ from typing import Annotated, Any
 from aiohttp import web
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from actors.requests import Output, Request, TokenLogprob
-from api import errors
-from api.exchange import answer_json, check_batch, new_id, read_asked, salt_of, submit
-from api.generation.answers import Answer, Usage, collect, drop_output, finite, logprobs_size, token_text, usage
-from api.generation.fields import Choices, Count, Salt, TopLogprobs, request_params, seed_of
-from api.generation.offload import off_loop
-from api.generation.outputs import Generation
-from api.generation.request_builder import Prompt, build_request, encode, encode_all
-from api.generation.served_model import ServedModel, Text
-from api.generation.structured import StructuredFields, wanted_in
-from api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions
-from api.parsing import convert
-from api.server import SERVER, Server
-from api.sse import stream
+from baton.actors.requests import Output, Request, TokenLogprob
+from baton.api import errors
+from baton.api.exchange import answer_json, check_batch, new_id, read_asked, salt_of, submit
+from baton.api.generation.answers import Answer, Usage, collect, drop_output, finite, logprobs_size, token_text, usage
+from baton.api.generation.fields import Choices, Count, Salt, TopLogprobs, request_params, seed_of
+from baton.api.generation.offload import off_loop
+from baton.api.generation.outputs import Generation
+from baton.api.generation.request_builder import Prompt, build_request, encode, encode_all
+from baton.api.generation.served_model import ServedModel, Text
+from baton.api.generation.structured import StructuredFields, wanted_in
+from baton.api.openai.fields import IGNORED, UNSUPPORTED, StreamOptions
+from baton.api.parsing import convert
+from baton.api.server import SERVER, Server
+from baton.api.sse import stream
 
 routes = web.RouteTableDef()
 

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from api.parsing import Unsupported
+from baton.api.parsing import Unsupported
 
 IGNORED = frozenset(
     {

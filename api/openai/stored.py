@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from api.errors import ApiError
+from baton.api.errors import ApiError
 
 routes = web.RouteTableDef()
 

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from api import errors
-from api.responses.request import ResponseRequest
-from api.responses.store import ResponseStore, StoredResponse, chain, no_previous
-from api.sessions.log import chat_messages
-from api.sessions.session import OpenTurn
-from api.sessions.store import SessionStore
+from baton.api import errors
+from baton.api.responses.request import ResponseRequest
+from baton.api.responses.store import ResponseStore, StoredResponse, chain, no_previous
+from baton.api.sessions.log import chat_messages
+from baton.api.sessions.session import OpenTurn
+from baton.api.sessions.store import SessionStore
 
 
 def open_turn(sessions: SessionStore, owner: bytes, asked: ResponseRequest, id: str) -> OpenTurn | None:

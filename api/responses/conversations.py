@@ -6,22 +6,22 @@ from typing import Annotated, Any, TypeAlias
 from aiohttp import web
 from msgspec import Meta, Struct, field
 
-from api import errors
-from api.errors import ApiError
-from api.exchange import answer_json, new_id, read_asked, salt_of
-from api.generation.messages import Message, read_each
-from api.generation.served_model import ServedModel
-from api.parsing import convert, read_object
-from api.responses.events import item_id
-from api.responses.input import join_answers, read_item
-from api.responses.input_items import items_said, page_of, said_in_turn
-from api.responses.items import Item, items_of
-from api.security import owner_of
-from api.server import SERVER
-from api.sessions.log import ITEM_IDS, Turn, turns
-from api.sessions.routes import close
-from api.sessions.session import Session
-from api.sessions.store import SESSIONS
+from baton.api import errors
+from baton.api.errors import ApiError
+from baton.api.exchange import answer_json, new_id, read_asked, salt_of
+from baton.api.generation.messages import Message, read_each
+from baton.api.generation.served_model import ServedModel
+from baton.api.parsing import convert, read_object
+from baton.api.responses.events import item_id
+from baton.api.responses.input import join_answers, read_item
+from baton.api.responses.input_items import items_said, page_of, said_in_turn
+from baton.api.responses.items import Item, items_of
+from baton.api.security import owner_of
+from baton.api.server import SERVER
+from baton.api.sessions.log import ITEM_IDS, Turn, turns
+from baton.api.sessions.routes import close
+from baton.api.sessions.session import Session
+from baton.api.sessions.store import SESSIONS
 
 routes = web.RouteTableDef()
 

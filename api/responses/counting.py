@@ -6,21 +6,21 @@ from typing import Any
 
 from aiohttp import web
 
-from api import errors
-from api.exchange import answer_json, read_asked, salt_of
-from api.generation.chat_prompt import effort_variables
-from api.generation.tool_choice import read_tool_use
-from api.parsing import convert
-from api.responses.context import chain_messages, find_previous
-from api.responses.input import read_input
-from api.responses.offered import read_response_tool
-from api.responses.request import IGNORED, UNSUPPORTED, ResponseRequest, check
-from api.responses.start import Messages, instructions, opening, render_of
-from api.responses.store import RESPONSES
-from api.security import owner_of
-from api.server import SERVER
-from api.sessions.log import chat_messages, is_fed, with_said
-from api.sessions.store import SESSIONS
+from baton.api import errors
+from baton.api.exchange import answer_json, read_asked, salt_of
+from baton.api.generation.chat_prompt import effort_variables
+from baton.api.generation.tool_choice import read_tool_use
+from baton.api.parsing import convert
+from baton.api.responses.context import chain_messages, find_previous
+from baton.api.responses.input import read_input
+from baton.api.responses.offered import read_response_tool
+from baton.api.responses.request import IGNORED, UNSUPPORTED, ResponseRequest, check
+from baton.api.responses.start import Messages, instructions, opening, render_of
+from baton.api.responses.store import RESPONSES
+from baton.api.security import owner_of
+from baton.api.server import SERVER
+from baton.api.sessions.log import chat_messages, is_fed, with_said
+from baton.api.sessions.store import SESSIONS
 
 routes = web.RouteTableDef()
 

@@ -8,14 +8,14 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from actors.requests import Output
-from api import errors
-from api.errors import ApiError
-from api.generation.messages import Message
-from api.generation.outputs import Member
-from api.generation.parsed_answer import ParsedAnswer
-from api.responses.items import Event, FunctionCallItem, MessageItem, OutputItem, ReasoningItem
-from models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
+from baton.actors.requests import Output
+from baton.api import errors
+from baton.api.errors import ApiError
+from baton.api.generation.messages import Message
+from baton.api.generation.outputs import Member
+from baton.api.generation.parsed_answer import ParsedAnswer
+from baton.api.responses.items import Event, FunctionCallItem, MessageItem, OutputItem, ReasoningItem
+from baton.models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
 
 DescribeLogprobs: TypeAlias = Callable[[Output], list[msgspec.Raw]]
 QUEUED = ("response.created", "response.queued")

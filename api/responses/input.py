@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from api import errors
-from api.generation.messages import (
+from baton.api import errors
+from baton.api.generation.messages import (
     Message,
     call_message,
     read_content,
@@ -13,8 +13,8 @@ from api.generation.messages import (
     read_object_at,
     read_string,
 )
-from api.generation.served_model import ServedModel
-from api.responses.offered import prefix_of
+from baton.api.generation.served_model import ServedModel
+from baton.api.responses.offered import prefix_of
 
 NOT_SHOWN = ("type", "phase")
 Item = Mapping[str, Any]

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from api import errors
-from api.parsing import read_number
-from api.responses.events import item_id
-from api.responses.items import Item, items_of
-from api.responses.store import StoredResponse, chain
-from api.sessions.log import ITEM_IDS, Turn, turns
+from baton.api import errors
+from baton.api.parsing import read_number
+from baton.api.responses.events import item_id
+from baton.api.responses.items import Item, items_of
+from baton.api.responses.store import StoredResponse, chain
+from baton.api.sessions.log import ITEM_IDS, Turn, turns
 
 MAX_LIMIT = 100
 DEFAULT = 20

@@ -7,9 +7,9 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from api.generation.messages import call_message
-from api.generation.parsed_answer import CalledTool
-from api.responses.offered import prefix_of
+from baton.api.generation.messages import call_message
+from baton.api.generation.parsed_answer import CalledTool
+from baton.api.responses.offered import prefix_of
 
 Event: TypeAlias = dict[str, Any]
 Item: TypeAlias = dict[str, Any]

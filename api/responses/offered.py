@@ -5,9 +5,9 @@ from typing import Any
 
 from msgspec import structs
 
-from api import errors
-from api.generation.messages import read_object_at
-from api.generation.tools import NAME, Tool, read_function
+from baton.api import errors
+from baton.api.generation.messages import read_object_at
+from baton.api.generation.tools import NAME, Tool, read_function
 
 # Whoever has these runs them itself, and the model of one that has not is not told of them: Codex offers them unasked.
 HOSTED = frozenset({"web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation"})

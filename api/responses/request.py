@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from api import errors
-from api.generation.fields import Count, RequestFields, Salt, SamplingParams, TopLogprobs, request_params
-from api.generation.messages import read_string
-from api.generation.structured import Wanted, of_text
-from api.openai.fields import IGNORED as IGNORED_EVERYWHERE
-from api.parsing import Unsupported, convert
+from baton.api import errors
+from baton.api.generation.fields import Count, RequestFields, Salt, SamplingParams, TopLogprobs, request_params
+from baton.api.generation.messages import read_string
+from baton.api.generation.structured import Wanted, of_text
+from baton.api.openai.fields import IGNORED as IGNORED_EVERYWHERE
+from baton.api.parsing import Unsupported, convert
 
 LOGPROBS = "message.output_text.logprobs"
 OF_REASONING = frozenset({"effort", "summary", "generate_summary", "context"})

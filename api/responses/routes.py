@@ -3,18 +3,18 @@
 import msgspec
 from aiohttp import web
 
-from api import errors
-from api.exchange import GENERATION, STREAM_ERROR, answer_json, answer_with_error, read_asked
-from api.parsing import read_number
-from api.responses.events import EventCursor
-from api.responses.input_items import list_items
-from api.responses.items import Event
-from api.responses.request import read_request
-from api.responses.start import start_response
-from api.responses.store import RESPONSES, StoredResponse
-from api.security import owner_of
-from api.server import SERVER
-from api.sse import HEADERS, PING
+from baton.api import errors
+from baton.api.exchange import GENERATION, STREAM_ERROR, answer_json, answer_with_error, read_asked
+from baton.api.parsing import read_number
+from baton.api.responses.events import EventCursor
+from baton.api.responses.input_items import list_items
+from baton.api.responses.items import Event
+from baton.api.responses.request import read_request
+from baton.api.responses.start import start_response
+from baton.api.responses.store import RESPONSES, StoredResponse
+from baton.api.security import owner_of
+from baton.api.server import SERVER
+from baton.api.sse import HEADERS, PING
 
 routes = web.RouteTableDef()
 

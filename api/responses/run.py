@@ -6,16 +6,16 @@ from typing import Any, Self
 
 import structlog
 
-from actors.requests import Output
-from api import errors
-from api.errors import ApiError
-from api.generation.answers import summary
-from api.generation.outputs import Generation
-from api.responses.events import Transcript
-from api.responses.store import ResponseStore, StoredResponse
-from api.server import Server
-from api.sessions.saver import NOT_SAVED
-from api.sessions.session import OpenTurn, refused
+from baton.actors.requests import Output
+from baton.api import errors
+from baton.api.errors import ApiError
+from baton.api.generation.answers import summary
+from baton.api.generation.outputs import Generation
+from baton.api.responses.events import Transcript
+from baton.api.responses.store import ResponseStore, StoredResponse
+from baton.api.server import Server
+from baton.api.sessions.saver import NOT_SAVED
+from baton.api.sessions.session import OpenTurn, refused
 
 ENDS = {"stop": "completed", "length": "incomplete"}
 

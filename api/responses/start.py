@@ -10,30 +10,30 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from actors.requests import Output, Request
-from api import errors
-from api.exchange import REQUEST_ID, request_context, salt_of
-from api.generation.chat_prompt import Render, effort_variables, render
-from api.generation.outputs import Generation
-from api.generation.parsed_answer import ParsedAnswer
-from api.generation.request_builder import build_request
-from api.generation.served_model import ServedModel, Text
-from api.generation.tool_choice import grammar_of, read_tool_use
-from api.openai.chat_answers import choice_logprobs
-from api.responses.context import chain_messages, find_previous, open_turn
-from api.responses.events import Transcript
-from api.responses.input import read_input
-from api.responses.offered import read_response_tool
-from api.responses.request import ResponseRequest, params_of, wanted_in
-from api.responses.run import ResponseRun
-from api.responses.store import RESPONSES, StoredResponse
-from api.responses.truncation import render_what_fits
-from api.security import owner_of
-from api.server import SERVER
-from api.sessions.log import Turn, is_fed
-from api.sessions.session import OpenTurn
-from api.sessions.store import SESSIONS
-from api.sessions.turns import extend_chat
+from baton.actors.requests import Output, Request
+from baton.api import errors
+from baton.api.exchange import REQUEST_ID, request_context, salt_of
+from baton.api.generation.chat_prompt import Render, effort_variables, render
+from baton.api.generation.outputs import Generation
+from baton.api.generation.parsed_answer import ParsedAnswer
+from baton.api.generation.request_builder import build_request
+from baton.api.generation.served_model import ServedModel, Text
+from baton.api.generation.tool_choice import grammar_of, read_tool_use
+from baton.api.openai.chat_answers import choice_logprobs
+from baton.api.responses.context import chain_messages, find_previous, open_turn
+from baton.api.responses.events import Transcript
+from baton.api.responses.input import read_input
+from baton.api.responses.offered import read_response_tool
+from baton.api.responses.request import ResponseRequest, params_of, wanted_in
+from baton.api.responses.run import ResponseRun
+from baton.api.responses.store import RESPONSES, StoredResponse
+from baton.api.responses.truncation import render_what_fits
+from baton.api.security import owner_of
+from baton.api.server import SERVER
+from baton.api.sessions.log import Turn, is_fed
+from baton.api.sessions.session import OpenTurn
+from baton.api.sessions.store import SESSIONS
+from baton.api.sessions.turns import extend_chat
 
 Messages = list[dict[str, Any]]
 

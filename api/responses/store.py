@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from api import errors
-from api.errors import ApiError
-from api.responses.events import Transcript
-from api.sessions.by_owner import ByOwner, Key
-from api.sessions.log import Turn, backwards
+from baton.api import errors
+from baton.api.errors import ApiError
+from baton.api.responses.events import Transcript
+from baton.api.sessions.by_owner import ByOwner, Key
+from baton.api.sessions.log import Turn, backwards
 
 MAX_RESPONSES = 10_000
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import msgspec
 
-from api.errors import ApiError
-from api.generation.chat_prompt import Ending, render
-from api.generation.messages import Message
-from api.generation.request_builder import Prompt, too_long
-from api.generation.served_model import ServedModel
-from api.generation.tools import Tool
+from baton.api.errors import ApiError
+from baton.api.generation.chat_prompt import Ending, render
+from baton.api.generation.messages import Message
+from baton.api.generation.request_builder import Prompt, too_long
+from baton.api.generation.served_model import ServedModel
+from baton.api.generation.tools import Tool
 
 
 async def render_what_fits(

@@ -13,19 +13,19 @@ import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
 from msgspec import Struct
 
-from api import errors
-from api.connections.registry import CONNECTIONS
-from api.errors import ApiError
-from api.exchange import REQUEST_ID
-from api.generation.fields import Count
-from api.parsing import convert
-from api.responses.events import EventCursor
-from api.responses.items import Event
-from api.responses.request import read_request
-from api.responses.start import start_response
-from api.responses.store import RESPONSES, StoredResponse
-from api.security import SUBPROTOCOL, owner_of, subprotocols
-from api.server import SERVER, Server
+from baton.api import errors
+from baton.api.connections.registry import CONNECTIONS
+from baton.api.errors import ApiError
+from baton.api.exchange import REQUEST_ID
+from baton.api.generation.fields import Count
+from baton.api.parsing import convert
+from baton.api.responses.events import EventCursor
+from baton.api.responses.items import Event
+from baton.api.responses.request import read_request
+from baton.api.responses.start import start_response
+from baton.api.responses.store import RESPONSES, StoredResponse
+from baton.api.security import SUBPROTOCOL, owner_of, subprotocols
+from baton.api.server import SERVER, Server
 
 routes = web.RouteTableDef()
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import structlog
 
-from api.config import ConfigError
-from api.sessions.folder import HeldFolder, gone, is_at, opened, sync
-from api.sessions.records import DamagedLogError, LogRecord, decode, encode
+from baton.api.config import ConfigError
+from baton.api.sessions.folder import HeldFolder, gone, is_at, opened, sync
+from baton.api.sessions.records import DamagedLogError, LogRecord, decode, encode
 
 
 @dataclass(frozen=True)

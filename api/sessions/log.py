@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from actors.tokens import Tokens, count, cut
+from baton.actors.tokens import Tokens, count, cut
 
 TurnStatus: TypeAlias = Literal["completed", "aborted", "timeout", "disconnected", "failed"]
 TITLE_LENGTH = 100

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from actors.tokens import Tokens
-from api.sessions.log import Turn, TurnStatus
+from baton.actors.tokens import Tokens
+from baton.api.sessions.log import Turn, TurnStatus
 
 VERSION = 1
 BIG = 1  # the code of integers beyond 64 bits, which msgpack does not have: their digits

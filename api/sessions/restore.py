@@ -5,11 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import structlog
 
-from actors.tokens import Tokens
-from api.sessions.files import SessionFiles, StoredLog
-from api.sessions.log import Turn, history
-from api.sessions.records import DamagedLogError, RewindRecord, SessionHeader, TurnRecord, turn_of
-from api.sessions.session import Session
+from baton.actors.tokens import Tokens
+from baton.api.sessions.files import SessionFiles, StoredLog
+from baton.api.sessions.log import Turn, history
+from baton.api.sessions.records import DamagedLogError, RewindRecord, SessionHeader, TurnRecord, turn_of
+from baton.api.sessions.session import Session
 
 
 def read_sessions(files: SessionFiles, vocab_size: int, clock: Callable[[], float]) -> list[tuple[Session, int]]:

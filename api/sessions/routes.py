@@ -6,16 +6,16 @@ from typing import Annotated, Any
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from actors.tokens import count
-from api.errors import ApiError
-from api.exchange import answer_json, salt_of
-from api.generation.fields import Count, Salt
-from api.parsing import convert, read_number, read_object
-from api.security import owner_of
-from api.server import SERVER
-from api.sessions.log import Turn, title, turns
-from api.sessions.session import Session
-from api.sessions.store import SESSIONS
+from baton.actors.tokens import count
+from baton.api.errors import ApiError
+from baton.api.exchange import answer_json, salt_of
+from baton.api.generation.fields import Count, Salt
+from baton.api.parsing import convert, read_number, read_object
+from baton.api.security import owner_of
+from baton.api.server import SERVER
+from baton.api.sessions.log import Turn, title, turns
+from baton.api.sessions.session import Session
+from baton.api.sessions.store import SESSIONS
 
 routes = web.RouteTableDef()
 

@@ -11,9 +11,9 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from api.errors import DO_NOT_RETRY, ApiError
-from api.sessions.files import SessionFiles
-from api.sessions.records import LogRecord
+from baton.api.errors import DO_NOT_RETRY, ApiError
+from baton.api.sessions.files import SessionFiles
+from baton.api.sessions.records import LogRecord
 
 MAX_THREADS = 16
 NOT_SAVED = "session_not_saved"

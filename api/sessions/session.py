@@ -10,15 +10,15 @@ from typing import Any, Self, TypeAlias
 
 from msgspec.structs import replace
 
-from actors.requests import Request, Tier
-from actors.tokens import Tokens, common_prefix, count, cut, unpack
-from api import errors
-from api.errors import ApiError
-from api.generation.outputs import Generation, Member
-from api.generation.parsed_answer import ParsedAnswer
-from api.sessions.log import Turn, TurnStatus, backwards, history
-from api.sessions.records import VERSION, LogRecord, RewindRecord, SessionHeader, record_of
-from api.sessions.saver import Saver
+from baton.actors.requests import Request, Tier
+from baton.actors.tokens import Tokens, common_prefix, count, cut, unpack
+from baton.api import errors
+from baton.api.errors import ApiError
+from baton.api.generation.outputs import Generation, Member
+from baton.api.generation.parsed_answer import ParsedAnswer
+from baton.api.sessions.log import Turn, TurnStatus, backwards, history
+from baton.api.sessions.records import VERSION, LogRecord, RewindRecord, SessionHeader, record_of
+from baton.api.sessions.saver import Saver
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 CONTEXT = 16

@@ -10,17 +10,17 @@ from typing import Protocol
 import structlog
 from aiohttp import web
 
-from actors.messages import Kept, Name, Suspended
-from actors.requests import Tier
-from actors.tokens import Tokens
-from api import errors
-from api.errors import ApiError
-from api.sessions.by_owner import ByOwner
-from api.sessions.files import SessionFiles
-from api.sessions.log import Turn, history
-from api.sessions.restore import read_sessions
-from api.sessions.saver import Saver, SessionDisk, not_created
-from api.sessions.session import Session
+from baton.actors.messages import Kept, Name, Suspended
+from baton.actors.requests import Tier
+from baton.actors.tokens import Tokens
+from baton.api import errors
+from baton.api.errors import ApiError
+from baton.api.sessions.by_owner import ByOwner
+from baton.api.sessions.files import SessionFiles
+from baton.api.sessions.log import Turn, history
+from baton.api.sessions.restore import read_sessions
+from baton.api.sessions.saver import Saver, SessionDisk, not_created
+from baton.api.sessions.session import Session
 
 
 class SessionGateway(Protocol):

@@ -6,31 +6,31 @@ from typing import Any
 from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType, field
 
-from actors.requests import MissReason, Origin, Output
-from actors.tokens import count, unpack
-from api import errors
-from api.errors import ApiError
-from api.exchange import answer_json, answer_with_error, new_id, submit
-from api.generation.answers import Answer, Usage, collect, drop_output, usage
-from api.generation.chat_prompt import Ending, Render, effort_variables, render
-from api.generation.fields import Count, SamplingParams, request_params
-from api.generation.messages import read_messages
-from api.generation.outputs import Generation
-from api.generation.parsed_answer import ParsedAnswer
-from api.generation.request_builder import Prompt, build_request, encode
-from api.generation.served_model import ServedModel
-from api.generation.structured import StructuredFields, wanted_in
-from api.generation.tool_choice import grammar_of, read_tool_use
-from api.generation.tools import ToolUse, read_tool
-from api.openai.chat import IGNORED_IN_CHAT
-from api.openai.chat_answers import ChatMessage, message_of
-from api.parsing import convert, read_object
-from api.security import owner_of
-from api.server import SERVER
-from api.sessions.log import chat_messages, is_fed, with_said
-from api.sessions.session import OpenTurn
-from api.sessions.store import SESSIONS
-from api.sse import stream
+from baton.actors.requests import MissReason, Origin, Output
+from baton.actors.tokens import count, unpack
+from baton.api import errors
+from baton.api.errors import ApiError
+from baton.api.exchange import answer_json, answer_with_error, new_id, submit
+from baton.api.generation.answers import Answer, Usage, collect, drop_output, usage
+from baton.api.generation.chat_prompt import Ending, Render, effort_variables, render
+from baton.api.generation.fields import Count, SamplingParams, request_params
+from baton.api.generation.messages import read_messages
+from baton.api.generation.outputs import Generation
+from baton.api.generation.parsed_answer import ParsedAnswer
+from baton.api.generation.request_builder import Prompt, build_request, encode
+from baton.api.generation.served_model import ServedModel
+from baton.api.generation.structured import StructuredFields, wanted_in
+from baton.api.generation.tool_choice import grammar_of, read_tool_use
+from baton.api.generation.tools import ToolUse, read_tool
+from baton.api.openai.chat import IGNORED_IN_CHAT
+from baton.api.openai.chat_answers import ChatMessage, message_of
+from baton.api.parsing import convert, read_object
+from baton.api.security import owner_of
+from baton.api.server import SERVER
+from baton.api.sessions.log import chat_messages, is_fed, with_said
+from baton.api.sessions.session import OpenTurn
+from baton.api.sessions.store import SESSIONS
+from baton.api.sse import stream
 
 routes = web.RouteTableDef()
 

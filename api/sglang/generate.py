@@ -9,11 +9,11 @@ from aiohttp import web
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from actors.requests import Output, Request, TokenLogprob
-from api import errors
-from api.exchange import answer_json, check_batch, new_id, ring_id, salt_of, submit
-from api.generation.answers import Answer, collect, drop_output, finite, logprobs_size, token_text
-from api.generation.fields import (
+from baton.actors.requests import Output, Request, TokenLogprob
+from baton.api import errors
+from baton.api.exchange import answer_json, check_batch, new_id, ring_id, salt_of, submit
+from baton.api.generation.answers import Answer, collect, drop_output, finite, logprobs_size, token_text
+from baton.api.generation.fields import (
     Choices,
     Count,
     Id,
@@ -26,14 +26,14 @@ from api.generation.fields import (
     sampling_params,
     seed_of,
 )
-from api.generation.offload import off_loop
-from api.generation.outputs import Generation
-from api.generation.request_builder import Prompt, build_request, encode_all
-from api.generation.served_model import ServedModel, Text
-from api.generation.structured import Wanted, of_kinds
-from api.parsing import Unsupported, convert
-from api.server import SERVER
-from api.sse import stream
+from baton.api.generation.offload import off_loop
+from baton.api.generation.outputs import Generation
+from baton.api.generation.request_builder import Prompt, build_request, encode_all
+from baton.api.generation.served_model import ServedModel, Text
+from baton.api.generation.structured import Wanted, of_kinds
+from baton.api.parsing import Unsupported, convert
+from baton.api.server import SERVER
+from baton.api.sse import stream
 
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_LOGPROB_IDS = 64

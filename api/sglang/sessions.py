@@ -8,24 +8,24 @@ from aiohttp import web
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from actors.tokens import count, cut, unpack
-from api import errors
-from api.errors import ApiError
-from api.exchange import answer_json, new_id, read_asked, ring_id, salt_of, submit
-from api.generation.answers import collect
-from api.generation.fields import Count
-from api.generation.request_builder import encode
-from api.generation.served_model import ServedModel
-from api.parsing import convert, read_object
-from api.security import owner_of
-from api.server import SERVER
-from api.sessions.log import Turn
-from api.sessions.routes import close
-from api.sessions.session import OpenTurn, Session
-from api.sessions.store import SESSIONS
-from api.sessions.turns import answer_saved
-from api.sglang import generate as plain
-from api.sse import stream
+from baton.actors.tokens import count, cut, unpack
+from baton.api import errors
+from baton.api.errors import ApiError
+from baton.api.exchange import answer_json, new_id, read_asked, ring_id, salt_of, submit
+from baton.api.generation.answers import collect
+from baton.api.generation.fields import Count
+from baton.api.generation.request_builder import encode
+from baton.api.generation.served_model import ServedModel
+from baton.api.parsing import convert, read_object
+from baton.api.security import owner_of
+from baton.api.server import SERVER
+from baton.api.sessions.log import Turn
+from baton.api.sessions.routes import close
+from baton.api.sessions.session import OpenTurn, Session
+from baton.api.sessions.store import SESSIONS
+from baton.api.sessions.turns import answer_saved
+from baton.api.sglang import generate as plain
+from baton.api.sse import stream
 
 routes = web.RouteTableDef()
 

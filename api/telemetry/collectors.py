@@ -8,8 +8,8 @@ from typing import Protocol, get_args
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from actors.requests import Tier
-from actors.runtime.timings import BOUNDS, Histogram, Timings
+from baton.actors.requests import Tier
+from baton.actors.runtime.timings import BOUNDS, Histogram, Timings
 
 PREFIX = "baton:"
 FAMILIAR = {"running": "num_requests_running", "waiting": "num_requests_waiting"}

@@ -4,9 +4,9 @@ import secrets
 from hashlib import blake2b
 from typing import NamedTuple
 
-from actors.requests import Request
-from actors.runtime.events import HistoryEvent
-from actors.tokens import WIDTH, Tokens, count, cut
+from baton.actors.requests import Request
+from baton.actors.runtime.events import HistoryEvent
+from baton.actors.tokens import WIDTH, Tokens, count, cut
 
 BLOCK = 16
 NUMBER_BYTES = 6  # Every reader of JSON has integers of 53 bits.

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from api.generation.outputs import Member
-from api.telemetry.collectors import (
+from baton.api.generation.outputs import Member
+from baton.api.telemetry.collectors import (
     PREFIX,
     ConnectionCollector,
     ConnectionFigures,

@@ -25,9 +25,9 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import AttributeValue
 
-from api.generation.outputs import Generation
-from api.generation.request_context import RequestContext, TraceContext
-from api.version import VERSION
+from baton.api.generation.outputs import Generation
+from baton.api.generation.request_context import RequestContext, TraceContext
+from baton.api.version import VERSION
 
 TEXT_COMPLETIONS = frozenset({"/v1/completions", "/generate"})
 

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import structlog
 
-from api.config import Config, ConfigError
-from api.generation.outputs import Generation
+from baton.api.config import Config, ConfigError
+from baton.api.generation.outputs import Generation
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 INSTALL = "pip install 'baton-serve[otel]'"
@@ -30,7 +30,7 @@ def open_spans(config: Config, model: str, environment: Mapping[str, str] = os.e
     if not asked or environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     try:
-        from api.telemetry.otel import export_spans
+        from baton.api.telemetry.otel import export_spans
     except ImportError as missing:
         if config.otel:
             raise ConfigError(f"--otel: {missing}; {INSTALL}") from None

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from actors.runtime.events import DroppedEvent, Event, HeaderEvent
-from api.generation.outputs import Member
-from api.telemetry.histories import Histories, History
+from baton.actors.runtime.events import DroppedEvent, Event, HeaderEvent
+from baton.api.generation.outputs import Member
+from baton.api.telemetry.histories import Histories, History
 
 VERSION = 2
 CAPACITY = 1 << 16

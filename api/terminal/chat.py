@@ -8,9 +8,18 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any, Literal, TypeAlias
 
-from api.terminal.client import DEFAULT_URL, ChatClient, ChatError, EndEvent, Event, SessionInfo, TextEvent, TurnInfo
-from api.terminal.console import Terminal
-from api.terminal.view import exchange, figures, session_table, standing, transcript
+from baton.api.terminal.client import (
+    DEFAULT_URL,
+    ChatClient,
+    ChatError,
+    EndEvent,
+    Event,
+    SessionInfo,
+    TextEvent,
+    TurnInfo,
+)
+from baton.api.terminal.console import Terminal
+from baton.api.terminal.view import exchange, figures, session_table, standing, transcript
 
 HELP = """\
 /sessions      list the sessions

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from api.terminal.client import EndEvent, SessionInfo, TurnInfo
+from baton.api.terminal.client import EndEvent, SessionInfo, TurnInfo
 
 
 def session_table(sessions: Sequence[SessionInfo], current: str | None, now: float | None = None) -> str:

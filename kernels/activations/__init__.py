@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.activations import native, reference
+from baton.kernels import gpu
+from baton.kernels.activations import native, reference
 
 __all__ = ["sigmoid_gate", "silu_multiply", "squared_relu"]
 
@@ -11,7 +11,7 @@ __all__ = ["sigmoid_gate", "silu_multiply", "squared_relu"]
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     """See reference.sigmoid_gate."""
     if gpu.takes(x):
-        from kernels.activations import triton
+        from baton.kernels.activations import triton
 
         return triton.sigmoid_gate(x, gate)
     run = native.sigmoid_gate if native.takes_gated(x, gate) else reference.sigmoid_gate
@@ -21,7 +21,7 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
 def silu_multiply(x: Tensor) -> Tensor:
     """See reference.silu_multiply."""
     if gpu.takes(x):
-        from kernels.activations import triton
+        from baton.kernels.activations import triton
 
         return triton.silu_multiply(x)
     return native.silu_multiply(x) if native.takes(x) else reference.silu_multiply(x)
@@ -30,7 +30,7 @@ def silu_multiply(x: Tensor) -> Tensor:
 def squared_relu(x: Tensor) -> Tensor:
     """See reference.squared_relu."""
     if gpu.takes(x):
-        from kernels.activations import triton
+        from baton.kernels.activations import triton
 
         return triton.squared_relu(x)
     return native.squared_relu(x) if native.takes(x) else reference.squared_relu(x)

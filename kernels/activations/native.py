@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels import native
-from kernels.activations import reference
-from kernels.native import INT, INT64, POINTER, TYPES
-from kernels.native.checks import assert_agrees
+from baton.kernels import native
+from baton.kernels.activations import reference
+from baton.kernels.native import INT, INT64, POINTER, TYPES
+from baton.kernels.native.checks import assert_agrees
 
 SIGMOID_GATE = "baton_sigmoid_gate"
 SILU_MULTIPLY = "baton_silu_multiply"

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.attention import native, reference
+from baton.kernels import gpu
+from baton.kernels.attention import native, reference
 
 __all__ = ["paged_attention", "write_pages"]
 
@@ -21,7 +21,7 @@ def paged_attention(
 ) -> Tensor:
     """See reference.paged_attention. The first `prompts` segments have up to `longest` tokens, the others one."""
     if gpu.takes(query):
-        from kernels.attention import triton
+        from baton.kernels.attention import triton
 
         layout = (page_table, offsets, starts)
         return triton.paged_attention(query, key_pages, value_pages, *layout, scale, prompts, longest)
@@ -33,7 +33,7 @@ def paged_attention(
 def write_pages(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor, places: Tensor) -> None:
     """See reference.write_pages."""
     if gpu.takes(keys):
-        from kernels.attention import triton
+        from baton.kernels.attention import triton
 
         return triton.write_pages(keys, values, key_pages, value_pages, places)
     run = native.write_pages if native.takes_written(keys, values, key_pages, value_pages) else reference.write_pages

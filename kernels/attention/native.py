@@ -5,10 +5,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from kernels import native
-from kernels.attention import reference
-from kernels.native import FLOAT, INT, INT64, POINTER, TYPES
-from kernels.native.checks import assert_agrees
+from baton.kernels import native
+from baton.kernels.attention import reference
+from baton.kernels.native import FLOAT, INT, INT64, POINTER, TYPES
+from baton.kernels.native.checks import assert_agrees
 
 NAME = "baton_paged_attention"
 ARGUMENTS = [

@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.gpu import KernelConfig, config_of
+from baton.kernels.gpu import KernelConfig, config_of
 
 # Columns of queries and keys that a program holds; of wider ones it multiplies a piece of so many after the other.
 WIDEST, PIECE = 256, 64

@@ -13,10 +13,10 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from kernels.attention import reference, tiles
-from kernels.gpu import KernelConfig, launch
-from kernels.gpu.jit import jit
-from kernels.gpu.layout import row_stride
+from baton.kernels.attention import reference, tiles
+from baton.kernels.gpu import KernelConfig, launch
+from baton.kernels.gpu.jit import jit
+from baton.kernels.gpu.layout import row_stride
 
 # The most parts of a decoding row, of all heads that have keys together: enough for a GPU that has this row alone.
 PARTS = 128

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.conv1d import cpu, reference
-from kernels.conv1d.plan import ConvPlan, plan_conv
+from baton.kernels import gpu
+from baton.kernels.conv1d import cpu, reference
+from baton.kernels.conv1d.plan import ConvPlan, plan_conv
 
 __all__ = ["ConvPlan", "conv1d_prefill", "conv1d_update", "plan_conv"]
 
@@ -18,7 +18,7 @@ def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, p
 def conv1d_update(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, slots: Tensor) -> Tensor:
     """See reference.conv1d_update."""
     if gpu.takes(x):
-        from kernels.conv1d import triton_update
+        from baton.kernels.conv1d import triton_update
 
         return triton_update.conv1d_update(x, taps, bias, pool, slots)
     return reference.conv1d_update(x, taps, bias, pool, slots)

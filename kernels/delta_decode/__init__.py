@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.conv1d import conv1d_update
-from kernels.delta_constants import DeltaConstants
-from kernels.delta_decode import native, reference
-from kernels.gated_delta import gated_delta_update
-from kernels.gated_norm import gated_norm
+from baton.kernels import gpu
+from baton.kernels.conv1d import conv1d_update
+from baton.kernels.delta_constants import DeltaConstants
+from baton.kernels.delta_decode import native, reference
+from baton.kernels.gated_delta import gated_delta_update
+from baton.kernels.gated_norm import gated_norm
 
 __all__ = ["delta_decode"]
 
@@ -24,7 +24,7 @@ def delta_decode(
 ) -> Tensor:
     """See reference.delta_decode."""
     if gpu.takes(projected):
-        from kernels.delta_decode import triton
+        from baton.kernels.delta_decode import triton
 
         return triton.delta_decode(projected, constants, conv_pool, state_pool, slots, positions)
     if native.takes(projected, conv_pool, state_pool):

@@ -7,11 +7,11 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kernels import native
-from kernels.delta_constants import DeltaConstants
-from kernels.delta_decode import reference
-from kernels.native import FLOAT, INT, INT64, POINTER, TYPES
-from kernels.native.checks import assert_agrees
+from baton.kernels import native
+from baton.kernels.delta_constants import DeltaConstants
+from baton.kernels.delta_decode import reference
+from baton.kernels.native import FLOAT, INT, INT64, POINTER, TYPES
+from baton.kernels.native.checks import assert_agrees
 
 NAME = "baton_delta_decode"
 ARGUMENTS = [

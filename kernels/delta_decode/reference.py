@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import kernels.conv1d.reference
-import kernels.gated_delta.reference
-import kernels.gated_norm.reference
-from kernels.delta_constants import DeltaConstants
-from kernels.gated_delta import unit_length
+import baton.kernels.conv1d.reference
+import baton.kernels.gated_delta.reference
+import baton.kernels.gated_norm.reference
+from baton.kernels.delta_constants import DeltaConstants
+from baton.kernels.gated_delta import unit_length
 
 
 class DeltaForms(NamedTuple):
@@ -23,9 +23,9 @@ class DeltaForms(NamedTuple):
 
 
 REFERENCES = DeltaForms(
-    kernels.conv1d.reference.conv1d_update,
-    kernels.gated_delta.reference.gated_delta_update,
-    kernels.gated_norm.reference.gated_norm,
+    baton.kernels.conv1d.reference.conv1d_update,
+    baton.kernels.gated_delta.reference.gated_delta_update,
+    baton.kernels.gated_norm.reference.gated_norm,
 )
 
 

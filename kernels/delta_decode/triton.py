@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from kernels.conv1d.triton_update import conv1d_update
-from kernels.delta_constants import DeltaConstants
-from kernels.gated_delta.triton_update import gated_delta_update
-from kernels.gated_norm.triton import gated_norm
+from baton.kernels.conv1d.triton_update import conv1d_update
+from baton.kernels.delta_constants import DeltaConstants
+from baton.kernels.gated_delta.triton_update import gated_delta_update
+from baton.kernels.gated_norm.triton import gated_norm
 
 
 def delta_decode(

@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.conv1d import conv1d_prefill
-from kernels.delta_constants import DeltaConstants
-from kernels.delta_prefill import native, reference
-from kernels.gated_delta import gated_delta_prefill
-from kernels.gated_norm import gated_norm
-from kernels.mixer_prefill import PrefillPlan
+from baton.kernels import gpu
+from baton.kernels.conv1d import conv1d_prefill
+from baton.kernels.delta_constants import DeltaConstants
+from baton.kernels.delta_prefill import native, reference
+from baton.kernels.gated_delta import gated_delta_prefill
+from baton.kernels.gated_norm import gated_norm
+from baton.kernels.mixer_prefill import PrefillPlan
 
 __all__ = ["delta_prefill"]
 
@@ -20,7 +20,7 @@ def delta_prefill(
 ) -> Tensor:
     """See reference.delta_prefill."""
     if gpu.takes(projected):
-        from kernels.delta_prefill import triton
+        from baton.kernels.delta_prefill import triton
 
         return triton.delta_prefill(projected, constants, conv_pool, state_pool, plan)
     if native.takes(projected, conv_pool, state_pool):

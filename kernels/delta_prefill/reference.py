@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import kernels.conv1d.reference
-import kernels.gated_delta.reference
-import kernels.gated_norm.reference
-from kernels.delta_constants import DeltaConstants
-from kernels.gated_delta import unit_length
-from kernels.mixer_prefill import PrefillPlan
+import baton.kernels.conv1d.reference
+import baton.kernels.gated_delta.reference
+import baton.kernels.gated_norm.reference
+from baton.kernels.delta_constants import DeltaConstants
+from baton.kernels.gated_delta import unit_length
+from baton.kernels.mixer_prefill import PrefillPlan
 
 
 class DeltaParts(NamedTuple):
@@ -24,9 +24,9 @@ class DeltaParts(NamedTuple):
 
 
 REFERENCES = DeltaParts(
-    kernels.conv1d.reference.conv1d_prefill,
-    kernels.gated_delta.reference.gated_delta_prefill,
-    kernels.gated_norm.reference.gated_norm,
+    baton.kernels.conv1d.reference.conv1d_prefill,
+    baton.kernels.gated_delta.reference.gated_delta_prefill,
+    baton.kernels.gated_norm.reference.gated_norm,
 )
 
 

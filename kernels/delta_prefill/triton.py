@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from kernels.conv1d.triton import conv1d_prefill
-from kernels.delta_constants import DeltaConstants
-from kernels.gated_delta.triton import gated_delta_prefill
-from kernels.gated_norm.triton import gated_norm
-from kernels.mixer_prefill import PrefillPlan
+from baton.kernels.conv1d.triton import conv1d_prefill
+from baton.kernels.delta_constants import DeltaConstants
+from baton.kernels.gated_delta.triton import gated_delta_prefill
+from baton.kernels.gated_norm.triton import gated_norm
+from baton.kernels.mixer_prefill import PrefillPlan
 
 
 def delta_prefill(

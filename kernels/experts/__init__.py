@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.experts import cpu, native
-from kernels.experts.packed import PackedExperts, pack
-from kernels.experts.reference import PARTS, Activation
+from baton.kernels import gpu
+from baton.kernels.experts import cpu, native
+from baton.kernels.experts.packed import PackedExperts, pack
+from baton.kernels.experts.reference import PARTS, Activation
 
 __all__ = ["PARTS", "Activation", "PackedExperts", "experts", "pack"]
 
@@ -23,7 +23,7 @@ def experts(
         assert isinstance(input_linear, PackedExperts) and isinstance(output_linear, PackedExperts)
         return native.experts(x, chosen, weights, input_linear, output_linear, activation)
     if gpu.takes(x):
-        from kernels.experts import triton
+        from baton.kernels.experts import triton
 
         return triton.experts(x, chosen, weights, input_linear, output_linear, activation)
     return cpu.experts(x, chosen, weights, input_linear, output_linear, activation)

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from kernels import linear, quantized_linear
-from kernels.experts.packed import PackedExperts
-from kernels.experts.reference import ACTIVATIONS, Activation
-from kernels.quantized_linear import QuantizedWeight
+from baton.kernels import linear, quantized_linear
+from baton.kernels.experts.packed import PackedExperts
+from baton.kernels.experts.reference import ACTIVATIONS, Activation
+from baton.kernels.quantized_linear import QuantizedWeight
 
 
 def experts(

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from kernels import native
-from kernels.experts import reference
-from kernels.experts.packed import PackedExperts, pack_numbers
-from kernels.experts.reference import PARTS, Activation
-from kernels.native import INT, INT64, POINTER, TYPES
-from kernels.native.checks import assert_agrees
+from baton.kernels import native
+from baton.kernels.experts import reference
+from baton.kernels.experts.packed import PackedExperts, pack_numbers
+from baton.kernels.experts.reference import PARTS, Activation
+from baton.kernels.native import INT, INT64, POINTER, TYPES
+from baton.kernels.native.checks import assert_agrees
 
 NAME = "baton_experts"
 ARGUMENTS = [INT, INT, INT, POINTER, INT64, *(POINTER,) * 7, *(INT64,) * 5]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.linear import PackedWeight, native as linear_native
-from kernels.quantized_linear import Layout, QuantizedWeight, quantize
+from baton.kernels.linear import PackedWeight, native as linear_native
+from baton.kernels.quantized_linear import Layout, QuantizedWeight, quantize
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from kernels.activations import reference
+from baton.kernels.activations import reference
 
 Activation: TypeAlias = Literal["silu_gated", "relu2"]
 ACTIVATIONS = {"silu_gated": reference.silu_multiply, "relu2": reference.squared_relu}

@@ -10,13 +10,13 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from kernels.experts.packed import PackedExperts
-from kernels.experts.reference import PARTS, Activation
-from kernels.experts.triton_sort import most_tiles, sort_pairs
-from kernels.gpu import KernelConfig, config_of, dot_precision, launch
-from kernels.gpu.functions import silu
-from kernels.gpu.jit import jit
-from kernels.quantized_linear.triton import BLOCK, STEP, product
+from baton.kernels.experts.packed import PackedExperts
+from baton.kernels.experts.reference import PARTS, Activation
+from baton.kernels.experts.triton_sort import most_tiles, sort_pairs
+from baton.kernels.gpu import KernelConfig, config_of, dot_precision, launch
+from baton.kernels.gpu.functions import silu
+from baton.kernels.gpu.jit import jit
+from baton.kernels.quantized_linear.triton import BLOCK, STEP, product
 
 ADDED = 1024
 """Outputs that a program adds up."""

@@ -8,8 +8,8 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from kernels.gpu import KernelConfig, launch
-from kernels.gpu.jit import jit
+from baton.kernels.gpu import KernelConfig, launch
+from baton.kernels.gpu.jit import jit
 
 AT_ONCE = 1024
 """Pairs that a program looks at."""

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.chunk_table import ChunkTable
-from kernels.gated_delta import reference
-from kernels.gated_delta.reference import unit_length
+from baton.kernels import gpu
+from baton.kernels.chunk_table import ChunkTable
+from baton.kernels.gated_delta import reference
+from baton.kernels.gated_delta.reference import unit_length
 
 __all__ = ["gated_delta_prefill", "gated_delta_update", "unit_length"]
 
@@ -15,7 +15,7 @@ def gated_delta_prefill(
 ) -> Tensor:
     """See reference.gated_delta_prefill."""
     if gpu.takes(v):
-        from kernels.gated_delta import triton
+        from baton.kernels.gated_delta import triton
 
         return triton.gated_delta_prefill(q, k, v, g, beta, pool, table)
     return reference.gated_delta_prefill(q, k, v, g, beta, pool, table)
@@ -26,7 +26,7 @@ def gated_delta_update(
 ) -> Tensor:
     """See reference.gated_delta_update."""
     if gpu.takes(v):
-        from kernels.gated_delta import triton_update
+        from baton.kernels.gated_delta import triton_update
 
         return triton_update.gated_delta_update(q, k, v, g, beta, pool, slots, positions)
     return reference.gated_delta_update(q, k, v, g, beta, pool, slots, positions)

@@ -6,8 +6,8 @@ S ← exp(g)·S, then S ← S + beta·(v − S·k)⊗k, o = S·q. Computed in fl
 import torch
 from torch import Tensor
 
-from kernels.chunk_table import ChunkTable
-from kernels.state_update.rounding import round_by_chance
+from baton.kernels.chunk_table import ChunkTable
+from baton.kernels.state_update.rounding import round_by_chance
 
 
 def unit_length(x: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.gated_norm import cpu, reference
-from kernels.gated_norm.reference import Activation
+from baton.kernels import gpu
+from baton.kernels.gated_norm import cpu, reference
+from baton.kernels.gated_norm.reference import Activation
 
 __all__ = ["gated_norm"]
 
@@ -20,7 +20,7 @@ def gated_norm(
 ) -> Tensor:
     """See reference.gated_norm."""
     if gpu.takes(x):
-        from kernels.gated_norm import triton
+        from baton.kernels.gated_norm import triton
 
         return triton.gated_norm(x, gate, weight, eps, groups, norm_before_gate, activation)
     run = cpu.gated_norm if x.device.type == "cpu" and len(x) > cpu.BLOCK else reference.gated_norm

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.gated_norm import reference
-from kernels.gated_norm.reference import Activation
+from baton.kernels.gated_norm import reference
+from baton.kernels.gated_norm.reference import Activation
 
 BLOCK = 64
 

@@ -5,11 +5,11 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from kernels.gated_norm.reference import Activation
-from kernels.gpu import KernelConfig, config_of, launch
-from kernels.gpu.functions import sigmoid, silu
-from kernels.gpu.jit import jit
-from kernels.gpu.layout import row_stride
+from baton.kernels.gated_norm.reference import Activation
+from baton.kernels.gpu import KernelConfig, config_of, launch
+from baton.kernels.gpu.functions import sigmoid, silu
+from baton.kernels.gpu.jit import jit
+from baton.kernels.gpu.layout import row_stride
 
 
 def gated_norm(

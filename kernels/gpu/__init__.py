@@ -1,9 +1,9 @@
 """Triton: for which tensors it computes, how its kernels are launched, with which block sizes and precision."""
 
-from kernels.gpu.configs import KernelConfig, chosen, config_of
-from kernels.gpu.launching import Launch, launch, watched
-from kernels.gpu.precision import dot_precision, use_tf32
-from kernels.gpu.selection import computes_for, computes_on, leave_to_torch, takes
+from baton.kernels.gpu.configs import KernelConfig, chosen, config_of
+from baton.kernels.gpu.launching import Launch, launch, watched
+from baton.kernels.gpu.precision import dot_precision, use_tf32
+from baton.kernels.gpu.selection import computes_for, computes_on, leave_to_torch, takes
 
 __all__ = [
     "KernelConfig",

@@ -2,7 +2,7 @@
 
 from triton import language as tl
 
-from kernels.gpu.jit import jit
+from baton.kernels.gpu.jit import jit
 
 
 @jit

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels.gpu.configs import KernelConfig
+from baton.kernels.gpu.configs import KernelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from kernels.head_linear import cpu, native
-from kernels.head_linear.native import PackedHeads
+from baton.kernels.head_linear import cpu, native
+from baton.kernels.head_linear.native import PackedHeads
 
 __all__ = ["PackedHeads", "head_linear", "pack"]
 

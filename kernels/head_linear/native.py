@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels import native
-from kernels.head_linear import reference
-from kernels.linear.native import packed
-from kernels.native import INT, INT64, POINTER, TYPES
-from kernels.native.checks import assert_agrees
+from baton.kernels import native
+from baton.kernels.head_linear import reference
+from baton.kernels.linear.native import packed
+from baton.kernels.native import INT, INT64, POINTER, TYPES
+from baton.kernels.native.checks import assert_agrees
 
 NAME = "baton_head_linear"
 ARGUMENTS = [INT, POINTER, INT64, INT64, POINTER, POINTER, *(INT64,) * 5]

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.chunk_table import ChunkTable
-from kernels.kda import reference
+from baton.kernels import gpu
+from baton.kernels.chunk_table import ChunkTable
+from baton.kernels.kda import reference
 
 __all__ = ["kda_scan", "kda_update"]
 
@@ -12,7 +12,7 @@ __all__ = ["kda_scan", "kda_update"]
 def kda_scan(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, pool: Tensor, table: ChunkTable) -> Tensor:
     """See reference.kda_scan."""
     if gpu.takes(v):
-        from kernels.kda import triton
+        from baton.kernels.kda import triton
 
         return triton.kda_scan(q, k, v, g, beta, pool, table)
     return reference.kda_scan(q, k, v, g, beta, pool, table)
@@ -23,7 +23,7 @@ def kda_update(
 ) -> Tensor:
     """See reference.kda_update."""
     if gpu.takes(v):
-        from kernels.kda import triton_update
+        from baton.kernels.kda import triton_update
 
         return triton_update.kda_update(q, k, v, g, beta, pool, slots, positions)
     return reference.kda_update(q, k, v, g, beta, pool, slots, positions)

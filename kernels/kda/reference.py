@@ -6,8 +6,8 @@ S ← S·diag(exp(g)), then S ← S + beta·(v − S·k)⊗k, o = S·q. Computed
 import torch
 from torch import Tensor
 
-from kernels.chunk_table import ChunkTable
-from kernels.state_update.rounding import round_by_chance
+from baton.kernels.chunk_table import ChunkTable
+from baton.kernels.state_update.rounding import round_by_chance
 
 BLOCK = 16
 """Tokens of which each two have their ratio of decays: as two factors, of matrices, it may be 0·∞."""

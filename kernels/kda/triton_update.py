@@ -5,11 +5,11 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from kernels.gpu import config_of, launch
-from kernels.gpu.functions import softplus
-from kernels.gpu.jit import jit
-from kernels.gpu.layout import row_stride
-from kernels.state_update.triton import candidates, rounded, widened
+from baton.kernels.gpu import config_of, launch
+from baton.kernels.gpu.functions import softplus
+from baton.kernels.gpu.jit import jit
+from baton.kernels.gpu.layout import row_stride
+from baton.kernels.state_update.triton import candidates, rounded, widened
 
 
 def kda_update(

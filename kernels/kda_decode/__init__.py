@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.conv1d import conv1d_update
-from kernels.gated_norm import gated_norm
-from kernels.kda import kda_update
-from kernels.kda_constants import KdaConstants
-from kernels.kda_decode import native, reference
+from baton.kernels import gpu
+from baton.kernels.conv1d import conv1d_update
+from baton.kernels.gated_norm import gated_norm
+from baton.kernels.kda import kda_update
+from baton.kernels.kda_constants import KdaConstants
+from baton.kernels.kda_decode import native, reference
 
 __all__ = ["kda_decode"]
 
@@ -27,7 +27,7 @@ def kda_decode(
     """See reference.kda_decode."""
     given = (projected, forget, gate, constants, conv_pool, state_pool, slots, positions)
     if gpu.takes(projected):
-        from kernels.kda_decode import triton
+        from baton.kernels.kda_decode import triton
 
         return triton.kda_decode(*given)
     if native.takes(projected, forget, gate, conv_pool, state_pool):

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import kernels.conv1d.reference
-import kernels.gated_norm.reference
-import kernels.kda.reference
-from kernels.gated_delta import unit_length
-from kernels.kda_constants import KdaConstants
+import baton.kernels.conv1d.reference
+import baton.kernels.gated_norm.reference
+import baton.kernels.kda.reference
+from baton.kernels.gated_delta import unit_length
+from baton.kernels.kda_constants import KdaConstants
 
 
 class KdaForms(NamedTuple):
@@ -23,7 +23,9 @@ class KdaForms(NamedTuple):
 
 
 REFERENCES = KdaForms(
-    kernels.conv1d.reference.conv1d_update, kernels.kda.reference.kda_update, kernels.gated_norm.reference.gated_norm
+    baton.kernels.conv1d.reference.conv1d_update,
+    baton.kernels.kda.reference.kda_update,
+    baton.kernels.gated_norm.reference.gated_norm,
 )
 
 

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from kernels.conv1d.triton_update import conv1d_update
-from kernels.gated_norm.triton import gated_norm
-from kernels.kda.triton_update import kda_update
-from kernels.kda_constants import KdaConstants
+from baton.kernels.conv1d.triton_update import conv1d_update
+from baton.kernels.gated_norm.triton import gated_norm
+from baton.kernels.kda.triton_update import kda_update
+from baton.kernels.kda_constants import KdaConstants
 
 
 def kda_decode(

@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.conv1d import conv1d_prefill
-from kernels.gated_norm import gated_norm
-from kernels.kda import kda_scan
-from kernels.kda_constants import KdaConstants
-from kernels.kda_prefill import native, reference
-from kernels.mixer_prefill import PrefillPlan
+from baton.kernels import gpu
+from baton.kernels.conv1d import conv1d_prefill
+from baton.kernels.gated_norm import gated_norm
+from baton.kernels.kda import kda_scan
+from baton.kernels.kda_constants import KdaConstants
+from baton.kernels.kda_prefill import native, reference
+from baton.kernels.mixer_prefill import PrefillPlan
 
 __all__ = ["kda_prefill"]
 
@@ -27,7 +27,7 @@ def kda_prefill(
     """See reference.kda_prefill."""
     given = (projected, forget, gate, constants, conv_pool, state_pool, plan)
     if gpu.takes(projected):
-        from kernels.kda_prefill import triton
+        from baton.kernels.kda_prefill import triton
 
         return triton.kda_prefill(*given)
     if native.takes(projected, forget, gate, conv_pool, state_pool):

@@ -5,12 +5,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from kernels import native
-from kernels.kda_constants import KdaConstants
-from kernels.kda_prefill import reference
-from kernels.mixer_prefill import PrefillPlan, plan_prefill
-from kernels.native import FLOAT, INT, INT64, POINTER, TYPES
-from kernels.native.checks import assert_agrees
+from baton.kernels import native
+from baton.kernels.kda_constants import KdaConstants
+from baton.kernels.kda_prefill import reference
+from baton.kernels.mixer_prefill import PrefillPlan, plan_prefill
+from baton.kernels.native import FLOAT, INT, INT64, POINTER, TYPES
+from baton.kernels.native.checks import assert_agrees
 
 NAME = "baton_kda_prefill"
 ARGUMENTS = [

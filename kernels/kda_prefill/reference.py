@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import kernels.conv1d.reference
-import kernels.gated_norm.reference
-import kernels.kda.reference
-from kernels.gated_delta import unit_length
-from kernels.kda_constants import KdaConstants
-from kernels.mixer_prefill import PrefillPlan
+import baton.kernels.conv1d.reference
+import baton.kernels.gated_norm.reference
+import baton.kernels.kda.reference
+from baton.kernels.gated_delta import unit_length
+from baton.kernels.kda_constants import KdaConstants
+from baton.kernels.mixer_prefill import PrefillPlan
 
 
 class KdaParts(NamedTuple):
@@ -24,7 +24,9 @@ class KdaParts(NamedTuple):
 
 
 REFERENCES = KdaParts(
-    kernels.conv1d.reference.conv1d_prefill, kernels.kda.reference.kda_scan, kernels.gated_norm.reference.gated_norm
+    baton.kernels.conv1d.reference.conv1d_prefill,
+    baton.kernels.kda.reference.kda_scan,
+    baton.kernels.gated_norm.reference.gated_norm,
 )
 
 

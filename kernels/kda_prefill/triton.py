@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from kernels.conv1d.triton import conv1d_prefill
-from kernels.gated_norm.triton import gated_norm
-from kernels.kda.triton import kda_scan
-from kernels.kda_constants import KdaConstants
-from kernels.mixer_prefill import PrefillPlan
+from baton.kernels.conv1d.triton import conv1d_prefill
+from baton.kernels.gated_norm.triton import gated_norm
+from baton.kernels.kda.triton import kda_scan
+from baton.kernels.kda_constants import KdaConstants
+from baton.kernels.mixer_prefill import PrefillPlan
 
 
 def kda_prefill(

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.latents import native, reference
+from baton.kernels import gpu
+from baton.kernels.latents import native, reference
 
 __all__ = ["write_latents"]
 
@@ -11,7 +11,7 @@ __all__ = ["write_latents"]
 def write_latents(projected: Tensor, weight: Tensor, eps: float, pages: Tensor, places: Tensor) -> None:
     """See reference.write_latents."""
     if gpu.takes(projected):
-        from kernels.latents import triton
+        from baton.kernels.latents import triton
 
         return triton.write_latents(projected, weight, eps, pages, places)
     run = native.write_latents if native.takes(projected, weight, pages) else reference.write_latents

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from kernels import native
-from kernels.latents import reference
-from kernels.native import FLOAT, INT, INT64, POINTER, TYPES
-from kernels.native.checks import assert_agrees
+from baton.kernels import native
+from baton.kernels.latents import reference
+from baton.kernels.native import FLOAT, INT, INT64, POINTER, TYPES
+from baton.kernels.native.checks import assert_agrees
 
 NAME = "baton_write_latents"
 ARGUMENTS = [INT, POINTER, INT64, POINTER, FLOAT, POINTER, INT64, POINTER, *(INT64,) * 4]

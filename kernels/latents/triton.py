@@ -4,10 +4,10 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from kernels.gpu import config_of, launch
-from kernels.gpu.jit import jit
-from kernels.gpu.layout import row_stride
-from kernels.rms_norm.triton import candidates
+from baton.kernels.gpu import config_of, launch
+from baton.kernels.gpu.jit import jit
+from baton.kernels.gpu.layout import row_stride
+from baton.kernels.rms_norm.triton import candidates
 
 
 def write_latents(projected: Tensor, weight: Tensor, eps: float, pages: Tensor, places: Tensor) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.linear import cpu, native
+from baton.kernels.linear import cpu, native
 
 __all__ = ["PackedWeight", "linear", "look_up", "pack"]
 

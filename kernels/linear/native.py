@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels import native
-from kernels.linear import reference
-from kernels.native import INT, INT64, POINTER, TYPES
-from kernels.native.checks import assert_agrees
+from baton.kernels import native
+from baton.kernels.linear import reference
+from baton.kernels.native import INT, INT64, POINTER, TYPES
+from baton.kernels.native.checks import assert_agrees
 
 LINEAR = "baton_linear"
 LOOK_UP = "baton_look_up"

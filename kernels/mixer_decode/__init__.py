@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.conv1d import conv1d_update
-from kernels.gated_norm import gated_norm
-from kernels.mixer_constants import MixerConstants
-from kernels.mixer_decode import native, reference
-from kernels.state_update import selective_state_update
+from baton.kernels import gpu
+from baton.kernels.conv1d import conv1d_update
+from baton.kernels.gated_norm import gated_norm
+from baton.kernels.mixer_constants import MixerConstants
+from baton.kernels.mixer_decode import native, reference
+from baton.kernels.state_update import selective_state_update
 
 __all__ = ["mixer_decode"]
 
@@ -24,7 +24,7 @@ def mixer_decode(
 ) -> Tensor:
     """See reference.mixer_decode."""
     if gpu.takes(projected):
-        from kernels.mixer_decode import triton
+        from baton.kernels.mixer_decode import triton
 
         return triton.mixer_decode(projected, constants, conv_pool, state_pool, slots, positions)
     if native.takes(projected, constants, conv_pool, state_pool):

@@ -8,11 +8,11 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kernels import native
-from kernels.mixer_constants import MixerConstants
-from kernels.mixer_decode import reference
-from kernels.native import FLOAT, INT, INT64, POINTER, TYPES
-from kernels.native.checks import assert_agrees
+from baton.kernels import native
+from baton.kernels.mixer_constants import MixerConstants
+from baton.kernels.mixer_decode import reference
+from baton.kernels.native import FLOAT, INT, INT64, POINTER, TYPES
+from baton.kernels.native.checks import assert_agrees
 
 NAME = "baton_mixer_decode"
 ARGUMENTS = [

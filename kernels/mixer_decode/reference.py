@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import kernels.conv1d.reference
-import kernels.gated_norm.reference
-import kernels.state_update.reference
-from kernels.mixer_constants import MixerConstants
+import baton.kernels.conv1d.reference
+import baton.kernels.gated_norm.reference
+import baton.kernels.state_update.reference
+from baton.kernels.mixer_constants import MixerConstants
 
 
 class Forms(NamedTuple):
@@ -22,9 +22,9 @@ class Forms(NamedTuple):
 
 
 REFERENCES = Forms(
-    kernels.conv1d.reference.conv1d_update,
-    kernels.state_update.reference.selective_state_update,
-    kernels.gated_norm.reference.gated_norm,
+    baton.kernels.conv1d.reference.conv1d_update,
+    baton.kernels.state_update.reference.selective_state_update,
+    baton.kernels.gated_norm.reference.gated_norm,
 )
 
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from kernels.conv1d.triton_update import conv1d_update
-from kernels.gated_norm.triton import gated_norm
-from kernels.mixer_constants import MixerConstants
-from kernels.state_update.triton import selective_state_update
+from baton.kernels.conv1d.triton_update import conv1d_update
+from baton.kernels.gated_norm.triton import gated_norm
+from baton.kernels.mixer_constants import MixerConstants
+from baton.kernels.state_update.triton import selective_state_update
 
 
 def mixer_decode(

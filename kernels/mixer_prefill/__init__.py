@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.conv1d import conv1d_prefill
-from kernels.gated_norm import gated_norm
-from kernels.mixer_constants import MixerConstants
-from kernels.mixer_prefill import native, reference
-from kernels.mixer_prefill.plan import PrefillPlan, plan_prefill
-from kernels.ssd import ssd_prefill
+from baton.kernels import gpu
+from baton.kernels.conv1d import conv1d_prefill
+from baton.kernels.gated_norm import gated_norm
+from baton.kernels.mixer_constants import MixerConstants
+from baton.kernels.mixer_prefill import native, reference
+from baton.kernels.mixer_prefill.plan import PrefillPlan, plan_prefill
+from baton.kernels.ssd import ssd_prefill
 
 __all__ = ["PrefillPlan", "mixer_prefill", "plan_prefill"]
 
@@ -20,7 +20,7 @@ def mixer_prefill(
 ) -> Tensor:
     """See reference.mixer_prefill."""
     if gpu.takes(projected):
-        from kernels.mixer_prefill import triton
+        from baton.kernels.mixer_prefill import triton
 
         return triton.mixer_prefill(projected, constants, conv_pool, state_pool, plan)
     if native.takes(projected, conv_pool, state_pool):

@@ -6,9 +6,9 @@ from functools import cached_property
 
 import torch
 
-from kernels.chunk_table import ChunkTable, chunk_table, cut
-from kernels.conv1d import ConvPlan, plan_conv
-from kernels.ssd import ChunkPlan, rounds_of
+from baton.kernels.chunk_table import ChunkTable, chunk_table, cut
+from baton.kernels.conv1d import ConvPlan, plan_conv
+from baton.kernels.ssd import ChunkPlan, rounds_of
 
 
 @dataclass(frozen=True)

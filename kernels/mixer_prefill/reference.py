@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import kernels.conv1d.reference
-import kernels.gated_norm.reference
-import kernels.ssd.reference
-from kernels.mixer_constants import MixerConstants
-from kernels.mixer_prefill.plan import PrefillPlan
+import baton.kernels.conv1d.reference
+import baton.kernels.gated_norm.reference
+import baton.kernels.ssd.reference
+from baton.kernels.mixer_constants import MixerConstants
+from baton.kernels.mixer_prefill.plan import PrefillPlan
 
 
 class Parts(NamedTuple):
@@ -23,9 +23,9 @@ class Parts(NamedTuple):
 
 
 REFERENCES = Parts(
-    kernels.conv1d.reference.conv1d_prefill,
-    kernels.ssd.reference.ssd_prefill,
-    kernels.gated_norm.reference.gated_norm,
+    baton.kernels.conv1d.reference.conv1d_prefill,
+    baton.kernels.ssd.reference.ssd_prefill,
+    baton.kernels.gated_norm.reference.gated_norm,
 )
 
 

@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from kernels.conv1d.triton import conv1d_prefill
-from kernels.gated_norm.triton import gated_norm
-from kernels.mixer_constants import MixerConstants
-from kernels.mixer_prefill.plan import PrefillPlan
-from kernels.ssd.triton import ssd_prefill
+from baton.kernels.conv1d.triton import conv1d_prefill
+from baton.kernels.gated_norm.triton import gated_norm
+from baton.kernels.mixer_constants import MixerConstants
+from baton.kernels.mixer_prefill.plan import PrefillPlan
+from baton.kernels.ssd.triton import ssd_prefill
 
 
 def mixer_prefill(

@@ -1,6 +1,6 @@
 """Compiled kernels: found or built, cached, loaded and checked; an operation's native.py declares its functions."""
 
-from kernels.native.library import (
+from baton.kernels.native.library import (
     Function,
     address_of_words,
     argtypes,
@@ -12,7 +12,7 @@ from kernels.native.library import (
     use_threads,
     watched,
 )
-from kernels.native.types import FLOAT, INT, INT64, POINTER, TYPES
+from baton.kernels.native.types import FLOAT, INT, INT64, POINTER, TYPES
 
 __all__ = [
     "FLOAT",

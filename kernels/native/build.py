@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kernels.native.compiler import Compiler
-from kernels.native.targets import Target
+from baton.kernels.native.compiler import Compiler
+from baton.kernels.native.targets import Target
 
 KERNELS = Path(__file__).parents[1]
 KEY = 16

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from kernels.native.targets import Target
+from baton.kernels.native.targets import Target
 
 NAMES = ("c++", "g++", "clang++")
 FLAGS = (

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kernels.native.pool import use_pool
+from baton.kernels.native.pool import use_pool
 
 Function = Callable[..., None]
 
@@ -45,7 +45,7 @@ def declare(name: str, argtypes: Sequence[Any], check: Callable[[], None]) -> No
 def declared(operations: Collection[str] | None = None) -> list[str]:
     """The names of all functions, or those of some operations."""
     return sorted(
-        name for name, found in _declared.items() if operations is None or found.module.split(".")[1] in operations
+        name for name, found in _declared.items() if operations is None or found.module.split(".")[2] in operations
     )
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kernels.native import library
-from kernels.native.build import build, key
-from kernels.native.cache import CacheError, cache_folder, fetch, open_folder
-from kernels.native.compiler import Compiler, find_compiler
-from kernels.native.targets import Target, cpu_features, machine, usable_targets
+from baton.kernels.native import library
+from baton.kernels.native.build import build, key
+from baton.kernels.native.cache import CacheError, cache_folder, fetch, open_folder
+from baton.kernels.native.compiler import Compiler, find_compiler
+from baton.kernels.native.targets import Target, cpu_features, machine, usable_targets
 
 
 @dataclass(slots=True)

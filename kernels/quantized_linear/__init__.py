@@ -6,8 +6,8 @@ from typing import Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from kernels import gpu
-from kernels.quantized_linear import cpu, native, reference
+from baton.kernels import gpu
+from baton.kernels.quantized_linear import cpu, native, reference
 
 __all__ = ["Layout", "QuantizedWeight", "linear", "look_up", "quantize"]
 
@@ -68,7 +68,7 @@ def _layout(weight: Tensor) -> Layout:
 
 def _by(layout: Layout) -> Implementation:
     if layout == "triton":
-        from kernels.quantized_linear import triton
+        from baton.kernels.quantized_linear import triton
 
         return triton
     return native if layout == "native" else cpu

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.quantized_linear import reference
-from kernels.quantized_linear.reference import GROUP
+from baton.kernels.quantized_linear import reference
+from baton.kernels.quantized_linear.reference import GROUP
 
 SCALE_BYTES = 2
 OUTPUTS_AT_ONCE = 1024

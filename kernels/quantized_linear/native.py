@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels import native
-from kernels.native import INT, INT64, POINTER, TYPES
-from kernels.native.checks import assert_agrees
-from kernels.quantized_linear import reference
-from kernels.quantized_linear.reference import GROUP
+from baton.kernels import native
+from baton.kernels.native import INT, INT64, POINTER, TYPES
+from baton.kernels.native.checks import assert_agrees
+from baton.kernels.quantized_linear import reference
+from baton.kernels.quantized_linear.reference import GROUP
 
 LINEAR = "baton_quantized_linear"
 LOOK_UP = "baton_quantized_look_up"

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from triton import language as tl
 
-from kernels.gpu import KernelConfig, config_of, dot_precision, launch
-from kernels.gpu.jit import jit
-from kernels.quantized_linear.reference import GROUP
+from baton.kernels.gpu import KernelConfig, config_of, dot_precision, launch
+from baton.kernels.gpu.jit import jit
+from baton.kernels.quantized_linear.reference import GROUP
 
 BLOCK: tl.constexpr = tl.constexpr(64)
 """Outputs that lie together."""

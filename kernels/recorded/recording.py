@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import native
-from kernels.native import FLOAT, INT64, POINTER
-from kernels.recorded.memory import Lifetime, SharedMemory, lay_out
-from kernels.recorded.watching import Allocations, NotRecordable
-from kernels.rms_norm import add_rms_norm
+from baton.kernels import native
+from baton.kernels.native import FLOAT, INT64, POINTER
+from baton.kernels.recorded.memory import Lifetime, SharedMemory, lay_out
+from baton.kernels.recorded.watching import Allocations, NotRecordable
+from baton.kernels.rms_norm import add_rms_norm
 
 NAME = "baton_replay"
 

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.rms_norm import native, reference
+from baton.kernels import gpu
+from baton.kernels.rms_norm import native, reference
 
 __all__ = ["add_rms_norm"]
 
@@ -13,7 +13,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """See reference.add_rms_norm."""
     if gpu.takes(residual):
-        from kernels.rms_norm import triton
+        from baton.kernels.rms_norm import triton
 
         return triton.add_rms_norm(residual, x, weight, eps, multiplier, offset)
     run = native.add_rms_norm if native.takes(residual, x, weight) else reference.add_rms_norm

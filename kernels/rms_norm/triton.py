@@ -5,8 +5,8 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from kernels.gpu import KernelConfig, config_of, launch
-from kernels.gpu.jit import jit
+from baton.kernels.gpu import KernelConfig, config_of, launch
+from baton.kernels.gpu.jit import jit
 
 
 def add_rms_norm(

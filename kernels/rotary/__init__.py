@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.rotary import native, reference
+from baton.kernels import gpu
+from baton.kernels.rotary import native, reference
 
 __all__ = ["rotate"]
 
@@ -11,7 +11,7 @@ __all__ = ["rotate"]
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """See reference.rotate."""
     if gpu.takes(x):
-        from kernels.rotary import triton
+        from baton.kernels.rotary import triton
 
         return triton.rotate(x, cos, sin)
     return (native.rotate if native.takes(x, cos, sin) else reference.rotate)(x, cos, sin)

@@ -5,10 +5,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from kernels import native
-from kernels.native import INT, INT64, POINTER, TYPES
-from kernels.native.checks import assert_agrees
-from kernels.rotary import reference
+from baton.kernels import native
+from baton.kernels.native import INT, INT64, POINTER, TYPES
+from baton.kernels.native.checks import assert_agrees
+from baton.kernels.rotary import reference
 
 NAME = "baton_rotate"
 

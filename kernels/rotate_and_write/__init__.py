@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.attention import write_pages
-from kernels.rotary import rotate
+from baton.kernels import gpu
+from baton.kernels.attention import write_pages
+from baton.kernels.rotary import rotate
 
 __all__ = ["rotate_and_write"]
 
@@ -22,7 +22,7 @@ def rotate_and_write(
     """See reference.rotate_and_write."""
     if cos is not None and sin is not None:
         if gpu.takes(query):
-            from kernels.rotate_and_write import triton
+            from baton.kernels.rotate_and_write import triton
 
             return triton.rotate_and_write(query, keys, values, cos, sin, key_pages, value_pages, places)
         query, keys = rotate(query, cos, sin), rotate(keys, cos, sin)

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-import kernels.attention.reference
-import kernels.rotary.reference
+import baton.kernels.attention.reference
+import baton.kernels.rotary.reference
 
 
 def rotate_and_write(
@@ -18,11 +18,11 @@ def rotate_and_write(
 ) -> Tensor:
     """Rotate query [T, heads, head_dim] and keys, store keys and values at their places; return the query, rotated.
 
-    Rotated as kernels.rotary.reference says, stored as kernels.attention.reference does. cos and sin, of a head's whole
-    width or less: None leaves query and keys as they are.
+    Rotation is that of kernels/rotary/reference.py, storing that of kernels/attention/reference.py. cos and sin have a
+    head's whole width or less; None leaves query and keys as they are.
     """
     if cos is not None and sin is not None:
-        query = kernels.rotary.reference.rotate(query, cos, sin)
-        keys = kernels.rotary.reference.rotate(keys, cos, sin)
-    kernels.attention.reference.write_pages(keys, values, key_pages, value_pages, places)
+        query = baton.kernels.rotary.reference.rotate(query, cos, sin)
+        keys = baton.kernels.rotary.reference.rotate(keys, cos, sin)
+    baton.kernels.attention.reference.write_pages(keys, values, key_pages, value_pages, places)
     return query

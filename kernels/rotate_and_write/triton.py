@@ -5,11 +5,11 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from kernels.attention.triton import copy_row, in_pages
-from kernels.gpu import config_of, launch
-from kernels.gpu.jit import jit
-from kernels.gpu.layout import row_stride
-from kernels.rotary.triton import candidates, rotate_row
+from baton.kernels.attention.triton import copy_row, in_pages
+from baton.kernels.gpu import config_of, launch
+from baton.kernels.gpu.jit import jit
+from baton.kernels.gpu.layout import row_stride
+from baton.kernels.rotary.triton import candidates, rotate_row
 
 
 def rotate_and_write(

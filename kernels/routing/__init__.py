@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.linear import PackedWeight
-from kernels.routing import native, reference
-from kernels.routing.rule import RoutingRule
+from baton.kernels import gpu
+from baton.kernels.linear import PackedWeight
+from baton.kernels.routing import native, reference
+from baton.kernels.routing.rule import RoutingRule
 
 __all__ = ["RoutingRule", "pack", "route"]
 
@@ -22,7 +22,7 @@ def route(
     if isinstance(router, PackedWeight):
         return native.route(x, router, bias, rule, padding)
     if gpu.takes(x):
-        from kernels.routing import triton
+        from baton.kernels.routing import triton
 
         return triton.route(x, router, bias, rule, padding)
     return reference.route(x, router, bias, rule, padding)

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from kernels import native
-from kernels.linear import PackedWeight
-from kernels.linear.native import BLOCK, packed
-from kernels.native import FLOAT, INT, INT64, POINTER, TYPES
-from kernels.native.checks import assert_agrees
-from kernels.routing import reference
-from kernels.routing.rule import RoutingRule
+from baton.kernels import native
+from baton.kernels.linear import PackedWeight
+from baton.kernels.linear.native import BLOCK, packed
+from baton.kernels.native import FLOAT, INT, INT64, POINTER, TYPES
+from baton.kernels.native.checks import assert_agrees
+from baton.kernels.routing import reference
+from baton.kernels.routing.rule import RoutingRule
 
 NAME = "baton_route"
 ARGUMENTS = [

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.routing.rule import RoutingRule
+from baton.kernels.routing.rule import RoutingRule
 
 LEAST = 1e-20
 """Added to what weights are divided by."""

@@ -6,9 +6,9 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from kernels.gpu import KernelConfig, config_of, dot_precision, launch
-from kernels.gpu.jit import jit
-from kernels.routing.rule import RoutingRule
+from baton.kernels.gpu import KernelConfig, config_of, dot_precision, launch
+from baton.kernels.gpu.jit import jit
+from baton.kernels.routing.rule import RoutingRule
 
 SPLIT = 256
 """Inputs that a program multiplies at a time."""

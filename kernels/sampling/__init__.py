@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.sampling import cpu, native, reference
-from kernels.sampling.adjust import TokenCounts, apply_bias, apply_penalties
-from kernels.sampling.reference import ALL_GREEDY, Sampled, SamplingTensors, log_probabilities_of
+from baton.kernels import gpu
+from baton.kernels.sampling import cpu, native, reference
+from baton.kernels.sampling.adjust import TokenCounts, apply_bias, apply_penalties
+from baton.kernels.sampling.reference import ALL_GREEDY, Sampled, SamplingTensors, log_probabilities_of
 
 __all__ = [
     "ALL_GREEDY",
@@ -24,7 +24,7 @@ __all__ = [
 def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
     """One token for each row of logits, float32 [R, V]. The draw of a row depends on nothing but that row."""
     if gpu.takes(logits):
-        from kernels.sampling import triton
+        from baton.kernels.sampling import triton
 
         return triton.sample(logits, params)
     if native.takes(logits):
@@ -39,7 +39,7 @@ def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
     if 32 * words.shape[1] < logits.shape[1]:
         raise ValueError(f"{words.shape[1]} words of mask for {logits.shape[1]} tokens")
     if gpu.takes(logits):
-        from kernels.sampling import triton_adjust
+        from baton.kernels.sampling import triton_adjust
 
         return triton_adjust.apply_masks(logits, rows, words)
     if native.masks(logits):
@@ -50,7 +50,7 @@ def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
 def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """See reference.log_probabilities."""
     if gpu.takes(logits):
-        from kernels.sampling import triton_log_probabilities
+        from baton.kernels.sampling import triton_log_probabilities
 
         if top <= triton_log_probabilities.MOST:
             return triton_log_probabilities.log_probabilities(logits, tokens, top)

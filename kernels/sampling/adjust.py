@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels import gpu
+from baton.kernels import gpu
 
 
 class TokenCounts:
@@ -32,7 +32,7 @@ class TokenCounts:
     def add(self, lines: Tensor, tokens: Tensor) -> None:
         """Count one output token on each line, int64 [n] both: O(1) a line, in place, on the stream."""
         if gpu.takes(self.output_counts):
-            from kernels.sampling import triton_adjust
+            from baton.kernels.sampling import triton_adjust
 
             triton_adjust.count(self.output_counts, lines, tokens)
             return
@@ -67,7 +67,7 @@ def apply_penalties(
     each output token costs `frequency` for every occurrence and `presence` once.
     """
     if gpu.takes(logits):
-        from kernels.sampling import triton_adjust
+        from baton.kernels.sampling import triton_adjust
 
         given = rows, prompt_seen, output_counts, lines, repetition, presence, frequency
         return triton_adjust.apply_penalties(logits, *given)
@@ -86,7 +86,7 @@ def apply_bias(logits: Tensor, rows: Tensor, tokens: Tensor, addends: Tensor) ->
     A token may be banned as well as biased, but not biased twice: the order of additions is not defined.
     """
     if gpu.takes(logits):
-        from kernels.sampling import triton_adjust
+        from baton.kernels.sampling import triton_adjust
 
         return triton_adjust.apply_bias(logits, rows, tokens, addends)
     return logits.index_put_((rows, tokens), addends, accumulate=True)

@@ -8,7 +8,7 @@ keys, so a cut inside a tie is exact as well.
 import torch
 from torch import Tensor
 
-from kernels.sampling.reference import (
+from baton.kernels.sampling.reference import (
     Sampled,
     SamplingTensors,
     apply_min_p,

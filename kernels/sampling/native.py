@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from kernels import native
-from kernels.native import INT64, POINTER
-from kernels.native.checks import assert_agrees
-from kernels.sampling import reference
-from kernels.sampling.reference import Sampled, SamplingTensors
+from baton.kernels import native
+from baton.kernels.native import INT64, POINTER
+from baton.kernels.native.checks import assert_agrees
+from baton.kernels.sampling import reference
+from baton.kernels.sampling.reference import Sampled, SamplingTensors
 
 ARG_MAX, SCALE, DRAW, MASK = "baton_arg_max", "baton_scale_logits", "baton_draw", "baton_mask_logits"
 BLOCK_ELEMENTS = 2**19  # Of a temporary that stays in the cache, and comes from memory that has been used before.

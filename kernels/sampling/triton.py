@@ -14,12 +14,12 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from kernels.gpu import KernelConfig, config_of, launch
-from kernels.gpu.jit import jit
-from kernels.sampling.reference import Sampled, SamplingTensors
-from kernels.sampling.triton_cut import NO_LIMIT, amounts_of, distance, limit_of, narrowed
-from kernels.sampling.triton_draw import best_of, draw, sums_of
-from kernels.sampling.triton_numbers import (
+from baton.kernels.gpu import KernelConfig, config_of, launch
+from baton.kernels.gpu.jit import jit
+from baton.kernels.sampling.reference import Sampled, SamplingTensors
+from baton.kernels.sampling.triton_cut import NO_LIMIT, amounts_of, distance, limit_of, narrowed
+from baton.kernels.sampling.triton_draw import best_of, draw, sums_of
+from baton.kernels.sampling.triton_numbers import (
     LOWEST,
     ids_of,
     is_finite,

@@ -6,8 +6,8 @@ weighs nothing is never drawn, so it does not matter on which side of the cut it
 
 from triton import language as tl
 
-from kernels.gpu.jit import jit
-from kernels.sampling.triton_numbers import (
+from baton.kernels.gpu.jit import jit
+from baton.kernels.sampling.triton_numbers import (
     HIGHEST,
     LIGHTEST,
     LOWEST,

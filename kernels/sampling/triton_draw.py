@@ -2,8 +2,8 @@
 
 from triton import language as tl
 
-from kernels.gpu.jit import jit
-from kernels.sampling.triton_cut import (
+from baton.kernels.gpu.jit import jit
+from baton.kernels.sampling.triton_cut import (
     NO_LIMIT,
     cut_by_bisection,
     cut_by_sort,
@@ -12,7 +12,7 @@ from kernels.sampling.triton_cut import (
     tokens_at,
     weigh_from,
 )
-from kernels.sampling.triton_numbers import (
+from baton.kernels.sampling.triton_numbers import (
     LOWEST,
     NO_TOKEN,
     ids_of,

@@ -6,9 +6,9 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from kernels.gpu import KernelConfig, config_of, launch
-from kernels.gpu.jit import jit
-from kernels.sampling.triton_numbers import LOWEST, ids_of, logits_of, ranks_of
+from baton.kernels.gpu import KernelConfig, config_of, launch
+from baton.kernels.gpu.jit import jit
+from baton.kernels.sampling.triton_numbers import LOWEST, ids_of, logits_of, ranks_of
 
 MOST = 32
 SPLIT_CONFIG = KernelConfig({"SPLIT": 4096}, warps=8)

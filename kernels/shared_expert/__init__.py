@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.shared_expert import native, reference
+from baton.kernels import gpu
+from baton.kernels.shared_expert import native, reference
 
 __all__ = ["add_shared"]
 
@@ -11,7 +11,7 @@ __all__ = ["add_shared"]
 def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None = None) -> Tensor:
     """See reference.add_shared."""
     if gpu.takes(routed):
-        from kernels.shared_expert import triton
+        from baton.kernels.shared_expert import triton
 
         return triton.add_shared(routed, shared, gate)
     if native.takes(routed, shared, gate):

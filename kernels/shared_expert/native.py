@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from kernels import native
-from kernels.native import INT, INT64, POINTER, TYPES
-from kernels.native.checks import assert_agrees
-from kernels.shared_expert import reference
+from baton.kernels import native
+from baton.kernels.native import INT, INT64, POINTER, TYPES
+from baton.kernels.native.checks import assert_agrees
+from baton.kernels.shared_expert import reference
 
 NAME = "baton_add_shared"
 

@@ -5,9 +5,9 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from kernels.gpu import KernelConfig, config_of, launch
-from kernels.gpu.jit import jit
-from kernels.gpu.layout import row_stride
+from baton.kernels.gpu import KernelConfig, config_of, launch
+from baton.kernels.gpu.jit import jit
+from baton.kernels.gpu.layout import row_stride
 
 
 def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None) -> Tensor:

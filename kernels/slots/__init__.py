@@ -4,8 +4,8 @@ from types import ModuleType
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.slots import reference
+from baton.kernels import gpu
+from baton.kernels.slots import reference
 
 __all__ = ["clear", "copy", "gather", "scatter"]
 
@@ -34,6 +34,6 @@ def scatter(pool: Tensor, targets: Tensor, rows: Tensor) -> None:
 def _form(pool: Tensor) -> ModuleType:
     if not gpu.takes(pool):
         return reference
-    from kernels.slots import triton
+    from baton.kernels.slots import triton
 
     return triton

@@ -5,8 +5,8 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from kernels.gpu import KernelConfig, config_of, launch
-from kernels.gpu.jit import jit
+from baton.kernels.gpu import KernelConfig, config_of, launch
+from baton.kernels.gpu.jit import jit
 
 # The first is the default: four words of 16 bytes a thread. BLOCK is in words of 4.
 CANDIDATES = [KernelConfig({"BLOCK": block}, warps) for block, warps in [(2048, 4), (1024, 4), (4096, 4), (4096, 8)]]

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from kernels.ssd import cpu, reference
-from kernels.ssd.plan import ChunkPlan, plan_chunks, rounds_of
+from baton.kernels.ssd import cpu, reference
+from baton.kernels.ssd.plan import ChunkPlan, plan_chunks, rounds_of
 
 __all__ = ["ChunkPlan", "plan_chunks", "rounds_of", "ssd_prefill"]
 

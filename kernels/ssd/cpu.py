@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.ssd.plan import ChunkPlan
+from baton.kernels.ssd.plan import ChunkPlan
 
 
 def ssd_prefill(

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from kernels.chunk_table import ChunkLists, cut
+from baton.kernels.chunk_table import ChunkLists, cut
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from kernels.chunk_table import LONGEST, ChunkTable
-from kernels.gpu import KernelConfig, config_of, launch
-from kernels.gpu.functions import clamp, softplus
-from kernels.gpu.jit import jit
-from kernels.gpu.layout import row_stride
-from kernels.gpu.limits import shared_memory
+from baton.kernels.chunk_table import LONGEST, ChunkTable
+from baton.kernels.gpu import KernelConfig, config_of, launch
+from baton.kernels.gpu.functions import clamp, softplus
+from baton.kernels.gpu.jit import jit
+from baton.kernels.gpu.layout import row_stride
+from baton.kernels.gpu.limits import shared_memory
 
 
 def ssd_prefill(

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from kernels import gpu
-from kernels.state_update import cpu, reference, replay
-from kernels.state_update.replay import InputRing
+from baton.kernels import gpu
+from baton.kernels.state_update import cpu, reference, replay
+from baton.kernels.state_update.replay import InputRing
 
 __all__ = ["InputRing", "flush", "replay_state_update", "selective_state_update"]
 
@@ -22,7 +22,7 @@ def selective_state_update(
 ) -> Tensor:
     """See reference.selective_state_update."""
     if gpu.takes(x):
-        from kernels.state_update import triton
+        from baton.kernels.state_update import triton
 
         return triton.selective_state_update(x, dt, A, B, C, D, pool, slots, positions)
     run = cpu.selective_state_update if x.device.type == "cpu" else reference.selective_state_update
@@ -46,7 +46,7 @@ def replay_state_update(
     """See replay.replay_state_update."""
     given = (x, dt, A, B, C, D, pool, slots, positions, ring, places, starts)
     if gpu.takes(x):
-        from kernels.state_update import triton_replay
+        from baton.kernels.state_update import triton_replay
 
         return triton_replay.replay_state_update(*given)
     return replay.replay_state_update(*given)
@@ -63,7 +63,7 @@ def flush(
 ) -> None:
     """See replay.flush."""
     if gpu.takes(pool):
-        from kernels.state_update import triton_replay
+        from baton.kernels.state_update import triton_replay
 
         triton_replay.flush(pool, slots, positions, ring, places, starts, targets)
     else:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.state_update.rounding import round_by_chance
+from baton.kernels.state_update.rounding import round_by_chance
 
 
 def selective_state_update(

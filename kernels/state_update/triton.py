@@ -7,10 +7,10 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from kernels.gpu import KernelConfig, config_of, launch
-from kernels.gpu.functions import clamp, softplus
-from kernels.gpu.jit import jit
-from kernels.gpu.layout import row_stride
+from baton.kernels.gpu import KernelConfig, config_of, launch
+from baton.kernels.gpu.functions import clamp, softplus
+from baton.kernels.gpu.jit import jit
+from baton.kernels.gpu.layout import row_stride
 
 
 def selective_state_update(

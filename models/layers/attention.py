@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kernels.activations import sigmoid_gate
-from kernels.attention import paged_attention
-from kernels.rotate_and_write import rotate_and_write
-from models.batch import TensorSpec
-from models.config import ModelError
-from models.layers.linear import Linear
-from models.layers.norm import RMSNorm
-from models.layers.step import BatchPlan
+from baton.kernels.activations import sigmoid_gate
+from baton.kernels.attention import paged_attention
+from baton.kernels.rotate_and_write import rotate_and_write
+from baton.models.batch import TensorSpec
+from baton.models.config import ModelError
+from baton.models.layers.linear import Linear
+from baton.models.layers.norm import RMSNorm
+from baton.models.layers.step import BatchPlan
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from kernels.delta_constants import DeltaConstants
-from kernels.delta_decode import delta_decode
-from kernels.delta_prefill import delta_prefill
-from models.batch import TensorSpec
-from models.config import ModelError
-from models.layers.linear import Linear
-from models.layers.mamba2 import Conv1d, GateNorm
-from models.layers.step import BatchPlan
+from baton.kernels.delta_constants import DeltaConstants
+from baton.kernels.delta_decode import delta_decode
+from baton.kernels.delta_prefill import delta_prefill
+from baton.models.batch import TensorSpec
+from baton.models.config import ModelError
+from baton.models.layers.linear import Linear
+from baton.models.layers.mamba2 import Conv1d, GateNorm
+from baton.models.layers.step import BatchPlan
 
 
 @dataclass(frozen=True)

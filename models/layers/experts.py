@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from kernels.experts import PARTS, Activation, PackedExperts, experts, pack
-from kernels.linear import PackedWeight
-from kernels.routing import RoutingRule, pack as pack_router, route
-from models.config import ModelError
+from baton.kernels.experts import PARTS, Activation, PackedExperts, experts, pack
+from baton.kernels.linear import PackedWeight
+from baton.kernels.routing import RoutingRule, pack as pack_router, route
+from baton.models.config import ModelError
 
 
 class Experts(nn.Module):

@@ -7,13 +7,13 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from kernels.kda_constants import KdaConstants
-from kernels.kda_decode import kda_decode
-from kernels.kda_prefill import kda_prefill
-from models.batch import TensorSpec
-from models.layers.linear import Linear
-from models.layers.mamba2 import Conv1d, GateNorm
-from models.layers.step import BatchPlan
+from baton.kernels.kda_constants import KdaConstants
+from baton.kernels.kda_decode import kda_decode
+from baton.kernels.kda_prefill import kda_prefill
+from baton.models.batch import TensorSpec
+from baton.models.layers.linear import Linear
+from baton.models.layers.mamba2 import Conv1d, GateNorm
+from baton.models.layers.step import BatchPlan
 
 
 @dataclass(frozen=True)

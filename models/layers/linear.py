@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from kernels import head_linear, linear, quantized_linear
-from kernels.head_linear import PackedHeads
-from kernels.linear import PackedWeight
-from kernels.quantized_linear import QuantizedWeight
+from baton.kernels import head_linear, linear, quantized_linear
+from baton.kernels.head_linear import PackedHeads
+from baton.kernels.linear import PackedWeight
+from baton.kernels.quantized_linear import QuantizedWeight
 
 
 class Linear(nn.Module):

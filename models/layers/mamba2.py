@@ -6,13 +6,13 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from kernels.mixer_constants import MixerConstants
-from kernels.mixer_decode import mixer_decode
-from kernels.mixer_prefill import mixer_prefill
-from models.batch import TensorSpec
-from models.config import ModelError
-from models.layers.linear import Linear
-from models.layers.step import BatchPlan
+from baton.kernels.mixer_constants import MixerConstants
+from baton.kernels.mixer_decode import mixer_decode
+from baton.kernels.mixer_prefill import mixer_prefill
+from baton.models.batch import TensorSpec
+from baton.models.config import ModelError
+from baton.models.layers.linear import Linear
+from baton.models.layers.step import BatchPlan
 
 
 @dataclass(frozen=True)

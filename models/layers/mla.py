@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kernels.attention import paged_attention
-from kernels.latents import write_latents
-from models.batch import TensorSpec
-from models.layers.linear import HeadLinear, Linear
-from models.layers.norm import RMSNorm
-from models.layers.step import BatchPlan
+from baton.kernels.attention import paged_attention
+from baton.kernels.latents import write_latents
+from baton.models.batch import TensorSpec
+from baton.models.layers.linear import HeadLinear, Linear
+from baton.models.layers.norm import RMSNorm
+from baton.models.layers.step import BatchPlan
 
 EPS = 1e-6
 """Of the norms of latents, whatever the model's is."""

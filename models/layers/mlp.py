@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from kernels.activations import silu_multiply, squared_relu
-from models.layers.linear import Linear
-from models.layers.step import BatchPlan
+from baton.kernels.activations import silu_multiply, squared_relu
+from baton.models.layers.linear import Linear
+from baton.models.layers.step import BatchPlan
 
 
 class SquaredReluMLP(nn.Module):

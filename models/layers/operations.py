@@ -2,14 +2,14 @@
 
 from torch import nn
 
-from models.batch import Model
-from models.layers.attention import Attention
-from models.layers.delta import DeltaMixer
-from models.layers.experts import Experts
-from models.layers.kda import KdaMixer
-from models.layers.mamba2 import Mamba2Mixer
-from models.layers.mla import LatentAttention
-from models.layers.mlp import GatedMLP, SquaredReluMLP
+from baton.models.batch import Model
+from baton.models.layers.attention import Attention
+from baton.models.layers.delta import DeltaMixer
+from baton.models.layers.experts import Experts
+from baton.models.layers.kda import KdaMixer
+from baton.models.layers.mamba2 import Mamba2Mixer
+from baton.models.layers.mla import LatentAttention
+from baton.models.layers.mlp import GatedMLP, SquaredReluMLP
 
 OF_ALL = frozenset({"linear", "recorded", "rms_norm", "sampling"})
 OF_LAYERS: dict[type[nn.Module], frozenset[str]] = {

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.config import ModelConfig, ModelError
+from baton.models.config import ModelConfig, ModelError
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.chunk_table import chunk_table, cut
-from kernels.mixer_prefill import PrefillPlan
-from models.batch import Batch, Decode, PagePlan, Pools, Prefill
-from models.layers.rope import Rotation
+from baton.kernels.chunk_table import chunk_table, cut
+from baton.kernels.mixer_prefill import PrefillPlan
+from baton.models.batch import Batch, Decode, PagePlan, Pools, Prefill
+from baton.models.layers.rope import Rotation
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models import bamba, falcon_h1, granitemoehybrid, kimi_linear, mamba2, nemotron_h, qwen3_5, qwen3_next
-from models.batch import Model
-from models.config import ModelConfig, ModelError, read_config
-from models.family import Family, Piece
-from models.hash import HashModel
-from models.loading.dtype import checkpoint_dtype
-from models.loading.filling import PACKED, Progress, assign, fill
+from baton.models import bamba, falcon_h1, granitemoehybrid, kimi_linear, mamba2, nemotron_h, qwen3_5, qwen3_next
+from baton.models.batch import Model
+from baton.models.config import ModelConfig, ModelError, read_config
+from baton.models.family import Family, Piece
+from baton.models.hash import HashModel
+from baton.models.loading.dtype import checkpoint_dtype
+from baton.models.loading.filling import PACKED, Progress, assign, fill
 
 FAMILIES: dict[str, Family] = {
     "mamba2": mamba2.FAMILY,

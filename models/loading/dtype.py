@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from models.config import ModelConfig, ModelError
-from models.loading.quantization import FP8
-from models.loading.shards import StoredTensor, find_shards, read_headers
+from baton.models.config import ModelConfig, ModelError
+from baton.models.loading.quantization import FP8
+from baton.models.loading.shards import StoredTensor, find_shards, read_headers
 
 
 def checkpoint_dtype(path: Path, config: ModelConfig) -> torch.dtype:

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.config import ModelConfig, ModelError
-from models.family import Family, Piece
-from models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
-from models.layers.linear import Embedding, HeadLinear, Linear
-from models.loading.matching import Filling, match
-from models.loading.parallel import in_threads
-from models.loading.quantization import Scaled, dequantize, pair_scales, read_quantization
-from models.loading.shards import DTYPES, MappedShards, StoredTensor, find_shards, read_headers
+from baton.models.config import ModelConfig, ModelError
+from baton.models.family import Family, Piece
+from baton.models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
+from baton.models.layers.linear import Embedding, HeadLinear, Linear
+from baton.models.loading.matching import Filling, match
+from baton.models.loading.parallel import in_threads
+from baton.models.loading.quantization import Scaled, dequantize, pair_scales, read_quantization
+from baton.models.loading.shards import DTYPES, MappedShards, StoredTensor, find_shards, read_headers
 
 THREADS = 4
 ROWS_COMPARED = 4096

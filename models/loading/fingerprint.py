@@ -5,8 +5,8 @@ from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
-from models.config import ModelError
-from models.loading.shards import find_shards, read_headers
+from baton.models.config import ModelError
+from baton.models.loading.shards import find_shards, read_headers
 
 SAMPLE = 512  # bytes
 

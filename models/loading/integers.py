@@ -6,10 +6,10 @@ from functools import cache
 import torch
 from torch import nn
 
-from kernels.experts import PARTS
-from kernels.quantized_linear import OUTPUTS_AT_ONCE, quantize
-from models.layers.experts import Experts
-from models.layers.linear import Embedding, Linear
+from baton.kernels.experts import PARTS
+from baton.kernels.quantized_linear import OUTPUTS_AT_ONCE, quantize
+from baton.models.layers.experts import Experts
+from baton.models.layers.linear import Embedding, Linear
 
 
 def bytes_saved(model: nn.Module, bits: int) -> int:

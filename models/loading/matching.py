@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import Tensor, nn
 
-from models.config import ModelConfig, ModelError
-from models.family import Family, Piece, whole
-from models.loading.shards import StoredTensor, listed
+from baton.models.config import ModelConfig, ModelError
+from baton.models.family import Family, Piece, whole
+from baton.models.loading.shards import StoredTensor, listed
 
 HEAD = "lm_head.weight"
 READABLE = ("F32", "BF16", "F16", "F64")

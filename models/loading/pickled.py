@@ -14,7 +14,7 @@ from os import SEEK_END
 from pathlib import Path
 from typing import IO, Any
 
-from models.config import ModelError
+from baton.models.config import ModelError
 
 STORAGES = {"FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16", "DoubleStorage": "F64"}
 SIZES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.config import ModelConfig, ModelError
-from models.loading.shards import StoredTensor, listed
+from baton.models.config import ModelConfig, ModelError
+from baton.models.loading.shards import StoredTensor, listed
 
 SCALES = ("_scale_inv", "_scale")
 """What follows a weight's name in its scale's; both are factors, by which its values are multiplied."""

@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from models.config import ModelError
-from models.loading.pickled import read_pickled
+from baton.models.config import ModelError
+from baton.models.loading.pickled import read_pickled
 
 DTYPES = {
     "F64": torch.float64,

@@ -10,10 +10,10 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from models.text import tiktoken
-from models.text.encoder import Encoded, PieceEncoder
-from models.text.grammars.compiling import Grammars
-from models.text.template import Beginning, ChatTemplate, TemplateError
+from baton.models.text import tiktoken
+from baton.models.text.encoder import Encoded, PieceEncoder
+from baton.models.text.grammars.compiling import Grammars
+from baton.models.text.template import Beginning, ChatTemplate, TemplateError
 
 __all__ = ["ModelText", "TemplateError", "load_text"]
 

@@ -6,9 +6,9 @@ from itertools import count, islice
 
 import torch
 
-from kernels.sampling import SamplingTensors, sample
-from models.batch import Batch, Decode, Model, Prefill, allocate
-from models.recorded import recording
+from baton.kernels.sampling import SamplingTensors, sample
+from baton.models.batch import Batch, Decode, Model, Prefill, allocate
+from baton.models.recorded import recording
 
 # Where the model has attention: of the first row while it is alone, and of each.
 LONGEST, OF_A_ROW, PAGE_SIZE = 8192, 512, 16

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.config import ModelConfig
-from models.layers.attention import Attention
-from models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
-from models.layers.mla import LatentAttention
-from models.loading.checkpoint import find_family
+from baton.models.config import ModelConfig
+from baton.models.layers.attention import Attention
+from baton.models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
+from baton.models.layers.mla import LatentAttention
+from baton.models.loading.checkpoint import find_family
 from scripts.benchmarks.machine import Probe
 
 HEAD = "lm_head.weight"

@@ -14,8 +14,8 @@ import aiohttp
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from models.text.grammars.compiling import Grammars
-from models.text.grammars.writing import json_schema
+from baton.models.text.grammars.compiling import Grammars
+from baton.models.text.grammars.writing import json_schema
 from scripts.benchmarks.server import Served, completion_tokens
 
 PROMPT, WARM_UP = 16, 8

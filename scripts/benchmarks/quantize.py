@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.runtime.sizing import weight_bytes
-from kernels import native
-from kernels.native.bandwidth import read_bandwidth
-from models.batch import Batch, Model, Prefill, allocate
-from models.layers.linear import pack, project
-from models.loading.checkpoint import load_model, random_model
-from models.text.tokenizer import load_text
+from baton.actors.runtime.sizing import weight_bytes
+from baton.kernels import native
+from baton.kernels.native.bandwidth import read_bandwidth
+from baton.models.batch import Batch, Model, Prefill, allocate
+from baton.models.layers.linear import pack, project
+from baton.models.loading.checkpoint import load_model, random_model
+from baton.models.text.tokenizer import load_text
 from scripts.benchmarks.bare import Bare
 from scripts.demo.lessons import LESSONS, make_chat
 from scripts.demo.text import plain

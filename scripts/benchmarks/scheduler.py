@@ -17,10 +17,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, sys.argv[1] if __name__ == "__main__" else str(ROOT))
+sys.path[:0] = [str(ROOT)]
+if __name__ == "__main__":
+    from scripts.launch import link_package
 
-from actors.lease import Lease, Ledger  # noqa: E402
-from actors.messages import (  # noqa: E402
+    sys.path[:0] = [str(link_package(Path(sys.argv[1])))]
+
+from baton.actors.lease import Lease, Ledger  # noqa: E402
+from baton.actors.messages import (  # noqa: E402
     Acquire,
     Extend,
     Extended,
@@ -33,10 +37,10 @@ from actors.messages import (  # noqa: E402
     Submit,
     Want,
 )
-from actors.requests import Request, Sampling, Stops  # noqa: E402
-from actors.scheduler.actor import Scheduler  # noqa: E402
-from actors.scheduler.plan import Limits  # noqa: E402
-from actors.tokens import count, pack  # noqa: E402
+from baton.actors.requests import Request, Sampling, Stops  # noqa: E402
+from baton.actors.scheduler.actor import Scheduler  # noqa: E402
+from baton.actors.scheduler.plan import Limits  # noqa: E402
+from baton.actors.tokens import count, pack  # noqa: E402
 
 PAGE_SIZE, TRACK_INTERVAL, STEP_TOKENS, LONGEST = 16, 256, 2048, 1 << 20
 

@@ -102,7 +102,7 @@ class Served(ServerProcess):
     """Baton's server; the same measurements as benchmarks.bare.Bare, over HTTP."""
 
     def __init__(self, folder: Path, threads: int, options: Sequence[str], log: Path) -> None:
-        command = [sys.executable, "-m", "api.cli", "serve", str(folder), "--threads", str(threads)]
+        command = [sys.executable, "-m", "baton.api.cli", "serve", str(folder), "--threads", str(threads)]
         super().__init__([*command, *options], threads, log, "/ready")
 
     def __exit__(self, *_: object) -> None:

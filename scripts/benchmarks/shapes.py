@@ -12,10 +12,10 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from torch import Tensor, nn
 
-from models.config import ModelConfig
-from models.family import Piece
-from models.layers.linear import Embedding, Linear
-from models.loading.checkpoint import find_family, random_model
+from baton.models.config import ModelConfig
+from baton.models.family import Piece
+from baton.models.layers.linear import Embedding, Linear
+from baton.models.loading.checkpoint import find_family, random_model
 from scripts.benchmarks.configs import (
     BAMBA,
     FALCON_H1,

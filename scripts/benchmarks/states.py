@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.batch import Batch, Decode, Model, allocate
-from models.loading.checkpoint import load_model, random_model
+from baton.models.batch import Batch, Decode, Model, allocate
+from baton.models.loading.checkpoint import load_model, random_model
 from scripts.benchmarks.bare import Bare
 
 BUNDLED = Path(__file__).resolve().parents[2] / "models" / "bundled"

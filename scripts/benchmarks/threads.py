@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from kernels import native
-from models.loading.checkpoint import random_model
+from baton.kernels import native
+from baton.models.loading.checkpoint import random_model
 from scripts.benchmarks.bare import Bare
 
 # hidden size, layers, vocabulary

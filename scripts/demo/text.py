@@ -12,8 +12,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from models.text.template import ChatTemplate
-from models.text.tiktoken import byte_letters
+from baton.models.text.template import ChatTemplate
+from baton.models.text.tiktoken import byte_letters
 from scripts.demo.chat import Message
 from scripts.demo.world import LISTS, VALUES
 

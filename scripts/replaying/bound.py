@@ -5,9 +5,9 @@ from array import array
 import numpy as np
 import numpy.typing as npt
 
-from actors.cache.pages import PagePool
-from actors.cache.radix import Node, RadixTree, path_to_root
-from actors.tokens import Tokens, common_prefix, count, cut
+from baton.actors.cache.pages import PagePool
+from baton.actors.cache.radix import Node, RadixTree, path_to_root
+from baton.actors.tokens import Tokens, common_prefix, count, cut
 
 WINDOWS = 64
 ROUNDS = 400

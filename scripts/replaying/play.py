@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
 
-from actors.actor import Send
-from actors.cache.actor import Cache
-from actors.cache.limits import TierLimits
-from actors.cache.pages import PagePool
-from actors.control import Speeds
-from actors.lease import Ledger
-from actors.requests import Request, Sampling, Stops
-from actors.scheduler.actor import Scheduler
-from actors.scheduler.plan import Limits
-from actors.tokens import pack
+from baton.actors.actor import Send
+from baton.actors.cache.actor import Cache
+from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.pages import PagePool
+from baton.actors.control import Speeds
+from baton.actors.lease import Ledger
+from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.scheduler.actor import Scheduler
+from baton.actors.scheduler.plan import Limits
+from baton.actors.tokens import pack
 from scripts.replaying.bound import Past
 from scripts.replaying.costs import Costs
 from scripts.replaying.policies import Policy

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actors.cache.worth.order import Policy as Order
-from actors.kinds import Kind
-from actors.requests import Request
-from actors.scheduler.plan import checkpoint_positions
-from actors.tokens import count
+from baton.actors.cache.worth.order import Policy as Order
+from baton.actors.kinds import Kind
+from baton.actors.requests import Request
+from baton.actors.scheduler.plan import checkpoint_positions
+from baton.actors.tokens import count
 
 GRID = 4  # in units: 64 tokens
 

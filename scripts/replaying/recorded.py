@@ -10,8 +10,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from actors.runtime.events import DroppedEvent, HistoryEvent
-from actors.tokens import Tokens, pack, unpack
+from baton.actors.runtime.events import DroppedEvent, HistoryEvent
+from baton.actors.tokens import Tokens, pack, unpack
 from scripts.replaying.costs import Costs
 from scripts.replaying.workloads import Arrival, Ask, Client, Workload, text
 from scripts.tracing.log import numbered_events

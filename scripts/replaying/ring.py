@@ -5,17 +5,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from actors.actor import Actor, Address, Send
-from actors.cache.actor import Cache
-from actors.forward.actor import Forward
-from actors.forward.device import Work
-from actors.lease import Ledger
-from actors.messages import Delta, Ended, Message, Ran, Submit, Transferred
-from actors.requests import Output, Request
-from actors.results.actor import ResultProcessor
-from actors.runtime.transport import arrive, depart
-from actors.scheduler.actor import Scheduler
-from actors.tokens import pack
+from baton.actors.actor import Actor, Address, Send
+from baton.actors.cache.actor import Cache
+from baton.actors.forward.actor import Forward
+from baton.actors.forward.device import Work
+from baton.actors.lease import Ledger
+from baton.actors.messages import Delta, Ended, Message, Ran, Submit, Transferred
+from baton.actors.requests import Output, Request
+from baton.actors.results.actor import ResultProcessor
+from baton.actors.runtime.transport import arrive, depart
+from baton.actors.scheduler.actor import Scheduler
+from baton.actors.tokens import pack
 from scripts.replaying.costs import Costs
 
 

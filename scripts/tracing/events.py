@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from actors.runtime.events import Event, MoveEvent, RequestEvent, UnitEvent
+from baton.actors.runtime.events import Event, MoveEvent, RequestEvent, UnitEvent
 from scripts.tracing.ring import Ring
 from scripts.tracing.time import Clock, TraceEvent, event_at
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from actors.runtime.events import DroppedEvent, Event, HeaderEvent, MoveEvent, UnitEvent
+from baton.actors.runtime.events import DroppedEvent, Event, HeaderEvent, MoveEvent, UnitEvent
 
 
 class Holding(Struct, frozen=True):

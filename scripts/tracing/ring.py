@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actors.runtime.events import ActEvent, Event, MessageEvent, StepEvent, UnitEvent
+from baton.actors.runtime.events import ActEvent, Event, MessageEvent, StepEvent, UnitEvent
 from scripts.tracing.time import Clock, TraceEvent, event_at
 
 TRACKS = ("api", "scheduler", "cache", "forward", "results", "device")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from actors.runtime.events import (
+from baton.actors.runtime.events import (
     ActEvent,
     Event,
     HeaderEvent,

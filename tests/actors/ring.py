@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from actors.actor import Send
-from actors.cache.limits import NO_TIERS, TierLimits
-from actors.cache.worth.order import Policy
-from actors.forward.contained import ContainedDevice
-from actors.forward.device import Device
-from actors.forward.torch_device import TorchDevice, survives
-from actors.lease import Lease
-from actors.messages import (
+from baton.actors.actor import Send
+from baton.actors.cache.limits import NO_TIERS, TierLimits
+from baton.actors.cache.worth.order import Policy
+from baton.actors.forward.contained import ContainedDevice
+from baton.actors.forward.device import Device
+from baton.actors.forward.torch_device import TorchDevice, survives
+from baton.actors.lease import Lease
+from baton.actors.messages import (
     Abort,
     Delta,
     Drain,
@@ -32,14 +32,14 @@ from actors.messages import (
     Suspended,
     Unname,
 )
-from actors.requests import Request, Sampling, Stops, TokenLogprob, resubmission
-from actors.runtime.events import Event
-from actors.runtime.relay import Relay, RelayConfig
-from actors.scheduler.plan import Limits
-from actors.storage.files import StateFiles
-from actors.storage.host_memory import HostStates
-from actors.tokens import pack, unpack
-from models.batch import Model, Pools, allocate
+from baton.actors.requests import Request, Sampling, Stops, TokenLogprob, resubmission
+from baton.actors.runtime.events import Event
+from baton.actors.runtime.relay import Relay, RelayConfig
+from baton.actors.scheduler.plan import Limits
+from baton.actors.storage.files import StateFiles
+from baton.actors.storage.host_memory import HostStates
+from baton.actors.tokens import pack, unpack
+from baton.models.batch import Model, Pools, allocate
 
 GREEDY = Sampling(temperature=0.0)
 

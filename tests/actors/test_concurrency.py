@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from actors.runtime.sizing import size_pools
-from actors.scheduler.strategy import Strategy
-from models.loading.checkpoint import random_model
+from baton.actors.runtime.sizing import size_pools
+from baton.actors.scheduler.strategy import Strategy
+from baton.models.loading.checkpoint import random_model
 from tests.actors.ring import Ring, running
 from tests.actors.test_ring import MAMBA2, VOCABULARY
 

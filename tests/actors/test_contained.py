@@ -6,10 +6,10 @@ from typing import Any, Generic
 
 import pytest
 
-from actors.forward.contained import ContainedDevice
-from actors.forward.device import Done, Pending, Report, Work, WorkChunk
-from actors.messages import Ran, Transferred
-from actors.requests import Request, Stops
+from baton.actors.forward.contained import ContainedDevice
+from baton.actors.forward.device import Done, Pending, Report, Work, WorkChunk
+from baton.actors.messages import Ran, Transferred
+from baton.actors.requests import Request, Stops
 from tests.actors.ring import GREEDY, running
 from tests.actors.test_failures import TIGHT, check_all, hash_model, submit_all
 

@@ -11,23 +11,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.actor import Address
-from actors.cache.actor import Cache
-from actors.cache.allocator import Allocator
-from actors.cache.limits import TierLimits
-from actors.cache.radix import tokens_to
-from actors.forward.torch_device import TorchDevice
-from actors.messages import Acquire, Message, Restarted
-from actors.runtime.relay import DeviceFailed, Relay, Unit
-from actors.scheduler.strategy import Strategy
-from actors.storage import files
-from actors.storage.files import StateFileHeader, read_tokens
-from actors.tokens import unpack
-from models.batch import Batch, Pools, allocate
-from models.decoder import Decoder
-from models.hash import HashModel
-from models.hash_definition import expected_output
-from models.loading.checkpoint import random_model
+from baton.actors.actor import Address
+from baton.actors.cache.actor import Cache
+from baton.actors.cache.allocator import Allocator
+from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.radix import tokens_to
+from baton.actors.forward.torch_device import TorchDevice
+from baton.actors.messages import Acquire, Message, Restarted
+from baton.actors.runtime.relay import DeviceFailed, Relay, Unit
+from baton.actors.scheduler.strategy import Strategy
+from baton.actors.storage import files
+from baton.actors.storage.files import StateFileHeader, read_tokens
+from baton.actors.tokens import unpack
+from baton.models.batch import Batch, Pools, allocate
+from baton.models.decoder import Decoder
+from baton.models.hash import HashModel
+from baton.models.hash_definition import expected_output
+from baton.models.loading.checkpoint import random_model
 from tests.actors.ring import Answer, Letters, Ring, running
 from tests.actors.test_ring import MAMBA2
 

@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 
-from actors.lease import LeaseError, Ledger, Move, Place, Violation
-from actors.messages import Donate, Free
-from actors.runtime.transport import Codec, arrive, depart
+from baton.actors.lease import LeaseError, Ledger, Move, Place, Violation
+from baton.actors.messages import Donate, Free
+from baton.actors.runtime.transport import Codec, arrive, depart
 
 
 @pytest.fixture

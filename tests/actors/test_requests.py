@@ -1,9 +1,9 @@
 """What a request asks for where nothing is said, and what is asked for again after a restart."""
 
-from actors.cache.limits import NO_TIERS
-from actors.messages import Acquire, Requeue, Retired, Submit
-from actors.requests import Output, Request, Sampling, Stops, resubmission
-from actors.tokens import pack, unpack
+from baton.actors.cache.limits import NO_TIERS
+from baton.actors.messages import Acquire, Requeue, Retired, Submit
+from baton.actors.requests import Output, Request, Sampling, Stops, resubmission
+from baton.actors.tokens import pack, unpack
 
 PLAIN = Sampling()
 

@@ -9,13 +9,13 @@ import time
 import pytest
 import torch
 
-from actors.cache.radix import path_to_root
-from actors.requests import Sampling, Stops
-from actors.tokens import unpack
-from models.batch import Batch, Model, Pools, Prefill, allocate
-from models.hash import HashModel
-from models.hash_definition import expected_output
-from models.loading.checkpoint import random_model
+from baton.actors.cache.radix import path_to_root
+from baton.actors.requests import Sampling, Stops
+from baton.actors.tokens import unpack
+from baton.models.batch import Batch, Model, Pools, Prefill, allocate
+from baton.models.hash import HashModel
+from baton.models.hash_definition import expected_output
+from baton.models.loading.checkpoint import random_model
 from tests.actors.ring import Ring, running
 from tests.models.oracle import settings_of
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from actors.requests import Stops
+from baton.actors.requests import Stops
 from tests.actors.ring import Answer, Ring, running
 from tests.actors.test_ring import greedy, prompts, small
 

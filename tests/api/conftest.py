@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kernels import native
+from baton.kernels import native
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from actors import tokens
-from actors.actor import Address
-from actors.messages import (
+from baton.actors import tokens
+from baton.actors.actor import Address
+from baton.actors.messages import (
     Abort,
     Continue,
     Delta,
@@ -36,23 +36,23 @@ from actors.messages import (
     Suspended,
     Unname,
 )
-from actors.requests import EndReason, MissReason, Output, Request, TokenLogprob
-from actors.runtime.timings import Timings
-from api.app import make_app
-from api.config import Config
-from api.connections.registry import CONNECTIONS
-from api.generation.gateway import Gateway
-from api.generation.served_model import ServedModel
-from api.generation.structured import GrammarCompiler, no_grammars
-from api.responses.store import RESPONSES, ResponseStore
-from api.server import Server
-from api.sessions.store import SESSIONS, SessionStore
-from api.telemetry.metrics import Metrics
-from models.text.formats.hermes import HERMES
-from models.text.formats.picking import OutputFormats
-from models.text.formats.thinking import THINK
-from models.text.grammars.compiling import Grammars
-from models.text.template import Beginning
+from baton.actors.requests import EndReason, MissReason, Output, Request, TokenLogprob
+from baton.actors.runtime.timings import Timings
+from baton.api.app import make_app
+from baton.api.config import Config
+from baton.api.connections.registry import CONNECTIONS
+from baton.api.generation.gateway import Gateway
+from baton.api.generation.served_model import ServedModel
+from baton.api.generation.structured import GrammarCompiler, no_grammars
+from baton.api.responses.store import RESPONSES, ResponseStore
+from baton.api.server import Server
+from baton.api.sessions.store import SESSIONS, SessionStore
+from baton.api.telemetry.metrics import Metrics
+from baton.models.text.formats.hermes import HERMES
+from baton.models.text.formats.picking import OutputFormats
+from baton.models.text.formats.thinking import THINK
+from baton.models.text.grammars.compiling import Grammars
+from baton.models.text.template import Beginning
 
 EOS = 256
 VOCAB = 260

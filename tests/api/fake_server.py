@@ -8,12 +8,12 @@ import asyncio
 import sys
 import time
 
-from actors.actor import Address
-from actors.messages import Message, Submit
-from api.config import load
-from api.generation.gateway import Gateway
-from api.generation.served_model import ServedModel
-from api.serve import LoadedModel, Progress, StartError, serve
+from baton.actors.actor import Address
+from baton.actors.messages import Message, Submit
+from baton.api.config import load
+from baton.api.generation.gateway import Gateway
+from baton.api.generation.served_model import ServedModel
+from baton.api.serve import LoadedModel, Progress, StartError, serve
 from tests.api.fake_ring import VOCAB, FakeRing, FakeText
 
 

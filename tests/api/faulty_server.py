@@ -9,19 +9,19 @@ from typing import Any
 
 from torch import AcceleratorError, Tensor
 
-from actors.cache.actor import Cache
-from actors.forward.actor import Forward
-from actors.forward.torch_device import TorchDevice
-from actors.messages import Acquire, Message
-from actors.requests import Request
-from actors.results.actor import ResultProcessor
-from actors.scheduler.actor import Scheduler
-from actors.tokens import pack, unpack
-from api.config import load
-from api.serve import serve
-from api.wiring import load as load_model
-from models.batch import Batch, Pools
-from models.hash import HashModel
+from baton.actors.cache.actor import Cache
+from baton.actors.forward.actor import Forward
+from baton.actors.forward.torch_device import TorchDevice
+from baton.actors.messages import Acquire, Message
+from baton.actors.requests import Request
+from baton.actors.results.actor import ResultProcessor
+from baton.actors.scheduler.actor import Scheduler
+from baton.actors.tokens import pack, unpack
+from baton.api.config import load
+from baton.api.serve import serve
+from baton.api.wiring import load as load_model
+from baton.models.batch import Batch, Pools
+from baton.models.hash import HashModel
 
 MARK = 255
 ACTORS: dict[str, Any] = {"scheduler": Scheduler, "cache": Cache, "forward": Forward, "results": ResultProcessor}

@@ -11,7 +11,7 @@ import aiohttp
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from models.hash_definition import expected_output
+from baton.models.hash_definition import expected_output
 from tests.api.server_process import ServerProcess
 
 VOCAB = 256

@@ -16,7 +16,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
-from models.batch import Batch, Pools, TensorSpec
+from baton.models.batch import Batch, Pools, TensorSpec
 
 LOGIT = 100.0
 ANSWERS = 2**20  # the state: answers begun · ANSWERS + how much of the header and of the reply has come

@@ -2,11 +2,11 @@
 
 import sys
 
-from api.config import load
-from api.serve import serve
-from api.wiring import load as load_model
-from models.family import Family, Piece
-from models.loading.checkpoint import FAMILIES
+from baton.api.config import load
+from baton.api.serve import serve
+from baton.api.wiring import load as load_model
+from baton.models.family import Family, Piece
+from baton.models.loading.checkpoint import FAMILIES
 from tests.api.scripted import ScriptedModel
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVE = ("api.cli", "serve", "--port", "0", "--log-format", "json")
+SERVE = ("baton.api.cli", "serve", "--port", "0", "--log-format", "json")
 
 
 def is_option(variable: str) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from actors.messages import Abort, Continue, Pause
+from baton.actors.messages import Abort, Continue, Pause
 from tests.api.fake_ring import serving
 
 pytestmark = pytest.mark.anyio

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from actors.scheduler.strategy import Strategy
-from api import cli, config
-from api.config import Config, ConfigError, fields, flag, load, variable
+from baton.actors.scheduler.strategy import Strategy
+from baton.api import cli, config
+from baton.api.config import Config, ConfigError, fields, flag, load, variable
 
 
 def parse(*arguments: str, environment: dict[str, str] | None = None) -> Config:

@@ -9,7 +9,7 @@ from typing import Any
 import brotli
 import pytest
 
-from actors import tokens
+from baton.actors import tokens
 from tests.api.fake_ring import serving
 
 if sys.version_info >= (3, 14):

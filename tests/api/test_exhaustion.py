@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from models.hash_definition import expected_output
+from baton.models.hash_definition import expected_output
 from tests.api.hash_traffic import VOCAB, Traffic, make_checkpoint, troubles, wait_home
 from tests.api.server_process import SERVE, ServerProcess
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from actors.forward.streams import CpuStream
-from actors.runtime.sizing import count_active_parameters, count_parameters, weight_bytes
-from api import cli
-from api.config import Config
-from api.inspection import Inspection, examine
-from api.machine import memory
-from api.serve import StartError
-from api.wiring import load, model_length, size
-from models import granitemoehybrid
-from models.config import read_config
-from models.loading.checkpoint import load_model
-from models.loading.shards import MappedShards
+from baton.actors.forward.streams import CpuStream
+from baton.actors.runtime.sizing import count_active_parameters, count_parameters, weight_bytes
+from baton.api import cli
+from baton.api.config import Config
+from baton.api.inspection import Inspection, examine
+from baton.api.machine import memory
+from baton.api.serve import StartError
+from baton.api.wiring import load, model_length, size
+from baton.models import granitemoehybrid
+from baton.models.config import read_config
+from baton.models.loading.checkpoint import load_model
+from baton.models.loading.shards import MappedShards
 from tests.models.configurations.nemotron_h import PUBLISHED
 from tests.models.loading.test_fp8 import FORMATS, quantize
 from tests.models.loading.test_loading import copied

@@ -2,8 +2,8 @@
 
 import pytest
 
-from api.config import Config, ConfigError, check
-from api.security import Guard, host_name
+from baton.api.config import Config, ConfigError, check
+from baton.api.security import Guard, host_name
 from tests.api.fake_ring import serving
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from actors.messages import Name, Submit
+from baton.actors.messages import Name, Submit
 from tests.api.fake_ring import Served, serving
 from tests.api.server_process import SERVE, ServerProcess
 

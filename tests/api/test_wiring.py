@@ -10,17 +10,17 @@ import pytest
 import structlog
 import torch
 
-from actors.forward.streams import CpuStream
-from actors.runtime.relay import Relay
-from actors.scheduler.strategy import Strategy
-from api.config import Config
-from api.generation.gateway import Gateway
-from api.machine.memory import free_in_container, free_memory
-from api.serve import StartError
-from api.wiring import build_lower_tiers, load, model_length, name_states, size
-from kernels.gpu import dot_precision, use_tf32
-from models.hash import HashModel
-from models.loading.checkpoint import random_model
+from baton.actors.forward.streams import CpuStream
+from baton.actors.runtime.relay import Relay
+from baton.actors.scheduler.strategy import Strategy
+from baton.api.config import Config
+from baton.api.generation.gateway import Gateway
+from baton.api.machine.memory import free_in_container, free_memory
+from baton.api.serve import StartError
+from baton.api.wiring import build_lower_tiers, load, model_length, name_states, size
+from baton.kernels.gpu import dot_precision, use_tf32
+from baton.models.hash import HashModel
+from baton.models.loading.checkpoint import random_model
 from tests.actors.test_ring import MAMBA2
 from tests.api.hash_traffic import make_checkpoint
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from actors.forward.cuda_stream import CudaStream
-from actors.forward.torch_device import TorchDevice
-from actors.forward.warming import warm_up
-from models.batch import Pools
+from baton.actors.forward.cuda_stream import CudaStream
+from baton.actors.forward.torch_device import TorchDevice
+from baton.actors.forward.warming import warm_up
+from baton.models.batch import Pools
 from tests.actors.forward.story import ROWS, Story, model_of, on_the_cpu, pools_of, same
 from tests.models.oracle import CHECKPOINTS
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from models.hash_definition import expected_output
+from baton.models.hash_definition import expected_output
 from tests.fuzz.client import Client
 from tests.fuzz.oracles import LASTING, astray, complaint
 from tests.fuzz.requests import ENDPOINTS, Endpoint, FuzzRequest, draw

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from api.anthropic.request import MessagesRequest, MessagesToolChoice, OutputConfig, Thinking
+from baton.api.anthropic.request import MessagesRequest, MessagesToolChoice, OutputConfig, Thinking
 
 
 class CacheMark(Struct):

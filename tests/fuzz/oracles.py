@@ -6,7 +6,7 @@ from typing import Any
 
 import aiohttp
 
-from models.hash_definition import expected_output
+from baton.models.hash_definition import expected_output
 from tests.fuzz.client import Answer
 from tests.fuzz.ranges import MAX_TOP
 from tests.fuzz.requests import NO_METHOD, FuzzRequest

@@ -8,14 +8,14 @@ from unittest import mock
 from msgspec import Meta
 from msgspec.structs import replace
 
-from actors.requests import Sampling, Stops
-from api import parsing
-from api.generation import messages, request_builder
-from api.generation.fields import SamplingParams
-from api.generation.served_model import ServedModel
-from api.openai import chat, completions
-from api.responses import input_items
-from api.sessions.session import OpenTurn
+from baton.actors.requests import Sampling, Stops
+from baton.api import parsing
+from baton.api.generation import messages, request_builder
+from baton.api.generation.fields import SamplingParams
+from baton.api.generation.served_model import ServedModel
+from baton.api.openai import chat, completions
+from baton.api.responses import input_items
+from baton.api.sessions.session import OpenTurn
 from tests.simulation.planting import Patch
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from actors.forward.torch_device import TorchDevice
-from actors.requests import Request
-from actors.tokens import unpack
+from baton.actors.forward.torch_device import TorchDevice
+from baton.actors.requests import Request
+from baton.actors.tokens import unpack
 
 MAX_TOP = 20
 

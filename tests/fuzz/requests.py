@@ -10,17 +10,17 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from api.admin import AbortRequest
-from api.anthropic.request import MessagesRequest
-from api.openai.chat import ChatRequest
-from api.openai.completions import CompletionRequest
-from api.responses.conversations import ConversationRequest, ItemsRequest, MetadataRequest
-from api.responses.request import ResponseRequest
-from api.responses.websocket import ResumeRequest
-from api.sessions.routes import CreateRequest, ForkRequest, RewindRequest
-from api.sessions.turns import TurnRequest
-from api.sglang.sessions import CloseSessionRequest, OpenSessionRequest
-from api.tokenization import DetokenizeRequest, TokenizeRequest
+from baton.api.admin import AbortRequest
+from baton.api.anthropic.request import MessagesRequest
+from baton.api.openai.chat import ChatRequest
+from baton.api.openai.completions import CompletionRequest
+from baton.api.responses.conversations import ConversationRequest, ItemsRequest, MetadataRequest
+from baton.api.responses.request import ResponseRequest
+from baton.api.responses.websocket import ResumeRequest
+from baton.api.sessions.routes import CreateRequest, ForkRequest, RewindRequest
+from baton.api.sessions.turns import TurnRequest
+from baton.api.sglang.sessions import CloseSessionRequest, OpenSessionRequest
+from baton.api.tokenization import DetokenizeRequest, TokenizeRequest
 from tests.fuzz.json_text import break_text, repeat_key, to_json
 from tests.fuzz.shapes import KNOWN_RESPONSE, LIKELY, ONE_OF, SELDOM, SESSIONS, SHAPES, VOCAB, Create, Generate
 from tests.fuzz.values import Values

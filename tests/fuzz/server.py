@@ -14,11 +14,11 @@ import aiohttp
 import structlog
 from structlog.testing import LogCapture
 
-from actors.requests import Request
-from api.config import Config
-from api.serve import Exit, Process
-from api.telemetry.logs import is_not_bad_http
-from api.wiring import bundled_model, load
+from baton.actors.requests import Request
+from baton.api.config import Config
+from baton.api.serve import Exit, Process
+from baton.api.telemetry.logs import is_not_bad_http
+from baton.api.wiring import bundled_model, load
 from tests.api.hash_traffic import make_checkpoint
 from tests.fuzz.ranges import watching, wrong_numbers
 from tests.fuzz.shapes import BUNDLED_VOCAB, VOCAB

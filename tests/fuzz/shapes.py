@@ -4,18 +4,18 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, inspect
 
-from api.admin import AbortRequest
-from api.anthropic.request import MessagesRequest
-from api.generation.fields import Bias, RequestFields
-from api.generation.structured import StructuredFields
-from api.openai.chat import ChatRequest
-from api.openai.completions import CompletionRequest
-from api.responses.conversations import ConversationRequest, ItemsRequest
-from api.responses.request import ResponseRequest
-from api.sessions.turns import TurnRequest
-from api.sglang.generate import GenerateParams, GenerateRequest
-from api.sglang.sessions import CloseSessionRequest, SessionParams
-from api.tokenization import DetokenizeRequest, TokenizeRequest
+from baton.api.admin import AbortRequest
+from baton.api.anthropic.request import MessagesRequest
+from baton.api.generation.fields import Bias, RequestFields
+from baton.api.generation.structured import StructuredFields
+from baton.api.openai.chat import ChatRequest
+from baton.api.openai.completions import CompletionRequest
+from baton.api.responses.conversations import ConversationRequest, ItemsRequest
+from baton.api.responses.request import ResponseRequest
+from baton.api.sessions.turns import TurnRequest
+from baton.api.sglang.generate import GenerateParams, GenerateRequest
+from baton.api.sglang.sessions import CloseSessionRequest, SessionParams
+from baton.api.tokenization import DetokenizeRequest, TokenizeRequest
 from tests.fuzz.message_shapes import OF_MESSAGES
 from tests.fuzz.values import TOKEN_KEYS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from api.app import HANDLERS
+from baton.api.app import HANDLERS
 from tests.fuzz.campaign import fuzz, shrink
 from tests.fuzz.planted import PLANTED, planted
 from tests.fuzz.requests import ENDPOINTS, Endpoint, FuzzRequest, draw

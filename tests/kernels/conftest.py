@@ -3,8 +3,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kernels import native
-from kernels.native.targets import Target
+from baton.kernels import native
+from baton.kernels.native.targets import Target
 from tests.kernels.installed import installed, library_for, runnable
 
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.delta_constants import DeltaConstants
-from kernels.mixer_prefill import plan_prefill
+from baton.kernels.delta_constants import DeltaConstants
+from baton.kernels.mixer_prefill import plan_prefill
 from tests.kernels.packing import Packed
 
 F32, BF16 = torch.float32, torch.bfloat16

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kernels import native
-from kernels.native.build import build, key
-from kernels.native.cache import cache_folder, fetch, open_folder
-from kernels.native.compiler import Compiler, find_compiler
-from kernels.native.targets import Target, cpu_features, machine, usable_targets
+from baton.kernels import native
+from baton.kernels.native.build import build, key
+from baton.kernels.native.cache import cache_folder, fetch, open_folder
+from baton.kernels.native.compiler import Compiler, find_compiler
+from baton.kernels.native.targets import Target, cpu_features, machine, usable_targets
 
 # -O1: with all loops unrolled it would take minutes.
 SANITIZED = ("-O1", "-g1", "-fno-var-tracking", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")

@@ -7,8 +7,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.kda_constants import KdaConstants
-from kernels.mixer_prefill import plan_prefill
+from baton.kernels.kda_constants import KdaConstants
+from baton.kernels.mixer_prefill import plan_prefill
 from tests.kernels.packing import Packed
 
 F32, BF16 = torch.float32, torch.bfloat16

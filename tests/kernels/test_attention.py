@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention import paged_attention, write_pages
+from baton.kernels.attention import paged_attention, write_pages
 
 PAGE, HEADS, KV_HEADS, WIDTH = 4, 6, 2, 8
 STARTS, LENGTHS = [0, 7, 0, 12, 0, 5, 30], [9, 6, 1, 4, 17, 1, 1]

@@ -6,7 +6,7 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 from torch import Tensor
 
-from kernels.attention import native, reference
+from baton.kernels.attention import native, reference
 from tests.kernels.installed import installed, runnable
 
 F32, BF16 = torch.float32, torch.bfloat16

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.conv1d import conv1d_update, cpu, plan_conv, reference
+from baton.kernels.conv1d import conv1d_update, cpu, plan_conv, reference
 from tests.kernels.packing import Packed, pack, random_packed
 
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels.delta_constants import DeltaConstants
-from kernels.delta_decode import delta_decode, reference as decoding
-from kernels.delta_prefill import delta_prefill, reference as prefilling
-from kernels.mixer_prefill import plan_prefill
+from baton.kernels.delta_constants import DeltaConstants
+from baton.kernels.delta_decode import delta_decode, reference as decoding
+from baton.kernels.delta_prefill import delta_prefill, reference as prefilling
+from baton.kernels.mixer_prefill import plan_prefill
 from tests.kernels.packing import Packed, pack
 from tests.kernels.test_mixer_prefill import packs
 

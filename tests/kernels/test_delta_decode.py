@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels.delta_decode import delta_decode, native, reference
-from kernels.state_update.rounding import round_by_chance
+from baton.kernels.delta_decode import delta_decode, native, reference
+from baton.kernels.state_update.rounding import round_by_chance
 from tests.kernels.delta_nets import (
     BF16,
     DTYPES,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels.delta_prefill import delta_prefill, native, reference
-from kernels.mixer_prefill import plan_prefill
+from baton.kernels.delta_prefill import delta_prefill, native, reference
+from baton.kernels.mixer_prefill import plan_prefill
 from tests.kernels.delta_nets import (
     BF16,
     DTYPES,

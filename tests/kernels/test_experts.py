@@ -7,9 +7,9 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.experts import PARTS, Activation, PackedExperts, cpu, experts, native, pack, reference
-from kernels.quantized_linear import reference as integers
-from models.layers.experts import Experts
+from baton.kernels.experts import PARTS, Activation, PackedExperts, cpu, experts, native, pack, reference
+from baton.kernels.quantized_linear import reference as integers
+from baton.models.layers.experts import Experts
 from tests.kernels.installed import installed, library_for, runnable
 
 F32, BF16 = torch.float32, torch.bfloat16

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels.chunk_table import chunk_table, cut
-from kernels.gated_delta import gated_delta_prefill, gated_delta_update, unit_length
-from kernels.state_update.rounding import round_by_chance
+from baton.kernels.chunk_table import chunk_table, cut
+from baton.kernels.gated_delta import gated_delta_prefill, gated_delta_update, unit_length
+from baton.kernels.state_update.rounding import round_by_chance
 from tests.kernels.packing import Packed, pack, random_packed
 from tests.kernels.test_mixer_prefill import packs
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels.gated_norm import gated_norm
+from baton.kernels.gated_norm import gated_norm
 
 
 @pytest.mark.parametrize("groups", [1, 3])

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels.chunk_table import chunk_table, cut
-from kernels.gated_delta import gated_delta_prefill, unit_length
-from kernels.kda import kda_scan, kda_update
-from kernels.state_update.rounding import round_by_chance
+from baton.kernels.chunk_table import chunk_table, cut
+from baton.kernels.gated_delta import gated_delta_prefill, unit_length
+from baton.kernels.kda import kda_scan, kda_update
+from baton.kernels.state_update.rounding import round_by_chance
 from tests.kernels.packing import Packed, pack, random_packed
 from tests.kernels.test_mixer_prefill import packs
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels.kda_decode import kda_decode, native, reference
-from kernels.state_update.rounding import round_by_chance
+from baton.kernels.kda_decode import kda_decode, native, reference
+from baton.kernels.state_update.rounding import round_by_chance
 from tests.kernels.installed import installed, runnable
 from tests.kernels.kda_nets import (
     BF16,

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels.kda_decode import kda_decode, reference as decoding
-from kernels.kda_prefill import kda_prefill, reference as prefilling
+from baton.kernels.kda_decode import kda_decode, reference as decoding
+from baton.kernels.kda_prefill import kda_prefill, reference as prefilling
 from tests.kernels.kda_nets import BF16, F32, LAYOUTS, KdaLayout, KdaNet, assert_same_to_rounding, drawn
 from tests.kernels.packing import Packed, pack
 from tests.kernels.test_mixer_prefill import packs

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels import head_linear, latents
-from kernels.latents import write_latents
+from baton.kernels import head_linear, latents
+from baton.kernels.latents import write_latents
 from tests.kernels.installed import installed, runnable
 
 F32, BF16 = torch.float32, torch.bfloat16

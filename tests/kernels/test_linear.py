@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels.linear import linear, look_up, native, pack
-from models.layers.linear import Embedding, Linear
+from baton.kernels.linear import linear, look_up, native, pack
+from baton.models.layers.linear import Embedding, Linear
 from tests.kernels.installed import installed, runnable
 
 F32, BF16 = torch.float32, torch.bfloat16

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels.mixer_constants import MixerConstants
-from kernels.mixer_decode import mixer_decode, native, reference
-from kernels.state_update.rounding import round_by_chance
+from baton.kernels.mixer_constants import MixerConstants
+from baton.kernels.mixer_decode import mixer_decode, native, reference
+from baton.kernels.state_update.rounding import round_by_chance
 from tests.kernels.installed import installed, runnable
 
 F32, BF16 = torch.float32, torch.bfloat16

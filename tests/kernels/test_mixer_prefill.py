@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels.mixer_constants import MixerConstants
-from kernels.mixer_prefill import PrefillPlan, mixer_prefill, native, plan_prefill, reference
+from baton.kernels.mixer_constants import MixerConstants
+from baton.kernels.mixer_prefill import PrefillPlan, mixer_prefill, native, plan_prefill, reference
 from tests.kernels.installed import installed, runnable
 from tests.kernels.packing import Packed, pack, random_packed
 

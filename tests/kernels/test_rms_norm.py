@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels import native
-from kernels.native.targets import Target
-from kernels.rms_norm import add_rms_norm, native as rms_norm, reference
+from baton.kernels import native
+from baton.kernels.native.targets import Target
+from baton.kernels.rms_norm import add_rms_norm, native as rms_norm, reference
 from tests.kernels.installed import library_for, runnable
 
 DTYPES = (torch.float32, torch.bfloat16)

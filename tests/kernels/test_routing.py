@@ -3,9 +3,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels.routing import RoutingRule, native, reference
-from models.config import ModelError
-from models.layers.experts import SigmoidRouter, SoftmaxRouter
+from baton.kernels.routing import RoutingRule, native, reference
+from baton.models.config import ModelError
+from baton.models.layers.experts import SigmoidRouter, SoftmaxRouter
 from tests.kernels.installed import installed, runnable
 
 F32, BF16 = torch.float32, torch.bfloat16

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels.sampling import Sampled, SamplingTensors, cpu, reference, sample
+from baton.kernels.sampling import Sampled, SamplingTensors, cpu, reference, sample
 
 torch.set_num_threads(1)
 

@@ -4,7 +4,7 @@ import random
 import pytest
 import torch
 
-from kernels.sampling import (
+from baton.kernels.sampling import (
     ALL_GREEDY,
     TokenCounts,
     apply_bias,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels.sampling import SamplingTensors, apply_masks, native, reference, sample
+from baton.kernels.sampling import SamplingTensors, apply_masks, native, reference, sample
 from tests.kernels.installed import installed, runnable
 from tests.kernels.test_sampling import make_params, pick, random_params, sample_by_hand
 

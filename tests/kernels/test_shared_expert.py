@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels.shared_expert import add_shared, native, reference
+from baton.kernels.shared_expert import add_shared, native, reference
 
 
 @pytest.mark.usefixtures("target")

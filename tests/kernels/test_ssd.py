@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.ssd import ChunkPlan, cpu, plan_chunks, reference
+from baton.kernels.ssd import ChunkPlan, cpu, plan_chunks, reference
 from tests.kernels.packing import Inputs, Packed, pack, random_inputs, random_packed, recurrence
 
 Form = Callable[..., Tensor]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.state_update import cpu, reference
-from kernels.state_update.rounding import round_by_chance
+from baton.kernels.state_update import cpu, reference
+from baton.kernels.state_update.rounding import round_by_chance
 from tests.kernels.packing import Packed, random_inputs, recurrence
 
 FORMS = pytest.mark.parametrize(

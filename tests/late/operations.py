@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.gpu import Launch
+from baton.kernels.gpu import Launch
 from tests.late.log import Fault, where
 from tests.late.tensors import Cell, LateTensor, leaves, mapped, spoil
 

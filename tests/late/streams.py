@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from actors.forward.streams import Event
+from baton.actors.forward.streams import Event
 from tests.late.log import where
 from tests.late.tensors import Cell, LateTensor, spoil
 

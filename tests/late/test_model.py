@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.batch import Batch, Decode, Model, Pools, Prefill, StateCheckpoint, allocate
-from models.loading.checkpoint import random_model
+from baton.models.batch import Batch, Decode, Model, Pools, Prefill, StateCheckpoint, allocate
+from baton.models.loading.checkpoint import random_model
 from tests.late import LateDevice
 from tests.models.oracle import CHECKPOINTS, VOCABULARY, settings_of
 

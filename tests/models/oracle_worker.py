@@ -1,27 +1,14 @@
 """Runs transformers in a process of its own: one JSON request a line on stdin, one answer a line on stdout.
 
-Started with `python -I`, so that neither this checkout nor the working directory is on the path: transformers would
-take our package `kernels` for the PyPI project of that name.
+A process of its own keeps transformers' memory, its warnings and its thread settings out of the tests.
+Started with `python -I`, so that this checkout's folder `kernels` is not mistaken for the PyPI project of that name.
 """
 
 import importlib
-import importlib.util
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
-
-CHECKOUT = Path(__file__).resolve().parents[2]
-
-
-def hide_checkout() -> None:
-    """Undo an editable install of the checkout as well."""
-    sys.path = [entry for entry in sys.path if Path(entry).resolve() != CHECKOUT]
-    sys.meta_path = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
-    spec = importlib.util.find_spec("kernels")
-    if spec and str(CHECKOUT / "kernels") in (spec.submodule_search_locations or []):
-        sys.exit("the checkout's package kernels is importable beside transformers")
 
 
 def make(torch: Any, transformers: Any, architecture: str, config: dict[str, Any], path: str, shard: str) -> None:
@@ -73,7 +60,6 @@ def chat(tokenizer: Any, chat: list[dict[str, Any]], options: dict[str, Any]) ->
 
 
 def main() -> None:
-    hide_checkout()
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     os.environ["HF_HUB_OFFLINE"] = "1"

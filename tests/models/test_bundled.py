@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from models.batch import Batch, Decode, Model, Pools, Prefill, allocate
-from models.loading.checkpoint import load_model
-from models.text.tokenizer import ModelText, load_text
+from baton.models.batch import Batch, Decode, Model, Pools, Prefill, allocate
+from baton.models.loading.checkpoint import load_model
+from baton.models.text.tokenizer import ModelText, load_text
 from scripts.demo.chat import Chat, Tool
 from scripts.demo.exams import WELL_FORMED, make_exam, read_call
 from tests.kernels.installed import installed

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.batch import Batch, Decode, Model, Pools, Prefill, StateCheckpoint, allocate
-from models.hash import HashModel
-from models.hash_definition import (
+from baton.models.batch import Batch, Decode, Model, Pools, Prefill, StateCheckpoint, allocate
+from baton.models.hash import HashModel
+from baton.models.hash_definition import (
     MODULUS,
     add_entry,
     expected_output,
@@ -89,7 +89,7 @@ def test_expected_output_feeds_each_token_back(page_fold: bool) -> None:
 
 
 def test_definition_imports_no_torch() -> None:
-    check = "import sys, models.hash_definition; sys.exit('torch' in sys.modules)"
+    check = "import sys, baton.models.hash_definition; sys.exit('torch' in sys.modules)"
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", check], cwd=root, check=False).returncode == 0
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kernels import native
-from models.layers.operations import operations
-from models.loading.checkpoint import random_model
+from baton.kernels import native
+from baton.models.layers.operations import operations
+from baton.models.loading.checkpoint import random_model
 from tests.kernels.installed import installed
 from tests.models.oracle import CHECKPOINTS, settings_of
 from tests.models.test_parity import decode, ids, make_pools, pages, prefill

@@ -1,8 +1,8 @@
 import torch
 from tokenizers import Tokenizer
 
-from models.batch import Batch, Decode, Prefill, allocate
-from models.loading.checkpoint import load_model
+from baton.models.batch import Batch, Decode, Prefill, allocate
+from baton.models.loading.checkpoint import load_model
 from tests.models.oracle import END_OF_TURN, SPECIAL_TOKENS, Oracle
 
 CPU = torch.device("cpu")

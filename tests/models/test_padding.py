@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.batch import Batch, Decode, allocate
-from models.layers import experts as layer
-from models.loading.checkpoint import random_model
+from baton.models.batch import Batch, Decode, allocate
+from baton.models.layers import experts as layer
+from baton.models.loading.checkpoint import random_model
 from tests.models.oracle import CHECKPOINTS, settings_of
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.batch import Batch, Decode, Model, Pools, Prefill, StateCheckpoint, allocate
-from models.loading.checkpoint import load_model
+from baton.models.batch import Batch, Decode, Model, Pools, Prefill, StateCheckpoint, allocate
+from baton.models.loading.checkpoint import load_model
 from tests.kernels.installed import installed, runnable
 from tests.models.oracle import CHECKPOINTS, VOCABULARY, Oracle
 

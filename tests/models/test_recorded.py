@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from models.batch import Batch, Decode, Pools, Prefill, allocate
-from models.loading.checkpoint import random_model
-from models.recorded import RecordingModel, recording
+from baton.models.batch import Batch, Decode, Pools, Prefill, allocate
+from baton.models.loading.checkpoint import random_model
+from baton.models.recorded import RecordingModel, recording
 from tests.kernels.installed import installed, runnable
 from tests.models.oracle import CHECKPOINTS, VOCABULARY, settings_of
 

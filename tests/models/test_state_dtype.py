@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.batch import Batch, Decode, Model, Pools, Prefill, StateCheckpoint, allocate
-from models.loading.checkpoint import load_model
-from models.text.tokenizer import load_text
+from baton.models.batch import Batch, Decode, Model, Pools, Prefill, StateCheckpoint, allocate
+from baton.models.loading.checkpoint import load_model
+from baton.models.text.tokenizer import load_text
 from tests.kernels.installed import installed
 
 BUNDLED = Path(__file__).parents[2] / "models" / "bundled"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from models.hash_definition import expected_output
+from baton.models.hash_definition import expected_output
 from tests.fuzz.shapes import VOCAB
 from tests.reliability.lives import TENANTS, Caller, Lives
 

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 from tokenizers import Tokenizer
 
-from models.hash_definition import expected_output
+from baton.models.hash_definition import expected_output
 from tests.fuzz.shapes import VOCAB
 
 TOKENS = 8

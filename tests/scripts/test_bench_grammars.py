@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from models.text.grammars.compiling import Grammars
-from models.text.grammars.writing import json_schema
+from baton.models.text.grammars.compiling import Grammars
+from baton.models.text.grammars.writing import json_schema
 from scripts.benchmarks.grammars import TEXTS, Figures, compile_time, schema_of, show, with_bytes
 
 

@@ -12,10 +12,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.batch import Batch, Prefill, allocate
-from models.config import ModelConfig
-from models.loading.checkpoint import load_model
-from models.text.tokenizer import NEWEST_ENDS, ModelText, load_text
+from baton.models.batch import Batch, Prefill, allocate
+from baton.models.config import ModelConfig
+from baton.models.loading.checkpoint import load_model
+from baton.models.text.tokenizer import NEWEST_ENDS, ModelText, load_text
 from scripts.demo import lessons, training as loop
 from scripts.demo.chat import Chat
 from scripts.demo.examining import examine

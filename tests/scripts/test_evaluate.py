@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.requests import Request
+from baton.actors.requests import Request
 from scripts.demo.exams import CALL, CALL_END, EXAMS, make_exam, read_call, score
 from scripts.demo.tasks.tools import NO_TOOL
 from scripts.demo.text import plain, render

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from models.config import ModelConfig
-from models.loading.checkpoint import find_family
+from baton.models.config import ModelConfig
+from baton.models.loading.checkpoint import find_family
 from scripts.benchmarks.floors import floor_of
 from scripts.benchmarks.gpu.models import MODELS, idle_share
 from scripts.benchmarks.gpu.operations.listed import TOYS

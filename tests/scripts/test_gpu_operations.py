@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import tests.kernels.gpu.interpreter  # noqa: F401
-from kernels.gpu import Launch, watched
+from baton.kernels.gpu import Launch, watched
 from scripts.benchmarks.gpu.operation import Draw, Operation
 from scripts.benchmarks.gpu.operations.listed import CHECKED, TIMED, TOYS, Build
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.runtime.events import ActEvent, DroppedEvent, HeaderEvent, HistoryEvent
-from actors.tokens import pack
+from baton.actors.runtime.events import ActEvent, DroppedEvent, HeaderEvent, HistoryEvent
+from baton.actors.tokens import pack
 from scripts.replaying.bound import Past
 from scripts.replaying.costs import Costs
 from scripts.replaying.play import Outcome, make_ring, play

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from actors.tokens import pack
+from baton.actors.tokens import pack
 from scripts.replaying.bound import Past
 from scripts.replaying.compare import Job, play_unlimited
 from scripts.replaying.costs import Costs

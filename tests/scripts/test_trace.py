@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.runtime.events import (
+from baton.actors.runtime.events import (
     ActEvent,
     DroppedEvent,
     Event,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import tests.kernels.gpu.interpreter  # noqa: F401
-from kernels.gpu import KernelConfig, config_of
-from kernels.gpu.configs import table_of
+from baton.kernels.gpu import KernelConfig, config_of
+from baton.kernels.gpu.configs import table_of
 from scripts.benchmarks.gpu.operation import Draw, Operation
 from scripts.benchmarks.gpu.operations.listed import TOYS
 from scripts.benchmarks.gpu.tuning import Table, choices, fastest

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from actors.cache.actor import Cache
-from actors.cache.radix import Node
-from actors.lease import Lease, Place
-from actors.messages import Step
-from actors.requests import PauseMode
-from actors.scheduler.plan import Limits, ScheduledRow, SchedulerState, chunk_length, steady_until
-from actors.tokens import WIDTH, unpack
-from models.hash_definition import next_state
+from baton.actors.cache.actor import Cache
+from baton.actors.cache.radix import Node
+from baton.actors.lease import Lease, Place
+from baton.actors.messages import Step
+from baton.actors.requests import PauseMode
+from baton.actors.scheduler.plan import Limits, ScheduledRow, SchedulerState, chunk_length, steady_until
+from baton.actors.tokens import WIDTH, unpack
+from baton.models.hash_definition import next_state
 from tests.simulation.checks_of_worth import check_worth
 from tests.simulation.client import Asked, Letters
 from tests.simulation.hash_device import right_logprobs

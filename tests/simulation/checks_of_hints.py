@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from actors.cache.account import Account
-from actors.cache.radix import Node, path_to_root
-from actors.kinds import Kind
-from actors.messages import Acquire, Admit, Donate, Message, Requeue, SaveFromReq, Want
-from actors.requests import Request
+from baton.actors.cache.account import Account
+from baton.actors.cache.radix import Node, path_to_root
+from baton.actors.kinds import Kind
+from baton.actors.messages import Acquire, Admit, Donate, Message, Requeue, SaveFromReq, Want
+from baton.actors.requests import Request
 
 if TYPE_CHECKING:
     from tests.simulation.unit import Unit

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from actors.cache.actor import Cache
-from actors.cache.radix import Node, RadixTree, root_of, tokens_to
-from actors.cache.state_copy import Presence, StateCopy, copy_of
-from actors.cache.worth.by_age import ByAge
-from actors.messages import Kept, SaveFromReq, Suspended
-from actors.requests import Tier
-from actors.tokens import Tokens, unpack
+from baton.actors.cache.actor import Cache
+from baton.actors.cache.radix import Node, RadixTree, root_of, tokens_to
+from baton.actors.cache.state_copy import Presence, StateCopy, copy_of
+from baton.actors.cache.worth.by_age import ByAge
+from baton.actors.messages import Kept, SaveFromReq, Suspended
+from baton.actors.requests import Tier
+from baton.actors.tokens import Tokens, unpack
 from tests.simulation.disk import check_copy
 from tests.simulation.sessions import Session
 

@@ -6,15 +6,15 @@ And nobody waits for a state that another computes and that will not come.
 from math import frexp
 from typing import TYPE_CHECKING, Any
 
-from actors.cache.actor import Cache
-from actors.cache.radix import Node, root_of, tokens_to
-from actors.cache.state_copy import StateCopy
-from actors.cache.tiers import Tiers
-from actors.cache.worth.order import BELOW, ByWorth, states_below
-from actors.kinds import Kind
-from actors.lease import Lease
-from actors.messages import Mark, Message, Passed, Spare, Step
-from actors.tokens import Tokens
+from baton.actors.cache.actor import Cache
+from baton.actors.cache.radix import Node, root_of, tokens_to
+from baton.actors.cache.state_copy import StateCopy
+from baton.actors.cache.tiers import Tiers
+from baton.actors.cache.worth.order import BELOW, ByWorth, states_below
+from baton.actors.kinds import Kind
+from baton.actors.lease import Lease
+from baton.actors.messages import Mark, Message, Passed, Spare, Step
+from baton.actors.tokens import Tokens
 from tests.simulation.checks_of_hints import check_denied
 
 if TYPE_CHECKING:

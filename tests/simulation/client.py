@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from actors.actor import Send
-from actors.messages import (
+from baton.actors.actor import Send
+from baton.actors.messages import (
     Abort,
     Continue,
     Delta,
@@ -25,8 +25,8 @@ from actors.messages import (
     Submit,
     Suspended,
 )
-from actors.requests import Output, PauseMode, Request, Sampling, Stops, TokenLogprob, resubmission
-from actors.tokens import pack, unpack
+from baton.actors.requests import Output, PauseMode, Request, Sampling, Stops, TokenLogprob, resubmission
+from baton.actors.tokens import pack, unpack
 from tests.simulation.hash_device import ANY, oracle
 from tests.simulation.scenario import Ask, Leave, Scenario
 from tests.simulation.sessions import Session, Sessions

@@ -4,10 +4,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from actors.messages import Cleared, DiskReport, Loaded, Written
-from actors.storage.disk import StateFile
-from actors.tokens import Tokens, count, unpack
-from models.hash_definition import next_state
+from baton.actors.messages import Cleared, DiskReport, Loaded, Written
+from baton.actors.storage.disk import StateFile
+from baton.actors.tokens import Tokens, count, unpack
+from baton.models.hash_definition import next_state
 from tests.simulation.hash_device import GARBAGE, Copy, DeviceError, HashDevice
 
 

@@ -9,10 +9,10 @@ from collections import Counter, deque
 from heapq import heappop, heappush
 from typing import Any
 
-from actors.actor import Address, Send
-from actors.cache.radix import path_to_root
-from actors.lease import Lease, LeaseError, Move, Place, Violation
-from actors.messages import (
+from baton.actors.actor import Address, Send
+from baton.actors.cache.radix import path_to_root
+from baton.actors.lease import Lease, LeaseError, Move, Place, Violation
+from baton.actors.messages import (
     Abort,
     Acquire,
     Admitted,
@@ -37,7 +37,7 @@ from actors.messages import (
     Suspended,
     Transferred,
 )
-from actors.runtime.transport import arrive, depart, leases_in
+from baton.actors.runtime.transport import arrive, depart, leases_in
 from tests.simulation.checks import check_end, check_leases, check_paused, check_rows, check_shares, check_turns
 from tests.simulation.client import Client
 from tests.simulation.disk import SimulatedDisk

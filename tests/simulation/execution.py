@@ -3,9 +3,9 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from actors.forward.device import Done, Pending, Work
-from actors.messages import Ran, Transferred
-from actors.requests import Request
+from baton.actors.forward.device import Done, Pending, Work
+from baton.actors.messages import Ran, Transferred
+from baton.actors.requests import Request
 
 if TYPE_CHECKING:
     from tests.simulation.hash_device import HashDevice

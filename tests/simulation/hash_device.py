@@ -7,12 +7,12 @@ from functools import partial
 from operator import mul
 from typing import Any
 
-from actors.forward.contained import ContainedDevice
-from actors.forward.device import Pending, Work
-from actors.messages import Ran, Transferred
-from actors.requests import Request, RowLogprobs, Sampling, TokenLogprob
-from actors.tokens import pack, unpack
-from models.hash_definition import FOLD_PERIOD, MODULUS, add_entry, next_state, output_hash
+from baton.actors.forward.contained import ContainedDevice
+from baton.actors.forward.device import Pending, Work
+from baton.actors.messages import Ran, Transferred
+from baton.actors.requests import Request, RowLogprobs, Sampling, TokenLogprob
+from baton.actors.tokens import pack, unpack
+from baton.models.hash_definition import FOLD_PERIOD, MODULUS, add_entry, next_state, output_hash
 from tests.simulation.copy_stream import CopyStream, EnqueuedCopy
 from tests.simulation.execution import Execution, InjectedFault
 from tests.simulation.toy_grammar import unpack_mask

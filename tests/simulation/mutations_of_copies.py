@@ -4,10 +4,10 @@ from typing import Any
 
 from msgspec.structs import replace as replaced
 
-from actors.cache.state_copy import Presence, StateCopy
-from actors.forward.actor import Forward
-from actors.messages import Admit, Copied, Export, Filled, Granted, Retire, Transferred
-from actors.scheduler.actor import Scheduler
+from baton.actors.cache.state_copy import Presence, StateCopy
+from baton.actors.forward.actor import Forward
+from baton.actors.messages import Admit, Copied, Export, Filled, Granted, Retire, Transferred
+from baton.actors.scheduler.actor import Scheduler
 from tests.simulation.copy_stream import CopyStream, EnqueuedCopy
 from tests.simulation.hash_device import HashDevice
 from tests.simulation.planting import Patch

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable
 
-from actors.forward.device import Work, WorkMask
-from actors.messages import Admitted, Masked, Message
-from actors.requests import Stops
-from actors.results import constraint
-from actors.results.actor import ResultProcessor
-from actors.results.constraint import Constraint
-from actors.scheduler.actor import Scheduler
-from actors.scheduler.plan import ScheduledRow
-from models.text.grammars.matcher import GrammarMatcher
+from baton.actors.forward.device import Work, WorkMask
+from baton.actors.messages import Admitted, Masked, Message
+from baton.actors.requests import Stops
+from baton.actors.results import constraint
+from baton.actors.results.actor import ResultProcessor
+from baton.actors.results.constraint import Constraint
+from baton.actors.scheduler.actor import Scheduler
+from baton.actors.scheduler.plan import ScheduledRow
+from baton.models.text.grammars.matcher import GrammarMatcher
 from tests.simulation.hash_device import HashDevice
 from tests.simulation.planting import Patch
 

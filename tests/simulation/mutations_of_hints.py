@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from actors.cache.radix import Node, RadixTree
-from actors.kinds import Kind
-from actors.messages import Granted, Retired
-from actors.requests import Request
-from actors.results.actor import RequestHistory, ResultProcessor
-from actors.scheduler.actor import Scheduler
+from baton.actors.cache.radix import Node, RadixTree
+from baton.actors.kinds import Kind
+from baton.actors.messages import Granted, Retired
+from baton.actors.requests import Request
+from baton.actors.results.actor import RequestHistory, ResultProcessor
+from baton.actors.scheduler.actor import Scheduler
 from tests.simulation.planting import Patch
 
 

@@ -1,10 +1,10 @@
 """Known bugs in pauses of generation."""
 
-from actors.messages import Continue, Message, Pause
-from actors.scheduler import actor as scheduler
-from actors.scheduler.actor import Scheduler
-from actors.scheduler.plan import Plan, SchedulerState
-from actors.scheduler.queue import Queue
+from baton.actors.messages import Continue, Message, Pause
+from baton.actors.scheduler import actor as scheduler
+from baton.actors.scheduler.actor import Scheduler
+from baton.actors.scheduler.plan import Plan, SchedulerState
+from baton.actors.scheduler.queue import Queue
 from tests.simulation.planting import Patch
 
 

@@ -4,20 +4,20 @@ from typing import Any
 
 from msgspec.structs import replace as replaced
 
-from actors.cache.actor import Account, Cache
-from actors.cache.page_queue import PageQueue
-from actors.cache.radix import Match, RadixTree
-from actors.forward.actor import Forward
-from actors.grants import Failure
-from actors.kinds import Kind
-from actors.messages import Extended, Ran, Requeue, Retire, Retired, Spare, Submit
-from actors.requests import Request, RetireReason
-from actors.results.actor import RequestHistory, ResultProcessor
-from actors.scheduler import plan
-from actors.scheduler.actor import Scheduler
-from actors.scheduler.plan import Limits, ScheduledRow, SchedulerState, StepPlan
-from actors.tokens import pack
-from models.text.stop_strings import StopStrings
+from baton.actors.cache.actor import Account, Cache
+from baton.actors.cache.page_queue import PageQueue
+from baton.actors.cache.radix import Match, RadixTree
+from baton.actors.forward.actor import Forward
+from baton.actors.grants import Failure
+from baton.actors.kinds import Kind
+from baton.actors.messages import Extended, Ran, Requeue, Retire, Retired, Spare, Submit
+from baton.actors.requests import Request, RetireReason
+from baton.actors.results.actor import RequestHistory, ResultProcessor
+from baton.actors.scheduler import plan
+from baton.actors.scheduler.actor import Scheduler
+from baton.actors.scheduler.plan import Limits, ScheduledRow, SchedulerState, StepPlan
+from baton.actors.tokens import pack
+from baton.models.text.stop_strings import StopStrings
 from tests.simulation import client
 from tests.simulation.planting import Patch
 

@@ -6,19 +6,19 @@ from typing import Any
 
 from msgspec.structs import replace as replaced
 
-from actors.cache.account import Account
-from actors.cache.actor import Cache
-from actors.cache.allocator import Allocator
-from actors.cache.commands import Commands
-from actors.cache.copies import CopyStore
-from actors.cache.page_queue import PageQueue
-from actors.cache.radix import Node
-from actors.cache.state_copy import Presence, StateCopy, copy_of
-from actors.cache.tiers import Tiers
-from actors.forward.actor import Forward
-from actors.lease import Lease
-from actors.messages import Admit, Export, Exported, Granted, Name, SaveFromReq, Step, Suspend, Unname
-from actors.scheduler.actor import Scheduler
+from baton.actors.cache.account import Account
+from baton.actors.cache.actor import Cache
+from baton.actors.cache.allocator import Allocator
+from baton.actors.cache.commands import Commands
+from baton.actors.cache.copies import CopyStore
+from baton.actors.cache.page_queue import PageQueue
+from baton.actors.cache.radix import Node
+from baton.actors.cache.state_copy import Presence, StateCopy, copy_of
+from baton.actors.cache.tiers import Tiers
+from baton.actors.forward.actor import Forward
+from baton.actors.lease import Lease
+from baton.actors.messages import Admit, Export, Exported, Granted, Name, SaveFromReq, Step, Suspend, Unname
+from baton.actors.scheduler.actor import Scheduler
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.hash_device import HashDevice
 from tests.simulation.planting import Patch

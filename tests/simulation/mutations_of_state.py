@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
-from actors.cache import actor as cache_actor
-from actors.cache.actor import Account, Cache
-from actors.cache.allocator import Allocator
-from actors.cache.pages import PagePool
-from actors.cache.radix import Match, Node, RadixTree
-from actors.forward.actor import Forward, LaunchedStep
-from actors.forward.contained import ContainedDevice
-from actors.forward.device import Work, WorkCheckpoint
-from actors.lease import Lease, Ledger, Place
-from actors.messages import (
+from baton.actors.cache import actor as cache_actor
+from baton.actors.cache.actor import Account, Cache
+from baton.actors.cache.allocator import Allocator
+from baton.actors.cache.pages import PagePool
+from baton.actors.cache.radix import Match, Node, RadixTree
+from baton.actors.forward.actor import Forward, LaunchedStep
+from baton.actors.forward.contained import ContainedDevice
+from baton.actors.forward.device import Work, WorkCheckpoint
+from baton.actors.lease import Lease, Ledger, Place
+from baton.actors.messages import (
     Admit,
     Copied,
     Donate,
@@ -20,9 +20,9 @@ from actors.messages import (
     Granted,
     Retire,
 )
-from actors.results.actor import RequestHistory, ResultProcessor
-from actors.scheduler.actor import Scheduler
-from actors.tokens import WIDTH
+from baton.actors.results.actor import RequestHistory, ResultProcessor
+from baton.actors.scheduler.actor import Scheduler
+from baton.actors.tokens import WIDTH
 from tests.simulation import driver
 from tests.simulation.hash_device import HashDevice
 from tests.simulation.planting import Patch

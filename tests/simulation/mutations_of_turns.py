@@ -1,9 +1,9 @@
 """Planted bugs of the turns that flows of requests take."""
 
-from actors.grants import Chunk
-from actors.scheduler import plan
-from actors.scheduler.plan import Limits, ScheduledRow, chunk_length
-from actors.scheduler.queue import Entry, Queue
+from baton.actors.grants import Chunk
+from baton.actors.scheduler import plan
+from baton.actors.scheduler.plan import Limits, ScheduledRow, chunk_length
+from baton.actors.scheduler.queue import Entry, Queue
 from tests.simulation.planting import Patch
 
 

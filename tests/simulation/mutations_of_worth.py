@@ -2,22 +2,22 @@
 
 from typing import Any
 
-from actors.cache.account import Account
-from actors.cache.allocator import Allocator
-from actors.cache.copies import CopyStore
-from actors.cache.radix import Node
-from actors.cache.state_copy import StateCopy
-from actors.cache.tiers import Tiers
-from actors.cache.together import Together
-from actors.cache.waiting import Parked
-from actors.cache.worth import order
-from actors.cache.worth.lives import Lives
-from actors.cache.worth.order import ByWorth
-from actors.kinds import Kind
-from actors.lease import Lease
-from actors.scheduler.actor import Scheduler
-from actors.scheduler.plan import StepPlan
-from actors.tokens import Tokens
+from baton.actors.cache.account import Account
+from baton.actors.cache.allocator import Allocator
+from baton.actors.cache.copies import CopyStore
+from baton.actors.cache.radix import Node
+from baton.actors.cache.state_copy import StateCopy
+from baton.actors.cache.tiers import Tiers
+from baton.actors.cache.together import Together
+from baton.actors.cache.waiting import Parked
+from baton.actors.cache.worth import order
+from baton.actors.cache.worth.lives import Lives
+from baton.actors.cache.worth.order import ByWorth
+from baton.actors.kinds import Kind
+from baton.actors.lease import Lease
+from baton.actors.scheduler.actor import Scheduler
+from baton.actors.scheduler.plan import StepPlan
+from baton.actors.tokens import Tokens
 from tests.simulation.planting import Patch
 
 

@@ -7,13 +7,13 @@ from zlib import crc32
 
 from msgspec import structs
 
-from actors.actor import Address
-from actors.cache.limits import NO_TIERS, TierLimits
-from actors.cache.worth.order import Policy
-from actors.control import Speeds
-from actors.requests import Keep, PauseMode
-from actors.scheduler.plan import Limits
-from actors.scheduler.strategy import Strategy
+from baton.actors.actor import Address
+from baton.actors.cache.limits import NO_TIERS, TierLimits
+from baton.actors.cache.worth.order import Policy
+from baton.actors.control import Speeds
+from baton.actors.requests import Keep, PauseMode
+from baton.actors.scheduler.plan import Limits
+from baton.actors.scheduler.strategy import Strategy
 from tests.simulation.hash_device import VOCABULARY
 from tests.simulation.talks import Talk, draw_talks, draw_tiers
 from tests.simulation.toy_grammar import ToyGrammar

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from actors.actor import Send
-from actors.messages import Abort, Kept, Name, Suspend, Suspended, Unname
-from actors.tokens import pack, unpack
+from baton.actors.actor import Send
+from baton.actors.messages import Abort, Kept, Name, Suspend, Suspended, Unname
+from baton.actors.tokens import pack, unpack
 from tests.simulation.talks import Command, Talk, Turn
 
 if TYPE_CHECKING:

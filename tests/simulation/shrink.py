@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from actors.scheduler.strategy import Strategy
+from baton.actors.scheduler.strategy import Strategy
 from tests.simulation.driver import Simulation
 from tests.simulation.scenario import Ask, BadStep, Crash, Fault, Scenario
 from tests.simulation.talks import Talk, Turn

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 import pytest
 
-from actors.scheduler.plan import Limits
-from actors.scheduler.strategy import Strategy
+from baton.actors.scheduler.plan import Limits
+from baton.actors.scheduler.strategy import Strategy
 from tests.simulation.driver import Simulation
 from tests.simulation.hash_device import Row
 from tests.simulation.scenario import Ask, BadStep, Leave, PausedFrom, Poison, Scenario

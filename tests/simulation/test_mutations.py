@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from actors.scheduler.plan import Limits
-from actors.scheduler.strategy import Strategy
+from baton.actors.scheduler.plan import Limits
+from baton.actors.scheduler.strategy import Strategy
 from tests.simulation.mutations import MUTATIONS, first_seed as find, planted, scenario_for
 from tests.simulation.scenario import UNKNOWN, Ask, Leave, Scenario, draw
 from tests.simulation.shrink import Failure, failure, shrink

@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 
-from actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkMask
-from actors.messages import Acquire, DiskReport, Loaded, Ran, Submit, Written
-from actors.requests import Request, Sampling, Stops
-from actors.tokens import pack, unpack
-from models.hash_definition import expected_output
+from baton.actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkMask
+from baton.actors.messages import Acquire, DiskReport, Loaded, Ran, Submit, Written
+from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.tokens import pack, unpack
+from baton.models.hash_definition import expected_output
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.driver import Simulation
 from tests.simulation.hash_device import VOCABULARY, DeviceError, HashDevice, oracle

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from actors.scheduler.strategy import Strategy
+from baton.actors.scheduler.strategy import Strategy
 from tests.simulation.driver import Simulation
 from tests.simulation.scenario import UNIT, BadStep, draw
 

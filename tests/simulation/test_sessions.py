@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from actors.cache.limits import TierLimits
-from actors.scheduler.plan import Limits
+from baton.actors.cache.limits import TierLimits
+from baton.actors.scheduler.plan import Limits
 from tests.simulation.driver import Simulation
 from tests.simulation.scenario import Ask, Crash, Scenario, draw
 from tests.simulation.talks import Command, Talk, Turn

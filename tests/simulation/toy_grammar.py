@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actors.requests import Stops
-from models.text.grammars.matcher import GrammarError
+from baton.actors.requests import Stops
+from baton.models.text.grammars.matcher import GrammarError
 from tests.simulation.talks import VOCABULARY
 
 WORDS = -(-VOCABULARY // 32)

@@ -5,10 +5,10 @@ from typing import Any
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
 
-from actors.lease import Lease
-from actors.messages import Message
-from actors.requests import Request
-from actors.tokens import count, cut, unpack
+from baton.actors.lease import Lease
+from baton.actors.messages import Message
+from baton.actors.requests import Request
+from baton.actors.tokens import count, cut, unpack
 
 MAX_TOKENS = 6
 

@@ -4,22 +4,22 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from actors.actor import Actor, Address
-from actors.cache.account import Account
-from actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING, Cache
-from actors.cache.allocator import Allocator
-from actors.cache.pages import PagePool
-from actors.cache.radix import Match, Node, path_to_root
-from actors.cache.state_copy import StateCopy
-from actors.cache.waiting import Parked, Wait
-from actors.forward.actor import Forward
-from actors.kinds import Kind
-from actors.lease import Lease, Ledger, Place
-from actors.messages import Want
-from actors.results.actor import ResultProcessor
-from actors.runtime.transport import Codec
-from actors.scheduler.actor import Scheduler
-from actors.tokens import WIDTH
+from baton.actors.actor import Actor, Address
+from baton.actors.cache.account import Account
+from baton.actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING, Cache
+from baton.actors.cache.allocator import Allocator
+from baton.actors.cache.pages import PagePool
+from baton.actors.cache.radix import Match, Node, path_to_root
+from baton.actors.cache.state_copy import StateCopy
+from baton.actors.cache.waiting import Parked, Wait
+from baton.actors.forward.actor import Forward
+from baton.actors.kinds import Kind
+from baton.actors.lease import Lease, Ledger, Place
+from baton.actors.messages import Want
+from baton.actors.results.actor import ResultProcessor
+from baton.actors.runtime.transport import Codec
+from baton.actors.scheduler.actor import Scheduler
+from baton.actors.tokens import WIDTH
 from tests.simulation.checks import CacheChecks
 from tests.simulation.checks_of_hints import HintChecks
 from tests.simulation.checks_of_sessions import SessionChecks

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from actors.requests import Keep
+from baton.actors.requests import Keep
 from tests.simulation.toy_grammar import ToyGrammar
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
-from actors.cache.radix import Node
-from actors.cache.worth.order import ROOM_FOR_GONE, anyone
-from actors.kinds import Kind
+from baton.actors.cache.radix import Node
+from baton.actors.cache.worth.order import ROOM_FOR_GONE, anyone
+from baton.actors.kinds import Kind
 
 S = TypeVar("S")
 

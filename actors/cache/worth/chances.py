@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, expm1, log
 
-from actors.kinds import Kind
+from baton.actors.kinds import Kind
 
 STEPS = 40
 # Ages in uses of the pool: the steps begin at 0, 1, 2, 4, 6, 10, 14, 22, …, two in each octave.

@@ -4,11 +4,11 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from typing import TypeAlias, TypeVar
 
-from actors.cache.radix import Node, RadixTree, path_to_root
-from actors.cache.worth.chances import Chances
-from actors.cache.worth.order import Order, ancestors
-from actors.kinds import Kind
-from actors.lease import Lease
+from baton.actors.cache.radix import Node, RadixTree, path_to_root
+from baton.actors.cache.worth.chances import Chances
+from baton.actors.cache.worth.order import Order, ancestors
+from baton.actors.kinds import Kind
+from baton.actors.lease import Lease
 
 # How many states that had to go are watched still, as a multiple of those that are kept.
 GHOSTS = 16

@@ -7,9 +7,9 @@ from heapq import heappop, heappush
 from math import frexp, inf
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from actors.cache.radix import Node, RadixTree, path_to_root
-from actors.cache.worth.chances import Chances
-from actors.kinds import Kind
+from baton.actors.cache.radix import Node, RadixTree, path_to_root
+from baton.actors.cache.worth.chances import Chances
+from baton.actors.kinds import Kind
 
 S = TypeVar("S")
 Policy: TypeAlias = Literal["worth", "lru"]

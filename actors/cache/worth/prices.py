@@ -1,8 +1,8 @@
 """What it takes to compute tokens, and to bring their state back from below the pool instead, as it was measured."""
 
-from actors.cache.limits import TierLimits
-from actors.cache.worth.order import Costs
-from actors.control import Speeds
+from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.worth.order import Costs
+from baton.actors.control import Speeds
 
 # Of a disk that nothing was read from yet: seconds for a byte.
 DISK_AT_FIRST = 1 / 500e6

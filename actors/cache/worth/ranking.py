@@ -2,12 +2,12 @@
 
 from typing import Any, TypeVar
 
-from actors.cache.limits import NO_TIERS, TierLimits
-from actors.cache.radix import Clock, Node, RadixTree
-from actors.cache.worth.by_age import ByAge
-from actors.cache.worth.chances import Chances
-from actors.cache.worth.order import PER_TOKEN, ByWorth, Costs, Order, Policy, above, whole_path
-from actors.cache.worth.prices import Prices
+from baton.actors.cache.limits import NO_TIERS, TierLimits
+from baton.actors.cache.radix import Clock, Node, RadixTree
+from baton.actors.cache.worth.by_age import ByAge
+from baton.actors.cache.worth.chances import Chances
+from baton.actors.cache.worth.order import PER_TOKEN, ByWorth, Costs, Order, Policy, above, whole_path
+from baton.actors.cache.worth.prices import Prices
 
 S = TypeVar("S")
 

@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.forward.device import Work, WorkChunk
-from actors.forward.step.packing import Inbox, Packing, Section
-from actors.forward.step.rows import RowTable
-from kernels.chunk_table import ChunkLists, ChunkTable, cut
-from models.batch import Batch, Decode, PagePlan, Prefill, StateCheckpoint
+from baton.actors.forward.device import Work, WorkChunk
+from baton.actors.forward.step.packing import Inbox, Packing, Section
+from baton.actors.forward.step.rows import RowTable
+from baton.kernels.chunk_table import ChunkLists, ChunkTable, cut
+from baton.models.batch import Batch, Decode, PagePlan, Prefill, StateCheckpoint
 
 
 @dataclass(frozen=True, slots=True)

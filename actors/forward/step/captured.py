@@ -8,14 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from actors.forward.device import Work
-from actors.forward.step.batching import PackedBatch, pack_batch
-from actors.forward.step.drawing import PackedDraws, draws_of, pack_draws, told_of
-from actors.forward.step.packing import Inbox
-from actors.forward.step.rows import RowTable
-from actors.forward.streams import Stream
-from kernels.sampling import sample
-from models.batch import Model, Pools
+from baton.actors.forward.device import Work
+from baton.actors.forward.step.batching import PackedBatch, pack_batch
+from baton.actors.forward.step.drawing import PackedDraws, draws_of, pack_draws, told_of
+from baton.actors.forward.step.packing import Inbox
+from baton.actors.forward.step.rows import RowTable
+from baton.actors.forward.streams import Stream
+from baton.kernels.sampling import sample
+from baton.models.batch import Model, Pools
 
 Replay = Callable[[], None]
 Variant = tuple[bool, bool]

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.forward.device import Work, WorkChunk, WorkMask
-from actors.forward.step.packing import Inbox, Packing, Section
-from actors.forward.step.rows import RowTable
-from actors.requests import Request
-from kernels.sampling import (
+from baton.actors.forward.device import Work, WorkChunk, WorkMask
+from baton.actors.forward.step.packing import Inbox, Packing, Section
+from baton.actors.forward.step.rows import RowTable
+from baton.actors.requests import Request
+from baton.kernels.sampling import (
     ALL_GREEDY,
     Sampled,
     SamplingTensors,

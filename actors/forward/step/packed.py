@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from actors.forward.device import Work
-from actors.forward.step.batching import PackedBatch, pack_batch
-from actors.forward.step.drawing import (
+from baton.actors.forward.device import Work
+from baton.actors.forward.step.batching import PackedBatch, pack_batch
+from baton.actors.forward.step.drawing import (
     PackedAdjustments,
     PackedDraws,
     draws_of,
@@ -13,8 +13,8 @@ from actors.forward.step.drawing import (
     pack_draws,
     pack_masks,
 )
-from actors.forward.step.packing import Packing, Section
-from actors.forward.step.reporting import (
+from baton.actors.forward.step.packing import Packing, Section
+from baton.actors.forward.step.reporting import (
     PackedAsked,
     PackedPrompt,
     PackedReports,
@@ -22,8 +22,8 @@ from actors.forward.step.reporting import (
     pack_prompts,
     pack_reports,
 )
-from actors.forward.step.rows import PageUpdate, RowTable
-from actors.requests import RowLogprobs
+from baton.actors.forward.step.rows import PageUpdate, RowTable
+from baton.actors.requests import RowLogprobs
 
 NO_REPORTS = PackedReports(None, PackedAsked(None, []), [])
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.forward.streams import Stream
+from baton.actors.forward.streams import Stream
 
 ALIGNMENT = 16  # bytes, which Triton's kernels expect
 DTYPES = {torch.int64: np.int64, torch.int32: np.int32, torch.float32: np.float32}

@@ -5,13 +5,13 @@ from itertools import compress
 
 from torch import Tensor
 
-from actors.forward.device import Done
-from actors.forward.step.packed import PackedStep
-from actors.forward.step.reporting import CopiedLogprobs
-from actors.forward.streams import Event
-from actors.messages import Ran
-from actors.requests import RowLogprobs
-from actors.tokens import pack
+from baton.actors.forward.device import Done
+from baton.actors.forward.step.packed import PackedStep
+from baton.actors.forward.step.reporting import CopiedLogprobs
+from baton.actors.forward.streams import Event
+from baton.actors.messages import Ran
+from baton.actors.requests import RowLogprobs
+from baton.actors.tokens import pack
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from actors.forward.device import Work, WorkChunk
-from actors.forward.step.drawing import Draws, offsets_of
-from actors.forward.step.packing import Inbox, Packing, Section
-from actors.forward.step.rows import DeviceRow, RowTable
-from actors.forward.streams import Stream
-from actors.requests import Request, RowLogprobs, TokenLogprob
-from kernels.sampling import log_probabilities, log_probabilities_of
-from models.batch import Model
+from baton.actors.forward.device import Work, WorkChunk
+from baton.actors.forward.step.drawing import Draws, offsets_of
+from baton.actors.forward.step.packing import Inbox, Packing, Section
+from baton.actors.forward.step.rows import DeviceRow, RowTable
+from baton.actors.forward.streams import Stream
+from baton.actors.requests import Request, RowLogprobs, TokenLogprob
+from baton.kernels.sampling import log_probabilities, log_probabilities_of
+from baton.models.batch import Model
 
 LOGITS_ROWS = 128
 

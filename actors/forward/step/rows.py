@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.forward.step.packing import Inbox, Packing, Section
-from actors.requests import Request
-from models.batch import Pools
+from baton.actors.forward.step.packing import Inbox, Packing, Section
+from baton.actors.requests import Request
+from baton.models.batch import Pools
 
 
 @dataclass(slots=True)

@@ -8,13 +8,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from actors.forward.device import Done, Pending
-from actors.forward.step.packing import ALIGNMENT, Inbox
-from actors.forward.streams import Event, Stream
-from actors.messages import Transferred
-from actors.storage.host_memory import HostState, HostStates
-from kernels.slots import gather, scatter
-from models.batch import Pools
+from baton.actors.forward.device import Done, Pending
+from baton.actors.forward.step.packing import ALIGNMENT, Inbox
+from baton.actors.forward.streams import Event, Stream
+from baton.actors.messages import Transferred
+from baton.actors.storage.host_memory import HostState, HostStates
+from baton.kernels.slots import gather, scatter
+from baton.models.batch import Pools
 
 MOST_STAGED = 1 << 25  # bytes
 Keep: TypeAlias = Callable[[HostState | None], None]

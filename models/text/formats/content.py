@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from models.text.formats.events import Events
-from models.text.formats.grammars import CallRules
-from models.text.formats.pieces import WHITE_SPACE, Broken, Pieces, Reading, Trailing, beginning
-from models.text.formats.values import Tools
+from baton.models.text.formats.events import Events
+from baton.models.text.formats.grammars import CallRules
+from baton.models.text.formats.pieces import WHITE_SPACE, Broken, Pieces, Reading, Trailing, beginning
+from baton.models.text.formats.values import Tools
 
 Chat: TypeAlias = Sequence[Mapping[str, Any]]
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from models.text.formats.thinking import ReasoningFormat
-from models.text.formats.values import types_of
+from baton.models.text.formats.thinking import ReasoningFormat
+from baton.models.text.formats.values import types_of
 
 # As templates write JSON, so that the next turn's prompt goes on from the tokens of this one.
 AS_TEMPLATES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}

@@ -1,5 +1,5 @@
 """Calls as Granite 4 writes them, which is as Hermes does."""
 
-from models.text.formats.json_calls import json_calls
+from baton.models.text.formats.json_calls import json_calls
 
 GRANITE4 = json_calls("granite4", "<tool_call>", "</tool_call>")

@@ -1,5 +1,5 @@
 """Calls as Hermes 2 Pro and Qwen3-Next write them: each <tool_call>{"name": …, "arguments": {…}}</tool_call>."""
 
-from models.text.formats.json_calls import json_calls
+from baton.models.text.formats.json_calls import json_calls
 
 HERMES = json_calls("hermes", "<tool_call>", "</tool_call>")

@@ -4,12 +4,12 @@ import json
 import re
 from collections.abc import Callable
 
-from models.text.formats.content import ToolFormat
-from models.text.formats.events import Events
-from models.text.formats.grammars import json_rules
-from models.text.formats.json_scanner import JsonScanner, as_json
-from models.text.formats.pieces import Broken, Pieces, Reading
-from models.text.formats.values import Tools
+from baton.models.text.formats.content import ToolFormat
+from baton.models.text.formats.events import Events
+from baton.models.text.formats.grammars import json_rules
+from baton.models.text.formats.json_scanner import JsonScanner, as_json
+from baton.models.text.formats.pieces import Broken, Pieces, Reading
+from baton.models.text.formats.values import Tools
 
 ARGUMENTS = ("arguments", "parameters")
 # What stands between two calls, or between the last and the marker; models write braces too many, and too few.

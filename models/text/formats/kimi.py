@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from models.text.formats.content import Chat, ToolFormat
-from models.text.formats.events import Events
-from models.text.formats.grammars import WantedCalls, alternatives, quoted, value_rule
-from models.text.formats.json_calls import read_held_object, read_json
-from models.text.formats.pieces import Broken, Pieces, Reading
-from models.text.formats.values import Tools
+from baton.models.text.formats.content import Chat, ToolFormat
+from baton.models.text.formats.events import Events
+from baton.models.text.formats.grammars import WantedCalls, alternatives, quoted, value_rule
+from baton.models.text.formats.json_calls import read_held_object, read_json
+from baton.models.text.formats.pieces import Broken, Pieces, Reading
+from baton.models.text.formats.values import Tools
 
 SECTION_BEGIN, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL_BEGIN, ARGUMENTS_BEGIN, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"

@@ -1,5 +1,5 @@
 """Calls as Nemotron Nano 2 writes them: <TOOLCALL>[{"name": …, "arguments": {…}}, …]</TOOLCALL>, all in one list."""
 
-from models.text.formats.json_calls import json_calls
+from baton.models.text.formats.json_calls import json_calls
 
 NEMOTRON_V2 = json_calls("nemotron_v2", "<TOOLCALL>", "</TOOLCALL>", around=("[", "]"), in_list=True)

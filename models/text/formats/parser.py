@@ -1,10 +1,10 @@
 """A model's output as events, while it comes."""
 
-from models.text.formats.content import ToolFormat, read_content, read_plain
-from models.text.formats.events import Events, OutputEvent
-from models.text.formats.pieces import Pieces, Reading
-from models.text.formats.thinking import ReasoningFormat, read_reasoning
-from models.text.formats.values import Tools
+from baton.models.text.formats.content import ToolFormat, read_content, read_plain
+from baton.models.text.formats.events import Events, OutputEvent
+from baton.models.text.formats.pieces import Pieces, Reading
+from baton.models.text.formats.thinking import ReasoningFormat, read_reasoning
+from baton.models.text.formats.values import Tools
 
 
 class OutputParser:

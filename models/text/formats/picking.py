@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from models.text.formats.content import ToolFormat
-from models.text.formats.granite4 import GRANITE4
-from models.text.formats.hermes import HERMES
-from models.text.formats.kimi import KIMI
-from models.text.formats.nemotron_v2 import NEMOTRON_V2
-from models.text.formats.qwen3_coder import FUNCTION, QWEN3_CODER
-from models.text.formats.thinking import THINK, ReasoningFormat
+from baton.models.text.formats.content import ToolFormat
+from baton.models.text.formats.granite4 import GRANITE4
+from baton.models.text.formats.hermes import HERMES
+from baton.models.text.formats.kimi import KIMI
+from baton.models.text.formats.nemotron_v2 import NEMOTRON_V2
+from baton.models.text.formats.qwen3_coder import FUNCTION, QWEN3_CODER
+from baton.models.text.formats.thinking import THINK, ReasoningFormat
 
 T = TypeVar("T")
 AUTO, NO_PARSER = "auto", "none"

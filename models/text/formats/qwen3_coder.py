@@ -12,11 +12,11 @@ value
 import re
 from enum import Enum, auto
 
-from models.text.formats.content import ToolFormat
-from models.text.formats.events import Events
-from models.text.formats.grammars import xml_rules
-from models.text.formats.pieces import Broken, Pieces, Reading, beginning
-from models.text.formats.values import OtherValue, StringValue, Tools, quoted, types_of, value_of
+from baton.models.text.formats.content import ToolFormat
+from baton.models.text.formats.events import Events
+from baton.models.text.formats.grammars import xml_rules
+from baton.models.text.formats.pieces import Broken, Pieces, Reading, beginning
+from baton.models.text.formats.values import OtherValue, StringValue, Tools, quoted, types_of, value_of
 
 CALL, FUNCTION, PARAMETER = "<tool_call>", "<function=", "<parameter="
 PARAMETER_END, FUNCTION_END, CALL_END = "</parameter>", "</function>", "</tool_call>"

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from models.text.formats.events import Events
-from models.text.formats.pieces import Broken, Pieces, Reading, Trailing, beginning
+from baton.models.text.formats.events import Events
+from baton.models.text.formats.pieces import Broken, Pieces, Reading, Trailing, beginning
 
 
 @dataclass(frozen=True)

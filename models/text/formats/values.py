@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from models.text.formats.json_scanner import as_json
+from baton.models.text.formats.json_scanner import as_json
 
 # Of each tool by name: the JSON schema of its parameters, an object's.
 Tools = Mapping[str, Mapping[str, Any]]

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from models.text.grammars.matcher import GrammarError, GrammarMatcher
+from baton.models.text.grammars.matcher import GrammarError, GrammarMatcher
 
 # What a step may do: less than llguidance's own defaults, so that a mask keeps the event loop waiting for milliseconds.
 LIMITS = LLParserLimits(max_items_in_row=1000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False)

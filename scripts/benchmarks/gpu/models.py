@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from models.batch import Model
-from models.loading.checkpoint import random_model
+from baton.models.batch import Model
+from baton.models.loading.checkpoint import random_model
 from scripts.benchmarks.floors import floor_of
 from scripts.benchmarks.gpu.bench import Bench
 from scripts.benchmarks.gpu.stepping import Stepping

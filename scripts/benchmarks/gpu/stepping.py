@@ -5,13 +5,13 @@ from collections import deque
 
 import torch
 
-from actors.forward.device import Pending, Work, WorkChunk
-from actors.forward.streams import CpuStream, Stream
-from actors.forward.torch_device import TorchDevice
-from actors.requests import Request, Sampling, Stops
-from actors.tokens import pack
-from api.machine.device import allocate_pools
-from models.batch import Model
+from baton.actors.forward.device import Pending, Work, WorkChunk
+from baton.actors.forward.streams import CpuStream, Stream
+from baton.actors.forward.torch_device import TorchDevice
+from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.tokens import pack
+from baton.api.machine.device import allocate_pools
+from baton.models.batch import Model
 
 PAGE = 16
 STEP_TOKENS = 8192
@@ -22,7 +22,7 @@ GREEDY = Sampling(temperature=0.0)
 def stream_of(device: torch.device) -> Stream:
     if device.type != "cuda":
         return CpuStream()
-    from actors.forward.cuda_stream import CudaStream
+    from baton.actors.forward.cuda_stream import CudaStream
 
     return CudaStream(torch.device("cuda", device.index or 0))
 

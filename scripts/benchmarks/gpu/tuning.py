@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.gpu import KernelConfig, chosen, watched
+from baton.kernels.gpu import KernelConfig, chosen, watched
 from scripts.benchmarks.gpu.operation import Draw, Operation, difference
 from scripts.benchmarks.gpu.operations.listed import TIMED
 from scripts.benchmarks.gpu.timing import seconds_of

@@ -9,14 +9,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from api.machine.threads import spin_briefly
+from baton.api.machine.threads import spin_briefly
 
 spin_briefly()
 
 import torch  # noqa: E402
 
-from kernels.native.prepare import prepare  # noqa: E402
-from models.loading.checkpoint import load_model  # noqa: E402
+from baton.kernels.native.prepare import prepare  # noqa: E402
+from baton.models.loading.checkpoint import load_model  # noqa: E402
 from scripts.benchmarks.bare import Bare  # noqa: E402
 from scripts.benchmarks.peers.serve_lines import Answer, serve  # noqa: E402
 

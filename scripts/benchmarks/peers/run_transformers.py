@@ -8,12 +8,10 @@ import sys
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Where Baton is installed too, transformers would take its package for the PyPI project of that name.
-sys.modules["kernels"] = None  # type: ignore[assignment]
 
-import torch  # noqa: E402
-import transformers  # noqa: E402
-from serve_lines import Answer, serve  # noqa: E402
+import torch
+import transformers
+from serve_lines import Answer, serve
 
 
 class Stamps:

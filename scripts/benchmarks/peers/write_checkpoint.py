@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Where Baton is installed too, transformers would take its package for the PyPI project of that name.
-sys.modules["kernels"] = None  # type: ignore[assignment]
 
-import torch  # noqa: E402
-import transformers  # noqa: E402
+import torch
+import transformers
 
 
 def write(folder: Path, seed: int) -> None:

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from actors.cache.actor import Cache
-from actors.cache.limits import NO_TIERS, TierLimits
-from actors.cache.pages import PagePool
-from actors.kinds import Kind
-from actors.lease import Lease, Ledger
-from actors.messages import (
+from baton.actors.cache.actor import Cache
+from baton.actors.cache.limits import NO_TIERS, TierLimits
+from baton.actors.cache.pages import PagePool
+from baton.actors.kinds import Kind
+from baton.actors.lease import Lease, Ledger
+from baton.actors.messages import (
     Acquire,
     Copied,
     Donate,
@@ -20,7 +20,7 @@ from actors.messages import (
     Spare,
     Want,
 )
-from actors.tokens import pack
+from baton.actors.tokens import pack
 
 PAGE = 4
 HOST = TierLimits(1000, 0, 100)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.lease import Place
-from actors.messages import (
+from baton.actors.lease import Place
+from baton.actors.messages import (
     Cancel,
     Closed,
     Copied,
@@ -26,7 +26,7 @@ from actors.messages import (
     Spare,
     Unname,
 )
-from actors.tokens import pack
+from baton.actors.tokens import pack
 from tests.actors.cache.bench import HOST, Bench, take
 
 

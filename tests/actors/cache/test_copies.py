@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from actors.cache.copies import CopyStore
-from actors.cache.limits import TierLimits
-from actors.cache.radix import Node, tokens_to
-from actors.cache.state_copy import Presence, StateCopy, copy_of
-from actors.messages import Drop, Message
-from actors.storage.disk import StateFile
-from actors.tokens import Tokens, count, pack, unpack
+from baton.actors.cache.copies import CopyStore
+from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.radix import Node, tokens_to
+from baton.actors.cache.state_copy import Presence, StateCopy, copy_of
+from baton.actors.messages import Drop, Message
+from baton.actors.storage.disk import StateFile
+from baton.actors.tokens import Tokens, count, pack, unpack
 
 STATE = 100
 FILE = TierLimits(state_bytes=STATE).file_bytes(1)

@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 
-from actors.cache.actor import Cache
-from actors.cache.limits import TierLimits
-from actors.cache.pages import PagePool
-from actors.cache.radix import Node
-from actors.lease import Lease, Ledger
-from actors.messages import (
+from baton.actors.cache.actor import Cache
+from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.pages import PagePool
+from baton.actors.cache.radix import Node
+from baton.actors.lease import Lease, Ledger
+from baton.actors.messages import (
     Acquire,
     Drain,
     Drained,
@@ -25,8 +25,8 @@ from actors.messages import (
     SaveFromReq,
     Written,
 )
-from actors.storage.disk import StateFile
-from actors.tokens import count, pack
+from baton.actors.storage.disk import StateFile
+from baton.actors.tokens import count, pack
 from tests.counting import calls_of
 
 FEW, MANY = 100, 400

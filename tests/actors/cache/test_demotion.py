@@ -2,14 +2,14 @@
 
 import pytest
 
-from actors.cache.limits import TierLimits
-from actors.cache.worth.order import Costs
-from actors.cache.worth.prices import DISK_AT_FIRST, NEWEST, Prices
-from actors.control import Speeds
-from actors.kinds import Kind
-from actors.lease import Place
-from actors.messages import Acquire, Copied, Drain, Drop, Export, Free, Granted, Return, Spare, Suspend, Want
-from actors.tokens import pack
+from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.worth.order import Costs
+from baton.actors.cache.worth.prices import DISK_AT_FIRST, NEWEST, Prices
+from baton.actors.control import Speeds
+from baton.actors.kinds import Kind
+from baton.actors.lease import Place
+from baton.actors.messages import Acquire, Copied, Drain, Drop, Export, Free, Granted, Return, Spare, Suspend, Want
+from baton.actors.tokens import pack
 from tests.actors.cache.bench import HOST, Bench, exported, take
 
 # A second for a token, and a tenth of one for a copy: of 100 bytes.

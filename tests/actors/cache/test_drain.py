@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.cache.limits import TierLimits
-from actors.messages import Drain
-from models.hash import HashModel
+from baton.actors.cache.limits import TierLimits
+from baton.actors.messages import Drain
+from baton.models.hash import HashModel
 from tests.actors.cache.test_costs import PLACES, Bench
 from tests.actors.ring import running
 

@@ -3,13 +3,13 @@
 import asyncio
 from pathlib import Path
 
-from actors.actor import Address
-from actors.cache.copies import CopyStore
-from actors.cache.limits import TierLimits
-from actors.messages import Drop, Message
-from actors.storage.disk import StateFile
-from actors.tokens import Tokens, pack
-from models.hash_definition import expected_output
+from baton.actors.actor import Address
+from baton.actors.cache.copies import CopyStore
+from baton.actors.cache.limits import TierLimits
+from baton.actors.messages import Drop, Message
+from baton.actors.storage.disk import StateFile
+from baton.actors.tokens import Tokens, pack
+from baton.models.hash_definition import expected_output
 from tests.actors.ring import running
 from tests.actors.test_failures import VOCABULARY, hash_model
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from actors.cache.radix import Node
-from actors.cache.worth.chances import LEARNED_AFTER, Chances
-from actors.kinds import Kind
-from actors.lease import Lease
-from actors.messages import Copied, Donate, Extend, Free, SaveFromReq
-from actors.tokens import pack
+from baton.actors.cache.radix import Node
+from baton.actors.cache.worth.chances import LEARNED_AFTER, Chances
+from baton.actors.kinds import Kind
+from baton.actors.lease import Lease
+from baton.actors.messages import Copied, Donate, Extend, Free, SaveFromReq
+from baton.actors.tokens import pack
 from tests.actors.cache.bench import Bench
 
 PROMPT = list(range(60))

@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 
-from actors.cache.radix import Node
-from actors.kinds import Kind
-from actors.lease import Lease
-from actors.messages import Copied, Donate, Granted, Name
-from actors.tokens import pack
+from baton.actors.cache.radix import Node
+from baton.actors.kinds import Kind
+from baton.actors.lease import Lease
+from baton.actors.messages import Copied, Donate, Granted, Name
+from baton.actors.tokens import pack
 from tests.actors.cache.bench import Bench
 
 

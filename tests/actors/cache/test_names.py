@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.cache.copies import Presence, copy_of
-from actors.cache.limits import TierLimits
-from actors.grants import Fill
-from actors.lease import Place
-from actors.messages import (
+from baton.actors.cache.copies import Presence, copy_of
+from baton.actors.cache.limits import TierLimits
+from baton.actors.grants import Fill
+from baton.actors.lease import Place
+from baton.actors.messages import (
     Copied,
     Donate,
     Drop,
@@ -23,7 +23,7 @@ from actors.messages import (
     Suspended,
     Unname,
 )
-from actors.tokens import pack
+from baton.actors.tokens import pack
 from tests.actors.cache.bench import HOST, Bench, exported, take
 
 

@@ -1,10 +1,10 @@
 """In which order the cache answers: the most urgent first, who fits past who does not, and nobody for ever."""
 
-from actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING, Cache
-from actors.cache.pages import PagePool
-from actors.lease import Ledger
-from actors.messages import Acquire, Cancel, Granted, Message, Refused, Return
-from actors.tokens import pack
+from baton.actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING, Cache
+from baton.actors.cache.pages import PagePool
+from baton.actors.lease import Ledger
+from baton.actors.messages import Acquire, Cancel, Granted, Message, Refused, Return
+from baton.actors.tokens import pack
 
 PAGE = 4
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.cache.pages import PageError, PagePool
-from actors.cache.radix import Node, RadixTree, path_to_root
-from actors.lease import Lease, LeaseError, Ledger, Loan, Place
-from actors.messages import Free
-from actors.runtime.transport import arrive, depart
-from actors.tokens import pack, unpack
+from baton.actors.cache.pages import PageError, PagePool
+from baton.actors.cache.radix import Node, RadixTree, path_to_root
+from baton.actors.lease import Lease, LeaseError, Ledger, Loan, Place
+from baton.actors.messages import Free
+from baton.actors.runtime.transport import arrive, depart
+from baton.actors.tokens import pack, unpack
 
 BOUNDED = settings(
     max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]

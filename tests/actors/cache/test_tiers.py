@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from actors.cache.limits import TierLimits
-from actors.forward.device import Device, Done, Pending
-from actors.messages import Transferred
-from actors.storage.files import StateFiles
-from models.batch import Model
+from baton.actors.cache.limits import TierLimits
+from baton.actors.forward.device import Device, Done, Pending
+from baton.actors.messages import Transferred
+from baton.actors.storage.files import StateFiles
+from baton.models.batch import Model
 from tests.actors.ring import Ring, running
 from tests.actors.test_ring import MODELS, greedy, prompts, small
 

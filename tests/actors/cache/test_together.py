@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from actors.cache.together import MAX_LEADERS
-from actors.messages import Cancel, Donate, Flush, Free, Granted, Mark, Passed
-from actors.tokens import pack
+from baton.actors.cache.together import MAX_LEADERS
+from baton.actors.messages import Cancel, Donate, Flush, Free, Granted, Mark, Passed
+from baton.actors.tokens import pack
 from tests.actors.cache.bench import Bench
 
 STEM = [1] * 100

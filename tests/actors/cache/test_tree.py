@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from actors.cache.pages import PageError, PagePool
-from actors.cache.radix import Node, RadixTree, path_to_root
-from actors.cache.worth.by_age import ByAge
-from actors.lease import Ledger
-from actors.runtime.explain import explain_tree
-from actors.tokens import common_prefix, pack, unpack
+from baton.actors.cache.pages import PageError, PagePool
+from baton.actors.cache.radix import Node, RadixTree, path_to_root
+from baton.actors.cache.worth.by_age import ByAge
+from baton.actors.lease import Ledger
+from baton.actors.runtime.explain import explain_tree
+from baton.actors.tokens import common_prefix, pack, unpack
 
 sequences = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 

@@ -8,13 +8,13 @@ from statistics import median, quantiles
 
 import pytest
 
-from actors.cache.pages import PagePool
-from actors.cache.radix import Node, RadixTree
-from actors.cache.worth.by_age import ByAge
-from actors.cache.worth.chances import BEGINS, LEARNED_AFTER, PRIORS, STEPS, Chances, prospects, step_of
-from actors.cache.worth.order import ByWorth, Costs
-from actors.kinds import Kind
-from actors.tokens import pack
+from baton.actors.cache.pages import PagePool
+from baton.actors.cache.radix import Node, RadixTree
+from baton.actors.cache.worth.by_age import ByAge
+from baton.actors.cache.worth.chances import BEGINS, LEARNED_AFTER, PRIORS, STEPS, Chances, prospects, step_of
+from baton.actors.cache.worth.order import ByWorth, Costs
+from baton.actors.kinds import Kind
+from baton.actors.tokens import pack
 
 
 def test_each_age_falls_into_its_step() -> None:

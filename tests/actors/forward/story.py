@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from actors.forward.device import Pending, Work, WorkCheckpoint, WorkChunk, WorkMask
-from actors.forward.streams import CpuStream
-from actors.forward.torch_device import TorchDevice
-from actors.messages import Ran
-from actors.requests import Request, Sampling, Stops
-from actors.tokens import pack, unpack
-from models.batch import Pools, allocate
-from models.loading.checkpoint import random_model
+from baton.actors.forward.device import Pending, Work, WorkCheckpoint, WorkChunk, WorkMask
+from baton.actors.forward.streams import CpuStream
+from baton.actors.forward.torch_device import TorchDevice
+from baton.actors.messages import Ran
+from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.tokens import pack, unpack
+from baton.models.batch import Pools, allocate
+from baton.models.loading.checkpoint import random_model
 from tests.models.oracle import settings_of
 
 VOCABULARY, ROWS, SLOTS, PAGES, PAGE = 97, 3, 12, 24, 4

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from actors.forward.device import Done, Work
-from actors.forward.threads import DeviceThread
-from actors.messages import Ran, Transferred
-from actors.requests import Request, Sampling, Stops
+from baton.actors.forward.device import Done, Work
+from baton.actors.forward.threads import DeviceThread
+from baton.actors.messages import Ran, Transferred
+from baton.actors.requests import Request, Sampling, Stops
 
 
 def ran(step: int) -> Ran:

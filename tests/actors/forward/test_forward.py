@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from actors.forward.actor import Forward
-from actors.forward.device import Work, WorkCheckpoint, WorkChunk
-from actors.lease import Lease, Ledger, Loan
-from actors.messages import (
+from baton.actors.forward.actor import Forward
+from baton.actors.forward.device import Work, WorkCheckpoint, WorkChunk
+from baton.actors.lease import Lease, Ledger, Loan
+from baton.actors.messages import (
     Admit,
     Admitted,
     Checkpoint,
@@ -32,8 +32,8 @@ from actors.messages import (
     Transferred,
     Unmade,
 )
-from actors.requests import Request, RowLogprobs, Sampling, Stops
-from actors.tokens import pack, unpack
+from baton.actors.requests import Request, RowLogprobs, Sampling, Stops
+from baton.actors.tokens import pack, unpack
 
 
 class NotedDevice:

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from actors.forward.device import Pending, Work
-from actors.forward.torch_device import TorchDevice
-from actors.forward.warming import warm_up
-from kernels import gpu
-from kernels.sampling import reference
-from models.batch import allocate
-from models.layers.attention import Attention
-from models.layers.mamba2 import Mamba2Mixer
-from models.layers.mlp import GatedMLP, SquaredReluMLP
+from baton.actors.forward.device import Pending, Work
+from baton.actors.forward.torch_device import TorchDevice
+from baton.actors.forward.warming import warm_up
+from baton.kernels import gpu
+from baton.kernels.sampling import reference
+from baton.models.batch import allocate
+from baton.models.layers.attention import Attention
+from baton.models.layers.mamba2 import Mamba2Mixer
+from baton.models.layers.mlp import GatedMLP, SquaredReluMLP
 from tests.actors.forward.story import (
     PAGE,
     ROWS,
@@ -34,7 +34,7 @@ LAYERS = (Mamba2Mixer, Attention, GatedMLP, SquaredReluMLP)
 def drawn_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which takes a fiftieth of the time that Triton's interpreter takes for it."""
     for module in ("step.captured", "torch_device"):
-        monkeypatch.setattr(f"actors.forward.{module}.sample", reference.sample)
+        monkeypatch.setattr(f"baton.actors.forward.{module}.sample", reference.sample)
 
 
 def late_device(late: LateDevice, family: str) -> TorchDevice:
@@ -164,5 +164,5 @@ def test_a_warm_up_keeps_to_the_pools(slots: int, pages: int, rows: int) -> None
 @pytest.mark.usefixtures("drawn_by_torch")
 def test_an_upload_grows_with_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first is longer than the inbox was when the steps were captured."""
-    monkeypatch.setattr("actors.forward.torch_device.INBOX_BYTES", 64)
+    monkeypatch.setattr("baton.actors.forward.torch_device.INBOX_BYTES", 64)
     check("nemotron_h", None)

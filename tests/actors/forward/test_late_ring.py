@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from actors.forward.torch_device import TorchDevice
-from kernels.sampling import reference
-from models.batch import allocate
-from models.loading.checkpoint import random_model
+from baton.actors.forward.torch_device import TorchDevice
+from baton.kernels.sampling import reference
+from baton.models.batch import allocate
+from baton.models.loading.checkpoint import random_model
 from tests.actors.ring import running
 from tests.late import LateDevice
 from tests.models.oracle import CHECKPOINTS
@@ -37,7 +37,7 @@ async def answers(family: str, device: TorchDevice | None = None) -> list[list[i
 @pytest.mark.parametrize(("family", "seed"), [pytest.param("mamba2", None, marks=pytest.mark.soak), ("nemotron_h", 3)])
 def test_the_same_tokens(family: str, seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("step.captured", "torch_device"):
-        monkeypatch.setattr(f"actors.forward.{module}.sample", reference.sample)
+        monkeypatch.setattr(f"baton.actors.forward.{module}.sample", reference.sample)
     expected = asyncio.run(answers(family))
     with LateDevice(seed) as late:
         model = model_of(family)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.forward.cuda_stream import CudaStream
-from actors.forward.streams import CpuStream, Stream
+from baton.actors.forward.cuda_stream import CudaStream
+from baton.actors.forward.streams import CpuStream, Stream
 from tests.late import LateDevice
 
 Maker = Callable[[], Stream]

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkMask
-from actors.forward.step.reporting import LOGITS_ROWS
-from actors.forward.torch_device import TorchDevice, survives
-from actors.messages import Ran
-from actors.requests import Request, Sampling, Stops
-from actors.tokens import pack, unpack
-from kernels.sampling import SamplingTensors, reference, sample
-from models.batch import Batch, Pools, TensorSpec, allocate
+from baton.actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkMask
+from baton.actors.forward.step.reporting import LOGITS_ROWS
+from baton.actors.forward.torch_device import TorchDevice, survives
+from baton.actors.messages import Ran
+from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.tokens import pack, unpack
+from baton.kernels.sampling import SamplingTensors, reference, sample
+from baton.models.batch import Batch, Pools, TensorSpec, allocate
 
 VOCABULARY, PAGE = 8, 4
 TABLE = 3 * torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0))
@@ -193,7 +193,7 @@ def test_each_row_is_drawn_by_its_own_parameters() -> None:
 @pytest.mark.parametrize("only", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 1.0}])
 def test_a_row_alone_that_may_only_draw_the_best(only: Any, draw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other row in the step asks for it, and without it each would be as likely."""
-    monkeypatch.setattr("actors.forward.torch_device.sample", draw)
+    monkeypatch.setattr("baton.actors.forward.torch_device.sample", draw)
     bench = Bench()
     for token in range(VOCABULARY):
         bench.open(0, [token], Sampling(seed=3, temperature=100.0, **only))
@@ -381,10 +381,10 @@ def test_a_state_goes_to_host_memory_and_comes_back() -> None:
 
 ALONE = """
 import os, threading, torch
-from models.batch import allocate
-from models.loading.checkpoint import random_model
-from models.recorded import recording
-from actors.forward.torch_device import TorchDevice
+from baton.models.batch import allocate
+from baton.models.loading.checkpoint import random_model
+from baton.models.recorded import recording
+from baton.actors.forward.torch_device import TorchDevice
 from tests.models.oracle import GRANITE
 
 torch.set_num_threads(2)
@@ -414,7 +414,7 @@ def test_the_thread_that_makes_a_device_gets_no_team_of_its_own() -> None:
 
 
 def test_an_inbox_grows_with_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.forward.torch_device.INBOX_BYTES", 16)
+    monkeypatch.setattr("baton.actors.forward.torch_device.INBOX_BYTES", 16)
     bench = Bench()
     bench.open(0, [1, 2, 3, 4, 5], pages=[7, 6])
     assert unpack(bench.run([prompt(0, 5)]).tokens) == [best(5)]

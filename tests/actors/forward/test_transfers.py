@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from actors.forward.device import Work, WorkChunk
-from actors.forward.streams import CpuStream
-from actors.forward.torch_device import TorchDevice
-from actors.forward.transfers import enqueue
-from actors.forward.transfers.enqueue import Transfers
-from actors.messages import Ran, Transferred
-from actors.requests import Request, Stops
-from actors.storage.host_memory import HostStates
-from actors.tokens import pack
-from models.batch import Pools, TensorSpec, stretches
+from baton.actors.forward.device import Work, WorkChunk
+from baton.actors.forward.streams import CpuStream
+from baton.actors.forward.torch_device import TorchDevice
+from baton.actors.forward.transfers import enqueue
+from baton.actors.forward.transfers.enqueue import Transfers
+from baton.actors.messages import Ran, Transferred
+from baton.actors.requests import Request, Stops
+from baton.actors.storage.host_memory import HostStates
+from baton.actors.tokens import pack
+from baton.models.batch import Pools, TensorSpec, stretches
 from tests.actors.forward.story import GREEDY, VOCABULARY, model_of, pools_of
 from tests.late import LateDevice
 from tests.late.streams import LateStream

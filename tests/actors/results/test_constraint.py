@@ -2,13 +2,13 @@
 
 import pytest
 
-from actors.grants import RowMask
-from actors.messages import Admitted, Delta, Masked, Message, Requeue, Retired, Settled, Stepped
-from actors.requests import Output, Request, Sampling, Stops
-from actors.results.actor import ResultProcessor
-from actors.results.constraint import Constraint
-from actors.tokens import pack
-from models.text.grammars.matcher import GrammarError
+from baton.actors.grants import RowMask
+from baton.actors.messages import Admitted, Delta, Masked, Message, Requeue, Retired, Settled, Stepped
+from baton.actors.requests import Output, Request, Sampling, Stops
+from baton.actors.results.actor import ResultProcessor
+from baton.actors.results.constraint import Constraint
+from baton.actors.tokens import pack
+from baton.models.text.grammars.matcher import GrammarError
 from tests.actors.results.test_results import Bench as ResultsBench
 from tests.actors.ring import Letters
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.lease import Lease, Ledger
-from actors.messages import (
+from baton.actors.lease import Lease, Ledger
+from baton.actors.messages import (
     Admitted,
     Checkpoint,
     Delta,
@@ -21,9 +21,9 @@ from actors.messages import (
     Settled,
     Stepped,
 )
-from actors.requests import Output, Request, RetireReason, RowLogprobs, Sampling, Stops, TokenLogprob
-from actors.results.actor import ResultProcessor
-from actors.tokens import pack, unpack
+from baton.actors.requests import Output, Request, RetireReason, RowLogprobs, Sampling, Stops, TokenLogprob
+from baton.actors.results.actor import ResultProcessor
+from baton.actors.tokens import pack, unpack
 from tests.actors.ring import Letters
 
 PROMPT = [1, 2, 3, 4]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.messages import (
+from baton.actors.messages import (
     Acquire,
     Admit,
     Chunk,
@@ -18,10 +18,10 @@ from actors.messages import (
     Stepped,
     Submit,
 )
-from actors.requests import Output, Request, Sampling, Stops
-from actors.runtime.events import RequestEvent, message_event, request_events
-from actors.runtime.tracing import Envelope
-from actors.tokens import pack
+from baton.actors.requests import Output, Request, Sampling, Stops
+from baton.actors.runtime.events import RequestEvent, message_event, request_events
+from baton.actors.runtime.tracing import Envelope
+from baton.actors.tokens import pack
 
 REQUEST = Request("r", pack([1, 2]), 2, Sampling(), Stops(4), trace="t")
 STATE = object()

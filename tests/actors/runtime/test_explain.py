@@ -1,16 +1,16 @@
 """What people are shown of the slots and of the tree."""
 
-from actors.cache.pages import PagePool
-from actors.cache.radix import RadixTree
-from actors.cache.worth.by_age import ByAge
-from actors.forward.actor import Forward, RunningRow
-from actors.kinds import Kind
-from actors.lease import Lease, Ledger
-from actors.requests import Request, Sampling, Stops
-from actors.runtime.explain import explain_slots, explain_tree
-from actors.scheduler.actor import Scheduler
-from actors.scheduler.plan import Limits, OpenRequest, ScheduledRow
-from actors.tokens import pack
+from baton.actors.cache.pages import PagePool
+from baton.actors.cache.radix import RadixTree
+from baton.actors.cache.worth.by_age import ByAge
+from baton.actors.forward.actor import Forward, RunningRow
+from baton.actors.kinds import Kind
+from baton.actors.lease import Lease, Ledger
+from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.runtime.explain import explain_slots, explain_tree
+from baton.actors.scheduler.actor import Scheduler
+from baton.actors.scheduler.plan import Limits, OpenRequest, ScheduledRow
+from baton.actors.tokens import pack
 
 
 def scheduled(name: str, grant: int, spares: list[Lease]) -> ScheduledRow:

@@ -7,15 +7,15 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.actor import Address
-from actors.lease import Ledger, Move, Place
-from actors.messages import Abort, Message
-from actors.runtime.events import Event, MoveEvent, UnitEvent
-from actors.runtime.mailboxes import Runtime
-from actors.runtime.relay import Relay, RelayConfig
-from actors.scheduler.plan import Limits
-from models.hash import HashModel
-from models.hash_definition import expected_output
+from baton.actors.actor import Address
+from baton.actors.lease import Ledger, Move, Place
+from baton.actors.messages import Abort, Message
+from baton.actors.runtime.events import Event, MoveEvent, UnitEvent
+from baton.actors.runtime.mailboxes import Runtime
+from baton.actors.runtime.relay import Relay, RelayConfig
+from baton.actors.scheduler.plan import Limits
+from baton.models.hash import HashModel
+from baton.models.hash_definition import expected_output
 from tests.actors.ring import Letters, running
 
 MODEL: Any = HashModel(vocab_size=61, chunk_size=8, max_position=1024)

@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
-from actors.actor import Send
-from actors.lease import Lease, Ledger, Place
-from actors.messages import Abort, Free, Message
-from actors.runtime.mailboxes import Mailbox, Runtime
-from actors.runtime.tracing import Envelope
+from baton.actors.actor import Send
+from baton.actors.lease import Lease, Ledger, Place
+from baton.actors.messages import Abort, Free, Message
+from baton.actors.runtime.mailboxes import Mailbox, Runtime
+from baton.actors.runtime.tracing import Envelope
 
 
 class Recorder:

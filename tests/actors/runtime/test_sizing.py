@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from actors.cache.worth.order import Costs
-from actors.runtime.sizing import (
+from baton.actors.cache.worth.order import Costs
+from baton.actors.runtime.sizing import (
     DEFAULT_MEMORY_FRACTION,
     PoolSizes,
     SizingError,
@@ -18,9 +18,9 @@ from actors.runtime.sizing import (
     size_pools,
     weight_bytes,
 )
-from actors.scheduler.strategy import Strategy
-from models.batch import TensorSpec
-from models.loading.checkpoint import random_model
+from baton.actors.scheduler.strategy import Strategy
+from baton.models.batch import TensorSpec
+from baton.models.loading.checkpoint import random_model
 from tests.models.oracle import GRANITE_MOE, MAMBA2
 
 MIB = 1 << 20

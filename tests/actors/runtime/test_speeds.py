@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from actors.cache.worth.order import Costs
-from actors.control import Speeds
-from actors.forward.device import Device, Done, Work, WorkChunk
-from actors.messages import Ran, Transferred
-from actors.runtime.speeds import REMEMBERED, Line, Pace, measured
-from actors.scheduler.plan import Limits, SchedulerState, tokens_in_time
-from models.hash import HashModel
+from baton.actors.cache.worth.order import Costs
+from baton.actors.control import Speeds
+from baton.actors.forward.device import Device, Done, Work, WorkChunk
+from baton.actors.messages import Ran, Transferred
+from baton.actors.runtime.speeds import REMEMBERED, Line, Pace, measured
+from baton.actors.scheduler.plan import Limits, SchedulerState, tokens_in_time
+from baton.models.hash import HashModel
 from tests.actors.ring import running
 
 MODEL: Any = HashModel(vocab_size=61, chunk_size=8, max_position=1024)

@@ -10,15 +10,15 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from actors.forward.device import Done, Work, WorkChunk
-from actors.lease import Ledger
-from actors.messages import Abort, Acquire, Closed, Ended, Free, Message, Over, Ran, Retire, Settled, Submit, Want
-from actors.requests import Request, Sampling, Stops
-from actors.runtime.events import ActEvent, Event, MessageEvent, MoveEvent, RequestEvent, StepEvent, UnitEvent
-from actors.runtime.mailboxes import Runtime
-from actors.runtime.timings import BOUNDS, Histogram, Timings, timed
-from actors.runtime.tracing import Traces
-from models.hash import HashModel
+from baton.actors.forward.device import Done, Work, WorkChunk
+from baton.actors.lease import Ledger
+from baton.actors.messages import Abort, Acquire, Closed, Ended, Free, Message, Over, Ran, Retire, Settled, Submit, Want
+from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.runtime.events import ActEvent, Event, MessageEvent, MoveEvent, RequestEvent, StepEvent, UnitEvent
+from baton.actors.runtime.mailboxes import Runtime
+from baton.actors.runtime.timings import BOUNDS, Histogram, Timings, timed
+from baton.actors.runtime.tracing import Traces
+from baton.models.hash import HashModel
 from tests.actors.ring import Answer, Ring, running
 
 TRACES = ("a" * 32, "b" * 32, "c" * 32)

@@ -5,9 +5,9 @@ from typing import get_args
 import pytest
 from msgspec import Struct
 
-from actors.lease import Lease, Ledger, Place
-from actors.messages import Checkpoint, Message, Step
-from actors.runtime.transport import LEASE_FIELDS, arrive, depart, lease_fields, leases_in
+from baton.actors.lease import Lease, Ledger, Place
+from baton.actors.messages import Checkpoint, Message, Step
+from baton.actors.runtime.transport import LEASE_FIELDS, arrive, depart, lease_fields, leases_in
 
 
 class Plain(Struct):

@@ -2,19 +2,19 @@
 
 from typing import Any
 
-from actors.lease import Lease, Ledger
-from actors.messages import (
+from baton.actors.lease import Lease, Ledger
+from baton.actors.messages import (
     Ended,
     Granted,
     Message,
     Settled,
     Submit,
 )
-from actors.requests import Request, Sampling, Stops
-from actors.scheduler.actor import Scheduler
-from actors.scheduler.plan import Limits
-from actors.scheduler.strategy import Strategy
-from actors.tokens import pack
+from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.scheduler.actor import Scheduler
+from baton.actors.scheduler.plan import Limits
+from baton.actors.scheduler.strategy import Strategy
+from baton.actors.tokens import pack
 
 
 class Desk:

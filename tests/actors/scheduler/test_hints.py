@@ -1,10 +1,10 @@
 """Where a client asks for checkpoints, and where there are none because nobody will go on from the request."""
 
-from actors.kinds import Kind
-from actors.messages import Acquire, Granted, Mark, Settled, Step, Submit, Want
-from actors.requests import Keep, Request, Sampling, Stops
-from actors.scheduler.plan import checkpoint_positions
-from actors.tokens import pack
+from baton.actors.kinds import Kind
+from baton.actors.messages import Acquire, Granted, Mark, Settled, Step, Submit, Want
+from baton.actors.requests import Keep, Request, Sampling, Stops
+from baton.actors.scheduler.plan import checkpoint_positions
+from baton.actors.tokens import pack
 from tests.actors.scheduler.test_scheduler import Bench
 
 

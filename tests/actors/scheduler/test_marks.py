@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from actors.kinds import Kind
-from actors.messages import Mark, Passed, Retire, Settled, Spare, Step, Want
-from actors.scheduler.strategy import MOST_AT_ONCE, Strategy
+from baton.actors.kinds import Kind
+from baton.actors.messages import Mark, Passed, Retire, Settled, Spare, Step, Want
+from baton.actors.scheduler.strategy import MOST_AT_ONCE, Strategy
 from tests.actors.scheduler.test_scheduler import Bench
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from actors.kinds import Kind
-from actors.lease import Lease, Ledger
-from actors.requests import Request, Sampling, Stops
-from actors.scheduler.plan import (
+from baton.actors.kinds import Kind
+from baton.actors.lease import Lease, Ledger
+from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.scheduler.plan import (
     Limits,
     OpenRequest,
     Plan,
@@ -21,8 +21,14 @@ from actors.scheduler.plan import (
     plan_row,
     prompt_share,
 )
-from actors.scheduler.strategy import MOST_AT_ONCE, Strategy, max_checkpoint_slots, resident_slots, slots_per_request
-from actors.tokens import pack
+from baton.actors.scheduler.strategy import (
+    MOST_AT_ONCE,
+    Strategy,
+    max_checkpoint_slots,
+    resident_slots,
+    slots_per_request,
+)
+from baton.actors.tokens import pack
 
 LEDGER = Ledger(8)
 SPARES = [lease for lease in (LEDGER.take("scheduler") for _ in range(8)) if lease is not None]

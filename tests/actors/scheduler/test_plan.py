@@ -7,12 +7,12 @@ from typing import Any
 
 from msgspec import structs
 
-from actors.control import Speeds
-from actors.grants import Chunk, RowMask
-from actors.kinds import Kind
-from actors.lease import Ledger
-from actors.requests import Request, Sampling, Stops
-from actors.scheduler.plan import (
+from baton.actors.control import Speeds
+from baton.actors.grants import Chunk, RowMask
+from baton.actors.kinds import Kind
+from baton.actors.lease import Ledger
+from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.scheduler.plan import (
     LEAST_CHUNK,
     Limits,
     ScheduledRow,
@@ -21,9 +21,9 @@ from actors.scheduler.plan import (
     plan,
     steady_until,
 )
-from actors.scheduler.queue import OpenRequest
-from actors.scheduler.strategy import Strategy
-from actors.tokens import pack
+from baton.actors.scheduler.queue import OpenRequest
+from baton.actors.scheduler.strategy import Strategy
+from baton.actors.tokens import pack
 
 
 def record(arrival: int, length: int = 8, priority: int = 0) -> OpenRequest:

@@ -3,10 +3,10 @@
 import random
 from collections import Counter
 
-from actors.requests import Request, Sampling, Stops
-from actors.scheduler.plan import Limits, ScheduledRow, SchedulerState, plan
-from actors.scheduler.queue import OpenRequest, Queue
-from actors.tokens import pack
+from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.scheduler.plan import Limits, ScheduledRow, SchedulerState, plan
+from baton.actors.scheduler.queue import OpenRequest, Queue
+from baton.actors.tokens import pack
 
 
 def record(arrival: int, flow: str, priority: int = 0) -> OpenRequest:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from actors.messages import (
+from baton.actors.messages import (
     Abort,
     Acquire,
     Admit,
@@ -18,8 +18,8 @@ from actors.messages import (
     Return,
     Submit,
 )
-from actors.requests import Request, Sampling, Stops
-from actors.tokens import pack
+from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.tokens import pack
 from tests.actors.scheduler.desk import Desk
 
 # In the queue

@@ -1,7 +1,7 @@
 """What the scheduler does with a row that runs: its steps, its pages, its checkpoints."""
 
-from actors.kinds import Kind
-from actors.messages import (
+from baton.actors.kinds import Kind
+from baton.actors.messages import (
     Abort,
     Chunk,
     Closed,
@@ -19,9 +19,9 @@ from actors.messages import (
     Submit,
     Want,
 )
-from actors.requests import Request, Sampling, Stops
-from actors.scheduler.strategy import Strategy
-from actors.tokens import pack
+from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.scheduler.strategy import Strategy
+from baton.actors.tokens import pack
 from tests.actors.scheduler.desk import Desk
 
 

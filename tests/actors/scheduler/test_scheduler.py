@@ -1,8 +1,8 @@
 import pytest
 
-import actors.scheduler.plan
-from actors.lease import Ledger
-from actors.messages import (
+import baton.actors.scheduler.plan
+from baton.actors.lease import Ledger
+from baton.actors.messages import (
     Abort,
     Acquire,
     Admit,
@@ -20,10 +20,10 @@ from actors.messages import (
     Step,
     Submit,
 )
-from actors.requests import Request, Sampling, Stops
-from actors.scheduler.actor import Scheduler
-from actors.scheduler.plan import Limits, OpenRequest, Plan, ScheduledRow
-from actors.tokens import pack
+from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.scheduler.actor import Scheduler
+from baton.actors.scheduler.plan import Limits, OpenRequest, Plan, ScheduledRow
+from baton.actors.tokens import pack
 
 
 class Bench:
@@ -106,13 +106,13 @@ def test_a_prompt_that_goes_on_from_a_closing_request_waits_for_its_state() -> N
 def test_a_step_looks_only_at_the_rows_that_need_something(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 32 rows, each at another place in its page of 16, about two need a page at a step."""
     looked_at: list[int] = []
-    plan_row = actors.scheduler.plan.plan_row
+    plan_row = baton.actors.scheduler.plan.plan_row
 
     def counted(limits: Limits, row: ScheduledRow, position: int, commands: Plan) -> None:
         looked_at.append(row.grant)
         plan_row(limits, row, position, commands)
 
-    monkeypatch.setattr(actors.scheduler.plan, "plan_row", counted)
+    monkeypatch.setattr(baton.actors.scheduler.plan, "plan_row", counted)
     bench = Bench(max_running=32, page_size=16, min_saving=100)
     for index in range(32):
         bench.submit(f"{index}", [1] * (1 + index), max_tokens=1000)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from actors.storage.host_memory import HostStates
-from models.batch import Pools, TensorSpec, stretches
+from baton.actors.storage.host_memory import HostStates
+from baton.models.batch import Pools, TensorSpec, stretches
 
 PAGE = 2
 

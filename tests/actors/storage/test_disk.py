@@ -16,11 +16,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from structlog.testing import capture_logs
 
-from actors.messages import Loaded, Written
-from actors.storage.files import StateFileHeader, StateFiles, checksum, to_tensors
-from actors.storage.host_memory import HostStates
-from actors.tokens import pack
-from models.batch import TensorSpec
+from baton.actors.messages import Loaded, Written
+from baton.actors.storage.files import StateFileHeader, StateFiles, checksum, to_tensors
+from baton.actors.storage.host_memory import HostStates
+from baton.actors.tokens import pack
+from baton.models.batch import TensorSpec
 from tests.actors.storage.host import host_states
 
 STATE, KV = torch.arange(24, dtype=torch.uint8), [torch.arange(12.0).view(3, 4)]
@@ -76,7 +76,7 @@ def test_a_file_says_what_it_holds_and_is_its_owners(bench: Bench, monkeypatch: 
         save_file(tensors, path, metadata)
         path.chmod(0o644)
 
-    monkeypatch.setattr("actors.storage.files.save_file", save)
+    monkeypatch.setattr("baton.actors.storage.files.save_file", save)
     path = bench.write("sält")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     with safe_open(path, "pt") as file:

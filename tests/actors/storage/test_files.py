@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.messages import Cleared, DiskReport, Written
-from actors.storage import files as storage
-from actors.storage.files import StateFiles
-from actors.storage.host_memory import HostState, HostStates
-from actors.tokens import pack
+from baton.actors.messages import Cleared, DiskReport, Written
+from baton.actors.storage import files as storage
+from baton.actors.storage.files import StateFiles
+from baton.actors.storage.host_memory import HostState, HostStates
+from baton.actors.tokens import pack
 from tests.actors.storage.host import host_states
 
 
@@ -104,7 +104,7 @@ def test_calls_for_one_file_are_carried_out_in_order(tmp_path: Path) -> None:
 
 COPIED = """
 import os, threading, torch
-from actors.storage.files import copy_of
+from baton.actors.storage.files import copy_of
 
 torch.set_num_threads(2)
 given = [torch.randn(300, 1000), torch.randn(3, 2).bfloat16(), torch.empty(0, 4)]

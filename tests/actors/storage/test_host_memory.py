@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from actors.storage.host_memory import HostStates
-from models.batch import Pools, TensorSpec, stretches
+from baton.actors.storage.host_memory import HostStates
+from baton.models.batch import Pools, TensorSpec, stretches
 from tests.actors.storage.host import PAGE, buffer
 
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.anthropic.conversation import ReadChat, conversation
-from api.anthropic.request import MessagesRequest, read_custom_tool
-from models.text.tokenizer import ModelText, load_text
+from baton.api.anthropic.conversation import ReadChat, conversation
+from baton.api.anthropic.request import MessagesRequest, read_custom_tool
+from baton.models.text.tokenizer import ModelText, load_text
 
 MODELS = Path(__file__).parents[3] / "models"
 TEMPLATES = Path(__file__).parents[2] / "models" / "text" / "templates"

@@ -12,10 +12,10 @@ from anthropic.types import Message
 from jiter import from_json
 from llguidance import LLMatcher
 
-from actors.requests import Request
-from actors.tokens import unpack
-from api.anthropic.blocks import completed
-from api.generation.structured import GrammarCompiler
+from baton.actors.requests import Request
+from baton.actors.tokens import unpack
+from baton.api.anthropic.blocks import completed
+from baton.api.generation.structured import GrammarCompiler
 from tests.api.fake_ring import AGENT, Served, serving
 from tests.api.generation.test_structured import TEXT
 

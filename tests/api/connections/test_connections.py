@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, WSMsgType, web
 
-from api.connections.registry import CONNECTIONS, Connections
+from baton.api.connections.registry import CONNECTIONS, Connections
 from tests.api.fake_ring import Served, serving
 
 pytestmark = pytest.mark.anyio

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from api.connections.frames import MaskCheck
+from baton.api.connections.frames import MaskCheck
 
 SIZES = (0, 1, 125, 126, 127, 65_535, 65_536, 70_000)
 

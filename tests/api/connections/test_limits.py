@@ -2,9 +2,9 @@
 
 import pytest
 
-from api.config import Config
-from api.connections import limits
-from api.connections.limits import OTHER_DESCRIPTORS, REFUSALS, connection_limits, descriptor_limit
+from baton.api.config import Config
+from baton.api.connections import limits
+from baton.api.connections.limits import OTHER_DESCRIPTORS, REFUSALS, connection_limits, descriptor_limit
 
 
 @pytest.mark.parametrize("descriptors", [512, 1024, 4096])

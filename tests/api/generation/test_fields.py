@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.requests import Sampling
-from api.generation.fields import SamplingFields
+from baton.actors.requests import Sampling
+from baton.api.generation.fields import SamplingFields
 from tests.api.fake_ring import serving
 
 pytestmark = pytest.mark.anyio

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from actors import tokens
-from actors.messages import (
+from baton.actors import tokens
+from baton.actors.messages import (
     Abort,
     Continue,
     Delta,
@@ -20,10 +20,10 @@ from actors.messages import (
     Restarted,
     Submit,
 )
-from actors.requests import Output, Request, Sampling, Stops
-from api.errors import ApiError, internal
-from api.generation.gateway import Gateway
-from api.generation.outputs import MERGE_ABOVE
+from baton.actors.requests import Output, Request, Sampling, Stops
+from baton.api.errors import ApiError, internal
+from baton.api.generation.gateway import Gateway
+from baton.api.generation.outputs import MERGE_ABOVE
 
 pytestmark = pytest.mark.anyio
 

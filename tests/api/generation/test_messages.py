@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from api.errors import ApiError
-from api.generation.messages import read_message
-from api.generation.served_model import ServedModel
-from api.generation.tools import Tool, read_tool, read_tools
-from models.text.formats.hermes import HERMES
-from models.text.formats.picking import OutputFormats
+from baton.api.errors import ApiError
+from baton.api.generation.messages import read_message
+from baton.api.generation.served_model import ServedModel
+from baton.api.generation.tools import Tool, read_tool, read_tools
+from baton.models.text.formats.hermes import HERMES
+from baton.models.text.formats.picking import OutputFormats
 from tests.api.fake_ring import VOCAB, FakeText
 
 pytestmark = pytest.mark.anyio

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from api.generation import chat_prompt
-from api.generation.offload import Limit, OutOfTime, within
-from api.serve import SWITCH_INTERVAL_S
+from baton.api.generation import chat_prompt
+from baton.api.generation.offload import Limit, OutOfTime, within
+from baton.api.serve import SWITCH_INTERVAL_S
 from tests.api.fake_ring import serving
 
 pytestmark = pytest.mark.anyio

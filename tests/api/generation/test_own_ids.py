@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from actors.tokens import unpack
-from models.text.formats.hermes import HERMES
-from models.text.formats.kimi import KIMI
-from models.text.formats.picking import OutputFormats
-from models.text.template import ChatTemplate
+from baton.actors.tokens import unpack
+from baton.models.text.formats.hermes import HERMES
+from baton.models.text.formats.kimi import KIMI
+from baton.models.text.formats.picking import OutputFormats
+from baton.models.text.template import ChatTemplate
 from tests.api.fake_ring import FakeText, Served, serving
 
 pytestmark = pytest.mark.anyio

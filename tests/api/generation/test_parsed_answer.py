@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from actors import tokens
-from actors.requests import FinishReason, Output
-from api.generation.answers import Answer
-from api.generation.parsed_answer import ParsedAnswer
-from api.generation.request_builder import Prompt
-from api.generation.served_model import ServedModel
-from api.generation.tools import Tool, ToolUse
-from models.text.formats.hermes import HERMES
-from models.text.formats.picking import OutputFormats
-from models.text.formats.qwen3_coder import QWEN3_CODER
-from models.text.formats.thinking import THINK
+from baton.actors import tokens
+from baton.actors.requests import FinishReason, Output
+from baton.api.generation.answers import Answer
+from baton.api.generation.parsed_answer import ParsedAnswer
+from baton.api.generation.request_builder import Prompt
+from baton.api.generation.served_model import ServedModel
+from baton.api.generation.tools import Tool, ToolUse
+from baton.models.text.formats.hermes import HERMES
+from baton.models.text.formats.picking import OutputFormats
+from baton.models.text.formats.qwen3_coder import QWEN3_CODER
+from baton.models.text.formats.thinking import THINK
 from tests.api.fake_ring import EOS, VOCAB, FakeText
 
 TOOLS = ToolUse((Tool("add", parameters={"type": "object", "properties": {"a": {"type": "integer"}}}), Tool("now")))

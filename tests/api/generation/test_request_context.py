@@ -3,7 +3,7 @@
 import pytest
 import structlog
 
-from api.generation.request_context import TraceContext, read_trace_context
+from baton.api.generation.request_context import TraceContext, read_trace_context
 from tests.api.fake_ring import serving
 
 pytestmark = pytest.mark.anyio

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from api.errors import ApiError
-from api.generation.structured import MOST_AT_ONCE, GrammarCompiler
-from models.text.grammars.matcher import GrammarError
-from models.text.grammars.writing import choice, grammar, json_schema, regex
-from models.text.tokenizer import load_text
+from baton.api.errors import ApiError
+from baton.api.generation.structured import MOST_AT_ONCE, GrammarCompiler
+from baton.models.text.grammars.matcher import GrammarError
+from baton.models.text.grammars.writing import choice, grammar, json_schema, regex
+from baton.models.text.tokenizer import load_text
 from tests.api.fake_ring import EOS, Served, serving
 
 pytestmark = pytest.mark.anyio

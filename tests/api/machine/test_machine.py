@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from api.config import Config
-from api.machine.device import can_capture
-from api.machine.doctor import doctor
-from api.machine.threads import SPINS, default_threads, spin_briefly
-from api.wiring import bundled_model, load
-from kernels.gpu import computes_for
-from models.loading.checkpoint import load_model
+from baton.api.config import Config
+from baton.api.machine.device import can_capture
+from baton.api.machine.doctor import doctor
+from baton.api.machine.threads import SPINS, default_threads, spin_briefly
+from baton.api.wiring import bundled_model, load
+from baton.kernels.gpu import computes_for
+from baton.models.loading.checkpoint import load_model
 from tests.api.hash_traffic import make_checkpoint
 from tests.api.server_process import ROOT, SERVE, ServerProcess
 
@@ -78,13 +78,17 @@ def test_a_short_spin_unless_the_user_says_how_to_wait() -> None:
 
 def test_the_command_line_is_read_before_torch_is_imported() -> None:
     """Torch's OpenMP reads how long to spin when it is loaded."""
-    code = "import sys, api.cli; sys.exit('torch' in sys.modules)"
+    code = "import sys, baton.api.cli; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
 def test_the_doctor_tells_what_runs() -> None:
     told = subprocess.run(
-        [sys.executable, "-m", "api.cli", "doctor", "--json"], cwd=ROOT, capture_output=True, timeout=120, check=True
+        [sys.executable, "-m", "baton.api.cli", "doctor", "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=120,
+        check=True,
     )
     found = json.loads(told.stdout)
     assert found["kernel rms_norm"] == "baton_add_rms_norm: native"

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from actors.messages import Submit
-from actors.tokens import unpack
+from baton.actors.messages import Submit
+from baton.actors.tokens import unpack
 from tests.api.fake_ring import EOS, Served, payloads, read_events, serving
 
 pytestmark = pytest.mark.anyio

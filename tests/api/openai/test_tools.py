@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLMatcher
 from openai.types.chat import ChatCompletion
 
-from actors.tokens import unpack
+from baton.actors.tokens import unpack
 from tests.api.fake_ring import AGENT, FakeText, Served, payloads, read_events, serving
 
 pytestmark = pytest.mark.anyio

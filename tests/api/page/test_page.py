@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from api.page.routes import FOLDER, SCRIPTS, STYLES
+from baton.api.page.routes import FOLDER, SCRIPTS, STYLES
 from tests.api.fake_ring import serving
 
 pytestmark = pytest.mark.anyio

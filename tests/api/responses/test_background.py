@@ -11,8 +11,8 @@ import openai
 import pytest
 from aiohttp import ClientWebSocketResponse
 
-from actors import tokens
-from api.responses.events import EventCursor
+from baton.actors import tokens
+from baton.api.responses.events import EventCursor
 from tests.api.fake_ring import EOS, Served, serving
 
 pytestmark = pytest.mark.anyio

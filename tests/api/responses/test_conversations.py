@@ -11,10 +11,10 @@ import openai
 import pytest
 from aiohttp import ClientWebSocketResponse
 
-from actors import tokens
-from api import errors
-from api.sessions.saver import not_saved
-from api.sessions.session import OpenTurn
+from baton.actors import tokens
+from baton.api import errors
+from baton.api.sessions.saver import not_saved
+from baton.api.sessions.session import OpenTurn
 from tests.api.fake_ring import EOS, Served, serving
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from actors import tokens
+from baton.actors import tokens
 from tests.api.fake_ring import Served, serving
 
 pytestmark = pytest.mark.anyio

@@ -7,11 +7,11 @@ from typing import Any
 import openai
 import pytest
 
-from api.generation.parsed_answer import ParsedAnswer
-from api.generation.request_builder import Prompt
-from api.generation.served_model import ServedModel
-from api.responses.events import Transcript
-from api.responses.store import ResponseStore, StoredResponse
+from baton.api.generation.parsed_answer import ParsedAnswer
+from baton.api.generation.request_builder import Prompt
+from baton.api.generation.served_model import ServedModel
+from baton.api.responses.events import Transcript
+from baton.api.responses.store import ResponseStore, StoredResponse
 from tests.api.fake_ring import VOCAB, FakeText, Served, serving
 
 pytestmark = pytest.mark.anyio

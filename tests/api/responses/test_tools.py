@@ -11,7 +11,7 @@ import pytest
 from llguidance import LLMatcher
 from openai.types.responses import Response
 
-from actors.tokens import unpack
+from baton.actors.tokens import unpack
 from tests.api.fake_ring import AGENT, Served, serving
 
 pytestmark = pytest.mark.anyio

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from actors import tokens
-from actors.requests import Output, Request, Sampling, Stops
-from api.errors import ApiError
-from api.generation.outputs import Member
-from api.generation.parsed_answer import ParsedAnswer
-from api.generation.request_builder import Prompt
-from api.generation.served_model import ServedModel
-from api.generation.tools import Tool, ToolUse
-from api.responses.events import EventCursor, Transcript
+from baton.actors import tokens
+from baton.actors.requests import Output, Request, Sampling, Stops
+from baton.api.errors import ApiError
+from baton.api.generation.outputs import Member
+from baton.api.generation.parsed_answer import ParsedAnswer
+from baton.api.generation.request_builder import Prompt
+from baton.api.generation.served_model import ServedModel
+from baton.api.generation.tools import Tool, ToolUse
+from baton.api.responses.events import EventCursor, Transcript
 from tests.api.fake_ring import AGENT, VOCAB, FakeText
 
 MODEL = ServedModel(FakeText(), VOCAB, 10_000, formats=AGENT)

@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from actors import tokens
-from api.responses.truncation import ways_to_cut
+from baton.actors import tokens
+from baton.api.responses.truncation import ways_to_cut
 from tests.api.fake_ring import EOS, Served, serving
 
 pytestmark = pytest.mark.anyio

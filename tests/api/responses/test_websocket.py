@@ -11,9 +11,9 @@ import openai
 import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
-from actors import tokens
-from api.generation.outputs import MERGE_ABOVE
-from api.responses.websocket import OPEN_SOCKETS
+from baton.actors import tokens
+from baton.api.generation.outputs import MERGE_ABOVE
+from baton.api.responses.websocket import OPEN_SOCKETS
 from tests.api.fake_ring import Served, serving
 
 pytestmark = pytest.mark.anyio

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from api.generation.outputs import MERGE_ABOVE
-from api.responses.websocket import OPEN_SOCKETS
-from models.hash_definition import expected_output
+from baton.api.generation.outputs import MERGE_ABOVE
+from baton.api.responses.websocket import OPEN_SOCKETS
+from baton.models.hash_definition import expected_output
 from tests.api.fake_ring import serving
 from tests.api.hash_traffic import make_checkpoint, troubles, wait_home
 from tests.api.server_process import SERVE, ServerProcess

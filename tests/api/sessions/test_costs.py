@@ -8,11 +8,11 @@ from unittest import mock
 
 import pytest
 
-from api.responses import store as responses
-from api.responses.events import Transcript
-from api.responses.store import ResponseStore, StoredResponse
-from api.sessions.files import SessionFiles
-from api.sessions.store import SessionStore
+from baton.api.responses import store as responses
+from baton.api.responses.events import Transcript
+from baton.api.responses.store import ResponseStore, StoredResponse
+from baton.api.sessions.files import SessionFiles
+from baton.api.sessions.store import SessionStore
 from tests.counting import calls_of
 
 FEW, MANY = 20, 200

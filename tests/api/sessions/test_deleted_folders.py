@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from api.config import ConfigError
-from api.sessions.files import SessionFiles
+from baton.api.config import ConfigError
+from baton.api.sessions.files import SessionFiles
 from tests.api.fake_ring import Served, serving
 from tests.api.server_process import SERVE, ServerProcess
 from tests.api.sessions.test_crash import SMALL, asked, body_of

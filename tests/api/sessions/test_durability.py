@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from actors import tokens
-from api.config import ConfigError
+from baton.actors import tokens
+from baton.api.config import ConfigError
 from tests.api.fake_ring import Served, payloads, read_events, serving
 from tests.api.server_process import ServerProcess
 from tests.api.sessions.test_sessions import REPLY, REPLY_IDS, SESSIONS, create, get, settled, turn

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import structlog
 
-from actors import tokens
-from api.config import ConfigError
-from api.errors import ApiError
-from api.sessions.files import SessionFiles
-from api.sessions.records import LogRecord, RewindRecord, encode
-from api.sessions.restore import highest, read_sessions, session_of
-from api.sessions.saver import Saver, SessionDisk
+from baton.actors import tokens
+from baton.api.config import ConfigError
+from baton.api.errors import ApiError
+from baton.api.sessions.files import SessionFiles
+from baton.api.sessions.records import LogRecord, RewindRecord, encode
+from baton.api.sessions.restore import highest, read_sessions, session_of
+from baton.api.sessions.saver import Saver, SessionDisk
 from tests.api.sessions.test_records import HEADER, some_records
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from models.hash_definition import expected_output
+from baton.models.hash_definition import expected_output
 from tests.api.server_process import SERVE, ServerProcess
 from tests.models.oracle import VOCABULARY, write_tokenizer
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from actors import tokens
-from api.sessions.log import Turn, turns
-from api.sessions.records import (
+from baton.actors import tokens
+from baton.api.sessions.log import Turn, turns
+from baton.api.sessions.records import (
     FRAME,
     VERSION,
     DamagedLogError,

@@ -4,8 +4,8 @@ from typing import Any, cast
 
 import pytest
 
-from api.sessions.files import SessionFiles
-from api.sessions.saver import SessionDisk
+from baton.api.sessions.files import SessionFiles
+from baton.api.sessions.saver import SessionDisk
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from actors import tokens
-from actors.messages import Abort
+from baton.actors import tokens
+from baton.actors.messages import Abort
 from tests.api.fake_ring import EOS, FakeRing, Served, payloads, read_events, serving
 
 pytestmark = pytest.mark.anyio

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from actors import tokens
-from actors.messages import Kept, Message, Name, Restarted, Suspend, Suspended, Unname
-from api import errors
+from baton.actors import tokens
+from baton.actors.messages import Kept, Message, Name, Restarted, Suspend, Suspended, Unname
+from baton.api import errors
 from tests.api.fake_ring import Served, serving
 from tests.api.sessions.test_durability import folder
 from tests.api.sessions.test_sessions import SESSIONS, create, get, turn

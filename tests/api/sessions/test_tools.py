@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.tokens import unpack
+from baton.actors.tokens import unpack
 from tests.api.fake_ring import AGENT, Served, payloads, read_events, serving
 
 pytestmark = pytest.mark.anyio

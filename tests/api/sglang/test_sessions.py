@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from actors import tokens
+from baton.actors import tokens
 from tests.api.fake_ring import EOS, Served, payloads, read_events, serving
 
 pytestmark = pytest.mark.anyio

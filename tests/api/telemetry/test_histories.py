@@ -2,10 +2,10 @@
 
 from msgspec.structs import replace
 
-from actors.requests import Request, Sampling, Stops
-from actors.runtime.events import HistoryEvent
-from actors.tokens import pack
-from api.telemetry.histories import BLOCK, Histories, History
+from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.runtime.events import HistoryEvent
+from baton.actors.tokens import pack
+from baton.api.telemetry.histories import BLOCK, Histories, History
 
 TOKENS = list(range(100, 150))
 REQUEST = Request("r", pack(TOKENS), 50, Sampling(), Stops(4), message_ends=(20, 50))

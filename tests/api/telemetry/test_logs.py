@@ -10,7 +10,7 @@ from tests.api.server_process import ROOT
 
 SCRIPT = """
 import logging, structlog
-from api.telemetry.logs import configure
+from baton.api.telemetry.logs import configure
 configure({format!r}, {level!r})
 log = structlog.get_logger()
 log.debug("fine", detail=1)

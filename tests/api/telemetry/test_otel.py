@@ -16,9 +16,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from api.config import Config, ConfigError
-from api.telemetry.otel import RequestSpans
-from api.telemetry.spans import INSTALL, open_spans
+from baton.api.config import Config, ConfigError
+from baton.api.telemetry.otel import RequestSpans
+from baton.api.telemetry.spans import INSTALL, open_spans
 from tests.api.fake_ring import Served, read_events, serving
 from tests.api.server_process import ServerProcess
 

@@ -8,11 +8,19 @@ import msgspec
 import pytest
 import structlog
 
-from actors.runtime.events import ActEvent, DroppedEvent, HeaderEvent, HistoryEvent, MoveEvent, RequestEvent, StepEvent
-from api.config import Config
-from api.serve import StartError
-from api.telemetry.trace_file import TraceFile
-from api.wiring import load
+from baton.actors.runtime.events import (
+    ActEvent,
+    DroppedEvent,
+    HeaderEvent,
+    HistoryEvent,
+    MoveEvent,
+    RequestEvent,
+    StepEvent,
+)
+from baton.api.config import Config
+from baton.api.serve import StartError
+from baton.api.telemetry.trace_file import TraceFile
+from baton.api.wiring import load
 from scripts.tracing.events import trace_events
 from scripts.tracing.log import dropped, read_log, rebuild_ledger
 from tests.api.hash_traffic import Traffic, make_checkpoint, troubles, wait_home

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from api import cli
-from api.terminal.chat import chat
-from api.terminal.client import ChatClient, ChatError, EndEvent, Event, SessionInfo, TextEvent
+from baton.api import cli
+from baton.api.terminal.chat import chat
+from baton.api.terminal.client import ChatClient, ChatError, EndEvent, Event, SessionInfo, TextEvent
 from tests.api.server_process import ROOT, ServerProcess
 
 HELLO = "Hello, wörld."
@@ -343,7 +343,7 @@ def test_what_breaks_after_the_end_of_a_turn_is_no_error(monkeypatch: pytest.Mon
 
         yield lines()
 
-    monkeypatch.setattr("api.terminal.client.urlopen", breaking)
+    monkeypatch.setattr("baton.api.terminal.client.urlopen", breaking)
     [event] = ChatClient("http://nowhere", None).turn("s", {})
     assert isinstance(event, EndEvent)
 
@@ -356,7 +356,7 @@ def test_a_turn_that_is_being_ended_is_waited_for(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_pipe_gets_the_answers_alone(server: ServerProcess) -> None:
-    command = [sys.executable, "-m", "api.cli", "chat", "--url", server.url]
+    command = [sys.executable, "-m", "baton.api.cli", "chat", "--url", server.url]
     run = subprocess.run(command, cwd=ROOT, input=b"Hi\n\xff\n", capture_output=True, timeout=60)
     assert (run.returncode, run.stdout.decode(), run.stderr) == (0, f"{HELLO}\n{HELLO}\n", b"")
     assert said(latest(server))[1] == [("user", "\ufffd")]

@@ -26,7 +26,7 @@ def pausing() -> Iterator[ServerProcess]:
 def talk(tmp_path: Path) -> Talk:
     """A chat whose state folder is tmp_path."""
     return lambda server, *options: PtyProcess(
-        ["api.cli", "chat", "--url", server.url, *options], {"XDG_STATE_HOME": str(tmp_path)}
+        ["baton.api.cli", "chat", "--url", server.url, *options], {"XDG_STATE_HOME": str(tmp_path)}
     )
 
 
@@ -76,7 +76,7 @@ def test_stopping_before_the_first_token(talk: Talk) -> None:
 
 def test_a_script_is_ended_by_ctrl_c(pausing: ServerProcess) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", RUN, "api.cli", "chat", "--url", pausing.url],
+        [sys.executable, "-c", RUN, "baton.api.cli", "chat", "--url", pausing.url],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from api.terminal.client import EndEvent, PromptCounts, SessionInfo, StateInfo, UsageInfo
-from api.terminal.console import printable
-from api.terminal.view import ago, figures, session_table
+from baton.api.terminal.client import EndEvent, PromptCounts, SessionInfo, StateInfo, UsageInfo
+from baton.api.terminal.console import printable
+from baton.api.terminal.view import ago, figures, session_table
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:

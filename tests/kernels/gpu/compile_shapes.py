@@ -12,9 +12,9 @@ from pathlib import Path
 
 from triton.runtime import JITFunction
 
-import kernels
-from kernels.gpu import KernelConfig, Launch, chosen, watched
-from kernels.gpu.configs import table_of
+from baton import kernels
+from baton.kernels.gpu import KernelConfig, Launch, chosen, watched
+from baton.kernels.gpu.configs import table_of
 from tests.kernels.gpu import shapes
 from tests.kernels.gpu.compiling import SHARED, Taken, Variant, compiled, name_of, variant_of
 
@@ -108,10 +108,10 @@ def all_kernels() -> set[str]:
     """Of all files kernels/*/triton*.py."""
     folder = Path(kernels.__path__[0])
     modules = [
-        importlib.import_module(f"kernels.{file.parent.name}.{file.stem}") for file in folder.glob("*/triton*.py")
+        importlib.import_module(f"baton.kernels.{file.parent.name}.{file.stem}") for file in folder.glob("*/triton*.py")
     ]
     found = [value for module in modules for value in vars(module).values() if isinstance(value, JITFunction)]
-    return {name_of(kernel) for kernel in found if kernel.fn.__module__.startswith("kernels.")}
+    return {name_of(kernel) for kernel in found if kernel.fn.__module__.startswith("baton.kernels.")}
 
 
 Table = dict[tuple[str, str], KernelConfig]

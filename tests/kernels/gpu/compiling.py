@@ -17,7 +17,7 @@ from triton._utils import canonicalize_dtype
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
-from kernels.gpu import KernelConfig, Launch
+from baton.kernels.gpu import KernelConfig, Launch
 
 KIB = 1024
 SHARED = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "120": 99, "gfx942": 64}
@@ -91,7 +91,7 @@ class Taken:
 
 
 def name_of(kernel: Any) -> str:
-    return f"{kernel.fn.__module__.removeprefix('kernels.')}.{kernel.fn.__name__}"
+    return f"{kernel.fn.__module__.removeprefix('baton.kernels.')}.{kernel.fn.__name__}"
 
 
 def variant_of(launch: Launch) -> Variant:

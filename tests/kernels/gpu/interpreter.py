@@ -4,11 +4,10 @@ import os
 from importlib import import_module
 from pathlib import Path
 
-import kernels
-import kernels.gpu  # Before the variable is set: Triton is not to compute for the other tests of this process.
+from baton import kernels
 
 os.environ["TRITON_INTERPRET"] = "1"
 import_module("triton.experimental.gluon")  # Which the interpreter imports at the first launch.
 for file in sorted(Path(kernels.__path__[0]).glob("*/triton*.py")):
-    import_module(f"kernels.{file.parent.name}.{file.stem}")
+    import_module(f"baton.kernels.{file.parent.name}.{file.stem}")
 del os.environ["TRITON_INTERPRET"]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels.activations import reference, triton
+from baton.kernels.activations import reference, triton
 
 FORMS = [(triton.silu_multiply, reference.silu_multiply), (triton.squared_relu, reference.squared_relu)]
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels.attention import reference, triton
+from baton.kernels.attention import reference, triton
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 import torch
 
-from kernels.gpu import KernelConfig, chosen, config_of
-from kernels.gpu.configs import table_of
+from baton.kernels.gpu import KernelConfig, chosen, config_of
+from baton.kernels.gpu.configs import table_of
 
 CPU = torch.device("cpu")
 SMALL, LARGE = KernelConfig({"BLOCK": 64}), KernelConfig({"BLOCK": 128}, 8)

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels.chunk_table import ChunkTable
-from kernels.conv1d import plan_conv, reference, triton
-from kernels.mixer_prefill import plan_prefill
+from baton.kernels.chunk_table import ChunkTable
+from baton.kernels.conv1d import plan_conv, reference, triton
+from baton.kernels.mixer_prefill import plan_prefill
 from tests.kernels.packing import Packed, pack
 from tests.kernels.test_mixer_prefill import packs
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels.conv1d import reference, triton_update
+from baton.kernels.conv1d import reference, triton_update
 
 
 @pytest.mark.parametrize("is_biased", [True, False])

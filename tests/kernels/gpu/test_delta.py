@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels import gpu
-from kernels.delta_decode import delta_decode, reference as decoding_reference, triton as decoding
-from kernels.delta_prefill import delta_prefill, reference as prefilling_reference, triton as prefilling
-from kernels.mixer_prefill import plan_prefill
-from kernels.state_update.rounding import round_by_chance
+from baton.kernels import gpu
+from baton.kernels.delta_decode import delta_decode, reference as decoding_reference, triton as decoding
+from baton.kernels.delta_prefill import delta_prefill, reference as prefilling_reference, triton as prefilling
+from baton.kernels.mixer_prefill import plan_prefill
+from baton.kernels.state_update.rounding import round_by_chance
 from tests.kernels.delta_nets import (
     BF16,
     F32,

@@ -6,10 +6,10 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels import gpu
-from kernels.experts import PARTS, Activation, experts, pack, triton
-from kernels.experts.triton_sort import most_tiles, sort_pairs
-from kernels.shared_expert import add_shared, reference
+from baton.kernels import gpu
+from baton.kernels.experts import PARTS, Activation, experts, pack, triton
+from baton.kernels.experts.triton_sort import most_tiles, sort_pairs
+from baton.kernels.shared_expert import add_shared, reference
 from tests.kernels.gpu.shapes.experts import EXPERTS
 from tests.kernels.test_experts import ACTIVATIONS, BOTH, assert_near, drawn, exactly, rounded, shapes
 

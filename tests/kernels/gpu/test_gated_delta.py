@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels import gpu
-from kernels.gated_delta import gated_delta_prefill, gated_delta_update, reference, triton, triton_update
-from kernels.mixer_prefill import plan_prefill
-from kernels.state_update.rounding import round_by_chance
+from baton.kernels import gpu
+from baton.kernels.gated_delta import gated_delta_prefill, gated_delta_update, reference, triton, triton_update
+from baton.kernels.mixer_prefill import plan_prefill
+from baton.kernels.state_update.rounding import round_by_chance
 from tests.kernels.packing import Packed, pack
 from tests.kernels.test_gated_delta import BF16, Rule, assert_close, drawn, recurrence
 from tests.kernels.test_mixer_prefill import packs

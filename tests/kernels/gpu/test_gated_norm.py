@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels.gated_norm import reference, triton
+from baton.kernels.gated_norm import reference, triton
 
 
 @pytest.mark.parametrize("norm_before_gate", [True, False, None])

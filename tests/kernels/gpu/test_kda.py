@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels import gpu
-from kernels.kda import kda_update, reference, triton, triton_update
-from kernels.kda_decode import kda_decode, reference as decoding_reference, triton as decoding
-from kernels.kda_prefill import kda_prefill, reference as prefilling_reference, triton as prefilling
-from kernels.mixer_prefill import plan_prefill
-from kernels.state_update.rounding import round_by_chance
+from baton.kernels import gpu
+from baton.kernels.kda import kda_update, reference, triton, triton_update
+from baton.kernels.kda_decode import kda_decode, reference as decoding_reference, triton as decoding
+from baton.kernels.kda_prefill import kda_prefill, reference as prefilling_reference, triton as prefilling
+from baton.kernels.mixer_prefill import plan_prefill
+from baton.kernels.state_update.rounding import round_by_chance
 from tests.kernels import test_kda
 from tests.kernels.gpu.shapes.kda import KDAS, KdaShape
 from tests.kernels.gpu.test_mixer_decode import Operations

@@ -3,8 +3,8 @@
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels import gpu
-from kernels.latents import reference, triton, write_latents
+from baton.kernels import gpu
+from baton.kernels.latents import reference, triton, write_latents
 
 PAGES, PAGE, LAYERS = 5, 4, 3
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels.gpu import KernelConfig
-from kernels.sampling import reference, triton_log_probabilities
-from kernels.sampling.triton_log_probabilities import log_probabilities
+from baton.kernels.gpu import KernelConfig
+from baton.kernels.sampling import reference, triton_log_probabilities
+from baton.kernels.sampling.triton_log_probabilities import log_probabilities
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels import gpu
-from kernels.mixer_decode import reference, triton
-from kernels.state_update import triton_replay
-from kernels.state_update.replay import InputRing
-from kernels.state_update.rounding import round_by_chance
+from baton.kernels import gpu
+from baton.kernels.mixer_decode import reference, triton
+from baton.kernels.state_update import triton_replay
+from baton.kernels.state_update.replay import InputRing
+from baton.kernels.state_update.rounding import round_by_chance
 from tests.kernels.gpu.shapes.mamba2 import SHAPES, MixerShape
 from tests.kernels.test_mixer_decode import BF16, F32, LAYERS, NORMS, Layout, assert_same_to_rounding, drawn
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels import gpu
-from kernels.mixer_prefill import mixer_prefill, plan_prefill, reference, triton
+from baton.kernels import gpu
+from baton.kernels.mixer_prefill import mixer_prefill, plan_prefill, reference, triton
 from tests.kernels.gpu.shapes.mamba2 import SHAPES, MixerShape
 from tests.kernels.gpu.shapes.mixer_prefill import plan_of
 from tests.kernels.gpu.test_mixer_decode import Operations

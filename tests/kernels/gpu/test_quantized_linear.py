@@ -6,10 +6,10 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels import gpu
-from kernels.quantized_linear import QuantizedWeight, linear, look_up, quantize, reference, triton
-from models.layers.linear import Embedding, Linear
-from models.loading.checkpoint import random_model
+from baton.kernels import gpu
+from baton.kernels.quantized_linear import QuantizedWeight, linear, look_up, quantize, reference, triton
+from baton.models.layers.linear import Embedding, Linear
+from baton.models.loading.checkpoint import random_model
 from tests.actors.test_ring import MODELS
 from tests.kernels.gpu.shapes.quantized_linear import CASES
 from tests.kernels.test_quantized_linear import BITS, F32, assert_projects, drawn

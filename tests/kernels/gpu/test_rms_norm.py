@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels.rms_norm import reference, triton
+from baton.kernels.rms_norm import reference, triton
 
 
 @pytest.mark.parametrize("is_added", [True, False])

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-import kernels.attention.reference
-import kernels.attention.triton
-import kernels.rotary.reference
-import kernels.rotary.triton
-from kernels.gpu import Launch, computes_for, watched
-from kernels.rotate_and_write import reference, rotate_and_write, triton
+import baton.kernels.attention.reference
+import baton.kernels.attention.triton
+import baton.kernels.rotary.reference
+import baton.kernels.rotary.triton
+from baton.kernels.gpu import Launch, computes_for, watched
+from baton.kernels.rotate_and_write import reference, rotate_and_write, triton
 
 SIZES = {
     "tokens": st.integers(0, 6),
@@ -71,8 +71,8 @@ def test_keys_and_values_are_written_as_they_are(
     memory, places = pool(page, kv_heads, width, g), torch.randperm(9 * page, generator=g)[:tokens]
     expected = memory.clone()
     keys, values = keys[: len(places)], values[: len(places)]
-    kernels.attention.triton.write_pages(keys, values, *views(memory, page, kv_heads, width), places)
-    kernels.attention.reference.write_pages(keys, values, *views(expected, page, kv_heads, width), places)
+    baton.kernels.attention.triton.write_pages(keys, values, *views(memory, page, kv_heads, width), places)
+    baton.kernels.attention.reference.write_pages(keys, values, *views(expected, page, kv_heads, width), places)
     assert torch.equal(memory, expected)
 
 
@@ -82,7 +82,10 @@ def test_heads_are_rotated(tokens: int, group: int, kv_heads: int, half: int, re
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, group * kv_heads + page, 2 * half + rest, generator=g)[:, : group * kv_heads]
     rotation, before = angles(tokens, half, g), x.clone()
-    found, expected = kernels.rotary.triton.rotate(x, *rotation), kernels.rotary.reference.rotate(x, *rotation)
+    found, expected = (
+        baton.kernels.rotary.triton.rotate(x, *rotation),
+        baton.kernels.rotary.reference.rotate(x, *rotation),
+    )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(x, before)
 

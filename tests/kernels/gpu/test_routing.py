@@ -1,8 +1,8 @@
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels import gpu
-from kernels.routing import RoutingRule, reference, route, triton
+from baton.kernels import gpu
+from baton.kernels.routing import RoutingRule, reference, route, triton
 from tests.kernels.gpu.shapes.routing import CASES
 from tests.kernels.test_routing import apart, drawn, rules
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from triton import language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
-from kernels.gpu import KernelConfig, Launch, watched
-from kernels.sampling import SamplingTensors, reference, triton
-from kernels.sampling.triton_numbers import weights_of
+from baton.kernels.gpu import KernelConfig, Launch, watched
+from baton.kernels.sampling import SamplingTensors, reference, triton
+from baton.kernels.sampling.triton_numbers import weights_of
 from tests.kernels.gpu.shapes.sampling import CASES
 from tests.kernels.test_sampling import make_params, pick, random_params
 

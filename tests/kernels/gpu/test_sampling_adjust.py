@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels.gpu import KernelConfig
-from kernels.sampling import TokenCounts, apply_bias, apply_penalties, reference, triton_adjust
+from baton.kernels.gpu import KernelConfig
+from baton.kernels.sampling import TokenCounts, apply_bias, apply_penalties, reference, triton_adjust
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels import gpu
-from kernels.slots import reference, triton
+from baton.kernels import gpu
+from baton.kernels.slots import reference, triton
 
 
 @pytest.mark.parametrize("form", [reference, triton], ids=["reference", "triton"])

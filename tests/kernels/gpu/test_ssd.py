@@ -6,8 +6,8 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.mixer_prefill import plan_prefill
-from kernels.ssd import triton
+from baton.kernels.mixer_prefill import plan_prefill
+from baton.kernels.ssd import triton
 from tests.kernels.packing import Inputs, Packed, pack, random_inputs, recurrence
 from tests.kernels.test_mixer_prefill import packs
 

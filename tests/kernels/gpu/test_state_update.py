@@ -9,8 +9,8 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.state_update import reference, triton
-from kernels.state_update.rounding import round_by_chance
+from baton.kernels.state_update import reference, triton
+from baton.kernels.state_update.rounding import round_by_chance
 
 BF16 = torch.bfloat16
 few = settings(max_examples=12, deadline=None)

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels.state_update import reference, replay, triton, triton_replay
-from kernels.state_update.replay import InputRing
+from baton.kernels.state_update import reference, replay, triton, triton_replay
+from baton.kernels.state_update.replay import InputRing
 from tests.kernels.gpu.test_state_update import StepShape
 
 FORMS = pytest.mark.parametrize(

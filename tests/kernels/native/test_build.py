@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kernels.native.build import KERNELS, key, sources
-from kernels.native.compiler import Compiler
-from kernels.native.targets import TARGETS
+from baton.kernels.native.build import KERNELS, key, sources
+from baton.kernels.native.compiler import Compiler
+from baton.kernels.native.targets import TARGETS
 from tests.kernels.installed import compiler, library_for
 
 ROOT = KERNELS.parent
@@ -32,7 +32,7 @@ def test_whatever_a_library_is_made_from_is_in_its_key(monkeypatch: pytest.Monke
     assert key(gcc, TARGETS[0]).startswith(TARGETS[0].name)
     (tmp_path / "native").mkdir()
     header = tmp_path / "native" / "numbers.h"
-    monkeypatch.setattr("kernels.native.build.KERNELS", tmp_path)
+    monkeypatch.setattr("baton.kernels.native.build.KERNELS", tmp_path)
     header.write_text("a")
     before = key(gcc, TARGETS[0])
     header.write_text("b")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.native.cache import CacheError, cache_folder, fetch, open_folder
+from baton.kernels.native.cache import CacheError, cache_folder, fetch, open_folder
 
 
 def test_where_it_is() -> None:

@@ -10,8 +10,8 @@ SHARED = """
 import os, sys
 from pathlib import Path
 import torch
-from kernels import native
-from kernels.rms_norm import add_rms_norm, native as rms_norm
+from baton.kernels import native
+from baton.kernels.rms_norm import add_rms_norm, native as rms_norm
 
 def runtimes():
     paths = {line.split()[-1] for line in open("/proc/self/maps") if "omp" in line.rpartition("/")[2]}

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import native
-from kernels.native import library
-from kernels.native.cache import cache_folder
-from kernels.native.compiler import find_compiler
-from kernels.native.prepare import Prepared, prepare
-from kernels.rms_norm import add_rms_norm
+from baton.kernels import native
+from baton.kernels.native import library
+from baton.kernels.native.cache import cache_folder
+from baton.kernels.native.compiler import find_compiler
+from baton.kernels.native.prepare import Prepared, prepare
+from baton.kernels.rms_norm import add_rms_norm
 from tests.kernels.installed import compiler, library_for, runnable
 
 NAME = "baton_add_rms_norm"
@@ -92,8 +92,8 @@ def test_a_compiler_from_pypi_is_the_last_resort(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(("variable", "value"), [("CXX", "c++ 'unclosed"), ("BATON_CACHE", "~nobody\0")])
 def test_variables_that_make_no_sense(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = dict(os.environ) | {variable: value}
-    monkeypatch.setattr("kernels.native.prepare.find_compiler", lambda: find_compiler(environment))
-    monkeypatch.setattr("kernels.native.prepare.cache_folder", lambda: cache_folder(environment))
+    monkeypatch.setattr("baton.kernels.native.prepare.find_compiler", lambda: find_compiler(environment))
+    monkeypatch.setattr("baton.kernels.native.prepare.cache_folder", lambda: cache_folder(environment))
     assert prepared().problem
     assert_torch_runs()
 
@@ -141,7 +141,7 @@ def test_of_two_processes_at_once_one_compiles(tmp_path: Path) -> None:
     wrapped = make_compiler(tmp_path / "c", f'echo "$@" >> {log}; exec {shutil.which("c++")} "$@"')
     environment = os.environ | {"BATON_CACHE": str(tmp_path / "cache"), "CXX": wrapped}
     code = (
-        f"from kernels.native.prepare import prepare; found = prepare({OPERATIONS}); "
+        f"from baton.kernels.native.prepare import prepare; found = prepare({OPERATIONS}); "
         "print(found.problem or found.compiled)"
     )
     processes = [

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.native.targets import TARGETS, V2, V3, V4, cpu_features, usable_targets
+from baton.kernels.native.targets import TARGETS, V2, V3, V4, cpu_features, usable_targets
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from kernels.activations import native as activations, reference, sigmoid_gate, silu_multiply, squared_relu
-from kernels.attention import native as attention, reference as paged, write_pages
-from kernels.rotary import native as rotary, rotate
-from kernels.rotary.reference import rotate as rotate_by_definition
+from baton.kernels.activations import native as activations, reference, sigmoid_gate, silu_multiply, squared_relu
+from baton.kernels.attention import native as attention, reference as paged, write_pages
+from baton.kernels.rotary import native as rotary, rotate
+from baton.kernels.rotary.reference import rotate as rotate_by_definition
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 many = settings(max_examples=40, deadline=None)

@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from kernels.recorded.memory import ALIGNMENT, Lifetime, SharedMemory, lay_out
+from baton.kernels.recorded.memory import ALIGNMENT, Lifetime, SharedMemory, lay_out
 
 LIFETIMES = st.lists(
     st.builds(

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import native
-from kernels.activations import silu_multiply, squared_relu
-from kernels.linear import linear, pack
-from kernels.recorded import NotRecordable, SharedMemory, record
-from kernels.recorded.recording import NAME
-from kernels.rms_norm import add_rms_norm
+from baton.kernels import native
+from baton.kernels.activations import silu_multiply, squared_relu
+from baton.kernels.linear import linear, pack
+from baton.kernels.recorded import NotRecordable, SharedMemory, record
+from baton.kernels.recorded.recording import NAME
+from baton.kernels.rms_norm import add_rms_norm
 
 pytestmark = pytest.mark.usefixtures("native_kernels")
 
@@ -103,8 +103,8 @@ def test_without_native_code_nothing_is_recordable() -> None:
 
 def test_recording_does_not_import_what_traces_torch() -> None:
     script = (
-        "import sys, models.recorded\n"
-        "from kernels.native.prepare import prepare\n"
+        "import sys, baton.models.recorded\n"
+        "from baton.kernels.native.prepare import prepare\n"
         "prepared = prepare({'linear', 'recorded', 'rms_norm'})\n"
         "prepared.install(1)\n"
         "assert not prepared.left_out and not prepared.problem, prepared\n"

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from actors.runtime.sizing import count_parameters
-from models.config import ModelError, read_config
-from models.family import Family
-from models.loading.checkpoint import find_family
-from models.loading.matching import match
-from models.loading.quantization import pair_scales, read_quantization
-from models.loading.shards import StoredTensor
+from baton.actors.runtime.sizing import count_parameters
+from baton.models.config import ModelError, read_config
+from baton.models.family import Family
+from baton.models.loading.checkpoint import find_family
+from baton.models.loading.matching import match
+from baton.models.loading.quantization import pair_scales, read_quantization
+from baton.models.loading.shards import StoredTensor
 from tests.models.configurations import bamba, falcon_h1, granitemoehybrid, kimi_linear, mamba2, nemotron_h, qwen
 from tests.models.configurations.published import Published, Shapes
 

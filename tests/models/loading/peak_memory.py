@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from actors.runtime.sizing import weight_bytes
-from models.batch import Model
-from models.loading.checkpoint import load_model
+from baton.actors.runtime.sizing import weight_bytes
+from baton.models.batch import Model
+from baton.models.loading.checkpoint import load_model
 
 
 def taken(kind: str) -> int:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from models.config import ModelConfig, ModelError
-from models.decoder import Decoder
-from models.kimi_linear import read_kda, read_layers, read_mlps
-from models.loading.checkpoint import load_model, random_model
+from baton.models.config import ModelConfig, ModelError
+from baton.models.decoder import Decoder
+from baton.models.kimi_linear import read_kda, read_layers, read_mlps
+from baton.models.loading.checkpoint import load_model, random_model
 from tests.models.oracle import CHECKPOINTS, Oracle, settings_of
 
 CPU = torch.device("cpu")

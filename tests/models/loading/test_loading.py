@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from models.batch import Batch, Model, Prefill, allocate
-from models.config import UNLIMITED, ModelError
-from models.loading.checkpoint import load_model, random_model
+from baton.models.batch import Batch, Model, Prefill, allocate
+from baton.models.config import UNLIMITED, ModelError
+from baton.models.loading.checkpoint import load_model, random_model
 from tests.models.oracle import Oracle
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from threading import Barrier, active_count
 
 import pytest
 
-from models.loading.parallel import in_threads
+from baton.models.loading.parallel import in_threads
 
 
 def test_each_item_is_worked_on_once_and_several_at_a_time() -> None:
@@ -45,7 +45,7 @@ def test_whoever_stops_early_leaves_no_thread() -> None:
 
 FORSAKEN = """
 import threading, time
-from models.loading.parallel import in_threads
+from baton.models.loading.parallel import in_threads
 begun = threading.Event()
 def work(item):
     begun.set()

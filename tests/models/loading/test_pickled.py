@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.config import ModelError
-from models.loading.fingerprint import fingerprint
-from models.loading.shards import MappedShards, read_headers
+from baton.models.config import ModelError
+from baton.models.loading.fingerprint import fingerprint
+from baton.models.loading.shards import MappedShards, read_headers
 from tests.models.loading.test_loading import assert_loads_alike, copied, load, rename_like_codestral, state_spaces
 from tests.models.oracle import Oracle
 

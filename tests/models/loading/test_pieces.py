@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.config import ModelConfig, ModelError
-from models.family import Piece
-from models.loading import checkpoint
-from models.mamba2 import FAMILY
+from baton.models.config import ModelConfig, ModelError
+from baton.models.family import Piece
+from baton.models.loading import checkpoint
+from baton.models.mamba2 import FAMILY
 from tests.models.loading.test_loading import Change, copied, load, parameters
 from tests.models.oracle import Oracle
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actors.runtime.sizing import count_parameters, weight_bytes
-from kernels.quantized_linear import QuantizedWeight
-from models.batch import Batch, Model, Prefill, allocate
-from models.layers.experts import Experts
-from models.layers.linear import Embedding, Linear
-from models.loading import filling
-from models.loading.checkpoint import load_model
-from models.text.tokenizer import load_text
+from baton.actors.runtime.sizing import count_parameters, weight_bytes
+from baton.kernels.quantized_linear import QuantizedWeight
+from baton.models.batch import Batch, Model, Prefill, allocate
+from baton.models.layers.experts import Experts
+from baton.models.layers.linear import Embedding, Linear
+from baton.models.loading import filling
+from baton.models.loading.checkpoint import load_model
+from baton.models.text.tokenizer import load_text
 from tests.kernels.installed import installed
 from tests.models.oracle import Oracle
 from tests.models.test_bundled import BUNDLED, greedy

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.config import ModelError, read_config
-from models.decoder import Decoder
-from models.loading.checkpoint import load_model
+from baton.models.config import ModelError, read_config
+from baton.models.decoder import Decoder
+from baton.models.loading.checkpoint import load_model
 from tests.models.loading.test_loading import CPU, assert_loads_alike, copied, load
 from tests.models.oracle import Oracle
 

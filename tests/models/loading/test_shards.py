@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from models.config import ModelError
-from models.loading.checkpoint import random_model
-from models.loading.fingerprint import fingerprint
-from models.loading.shards import MappedShards, read_headers
+from baton.models.config import ModelError
+from baton.models.loading.checkpoint import random_model
+from baton.models.loading.fingerprint import fingerprint
+from baton.models.loading.shards import MappedShards, read_headers
 from tests.models.loading.test_loading import assert_loads_alike, copied, load
 from tests.models.oracle import Oracle
 

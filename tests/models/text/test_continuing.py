@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from models.text.tokenizer import TemplateError
+from baton.models.text.tokenizer import TemplateError
 from tests.models.oracle import Oracle
 from tests.models.text.test_tokenizer import CHATML, loaded
 

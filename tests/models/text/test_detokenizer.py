@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from models.text.detokenizer import CONTEXT, MAX_HELD, WINDOW, Detokenizer
+from baton.models.text.detokenizer import CONTEXT, MAX_HELD, WINDOW, Detokenizer
 
 CORPUS = ["hello hello world", "the cat's été", "naïve €5 日本語 日本", "😀😀 👩‍👩‍👧 fin", "a b  c"]
 SPECIAL = "<|end|>"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from models.text import encoder
-from models.text.encoder import PieceEncoder, places_to_cut
+from baton.models.text import encoder
+from baton.models.text.encoder import PieceEncoder, places_to_cut
 
 MARKS = ["<|im_start|>", "<|im_end|>", "<s>", "[X]"]
 WORDS = ["a", "ab", "b", "c", "ba", "é", "▁", "▁a", "▁b", "##a", "##b", "e"]

@@ -7,11 +7,11 @@ from typing import get_args, get_type_hints
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from api.config import Config
-from models.text.formats.picking import REASONING_FORMATS, TOOL_FORMATS, OutputFormats, output_formats
-from models.text.formats.qwen3_coder import QWEN3_CODER
-from models.text.formats.thinking import THINK
-from models.text.tokenizer import ModelText, load_text
+from baton.api.config import Config
+from baton.models.text.formats.picking import REASONING_FORMATS, TOOL_FORMATS, OutputFormats, output_formats
+from baton.models.text.formats.qwen3_coder import QWEN3_CODER
+from baton.models.text.formats.thinking import THINK
+from baton.models.text.tokenizer import ModelText, load_text
 
 SPECIAL = ("<s>", "<think>", "</think>", "<tool_call>")
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools and deep %}<tool_call>{% endif %}"

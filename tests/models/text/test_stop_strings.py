@@ -1,6 +1,6 @@
 from hypothesis import example, given, strategies as st
 
-from models.text.stop_strings import StopStrings
+from baton.models.text.stop_strings import StopStrings
 
 
 def cut(text: str, strings: list[str], keep: bool) -> tuple[str, str | None]:

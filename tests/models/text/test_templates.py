@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.text.tokenizer import ModelText, TemplateError, load_text
+from baton.models.text.tokenizer import ModelText, TemplateError, load_text
 from tests.models.oracle import Oracle, write_tokenizer
 from tests.models.text.test_tokenizer import CHATML
 

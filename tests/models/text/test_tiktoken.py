@@ -11,8 +11,8 @@ import tiktoken
 from hypothesis import example, given, strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from models.text.tiktoken import KIMI, RESERVED, byte_letters, read_tiktoken
-from models.text.tokenizer import load_text
+from baton.models.text.tiktoken import KIMI, RESERVED, byte_letters, read_tiktoken
+from baton.models.text.tokenizer import load_text
 
 TEXT = (
     "The quick brown fox isn't quicker than 12345 foxes; HTTPServer and camelCase don't mind.\r\n\r\n"

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from models.text.template import Beginning
-from models.text.tokenizer import ModelText, TemplateError, common_length, load_text
+from baton.models.text.template import Beginning
+from baton.models.text.tokenizer import ModelText, TemplateError, common_length, load_text
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

@@ -8,13 +8,13 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from kernels.conv1d import reference as conv1d
-from kernels.gated_norm import reference as gated_norm
-from kernels.mixer_constants import MixerConstants
-from kernels.mixer_decode import reference as mixer_decode
-from kernels.mixer_prefill import PrefillPlan, plan_prefill, reference as mixer_prefill
-from kernels.ssd import reference as ssd
-from kernels.state_update import reference as state_update, replay
+from baton.kernels.conv1d import reference as conv1d
+from baton.kernels.gated_norm import reference as gated_norm
+from baton.kernels.mixer_constants import MixerConstants
+from baton.kernels.mixer_decode import reference as mixer_decode
+from baton.kernels.mixer_prefill import PrefillPlan, plan_prefill, reference as mixer_prefill
+from baton.kernels.ssd import reference as ssd
+from baton.kernels.state_update import reference as state_update, replay
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
 
 LIMITS = (0.0, float("inf"))
@@ -77,7 +77,7 @@ def plans(
 
 def prefill(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
     """The whole mixer, on packed prompts."""
-    from kernels.mixer_prefill import triton
+    from baton.kernels.mixer_prefill import triton
 
     here, on_cpu = plans(lengths, mixer.kernel, draw.device)
     projected = draw.normal(sum(lengths), mixer.inner + mixer.channels + mixer.heads)
@@ -95,7 +95,7 @@ def prefill(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtyp
 
 def scan(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
     """ssd alone, dt as it is projected."""
-    from kernels.ssd import triton
+    from baton.kernels.ssd import triton
 
     here, on_cpu = plans(lengths, mixer.kernel, draw.device)
     tokens = sum(lengths)
@@ -124,7 +124,7 @@ def scan_flops(mixer: Mixer, lengths: Sequence[int], chunk: int = 64) -> int:
 
 def convolve(draw: Draw, mixer: Mixer, lengths: Sequence[int]) -> Operation:
     """The convolution of packed prompts."""
-    from kernels.conv1d import triton
+    from baton.kernels.conv1d import triton
 
     here, on_cpu = plans(lengths, mixer.kernel, draw.device)
     x, pool = draw.normal(sum(lengths), mixer.channels), mixer.pools(draw, 2 * len(lengths), torch.float32)[0]
@@ -141,7 +141,7 @@ def convolve(draw: Draw, mixer: Mixer, lengths: Sequence[int]) -> Operation:
 
 def decode(draw: Draw, mixer: Mixer, rows: int, states: torch.dtype = torch.float32) -> Operation:
     """The whole mixer, a token for each row."""
-    from kernels.mixer_decode import triton
+    from baton.kernels.mixer_decode import triton
 
     projected = draw.normal(rows, mixer.inner + mixer.channels + mixer.heads)
     conv, pool = mixer.pools(draw, rows + 1, states)
@@ -162,7 +162,7 @@ def decode(draw: Draw, mixer: Mixer, rows: int, states: torch.dtype = torch.floa
 
 def step(draw: Draw, mixer: Mixer, rows: int, states: torch.dtype = torch.float32) -> Operation:
     """The state update alone."""
-    from kernels.state_update import triton
+    from baton.kernels.state_update import triton
 
     pool = mixer.pools(draw, rows + 1, states)[1]
     convolved, dt = draw.normal(rows, mixer.channels, dtype=torch.float32), draw.uniform(0.001, 0.1, rows, mixer.heads)
@@ -183,7 +183,7 @@ def step(draw: Draw, mixer: Mixer, rows: int, states: torch.dtype = torch.float3
 
 def replayed(draw: Draw, mixer: Mixer, rows: int) -> Operation:
     """The state update with its inputs kept, rows all over the window, then what a flush writes."""
-    from kernels.state_update import triton_replay
+    from baton.kernels.state_update import triton_replay
 
     pool, convolved = (
         mixer.pools(draw, rows + 1, torch.float32)[1],
@@ -215,7 +215,7 @@ def replayed(draw: Draw, mixer: Mixer, rows: int) -> Operation:
 
 def norm(draw: Draw, mixer: Mixer, rows: int) -> Operation:
     """The gated norm."""
-    from kernels.gated_norm import triton
+    from baton.kernels.gated_norm import triton
 
     x, gate = draw.normal(rows, mixer.inner), draw.normal(rows, 2 * mixer.inner)[:, : mixer.inner]
     weight = draw.uniform(0.5, 1.5, mixer.inner)

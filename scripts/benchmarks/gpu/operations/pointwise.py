@@ -6,14 +6,14 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from kernels.activations import reference as activations
-from kernels.rms_norm import reference as rms_norm
-from kernels.slots import reference as slots
+from baton.kernels.activations import reference as activations
+from baton.kernels.rms_norm import reference as rms_norm
+from baton.kernels.slots import reference as slots
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
 
 
 def norm(draw: Draw, rows: int, hidden: int, is_added: bool = True) -> Operation:
-    from kernels.rms_norm import triton
+    from baton.kernels.rms_norm import triton
 
     residual, x, weight = draw.normal(rows, hidden), draw.normal(rows, hidden), draw.normal(hidden)
 
@@ -27,7 +27,7 @@ def norm(draw: Draw, rows: int, hidden: int, is_added: bool = True) -> Operation
 
 
 def silu_multiply(draw: Draw, rows: int, width: int) -> Operation:
-    from kernels.activations import triton
+    from baton.kernels.activations import triton
 
     x = draw.normal(rows, 2 * width)
     return Operation(
@@ -36,7 +36,7 @@ def silu_multiply(draw: Draw, rows: int, width: int) -> Operation:
 
 
 def squared_relu(draw: Draw, rows: int, width: int) -> Operation:
-    from kernels.activations import triton
+    from baton.kernels.activations import triton
 
     x = draw.normal(rows, width)
     return Operation(
@@ -45,7 +45,7 @@ def squared_relu(draw: Draw, rows: int, width: int) -> Operation:
 
 
 def sigmoid_gate(draw: Draw, rows: int, width: int) -> Operation:
-    from kernels.activations import triton
+    from baton.kernels.activations import triton
 
     x, gate = draw.normal(rows, width), draw.normal(rows, width)
     return Operation(
@@ -58,7 +58,7 @@ def sigmoid_gate(draw: Draw, rows: int, width: int) -> Operation:
 
 def copy(draw: Draw, count: int, size: int) -> Operation:
     """Slots of so many bytes."""
-    from kernels.slots import triton
+    from baton.kernels.slots import triton
 
     pool = draw.integers(256, 2 * count, size).to(torch.uint8)
     sources, targets = draw.order(2 * count).view(2, count)
@@ -75,7 +75,7 @@ def copy(draw: Draw, count: int, size: int) -> Operation:
 
 def move(draw: Draw, count: int, size: int) -> Operation:
     """Slots of so many bytes: gathered, scattered elsewhere, and cleared."""
-    from kernels.slots import triton
+    from baton.kernels.slots import triton
 
     pool = draw.integers(256, 2 * count, size).to(torch.uint8)
     sources, targets = draw.order(2 * count).view(2, count)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kernels.sampling import SamplingTensors, adjust, reference
+from baton.kernels.sampling import SamplingTensors, adjust, reference
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
 
 TOP = 8
@@ -12,7 +12,7 @@ TOP = 8
 
 def sample(draw: Draw, rows: int, vocab: int, kind: str) -> Operation:
     """kind: greedy, whole or truncated."""
-    from kernels.sampling import triton
+    from baton.kernels.sampling import triton
 
     logits = draw.uniform(-8.0, 8.0, rows, vocab)
     temperature = draw.uniform(0.5, 1.0, rows) * (kind != "greedy")
@@ -33,7 +33,7 @@ def sample(draw: Draw, rows: int, vocab: int, kind: str) -> Operation:
 
 
 def log_probabilities(draw: Draw, rows: int, vocab: int) -> Operation:
-    from kernels.sampling import triton_log_probabilities
+    from baton.kernels.sampling import triton_log_probabilities
 
     def run(logits: Tensor, tokens: Tensor) -> Sequence[Tensor]:
         return triton_log_probabilities.log_probabilities(logits, tokens, TOP)
@@ -47,7 +47,7 @@ def log_probabilities(draw: Draw, rows: int, vocab: int) -> Operation:
 
 def adjusted(draw: Draw, rows: int, vocab: int) -> Operation:
     """Penalties, a bias and a mask for each row, and a token counted."""
-    from kernels.sampling import triton_adjust
+    from baton.kernels.sampling import triton_adjust
 
     logits, seen = draw.uniform(-8.0, 8.0, rows, vocab), draw.integers(2, rows + 1, vocab).bool()
     counts, tokens = draw.integers(3, rows + 1, vocab).int(), draw.integers(vocab, rows)

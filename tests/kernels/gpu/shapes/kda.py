@@ -7,11 +7,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.kda import triton, triton_update
-from kernels.kda_constants import KdaConstants
-from kernels.kda_decode import triton as decoding
-from kernels.kda_prefill import triton as prefilling
-from kernels.mixer_prefill import PrefillPlan, plan_prefill
+from baton.kernels.kda import triton, triton_update
+from baton.kernels.kda_constants import KdaConstants
+from baton.kernels.kda_decode import triton as decoding
+from baton.kernels.kda_prefill import triton as prefilling
+from baton.kernels.mixer_prefill import PrefillPlan, plan_prefill
 
 F32, BF16 = torch.float32, torch.bfloat16
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from kernels.latents import triton
+from baton.kernels.latents import triton
 
 
 def write(rank: int, shared: int, dtype: torch.dtype) -> None:

@@ -6,10 +6,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-import kernels.activations.triton
-import kernels.attention.triton
-import kernels.rotary.triton
-import kernels.rotate_and_write.triton
+import baton.kernels.activations.triton
+import baton.kernels.attention.triton
+import baton.kernels.rotary.triton
+import baton.kernels.rotate_and_write.triton
 
 
 def write(heads: int, kv_heads: int, width: int, turned: int, dtype: torch.dtype) -> None:
@@ -19,9 +19,9 @@ def write(heads: int, kv_heads: int, width: int, turned: int, dtype: torch.dtype
     pages = torch.empty(64, 4, 2, 16, kv_heads, width, dtype=dtype, device="meta")[:, 1].unbind(1)
     cos = sin = torch.empty(3, 1, turned, device="meta")
     places = torch.empty(3, dtype=torch.int64, device="meta")
-    kernels.rotate_and_write.triton.rotate_and_write(query, keys, values, cos, sin, *pages, places)
-    kernels.attention.triton.write_pages(keys, values, *pages, places)
-    kernels.rotary.triton.rotate(query, cos, sin)
+    baton.kernels.rotate_and_write.triton.rotate_and_write(query, keys, values, cos, sin, *pages, places)
+    baton.kernels.attention.triton.write_pages(keys, values, *pages, places)
+    baton.kernels.rotary.triton.rotate(query, cos, sin)
 
 
 def activate(run: Callable[[Tensor], Tensor], width: int, dtype: torch.dtype) -> None:
@@ -29,7 +29,7 @@ def activate(run: Callable[[Tensor], Tensor], width: int, dtype: torch.dtype) ->
 
 
 def gate(width: int, dtype: torch.dtype) -> None:
-    kernels.activations.triton.sigmoid_gate(*torch.empty(2, 3, width, dtype=dtype, device="meta"))
+    baton.kernels.activations.triton.sigmoid_gate(*torch.empty(2, 3, width, dtype=dtype, device="meta"))
 
 
 TYPES = (torch.bfloat16, torch.float32)
@@ -50,7 +50,7 @@ CASES: list[tuple[str, Callable[[], None]]] = [
     ),
     *(
         (f"{run.__name__} of {width}, {dtype}", partial(activate, run, width, dtype))
-        for run in (kernels.activations.triton.silu_multiply, kernels.activations.triton.squared_relu)
+        for run in (baton.kernels.activations.triton.silu_multiply, baton.kernels.activations.triton.squared_relu)
         for width in (21504, 3072, 1000)
         for dtype in TYPES
     ),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.sampling import SamplingTensors, triton, triton_adjust, triton_log_probabilities
+from baton.kernels.sampling import SamplingTensors, triton, triton_adjust, triton_log_probabilities
 
 
 def _params(rows: int, all_greedy: bool, any_truncated: bool) -> SamplingTensors:

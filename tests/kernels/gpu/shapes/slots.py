@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from kernels.slots import triton
+from baton.kernels.slots import triton
 
 
 def all_four(size: int) -> None:

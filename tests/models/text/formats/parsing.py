@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from models.text.formats.content import ToolFormat
-from models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
-from models.text.formats.parser import OutputParser
-from models.text.formats.thinking import ReasoningFormat
-from models.text.formats.values import Tools
+from baton.models.text.formats.content import ToolFormat
+from baton.models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
+from baton.models.text.formats.parser import OutputParser
+from baton.models.text.formats.thinking import ReasoningFormat
+from baton.models.text.formats.values import Tools
 
 
 def parse(

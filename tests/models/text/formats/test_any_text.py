@@ -7,11 +7,11 @@ from itertools import product
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from models.text.formats.content import ToolFormat
-from models.text.formats.events import CallBegun, Content, Reasoning
-from models.text.formats.parser import OutputParser
-from models.text.formats.picking import TOOL_FORMATS
-from models.text.formats.thinking import THINK
+from baton.models.text.formats.content import ToolFormat
+from baton.models.text.formats.events import CallBegun, Content, Reasoning
+from baton.models.text.formats.parser import OutputParser
+from baton.models.text.formats.picking import TOOL_FORMATS
+from baton.models.text.formats.thinking import THINK
 from tests.models.text.formats.parsing import calls_of, content_of, is_object, joined, parse
 
 FORMATS = list(TOOL_FORMATS.values())

@@ -9,11 +9,11 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from models.text.formats.content import ToolFormat
-from models.text.formats.grammars import CallableTool, WantedCalls, output_grammar
-from models.text.formats.picking import TOOL_FORMATS
-from models.text.formats.thinking import THINK, ReasoningFormat
-from models.text.grammars import writing
+from baton.models.text.formats.content import ToolFormat
+from baton.models.text.formats.grammars import CallableTool, WantedCalls, output_grammar
+from baton.models.text.formats.picking import TOOL_FORMATS
+from baton.models.text.formats.thinking import THINK, ReasoningFormat
+from baton.models.text.grammars import writing
 from tests.models.text.formats.parsing import calls_of, content_of, parse
 from tests.models.text.formats.test_picking import CALLS, answer, written
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from models.text.formats.content import ToolFormat
-from models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent
-from models.text.formats.granite4 import GRANITE4
-from models.text.formats.hermes import HERMES
-from models.text.formats.nemotron_v2 import NEMOTRON_V2
-from models.text.formats.parser import OutputParser
+from baton.models.text.formats.content import ToolFormat
+from baton.models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent
+from baton.models.text.formats.granite4 import GRANITE4
+from baton.models.text.formats.hermes import HERMES
+from baton.models.text.formats.nemotron_v2 import NEMOTRON_V2
+from baton.models.text.formats.parser import OutputParser
 from tests.models.text.formats.parsing import called, calls_of, check_every_split, parse
 from tests.models.text.formats.test_json_scanner import VALUES
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, strategies as st
 
-from models.text.formats.json_scanner import MAX_DEPTH, JsonScanner, as_json
+from baton.models.text.formats.json_scanner import MAX_DEPTH, JsonScanner, as_json
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

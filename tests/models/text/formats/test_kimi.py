@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
-from models.text.formats.kimi import KIMI
-from models.text.formats.parser import OutputParser
-from models.text.formats.thinking import THINK
+from baton.models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
+from baton.models.text.formats.kimi import KIMI
+from baton.models.text.formats.parser import OutputParser
+from baton.models.text.formats.thinking import THINK
 from tests.models.text.formats.parsing import called, calls_of, check_every_split, parse
 from tests.models.text.formats.test_json_calls import CALLS, WORDS
 

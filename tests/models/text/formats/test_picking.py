@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from models.text.formats.events import OutputEvent, Reasoning
-from models.text.formats.picking import REASONING_FORMATS, TOOL_FORMATS, reasoning_format, tool_format
-from models.text.template import ChatTemplate
+from baton.models.text.formats.events import OutputEvent, Reasoning
+from baton.models.text.formats.picking import REASONING_FORMATS, TOOL_FORMATS, reasoning_format, tool_format
+from baton.models.text.template import ChatTemplate
 from tests.models.text.formats.parsing import calls_of, content_of, parse
 
 TEMPLATES = Path(__file__).parents[1] / "templates"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent
-from models.text.formats.parser import OutputParser
-from models.text.formats.qwen3_coder import QWEN3_CODER
+from baton.models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent
+from baton.models.text.formats.parser import OutputParser
+from baton.models.text.formats.qwen3_coder import QWEN3_CODER
 from tests.models.text.formats.parsing import called, calls_of, check_every_split, parse
 from tests.models.text.formats.test_json_scanner import VALUES
 

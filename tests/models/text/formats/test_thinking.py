@@ -1,11 +1,11 @@
 import pytest
 from hypothesis import example, given, strategies as st
 
-from models.text.formats.events import Content, OutputEvent, Reasoning
-from models.text.formats.hermes import HERMES
-from models.text.formats.parser import OutputParser
-from models.text.formats.qwen3_coder import QWEN3_CODER
-from models.text.formats.thinking import THINK
+from baton.models.text.formats.events import Content, OutputEvent, Reasoning
+from baton.models.text.formats.hermes import HERMES
+from baton.models.text.formats.parser import OutputParser
+from baton.models.text.formats.qwen3_coder import QWEN3_CODER
+from baton.models.text.formats.thinking import THINK
 from tests.models.text.formats.parsing import called, check_every_split, parse
 
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from models.text.formats.values import converted, quoted, types_of, value_of
+from baton.models.text.formats.values import converted, quoted, types_of, value_of
 
 LOOP: dict[str, Any] = {"anyOf": [{"type": "integer"}]}
 LOOP["anyOf"].append(LOOP)

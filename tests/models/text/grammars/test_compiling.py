@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from models.text.grammars import compiling
-from models.text.grammars.compiling import Grammars
-from models.text.grammars.matcher import GrammarError, GrammarMatcher
-from models.text.grammars.writing import choice, grammar, json_schema, regex
-from models.text.tokenizer import load_text
+from baton.models.text.grammars import compiling
+from baton.models.text.grammars.compiling import Grammars
+from baton.models.text.grammars.matcher import GrammarError, GrammarMatcher
+from baton.models.text.grammars.writing import choice, grammar, json_schema, regex
+from baton.models.text.tokenizer import load_text
 
 BUNDLED = load_text(Path(__file__).parents[4] / "models" / "bundled")
 VOCABULARY = 800

@@ -7,9 +7,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from models.text.grammars.matcher import GrammarError
-from models.text.grammars.writing import json_schema
-from models.text.tokenizer import load_text
+from baton.models.text.grammars.matcher import GrammarError
+from baton.models.text.grammars.writing import json_schema
+from baton.models.text.tokenizer import load_text
 
 TEXT = load_text(Path(__file__).parents[4] / "models" / "bundled")
 GRAMMARS = TEXT.grammars(TEXT.vocab_size)

@@ -1,0 +1,13 @@
+"""Tell setuptools which packages there are: the top-level folders, installed as `baton.actors`, `baton.api`, ….
+
+Everything else about the distribution is in pyproject.toml, which cannot express this prefix for found packages.
+"""
+
+from setuptools import find_packages, setup
+
+FOLDERS = ("actors", "api", "kernels", "models")
+
+setup(
+    packages=[f"baton.{name}" for name in find_packages(include=[f"{folder}*" for folder in FOLDERS])],
+    package_dir={f"baton.{folder}": folder for folder in FOLDERS},
+)
