@@ -1,16 +1,13 @@
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 
 import pytest
-import torch
 from hypothesis import settings
 
-from baton.kernels import native
-
-torch.set_num_threads(1)
-# A machine that does other things besides takes as long as it takes.
+# How long an example takes depends on what else the machine does.
 settings.register_profile("baton", deadline=None)
 settings.load_profile("baton")
 
@@ -22,11 +19,22 @@ if not IS_WORKER:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def nothing_stays_installed() -> Iterator[None]:
-    """Loading a model in this process installs native code: another file's pretended devices have no memory for it."""
+def one_thread_and_no_native_code() -> Iterator[None]:
+    """Compute with one thread, and uninstall native code after each file.
+
+    Loading a model installs it for the process, but the pretended devices of another file have no memory for it.
+    torch is not imported for this: most tests of the actors do without, and their start is three times as quick.
+    """
+    use_one_thread()
     yield
-    native.uninstall()
-    torch.set_num_threads(1)
+    if "baton.kernels.native" in sys.modules:
+        sys.modules["baton.kernels.native"].uninstall()
+    use_one_thread()
+
+
+def use_one_thread() -> None:
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

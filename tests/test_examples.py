@@ -36,6 +36,18 @@ def test_the_agent_calls_its_tools(server: ServerProcess, api: str) -> None:
     assert (run.returncode, run.stdout.splitlines()) == (0, AGENT), run.stderr
 
 
+def test_the_ring_prints_every_message_without_torch() -> None:
+    """examples/ring.txt is what it prints; to write it again: `python examples/ring.py > examples/ring.txt`."""
+    code = (
+        "import runpy, sys; runpy.run_path('examples/ring.py', run_name='__main__'); sys.exit('torch' in sys.modules)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout == (ROOT / "examples" / "ring.txt").read_text(encoding="utf-8")
+
+
 def test_the_code_in_the_readme_does_what_it_says(server: ServerProcess) -> None:
     """Its comments say what is printed."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -124,11 +124,13 @@ class Runtime:
                 if not mailbox.envelopes:
                     break
                 self.deliver(address)
-            self._act(address, actor)
+            self.act(address)
             busy[address] += self._clock() - woken
             await asyncio.sleep(0)
 
-    def _act(self, address: Address, actor: Actor) -> None:
+    def act(self, address: Address) -> None:
+        """Give an actor its turn after messages."""
+        actor = self._actors[address]
         if self._on_event is None:
             actor.act()
             return

@@ -7,8 +7,8 @@ from baton.kernels import native
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_installed() -> Iterator[None]:
-    """Loading a model in this process installs native code and sets the threads."""
+def one_thread_and_no_native_code() -> Iterator[None]:
+    """Undo after each test what loading a model does to this process."""
     yield
     native.uninstall()
     torch.set_num_threads(1)

@@ -153,5 +153,8 @@ def test_the_command_writes_the_trace_and_prints_the_ledger(tmp_path: Path) -> N
     check(json.loads((tmp_path / "out.json").read_text())["traceEvents"])
     slots = run(str(log), "--slots")
     assert json.loads(slots.stdout)[1] == {"slot": 1, "place": "cached", "holder": "node 5", "generation": 1}
+    text = run(str(log), "--text")
+    assert "    2  scheduler → forward    Step         step 1" in text.stdout.splitlines()
+    assert text.stdout.splitlines().count("        slot 1 is held by cache") == 1
     nothing = run(str(tmp_path / "absent"))
     assert nothing.returncode == 1 and "absent" in nothing.stderr and "Traceback" not in nothing.stderr
