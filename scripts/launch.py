@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDED = ("baton", "torch", "pytest")
@@ -25,14 +26,13 @@ def enter_environment() -> None:
     os.execv(python, [str(python), *sys.argv])
 
 
-def link_package(tree: Path) -> Path:
-    """Return a folder in which `baton` is a link to the checkout `tree`: first on sys.path, its code is imported.
+def import_from(tree: Path) -> None:
+    """Let this process import `baton` from the checkout `tree`, wherever the installed one is.
 
-    The folder is made in `tree`, under a name that copies of a checkout and package searches leave out.
+    RuntimeError if it has imported some of it already.
     """
-    folder = tree / ".package"
-    folder.mkdir(exist_ok=True)
-    link = folder / "baton"
-    if not link.is_symlink():
-        link.symlink_to("..", target_is_directory=True)
-    return folder
+    if any(name.startswith("baton.") for name in sys.modules):
+        raise RuntimeError("baton has been imported from elsewhere already")
+    package = ModuleType("baton")
+    package.__path__ = [str(tree)]
+    sys.modules["baton"] = package

@@ -19,9 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 if __name__ == "__main__":
-    from scripts.launch import link_package
+    from scripts.launch import import_from
 
-    sys.path[:0] = [str(link_package(Path(sys.argv[1])))]
+    import_from(Path(sys.argv[1]))
 
 from baton.actors.lease import Lease, Ledger  # noqa: E402
 from baton.actors.messages import (  # noqa: E402

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from scripts.launch import link_package
+from scripts.launch import import_from
 from scripts.mutation.processes import Tell
 
 # What the tests import and no fault is in: loaded once, in the process that all others are forked from.
@@ -38,7 +38,8 @@ class Check:
 def enter(tree: Path) -> None:
     """Make this process one that works on a copy of the tree, and says nothing."""
     os.chdir(tree)
-    sys.path[:0] = [str(tree), str(link_package(tree))]
+    sys.path[:0] = [str(tree)]
+    import_from(tree)
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)

@@ -34,7 +34,7 @@ async def test_the_page_runs_its_own_script_and_nothing_else() -> None:
 
 def test_the_page_is_part_of_the_package() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["api.page"]
+    patterns = project["tool"]["setuptools"]["package-data"]["baton.api.page"]
     packed = {file for pattern in patterns for file in FOLDER.glob(pattern)}
     assert packed == {file for file in FOLDER.rglob("*.*") if file.suffix in (".html", ".css", ".js")}
     assert {file.stem for file in packed} == {"index", *STYLES, *SCRIPTS}
