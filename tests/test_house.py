@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("api", "actors", "models", "kernels")
-DOCS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+DOCS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 MAX_FILES = 16
 MAX_LINES = 450
 WRITTEN = (".py", ".html", ".css", ".js", ".cpp", ".h")
