@@ -37,8 +37,8 @@ class WantedCalls:
     rules: "CallRules"  # the format's
     added: Collection[str]  # texts for which the tokenizer has a token of their own
     required: bool
-    """Whether the output is nothing but calls, after any reasoning. Otherwise calls may occur within text or in place of
-    an answer, or not at all."""
+    """Whether the output is nothing but calls, after any reasoning. Otherwise calls may occur within text or in place
+    of an answer, or not at all."""
     parallel: bool = True  # whether there may be several calls
 
     def marker(self, text: str) -> str:

@@ -60,7 +60,7 @@ class _KimiCalls:
         pieces.unmark()
 
     def _call(self) -> Reading[bool]:
-        """Read a call after its begin marker, and return whether it is whole. Broken if it goes wrong before its name."""
+        """Read a call after its begin marker, and return whether it is whole. Broken if it goes wrong in its head."""
         pieces, events = self._pieces, self._events
         yield from pieces.space()
         name = name_in((yield from pieces.run(_HEAD)))

@@ -71,7 +71,7 @@ class OutputFormats:
 
     @property
     def ending(self) -> re.Pattern[str] | None:
-        """A pattern for the end of reasoning: its end marker, or the beginning of a call in formats where that ends it."""
+        """A pattern for the end of reasoning: its end marker, or the beginning of a call if that ends it too."""
         if self.reasoning is None:
             return None
         call = self.tools.ends_reasoning if self.tools is not None else ()

@@ -26,7 +26,7 @@ _VALUE_END = beginning(PARAMETER_END, FUNCTION_END)
 
 
 class _Follows(Enum):
-    """What comes after a parameter other than another parameter."""
+    """The possible successors of a parameter other than another parameter."""
 
     FUNCTION_END = auto()
     CALL_END = auto()
@@ -72,7 +72,7 @@ class _XmlCalls:
         self._pieces.unmark()
 
     def _function(self, known: bool) -> Reading[_Follows]:
-        """Read a function after <function=, and return how it ended. Broken if it goes wrong before its first parameter.
+        """Read a function after <function=, and return how it ended. Broken if it goes wrong before a parameter.
 
         known: whether its name must be that of one of the tools.
         """
