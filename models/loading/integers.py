@@ -37,7 +37,7 @@ def matrices_of(model: nn.Module) -> Iterator[tuple[nn.Parameter, int, int, int]
 @cache
 def integer_bytes(outputs: int, inputs: int, bits: int) -> int:
     """Return the bytes of a quantized matrix [outputs, inputs]."""
-    # `quantize` packs blocks of OUTPUTS_AT_ONCE rows, so almost all of a matrix is copies of one block, which is cached.
+    # `quantize` packs blocks of OUTPUTS_AT_ONCE rows, so most of a matrix is blocks of the same size, which is cached.
     whole, rest = divmod(outputs, OUTPUTS_AT_ONCE)
     if whole and outputs > OUTPUTS_AT_ONCE:
         return whole * integer_bytes(OUTPUTS_AT_ONCE, inputs, bits) + (integer_bytes(rest, inputs, bits) if rest else 0)
