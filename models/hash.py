@@ -1,4 +1,4 @@
-"""The hash model as a family: models.hash_definition in int64 state and page tensors of the real pools."""
+"""The hash model as a family: models/hash_definition.py with int64 state and page tensors in the real pools."""
 
 import random
 import time
@@ -14,7 +14,7 @@ LOGIT = 10.0
 
 
 class HashModel:
-    """Implements models.batch.Model. Hidden states are int64 [T, 1], the output hashes; there are no weights."""
+    """A models.batch.Model without weights. Hidden states are int64 [T, 1], the output hashes."""
 
     def __init__(
         self,
@@ -32,8 +32,10 @@ class HashModel:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "HashModel":
-        """Of config.json: vocab_size, chunk_size, max_position_embeddings, page_fold (false: no pages, fold 0), and
-        delay_ms: [least, most], in which a forward sleeps a random time.
+        """Build the model from config.json's vocab_size, chunk_size, max_position_embeddings, and optionally:
+
+        page_fold: false for a model without pages, whose fold is 0.
+        delay_ms: [least, most], the range of the random time for which each forward sleeps.
         """
         return cls(
             vocab_size=config["vocab_size"],
@@ -102,9 +104,10 @@ class HashModel:
 
 
 def _write_and_fold(pools: Pools, page_row: Tensor, start: int, entries: Tensor) -> Tensor:
-    """Store entries int64 [n] at positions start.. of a page table's row; the folds at each of them, int64 [n].
+    """Store entries, int64 [n], at positions start, start + 1, …, and return the fold at each of them, int64 [n].
 
-    Every entry from position 0 on is read back through the page table. Folds are sums of terms below 2**31.
+    page_row: the row's page table. Every entry from position 0 on is read back through it, so a wrong page anywhere
+    shows. Folds are sums of terms below 2**31, so they do not overflow int64.
     """
     places = torch.arange(start + len(entries), device=entries.device)
     pages, offsets = page_row[places // pools.page_size].long(), places % pools.page_size

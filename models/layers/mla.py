@@ -47,7 +47,7 @@ class LatentSettings:
 
 
 class LatentAttention(nn.Module):
-    """The layer. All heads attend to one key per position: the latent, which is also the value, and then the shared key.
+    """The layer. All heads attend to one key per position: the latent, which is also the value, and the shared key.
 
     Since q·(W·c) = (Wᵀ·q)·c, the projection from latents to a head's keys is applied to its queries instead (k_b_proj),
     and the projection to its values is applied to the attention's output (v_b_proj).

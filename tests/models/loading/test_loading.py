@@ -293,7 +293,7 @@ CONFIG_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     (
         "qwen3_next",
         {"linear_num_value_heads": 3},
-        "linear_num_value_heads = 3 should be a multiple of linear_num_key_heads = 2",
+        "should be a multiple of linear_num_key_heads = 2",
     ),
     ("qwen3_next", {"layer_types": ["conv"]}, "unknown layers conv"),
     ("qwen3_next", {"layer_types": []}, "there are no layers"),
