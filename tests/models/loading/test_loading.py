@@ -31,7 +31,7 @@ def run(model: Model) -> Tensor:
 
 
 def copied(source: Path, target: Path, config: Change | None = None, tensors: Change | None = None) -> Path:
-    """A copy of a checkpoint with its config and its tensors changed."""
+    """Return a copy of a checkpoint with a changed config and changed tensors."""
     shutil.copytree(source, target)
     if config:
         values = json.loads((target / "config.json").read_text())
@@ -194,12 +194,12 @@ def test_tied_head_may_be_repeated_but_not_differ(oracle: Oracle, tmp_path: Path
         assert_loads_alike(path, original)
 
 
-def test_dtype_is_the_checkpoints_unless_given(oracle: Oracle, tmp_path: Path) -> None:
+def test_dtype_is_the_checkpoints_by_default(oracle: Oracle, tmp_path: Path) -> None:
     path = copied(oracle.checkpoint("nemotron_h"), tmp_path / "copy", config=lambda c: c.update(dtype="bfloat16"))
     dtypes = {name: p.dtype for name, p in parameters(load(path)).items()}
-    kept = {"A_log", "D", "dt_bias"}
-    assert {d for n, d in dtypes.items() if n.rpartition(".")[2] in kept} == {torch.float32}
-    assert {d for n, d in dtypes.items() if n.rpartition(".")[2] not in kept} == {torch.bfloat16}
+    float32_names = {"A_log", "D", "dt_bias"}
+    assert {d for n, d in dtypes.items() if n.rpartition(".")[2] in float32_names} == {torch.float32}
+    assert {d for n, d in dtypes.items() if n.rpartition(".")[2] not in float32_names} == {torch.bfloat16}
     assert {p.dtype for p in parameters(load(path, torch.float32)).values()} == {torch.float32}
 
 
@@ -210,12 +210,12 @@ def parameters(model: Model) -> dict[str, nn.Parameter]:
 
 def test_progress_counts_bytes_up_to_the_total(oracle: Oracle) -> None:
     path = oracle.checkpoint("mamba2", max_shard_size="40KB")
-    told: list[tuple[int, int]] = []
-    load_model(path, None, CPU, lambda done, total: told.append((done, total)))
+    reports: list[tuple[int, int]] = []
+    load_model(path, None, CPU, lambda done, total: reports.append((done, total)))
     total = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    assert {of for _, of in told} == {total}
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert told[-1] == (total, total)
+    assert {of for _, of in reports} == {total}
+    assert [done for done, _ in reports] == sorted(done for done, _ in reports)
+    assert reports[-1] == (total, total)
 
 
 def test_positions_are_limited_by_the_config_or_not_at_all(oracle: Oracle) -> None:
@@ -223,7 +223,7 @@ def test_positions_are_limited_by_the_config_or_not_at_all(oracle: Oracle) -> No
     assert limits == {"mamba2": UNLIMITED, "nemotron_h": 4096, "granitemoehybrid": 4096}
 
 
-def test_random_model_is_drawn_from_its_seed() -> None:
+def test_random_model_depends_on_the_seed() -> None:
     config = {"model_type": "mamba2", "hidden_size": 32, "num_heads": 4, "head_dim": 16, "num_hidden_layers": 2}
     config |= {"n_groups": 1, "vocab_size": 50, "state_size": 8}
     first, again, other = (run_small(random_model(config, torch.float32, CPU, seed)) for seed in (1, 1, 2))
@@ -400,7 +400,7 @@ def test_untied_head_is_required(oracle: Oracle, tmp_path: Path) -> None:
         load(path)
 
 
-def test_folders_that_are_no_checkpoints_say_what_to_do(
+def test_errors_for_folders_without_a_checkpoint_say_what_to_do(
     oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

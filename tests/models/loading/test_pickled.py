@@ -1,4 +1,4 @@
-"""Weights as torch.save has written them: read without running anything, and refused where they are not plain."""
+"""Weights in torch.save's files: they are read without running code, and refused unless they are plain tensors."""
 
 import json
 import os
@@ -44,8 +44,8 @@ def test_tensors_are_as_they_were_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_state_spaces_own_checkpoints(oracle: Oracle, tmp_path: Path, shards: int) -> None:
-    """Their names, their configuration, and the head repeated, of the embedding's storage."""
+def test_checkpoints_of_state_spaces(oracle: Oracle, tmp_path: Path, shards: int) -> None:
+    """They have their own names and configuration, and a head that shares the embedding's storage."""
     original = oracle.checkpoint("mamba2")
     path = copied(original, tmp_path / "native", config=state_spaces, tensors=rename_like_codestral)
     weights = load_file(path / "model.safetensors")
@@ -120,7 +120,7 @@ def other_storage(data: bytes) -> bytes:
         ({"a": torch.ones(2)}, rewrite("data.pkl", other_storage), "does not describe plain tensors: '7'"),
     ],
 )
-def test_what_is_not_plain_is_refused_and_never_run(
+def test_other_pickles_are_refused_and_never_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: Any, change: Callable[[Path], None] | None, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
