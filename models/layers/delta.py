@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from baton.kernels.delta_decode import delta_decode
 from baton.kernels.delta_prefill import delta_prefill
 from baton.models.batch import TensorSpec
 from baton.models.config import ModelError
-from baton.models.layers.linear import Linear
+from baton.models.layers.linear import Linear, rows_by_name
 from baton.models.layers.mamba2 import Conv1d, GateNorm
 from baton.models.layers.step import BatchPlan
 
@@ -54,9 +53,7 @@ class DeltaSettings:
     def rows(self) -> dict[str, slice]:
         """Rows of in_proj, by the name of what they project to."""
         sizes = {"z": self.inner, "q": self.keys, "k": self.keys, "v": self.inner}
-        sizes |= {"b": self.value_heads, "a": self.value_heads}
-        ends = accumulate(sizes.values())
-        return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+        return rows_by_name(sizes | {"b": self.value_heads, "a": self.value_heads})
 
     def state_specs(self) -> list[TensorSpec]:
         """Return what one layer stores in a slot: the convolution's last inputs and the recurrent state."""

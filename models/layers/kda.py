@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from baton.kernels.kda_constants import KdaConstants
 from baton.kernels.kda_decode import kda_decode
 from baton.kernels.kda_prefill import kda_prefill
 from baton.models.batch import TensorSpec
-from baton.models.layers.linear import Linear
+from baton.models.layers.linear import Linear, rows_by_name
 from baton.models.layers.mamba2 import Conv1d, GateNorm
 from baton.models.layers.step import BatchPlan
 
@@ -43,9 +42,7 @@ class KdaSettings:
         f_a and g_a are the narrow inner layers of the decay's and of the gate's projection.
         """
         sizes = {"q": self.inner, "k": self.inner, "v": self.inner, "b": self.heads, "f_a": self.width}
-        sizes["g_a"] = self.width
-        ends = accumulate(sizes.values())
-        return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+        return rows_by_name(sizes | {"g_a": self.width})
 
     def state_specs(self) -> list[TensorSpec]:
         """Return what one layer stores in a slot: the convolution's last inputs and the recurrent state."""

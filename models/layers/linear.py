@@ -1,5 +1,8 @@
 """Projections and embeddings. Their weights are not initialised: a checkpoint fills them, then they may be packed."""
 
+from collections.abc import Mapping
+from itertools import accumulate
+
 import torch
 from torch import Tensor, nn
 
@@ -76,6 +79,12 @@ class Embedding(nn.Module):
         self.packed = pack(self.weight, bits) if self.tied else None
         if self.packed and (isinstance(self.packed, QuantizedWeight) or self.packed.with_rows):
             self.weight = nn.Parameter(self.packed.data, requires_grad=False)
+
+
+def rows_by_name(sizes: Mapping[str, int]) -> dict[str, slice]:
+    """Return the rows of each part of a projection that is several projections in one, given the parts' sizes."""
+    ends = accumulate(sizes.values())
+    return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
 
 
 def pack(weight: Tensor, bits: int | None) -> PackedWeight | QuantizedWeight | None:

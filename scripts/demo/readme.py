@@ -23,8 +23,8 @@ def readme(model: DemoModel, training: Training, results: list[Result]) -> str:
 
 A dense granitemoehybrid checkpoint with {millions:.2f} million float32 parameters: {mamba} Mamba-2 layers and
 {attention} attention layers without positional encoding, width {size.hidden}. Its vocabulary has
-{size.vocab} tokens: 256 are the bytes, and most others are words that its training chats use. Names, numbers and everything else that a user may
-bring are spelled.
+{size.vocab} tokens: 256 are the bytes, and most others are words that its training chats use. Names,
+numbers and everything else that a user may bring are spelled.
 
 The model knows a small world. It remembers facts that the user states (a name, a colour, a place, a number, a food, a
 pet; the last statement counts), adds and subtracts numbers up to 99, says which of two numbers is larger, repeats,
