@@ -78,15 +78,18 @@ class Decoder(nn.Module):
         return self.run(self.embed(batch.tokens), self.plan(batch, pools))
 
     def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
+        """Return what all layers need to know about the batch."""
         return plan_batch(batch, pools, self.chunk_size, self.outline.kernel, self.outline.rotate)
 
     def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings of tokens, [T, hidden], in the dtype of the residual stream."""
         [embeddings], multiplier = self._embeddings, self.outline.multipliers[0]
         embedded: Tensor = embeddings(tokens)
         embedded = embedded if multiplier == 1 else embedded * multiplier
         return embedded.to(self.outline.residual_dtype or embedded.dtype)
 
     def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
+        """Return the hidden states after the blocks and the norm, [T, hidden]; update states and pages."""
         x: Tensor | None = None
         for block in self._blocks:
             residual, x = block(residual, x, step)
@@ -95,6 +98,7 @@ class Decoder(nn.Module):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 logits [rows, vocab]."""
         [embeddings], multiplier = self._embeddings, self.outline.multipliers[2]
         logits = self.lm_head(hidden) if self.lm_head is not None else embeddings.logits(hidden)
         return logits.float() if multiplier == 1 else logits.float() * multiplier

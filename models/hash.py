@@ -68,6 +68,7 @@ class HashModel:
         return torch.zeros(len(hidden), self.vocab_size, device=hidden.device).scatter_(1, next_tokens, LOGIT)
 
     def _prefill(self, tokens: Tensor, positions: Tensor, prefill: Prefill, pools: Pools) -> list[Tensor]:
+        """Return the output hashes of each segment, and update its state, its pages and its checkpoints' slots."""
         slots = pools.state[0]
         hashes: list[Tensor] = []
         written: list[Tensor] = []
@@ -91,7 +92,9 @@ class HashModel:
         return hashes
 
     def _decode(self, tokens: Tensor, positions: Tensor, decode: Decode, pools: Pools) -> Tensor:
+        """Return the output hash of each row, and update its state and pages."""
         slots = pools.state[0]
+        # next_state for all rows at once; int64 holds the sum because each term is below 2**48.
         states = (slots[decode.slots] * 48271 + (tokens + 1) * 69621 + (positions + 1) * 16807 + 1) % MODULUS
         slots[decode.slots] = states
         if not self.page_fold:

@@ -121,7 +121,7 @@ def checked(kinds: list[str], layers: int, name: str, known: tuple[str, ...]) ->
 
 
 def read_linear(config: ModelConfig) -> dict[str, Any]:
-    """Return linear_attn_config, with values from the top-level keys that transformers writes instead of it."""
+    """Return linear_attn_config, or the same values from the top-level keys that transformers writes instead of it."""
     names = {"head_dim": "linear_head_dim", "num_heads": "linear_num_heads"}
     names["short_conv_kernel_size"] = "linear_conv_kernel_dim"
     nested = config.values.get("linear_attn_config") or {}

@@ -59,6 +59,7 @@ class Detokenizer:
         return tail[-size:]
 
     def _push(self, token: int) -> str:
+        """Add one token, and return the new text that is safe to show."""
         self._window.append(token)
         text = self._decode(self._window)
         if not text.endswith(REPLACEMENT):
@@ -66,6 +67,7 @@ class Detokenizer:
         self._held += 1
         decided = text.rstrip(REPLACEMENT)
         if decided.startswith(self._sure) and len(decided) > self._shown(decided):
+            # The token completes a character and begins another: show the first, and hold back the second.
             self._held = 1
             return self._show(text, len(decided))
         if self._held <= MAX_HELD:
@@ -102,6 +104,7 @@ class Detokenizer:
         return len(self._sure if revised else self._seen)
 
     def _show(self, text: str, end: int) -> str:
+        """Show text[:end] of the window's text, and hold back the rest."""
         new = text[self._shown(text[:end]) : end]
         self._seen = text[:end]
         if not self._seen.endswith(REPLACEMENT):
