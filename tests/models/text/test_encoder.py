@@ -53,7 +53,7 @@ def pieces_of_words() -> Tokenizer:
 
 KINDS = {
     "bytes": byte_level,
-    "bytes behind a space": lambda: byte_level(prefix_space=True),
+    "bytes after a space": lambda: byte_level(prefix_space=True),
     "composed": composed,
     "metaspace first": lambda: metaspace("first"),
     "metaspace always": lambda: metaspace("always"),

@@ -117,7 +117,7 @@ HOSTILE = {
     "markers of functions": "<tool_call><function=",
     "markers of sections": "<|tool_calls_section_begin|>",
     "markers of heads": "<|tool_call_begin|>",
-    "markers behind heads": "<|tool_call_argument_begin|>",
+    "markers after heads": "<|tool_call_argument_begin|>",
     "heads": "<|tool_call_begin|>f:0<|tool_call_argument_begin|>",
     "ends of heads' calls": "<|tool_call_end|>",
     "markers in strings": '<tool_call>{"',
@@ -149,7 +149,7 @@ BEFORE = {
     "a null": "<tool_call><function=f><parameter=c>",
     "a name": "<tool_call><function=",
     "a head": "<|tool_call_begin|>",
-    "behind a head": "<|tool_call_begin|>f:0<|tool_call_argument_begin|>",
+    "after a head": "<|tool_call_begin|>f:0<|tool_call_argument_begin|>",
     "a head's call": "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{}",
 }
 
@@ -190,7 +190,7 @@ def test_a_megabyte_of_hostile_text_takes_linear_time(before: str, step: int) ->
         ("a number", "digits", "qwen3_coder", 4),
         ("a name", "digits", "qwen3_coder", 4),
         ("a head", "digits", "kimi", 4),
-        ("behind a head", "white space", "kimi", 4),
+        ("after a head", "white space", "kimi", 4),
         ("a head's call", "closers", "kimi", 4),
     ],
 )

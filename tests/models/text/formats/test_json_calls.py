@@ -130,9 +130,9 @@ def test_well_formed_and_lenient_calls(text: str, expected: list[OutputEvent]) -
         '{"function": {"name": "f", "arguments": {}}}',
     ],
 )
-@pytest.mark.parametrize("behind", ["", "\n</tool_call>", " \n", " x\n"])
-def test_broken_calls_are_text(inside: str, behind: str) -> None:
-    text = f" a \n\n<tool_call>\n{inside}{behind}"
+@pytest.mark.parametrize("after", ["", "\n</tool_call>", " \n", " x\n"])
+def test_broken_calls_are_text(inside: str, after: str) -> None:
+    text = f" a \n\n<tool_call>\n{inside}{after}"
     check_every_split(text, [Content(text)], tool_format=HERMES)
 
 
@@ -205,21 +205,21 @@ def whole_text_parse(text: str, format: ToolFormat) -> list[tuple[str, Any]]:
     return found
 
 
-@given(calls=CALLS, before=WORDS, behind=WORDS, ascii=st.booleans(), data=st.data())
+@given(calls=CALLS, before=WORDS, after=WORDS, ascii=st.booleans(), data=st.data())
 def test_well_formed_calls_are_what_a_parse_of_the_whole_text_finds(
-    calls: list[tuple[str, dict[str, Any]]], before: str, behind: str, ascii: bool, data: st.DataObject
+    calls: list[tuple[str, dict[str, Any]]], before: str, after: str, ascii: bool, data: st.DataObject
 ) -> None:
     format = data.draw(st.sampled_from(FORMATS))
     shown = [written(name, arguments, ascii) for name, arguments in calls]
     if format is NEMOTRON_V2:
-        text = f"{before}\n{format.begins[0]}[{', '.join(shown)}]{format.end}{behind}"
+        text = f"{before}\n{format.begins[0]}[{', '.join(shown)}]{format.end}{after}"
     else:
-        text = before + "".join(f"\n{format.begins[0]}\n{call}\n{format.end}" for call in shown) + behind
+        text = before + "".join(f"\n{format.begins[0]}\n{call}\n{format.end}" for call in shown) + after
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     events = parse(pieces, format)
     found = [(name, json.loads(arguments)) for name, arguments, whole in calls_of(events) if whole]
     assert found == calls == whole_text_parse(text, format)
     assert [event.text for event in events if isinstance(event, Content)] == [
-        part for part in (before.rstrip(" \n"), behind if behind.strip(" \n") else "") if part
+        part for part in (before.rstrip(" \n"), after if after.strip(" \n") else "") if part
     ]

@@ -31,13 +31,13 @@ def scan(pieces: list[str]) -> tuple[str, str, JsonScanner]:
 
 
 @given(
-    value=VALUES, indent=st.sampled_from([None, 1]), ascii=st.booleans(), behind=st.sampled_from([",", "}", " x", "]"])
+    value=VALUES, indent=st.sampled_from([None, 1]), ascii=st.booleans(), after=st.sampled_from([",", "}", " x", "]"])
 )
-def test_json_is_whole_at_its_last_character(value: Any, indent: int | None, ascii: bool, behind: str) -> None:
+def test_json_is_whole_at_its_last_character(value: Any, indent: int | None, ascii: bool, after: str) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii)
-    for pieces in ([text + behind], list(text + behind)):
+    for pieces in ([text + after], list(text + after)):
         passed, rest, scanner = scan(pieces)
-        assert (passed, rest, scanner.whole, scanner.broken) == (text, behind, True, False)
+        assert (passed, rest, scanner.whole, scanner.broken) == (text, after, True, False)
 
 
 def is_json(text: str) -> bool:

@@ -96,9 +96,9 @@ def test_well_formed_and_lenient_calls(text: str, expected: list[OutputEvent]) -
         BETWEEN + "{}" + CALL_END,
     ],
 )
-@pytest.mark.parametrize("behind", ["", END, " x\n"])
-def test_calls_without_a_name_are_text(inside: str, behind: str) -> None:
-    text = f" a \n\n{BEGIN}{inside}{behind}"
+@pytest.mark.parametrize("after", ["", END, " x\n"])
+def test_calls_without_a_name_are_text(inside: str, after: str) -> None:
+    text = f" a \n\n{BEGIN}{inside}{after}"
     check_every_split(text, [Content(text)], tool_format=KIMI)
 
 
@@ -150,18 +150,18 @@ def test_a_section_ends_unclosed_reasoning() -> None:
         check_every_split(text, [Reasoning("Hm."), *F], reasoning=THINK, begun=True, tool_format=KIMI)
 
 
-@given(calls=CALLS, before=WORDS, behind=WORDS, ascii=st.booleans(), first=st.integers(0, 300), data=st.data())
+@given(calls=CALLS, before=WORDS, after=WORDS, ascii=st.booleans(), first=st.integers(0, 300), data=st.data())
 def test_well_formed_calls_are_found(
-    calls: list[tuple[str, dict[str, Any]]], before: str, behind: str, ascii: bool, first: int, data: st.DataObject
+    calls: list[tuple[str, dict[str, Any]]], before: str, after: str, ascii: bool, first: int, data: st.DataObject
 ) -> None:
     heads = [f"functions.{name}:{index}" for index, (name, _) in enumerate(calls, first)]
     arguments_of = [json.dumps(arguments, ensure_ascii=ascii) for _, arguments in calls]
-    text = before + section(*map(one, heads, arguments_of)) + behind
+    text = before + section(*map(one, heads, arguments_of)) + after
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     events = parse([text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)], KIMI)
     assert [(name, json.loads(arguments)) for name, arguments, whole in calls_of(events) if whole] == calls
     assert [event.text for event in events if isinstance(event, Content)] == [
-        part for part in (before.rstrip(" \n"), behind if behind.strip(" \n") else "") if part
+        part for part in (before.rstrip(" \n"), after if after.strip(" \n") else "") if part
     ]
 
 
