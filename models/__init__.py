@@ -1,1 +1,1 @@
-"""Model families: config, layer wiring and weight map, one file each over shared layers."""
+"""Models: one file per family, which wires shared layers by config.json and maps the checkpoint's weights to them."""

@@ -1,4 +1,4 @@
-"""What a model sees of one step: packed tokens, and where their states and pages lie."""
+"""The input of a model in one step: packed tokens, and the places of their states and pages in the pools."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,111 +8,96 @@ from torch import Tensor
 
 from baton.kernels.chunk_table import ChunkTable
 
-ALIGNMENT = 64  # bytes of a line of a CPU's cache
+ALIGNMENT = 64  # bytes of a CPU's cache line
 
 
 @dataclass(frozen=True)
 class StateCheckpoint:
-    """Copy the state of prefill segment `segment` after `position` tokens (absolute) into `slot`."""
+    """An order to copy the state of a prefill segment after `position` tokens into another slot."""
 
     segment: int
-    position: int
+    position: int  # absolute
     slot: int
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """The prompt chunks of a step, packed: segment s is tokens[offsets[s]:offsets[s+1]] of the batch.
+    """The prompt chunks of a step, packed one after another.
 
-    starts: absolute position of each segment's first token. Its slot holds the state at that position (zeros at 0) and
-    receives the state at its end. A checkpoint lies in (start, end]; the one at the end is a copy of the final state.
-    page_table: int32 [segments, max_pages]; entry i names the page of positions [i·page_size, (i+1)·page_size).
-    table: the chunks of the model's chunk_size; None: to be worked out where they are needed.
+    A segment's slot holds the state at the segment's start (zeros at position 0), and receives the state at its end.
     """
 
-    offsets: list[int]
-    starts: list[int]
+    offsets: list[int]  # segment s is tokens[offsets[s]:offsets[s+1]] of the batch
+    starts: list[int]  # absolute position of each segment's first token
     slots: list[int]
-    checkpoints: list[StateCheckpoint]
-    page_table: Tensor
-    table: ChunkTable | None = None
+    checkpoints: list[StateCheckpoint]  # each in (start, end] of its segment; one at the end copies the final state
+    page_table: Tensor  # int32 [segments, max_pages]; entry i: the page of positions [i·page_size, (i+1)·page_size)
+    table: ChunkTable | None = None  # the chunks of the model's chunk_size; None: computed when needed
 
     def saved(self) -> list[tuple[int, int, int]]:
-        """The checkpoints as kernels.chunk_table.cut takes them."""
+        """Return the checkpoints as the kernels' `cut` takes them: (segment, position, slot)."""
         return [(c.segment, c.position, c.slot) for c in self.checkpoints]
 
 
 @dataclass(frozen=True)
 class Decode:
-    """Rows that feed one token each. slots, positions: int64 [rows]; page_table: int32 [rows, max_pages].
+    """Rows that decode: each feeds one token."""
 
-    padding: bool [rows], those that are nobody's; None: there are none.
-    """
-
-    slots: Tensor
-    positions: Tensor
-    page_table: Tensor
-    padding: Tensor | None = None
+    slots: Tensor  # int64 [rows]
+    positions: Tensor  # int64 [rows]
+    page_table: Tensor  # int32 [rows, max_pages]
+    padding: Tensor | None = None  # bool [rows], rows that belong to no request; None: there are none
 
 
 @dataclass(frozen=True)
 class PagePlan:
-    """Segments of attention: the prefill's, then one of one token for each decode row.
+    """The segments of attention: those of the prefill, then a segment of one token for each decoding row."""
 
-    offsets, starts: int64 [segments + 1] and [segments]. table: int32 [segments, max_pages].
-    places: int64 [T], where each token's keys and values go, page · page_size + offset.
-    prompts: the first so many segments are of the prefill, none longer than `longest` tokens.
-    """
-
-    offsets: Tensor
-    starts: Tensor
-    table: Tensor
-    places: Tensor
-    prompts: int
-    longest: int
+    offsets: Tensor  # int64 [segments + 1]; segment s is tokens[offsets[s]:offsets[s+1]]
+    starts: Tensor  # int64 [segments], absolute position of each segment's first token
+    table: Tensor  # int32 [segments, max_pages], see Prefill.page_table
+    places: Tensor  # int64 [T], place of each token's keys and values: page · page_size + offset
+    prompts: int  # the number of segments of the prefill, which come first
+    longest: int  # no segment of the prefill has more tokens than this
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The tokens of one step, packed: prefill segments first, then one token for each decoding row.
+    """The tokens of one step, packed: prefill segments first, then one token for each decoding row."""
 
-    tokens, positions (absolute): int64 [T]. pages: None: to be worked out where they are needed.
-    """
-
-    tokens: Tensor
-    positions: Tensor
+    tokens: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T], absolute
     prefill: Prefill | None
     decode: Decode | None
-    pages: PagePlan | None = None
+    pages: PagePlan | None = None  # None: computed when needed
 
 
 @dataclass(frozen=True)
 class Pools:
-    """Device memory, one stretch for each slot and for each page: so what is done to all of one is one operation.
+    """Device memory for states and pages.
 
-    slots: uint8 [slots, bytes]; state: views of it, the state tensors [slots, ...], each contiguous within a slot.
-    blocks: uint8 [pages, bytes]; pages: views, the page tensors [pages, page_size, ...], each contiguous within a page.
+    Each slot, and each page, is one contiguous stretch of memory, so that clearing or copying it is one operation.
     """
 
-    slots: Tensor
-    blocks: Tensor
-    state: list[Tensor]
-    pages: list[Tensor]
-    page_size: int
+    slots: Tensor  # uint8 [slots, bytes]
+    blocks: Tensor  # uint8 [pages, bytes]
+    state: list[Tensor]  # views of `slots`: the state tensors [slots, ...], each contiguous within a slot
+    pages: list[Tensor]  # views of `blocks`: the page tensors [pages, page_size, ...], each contiguous within a page
+    page_size: int  # tokens
 
     @property
     def nbytes(self) -> int:
         return self.slots.nbytes + self.blocks.nbytes
 
     def pages_for(self, tokens: int) -> int:
-        """How many entries of a page table so many tokens need; 0 without pages."""
+        """Return how many pages this many tokens need; 0 if the model has no pages."""
         return -(-tokens // self.page_size) if self.pages else 0
 
     def clear(self, slot: int) -> None:
         self.slots[slot].zero_()
 
     def poison(self, slot: int) -> None:
-        """Fill a slot with NaN, integers with their largest value: whatever is computed from it is wrong."""
+        """Fill a slot with NaN (integers with their largest value), so that anything computed from it is wrong."""
         for tensor in self.state:
             tensor[slot].fill_(float("nan") if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
 
@@ -125,7 +110,7 @@ class Pools:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """TensorSpec of one slot's or one KV position's share of a pool tensor."""
+    """Shape and dtype of the part of a pool tensor that belongs to one slot, or to one position of a page."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -136,39 +121,43 @@ class TensorSpec:
 
 
 class Model(Protocol):
-    """What forward asks of a family."""
+    """The interface between forward and a model."""
 
     vocab_size: int
-    chunk_size: int
-    max_position: int
+    chunk_size: int  # tokens of a prompt that are computed together
+    max_position: int  # the longest sequence, in tokens
 
     def state_specs(self) -> list[TensorSpec]:
-        """One entry per state tensor: what a slot holds."""
+        """Return the contents of a slot: one entry per state tensor."""
         ...
 
     def kv_specs(self) -> list[TensorSpec]:
-        """One entry per page tensor: what one position of a page holds. Empty without attention."""
+        """Return the contents of one position of a page: one entry per page tensor; [] without attention."""
         ...
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        """Hidden states [T, hidden] after the final norm; updates states and pages in place."""
+        """Return hidden states [T, hidden] after the final norm; update states and pages in place."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Float32 logits [rows, vocab] of hidden states [rows, hidden]."""
+        """Return float32 logits [rows, vocab] for hidden states [rows, hidden]."""
         ...
 
 
 def allocate(model: Model, slots: int, pages: int, page_size: int, device: torch.device) -> Pools:
-    """Zeroed pools for `slots` states and `pages` pages."""
+    """Allocate zeroed pools for `slots` states and `pages` pages."""
     state, views = stretches(slots, model.state_specs(), device)
-    of_pages = [TensorSpec((page_size, *spec.shape), spec.dtype) for spec in model.kv_specs()]
-    blocks, page_views = stretches(pages, of_pages, device)
+    page_specs = [TensorSpec((page_size, *spec.shape), spec.dtype) for spec in model.kv_specs()]
+    blocks, page_views = stretches(pages, page_specs, device)
     return Pools(state, blocks, views, page_views, page_size)
 
 
 def stretches(count: int, specs: list[TensorSpec], device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """uint8 [count, bytes], zeroed, and a view of it for each tensor: [count, ...]."""
+    """Allocate `count` stretches that hold a tensor of each spec.
+
+    Returns the zeroed memory, uint8 [count, bytes], and a view of it for each spec, [count, *spec.shape]. Each tensor
+    begins at a multiple of ALIGNMENT bytes in its stretch.
+    """
     sizes = [-(-spec.nbytes // ALIGNMENT) * ALIGNMENT for spec in specs]
     memory = torch.zeros(count, sum(sizes), dtype=torch.uint8, device=device)
     parts = torch.split(memory, sizes, dim=1)

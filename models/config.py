@@ -1,4 +1,4 @@
-"""Reading a checkpoint's config.json, as found on the hub and as transformers saves it today."""
+"""Reader of config.json, both in the forms found on the hub and in the form that transformers saves today."""
 
 import json
 import math
@@ -10,15 +10,18 @@ import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 UNLIMITED = 2**31 - 1
-"""The largest integer that a config.json may hold, and the length of a model without positions."""
+"""The largest integer that is accepted in config.json, and the max_position of a model without positions."""
 
 
 class ModelError(ValueError):
-    """A checkpoint that cannot be served, and why."""
+    """The reason why a checkpoint cannot be served."""
 
 
 class ModelConfig:
-    """The keys of a config.json. Every getter takes a key and its older names, and raises ModelError naming the key."""
+    """The values of a config.json.
+
+    The getters take a key and its older names. They raise ModelError, with the key, for a missing or wrong value.
+    """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = dict(values)
@@ -32,7 +35,7 @@ class ModelConfig:
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
-        """A finite number above 0: an epsilon, a scale, a multiplier."""
+        """Return a finite number above 0, such as an epsilon, a scale or a multiplier."""
         name, value = self._find(names, default)
         read = _number(value)
         if read is None:
@@ -48,19 +51,19 @@ class ModelConfig:
         return value
 
     def limits(self, *names: str) -> tuple[float, float]:
-        """A pair of numbers from 0 to ∞, the first the smaller; by default (0, ∞)."""
+        """Return a pair of numbers from 0 to ∞, the smaller one first; (0, ∞) if no key is set."""
         name, value = self._find(names, (0.0, float("inf")))
         low, high = (_number(v) for v in value) if isinstance(value, Sequence) and len(value) == 2 else (None, None)
         if low is None or high is None:
             raise ModelError(f"config.json: {name} should be a pair of numbers, not {value!r}")
         if not 0 <= low < high:
             raise ModelError(
-                f"config.json: {name} should be two numbers from 0 up, the first below the second: {value!r}"
+                f"config.json: {name} should be two numbers from 0 up, the first below the second, not {value!r}"
             )
         return low, high
 
     def strings(self, *names: str) -> list[str] | None:
-        """A list of strings; None where no key of these is set."""
+        """Return a list of strings; None if none of the keys is set."""
         name = next((n for n in names if self.values.get(n) is not None), None)
         if name is None:
             return None
@@ -70,7 +73,7 @@ class ModelConfig:
         return value
 
     def numbers(self, name: str, count: int) -> list[float]:
-        """So many finite numbers above 0; all 1 where the key is not set."""
+        """Return a list of `count` finite numbers above 0; all 1 if the key is not set."""
         value = self.values.get(name)
         if value is None:
             return [1.0] * count
@@ -81,14 +84,14 @@ class ModelConfig:
         return found
 
     def indices(self, name: str, count: int) -> list[int]:
-        """Integers from 0 to below `count`; none where the key is not set."""
+        """Return a list of integers in range(count); [] if the key is not set."""
         value = self.values.get(name) or []
         if not isinstance(value, list) or not all(type(v) is int and 0 <= v < count for v in value):
             raise ModelError(f"config.json: {name} should be a list of integers from 0 to {count - 1}, not {value!r}")
         return value
 
     def require(self, name: str, *supported: object) -> None:
-        """Refuse any value but these; an absent or null key counts as the first."""
+        """Raise ModelError for any other value than these. An absent or null key is accepted: it means the first."""
         value = self.values.get(name)
         if value is not None and value not in supported:
             raise ModelError(
@@ -96,7 +99,7 @@ class ModelConfig:
             )
 
     def dtype(self) -> torch.dtype | None:
-        """The dtype the checkpoint names, float32 for one that only float32 holds exactly; None where it names none."""
+        """Return the dtype that config.json names, float32 for one that only float32 can hold exactly; None if none."""
         name = self.values.get("dtype") or self.values.get("torch_dtype")
         return DTYPES.get(str(name).removeprefix("torch."), torch.float32) if name else None
 
@@ -110,7 +113,10 @@ class ModelConfig:
 
 
 def _number(value: object) -> float | None:
-    """JSON has no infinity: transformers writes {"__float__": "Infinity"}, others the bare word or a string."""
+    """Return a number of config.json; None for other values.
+
+    JSON has no infinity: transformers writes {"__float__": "Infinity"}, other tools the bare word or a string.
+    """
     if isinstance(value, dict):
         value = value.get("__float__")
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -122,7 +128,7 @@ def _number(value: object) -> float | None:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """config.json of the checkpoint folder, or params.json, as Mistral names it; ModelError if neither is there."""
+    """Read a checkpoint folder's config.json, or params.json, as Mistral names it. ModelError if both are missing."""
     for name in ("config.json", "params.json"):
         file = path / name
         if not file.is_file():
@@ -133,14 +139,15 @@ def read_config(path: Path) -> ModelConfig:
             raise ModelError(f"{file} is not JSON: {error}") from None
         if not isinstance(values, dict):
             raise ModelError(f"{file} should hold an object")
-        return ModelConfig(_native_mamba2(values) if _is_native_mamba2(values) else _of_text(file, values))
+        return ModelConfig(_native_mamba2(values) if _is_native_mamba2(values) else _with_text_config(file, values))
     raise ModelError(f"{path} holds no config.json")
 
 
-def _of_text(file: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """With the settings of the text model, which are kept apart where a model also sees, in their usual place.
+def _with_text_config(file: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with text_config's at the top level: vision-language models have the text model's there.
 
-    Else as they are: a key that is null may mean something else than one that is not there.
+    Values at the top level take precedence unless they are null. Without a text_config nothing is changed, because a
+    null key may differ in meaning from a missing one.
     """
     text = values.get("text_config") or {}
     if not isinstance(text, dict):
@@ -149,14 +156,14 @@ def _of_text(file: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_native_mamba2(values: Mapping[str, Any]) -> bool:
-    """mamba_ssm's own configuration (d_model, n_layer) or Mistral's (dim, n_layers)."""
+    """Return whether this is a configuration of mamba_ssm (d_model, n_layer) or of Mistral (dim, n_layers)."""
     ssm = values.get("ssm_cfg")
     layer = ssm.get("layer") if isinstance(ssm, dict) else "Mamba1"
     return ("d_model" in values and layer == "Mamba2") or ("dim" in values and values.get("model_type") == "mamba")
 
 
 def _native_mamba2(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same in transformers' keys, with mamba_ssm's defaults; ModelError for a layer of another kind."""
+    """Translate such a configuration to transformers' keys, with mamba_ssm's defaults. ModelError for other layers."""
     ssm = values.get("ssm_cfg") or {}
     config, ssm_config = ModelConfig(values), ModelConfig(ssm)
     for key in ("attn_layer_idx", "d_intermediate"):

@@ -1,4 +1,4 @@
-"""A language model of blocks: what its family says of it, and how a step goes through it."""
+"""The decoder that all families but `hash` build: embeddings, blocks, a norm and a head."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -8,60 +8,64 @@ import torch
 from torch import Tensor, nn
 
 from baton.models.batch import Batch, Pools, TensorSpec
+from baton.models.config import ModelConfig, ModelError
 from baton.models.layers.linear import Embedding, Linear
 from baton.models.layers.norm import RMSNorm
 from baton.models.layers.rope import Rotation
 from baton.models.layers.step import BatchPlan, plan_batch
 
+RENAMED_KINDS = {"linear_attention": "mamba", "full_attention": "attention"}
+"""Kinds of layers of hybrid Mamba-2 models as newer versions of transformers name them, and their older names."""
+
 
 @dataclass(frozen=True)
 class Outline:
-    """What a model is besides its layers.
+    """The properties of a model that are not in its blocks."""
 
-    kernel: the width of its convolutions. states, pages: what all layers keep in a slot, and of a position.
-    rotate: of positions, where they are encoded. residual_dtype: None for that of the embeddings.
-    multipliers: of the embeddings, of what the last block gives, and of the logits.
-    """
-
-    vocab_size: int
     max_position: int
-    chunk_size: int
-    kernel: int
-    states: list[TensorSpec]
-    pages: list[TensorSpec]
-    rotate: Callable[[Tensor], Rotation] | None = None
-    residual_dtype: torch.dtype | None = None
-    multipliers: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    chunk_size: int  # prompts are computed in chunks of this many tokens
+    kernel: int  # the width of the convolutions
+    states: list[TensorSpec]  # state tensors of all layers in a slot
+    pages: list[TensorSpec]  # page tensors of all layers, per position
+    rotate: Callable[[Tensor], Rotation] | None = None  # the rotation for positions; None: they are not encoded
+    residual_dtype: torch.dtype | None = None  # of the residual stream; None: the embeddings' dtype
+    multipliers: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of the embeddings, the last block's output, the logits
 
 
 class Decoder(nn.Module):
-    """Embeddings, blocks, a norm, and a head, if that is not the embeddings.
+    """Embeddings, blocks, a norm, and a head unless the embeddings are tied to it.
 
-    body: what checkpoints call all but the head; parts: what they call the embeddings, the blocks and the norm.
-    A block takes (residual, x, step) and returns the first two: x, the output of the block before, is not yet added to
-    the residual; nor is what is returned with it. It is None for the first.
+    A block takes (residual, x, step) and returns new values of the first two. x is the output of the previous block,
+    which has not been added to the residual yet, None in the first block; the returned x has not been added either. So
+    each norm adds, multiplies and normalises in one operation.
+
+    config: vocab_size, hidden_size and tie_word_embeddings are read here.
+    body: the checkpoint's name of everything but the head.
+    parts: the checkpoint's names of the embeddings, the blocks and the norm.
     """
 
     def __init__(
         self,
+        config: ModelConfig,
         outline: Outline,
-        embeddings: Embedding,
         blocks: Sequence[nn.Module],
         norm: RMSNorm,
-        head: Linear | None,
+        dtype: torch.dtype,
         body: str = "model",
         parts: tuple[str, str, str] = ("embed_tokens", "layers", "norm"),
     ) -> None:
         super().__init__()
         self.outline = outline
-        self.vocab_size, self.max_position = outline.vocab_size, outline.max_position
+        self.vocab_size, self.max_position = config.integer("vocab_size"), outline.max_position
         self.chunk_size = outline.chunk_size
+        hidden, tied = config.integer("hidden_size"), config.flag("tie_word_embeddings", default=False)
+        embeddings = Embedding(self.vocab_size, hidden, tied, dtype)
         named = nn.Module()
         for name, part in zip(parts, (embeddings, nn.ModuleList(blocks), norm), strict=True):
             named.add_module(name, part)
         self.add_module(body, named)
-        self.lm_head = head
-        # In tuples no part is registered by a second name.
+        self.lm_head = None if tied else Linear(hidden, self.vocab_size, False, dtype)
+        # In tuples, so that torch does not register the parts again under a second name.
         self._embeddings, self._blocks, self._norm = (embeddings,), tuple(blocks), (norm,)
 
     def state_specs(self) -> list[TensorSpec]:
@@ -74,15 +78,18 @@ class Decoder(nn.Module):
         return self.run(self.embed(batch.tokens), self.plan(batch, pools))
 
     def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
+        """Return what all layers need to know about the batch."""
         return plan_batch(batch, pools, self.chunk_size, self.outline.kernel, self.outline.rotate)
 
     def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings of tokens, [T, hidden], in the dtype of the residual stream."""
         [embeddings], multiplier = self._embeddings, self.outline.multipliers[0]
         embedded: Tensor = embeddings(tokens)
         embedded = embedded if multiplier == 1 else embedded * multiplier
         return embedded.to(self.outline.residual_dtype or embedded.dtype)
 
     def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
+        """Return the hidden states after the blocks and the norm, [T, hidden]; update states and pages."""
         x: Tensor | None = None
         for block in self._blocks:
             residual, x = block(residual, x, step)
@@ -91,13 +98,14 @@ class Decoder(nn.Module):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 logits [rows, vocab]."""
         [embeddings], multiplier = self._embeddings, self.outline.multipliers[2]
         logits = self.lm_head(hidden) if self.lm_head is not None else embeddings.logits(hidden)
         return logits.float() if multiplier == 1 else logits.float() * multiplier
 
 
 class MixerBlock(nn.Module):
-    """A norm, then a mixer or an MLP; by the names that checkpoints have for them, in this order."""
+    """A block of a norm and a mixer or MLP: keyword arguments in this order, with the checkpoint's names."""
 
     def __init__(self, **parts: nn.Module) -> None:
         super().__init__()
@@ -111,7 +119,9 @@ class MixerBlock(nn.Module):
 
 
 class Block(nn.Module):
-    """A norm, a mixer, a norm, and an MLP or a mixture of experts; by the names that checkpoints have for them."""
+    """A block of a norm, a mixer, a norm, and an MLP or mixture of experts: keyword arguments in this order, with the
+    checkpoint's names.
+    """
 
     def __init__(self, **parts: nn.Module) -> None:
         super().__init__()
@@ -131,8 +141,18 @@ def add_parts(module: nn.Module, parts: dict[str, nn.Module]) -> None:
 
 
 def numbered(kinds: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Each layer's kind, and its number among the layers of that kind."""
+    """Yield each layer's kind, and its index among the layers of that kind."""
     seen = Counter[str]()
     for kind in kinds:
         yield kind, seen[kind]
         seen[kind] += 1
+
+
+def checked_kinds(kinds: list[str], *known: str) -> list[str]:
+    """Return the kinds of the layers. ModelError if there are no layers, or for a kind that is not known."""
+    if not kinds:
+        raise ModelError("config.json: there are no layers")
+    unknown = sorted(set(kinds) - set(known))
+    if unknown:
+        raise ModelError(f"config.json: unknown layers {', '.join(unknown)} (supported: {', '.join(known)})")
+    return kinds

@@ -1,4 +1,4 @@
-"""What a family gives to the loader."""
+"""The interface between a family and the loader: how to build the model, and what each stored tensor fills."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,20 +16,19 @@ def whole(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a checkpoint's tensor, and the part of a parameter that it fills.
+    """A part of a checkpoint's tensor, and the part of a parameter that it fills."""
 
-    take: of the checkpoint's tensor; any operations that work on meta tensors too.
-    place: a view of the parameter, into which the taken part is copied; its shape is the taken part's.
-    The views of a parameter do not overlap, and cover it.
-    """
-
-    parameter: str
+    parameter: str  # its name
     take: Callable[[Tensor], Tensor] = whole
+    """Returns the part of the checkpoint's tensor. Its operations must work on meta tensors too."""
     place: Callable[[Tensor], Tensor] = whole
+    """Returns the view of the parameter into which the part is copied; it has the part's shape.
+
+    The views of a parameter do not overlap, and together they cover it."""
 
 
 def scaled(*parts: tuple[int, float]) -> Callable[[Tensor], Tensor]:
-    """For Piece.take: rows in parts of (how many, times what), multiplied in float32."""
+    """Return a Piece.take that multiplies rows in float32. parts: (number of rows, factor), from the first row on."""
 
     def take(tensor: Tensor) -> Tensor:
         factors = torch.cat([torch.full((rows,), factor, device=tensor.device) for rows, factor in parts])
@@ -39,7 +38,7 @@ def scaled(*parts: tuple[int, float]) -> Callable[[Tensor], Tensor]:
 
 
 def gated_mlp(name: str) -> list[Piece]:
-    """What gate_proj, up_proj and down_proj fill of models/layers/mlp.py:GatedMLP; none for another tensor."""
+    """Return what gate_proj, up_proj or down_proj fills in models/layers/mlp.py:GatedMLP; [] for other tensors."""
     path, _, leaf = name.rpartition("_proj.")
     owner, _, part = path.rpartition(".")
     match part:
@@ -53,7 +52,12 @@ def gated_mlp(name: str) -> list[Piece]:
 
 
 def expert_pieces(stacks: str, number: int, part: str) -> list[Piece]:
-    """What the weight of one expert (part: gate, up or down) fills of models/layers/experts.py:Experts at `stacks`."""
+    """Return what the weight of one expert fills in models/layers/experts.py:Experts.
+
+    stacks: the name of the Experts module.
+    number: the expert's index.
+    part: gate, up or down.
+    """
     if part == "down":
         return [Piece(f"{stacks}.output_linear", place=lambda stack: stack[number])]
     half = int(part == "up")
@@ -61,20 +65,27 @@ def expert_pieces(stacks: str, number: int, part: str) -> list[Piece]:
 
 
 def half_of(weight: Tensor, half: int) -> Tensor:
-    """Of its rows; there are files of 50,000 such, and Tensor.chunk would take seconds."""
+    """Return a view of the first or second half of a weight's rows.
+
+    Slicing is faster than Tensor.chunk, which would take seconds for files with 50,000 experts' weights.
+    """
     rows = len(weight) // 2
     return weight[half * rows : (half + 1) * rows]
 
 
+def rows_of(rows: slice) -> Callable[[Tensor], Tensor]:
+    """Return a Piece.place for these rows of a parameter."""
+    return lambda parameter: parameter[rows]
+
+
 @dataclass(frozen=True)
 class Family:
-    """build: with the types of its weights and of its recurrent states; a model whose parameters, if any, are empty. It
-    runs under the meta device.
-
-    pieces: what a checkpoint's tensor of this name fills; none for one that is left out.
-    embedding: the name of the parameter that a tied head repeats; one tensor fills it, whole.
-    """
+    """A family of models, as the loader uses it."""
 
     build: Callable[[ModelConfig, torch.dtype, torch.dtype], Model]
+    """Builds a model with empty parameters, from its config, the weights' dtype and the recurrent states' dtype.
+
+    It is called under the meta device."""
     pieces: Callable[[str, ModelConfig], list[Piece]]
-    embedding: str
+    """Returns what the checkpoint's tensor of this name fills; [] for a tensor that is not loaded."""
+    embedding: str  # name of the embeddings' parameter, which one whole tensor fills, and which a tied head repeats

@@ -8,30 +8,29 @@ from torch import Tensor, nn
 
 from baton.kernels.shared_expert import add_shared
 from baton.models.config import ModelConfig, ModelError
-from baton.models.decoder import Decoder, Outline, numbered
+from baton.models.decoder import RENAMED_KINDS, Decoder, Outline, checked_kinds, numbered
 from baton.models.family import Family, Piece, expert_pieces
 from baton.models.layers.attention import Attention, AttentionSettings
 from baton.models.layers.experts import Experts, SoftmaxRouter
-from baton.models.layers.linear import Embedding, Linear
 from baton.models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
 from baton.models.layers.mlp import GatedMLP
 from baton.models.layers.norm import RMSNorm
 from baton.models.layers.rope import Rotation, read_rotation
 from baton.models.layers.step import BatchPlan
 
-RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}
+EPS = 1e-6
 EXPERTS = {
     "input_linear.weight": "experts.input_linear",
     "output_linear.weight": "experts.output_linear",
     "router.layer.weight": "router.weight",
 }
-"""What a checkpoint calls the weights of a layer's experts, and their parameters."""
+"""The checkpoint's names of the weights of a layer's experts, and the parameters that they fill."""
 EXPERT = re.compile(r"(.*\.block_sparse_moe\.experts)\.(\d{1,6})\.(gate|up|down)_proj\.weight")
-"""Those of llm-compressor, which takes them apart."""
+"""The same in checkpoints of llm-compressor, which stores each expert's weights separately."""
 
 
 class BlockSparseMoE(nn.Module):
-    """Routed experts: the softmax of a token's chosen experts' logits says how much each counts."""
+    """A mixture of routed experts, weighted by the softmax of the chosen experts' logits."""
 
     def __init__(self, config: ModelConfig, count: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -40,17 +39,20 @@ class BlockSparseMoE(nn.Module):
         self.experts = Experts(hidden, config.integer("intermediate_size"), count, "silu_gated", dtype)
 
     def forward(self, x: Tensor, step: BatchPlan) -> Tensor:
-        """x: [T, hidden] → [T, hidden]."""
+        """Return the output [T, hidden] for x [T, hidden]."""
         output: Tensor = self.experts(x, *self.router(x, step.padding))
         return output
 
 
 class GraniteBlock(nn.Module):
-    """A mixer (`mamba` or `self_attn`), then an MLP, experts or both; each adds its output × residual_multiplier."""
+    """A block of a mixer (`mamba` or `self_attn`), then an MLP, experts or both.
+
+    Outputs are multiplied by residual_multiplier before they are added to the residual.
+    """
 
     def __init__(self, config: ModelConfig, name: str, mixer: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
-        hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
+        hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=EPS)
         self.multiplier = read_residual_multiplier(config)
         self.input_layernorm = RMSNorm(hidden, eps, dtype)
         self.add_module(name, mixer)
@@ -61,7 +63,7 @@ class GraniteBlock(nn.Module):
         self.shared_mlp = GatedMLP(hidden, intermediate, dtype) if intermediate else None
 
     def forward(self, residual: Tensor, x: Tensor | None, step: BatchPlan) -> tuple[Tensor, Tensor]:
-        """As models/decoder.py:Decoder's blocks."""
+        """Compute a block, as models/decoder.py:Decoder describes it."""
         residual, normed = self.input_layernorm(residual, x, self.multiplier)
         [mixer] = self._mixer
         residual, normed = self.post_attention_layernorm(residual, mixer(normed, step), self.multiplier)
@@ -78,12 +80,10 @@ class GraniteBlock(nn.Module):
 
 def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Decoder:
     refuse_unsupported(config)
-    kinds, vocabulary = read_layers(config), config.integer("vocab_size")
-    mamba, attention = read_mamba(config, state_dtype), read_attention(config)
-    hidden, tied = mamba.hidden, config.flag("tie_word_embeddings", default=False)
-    residual_multiplier = read_residual_multiplier(config)
+    kinds = read_layers(config)
+    mamba = Mamba2Settings.from_config(config, state_dtype, eps=EPS)
+    attention = AttentionSettings.from_config(config, scale=config.number("attention_multiplier", default=1.0))
     outline = Outline(
-        vocab_size=vocabulary,
         max_position=config.integer("max_position_embeddings", default=2048),
         chunk_size=config.integer("mamba_chunk_size", default=256),
         kernel=mamba.kernel,
@@ -92,7 +92,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
         rotate=read_positions(config, attention.head_dim),
         multipliers=(
             config.number("embedding_multiplier", default=1.0),
-            residual_multiplier,
+            read_residual_multiplier(config),
             1 / config.number("logits_scaling", default=1.0),
         ),
     )
@@ -102,16 +102,12 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
         mixer = Mamba2Mixer(mamba, index, dtype) if is_mamba else Attention(attention, index, dtype)
         return GraniteBlock(config, "mamba" if is_mamba else "self_attn", mixer, dtype)
 
-    return Decoder(
-        outline,
-        Embedding(vocabulary, hidden, tied, dtype),
-        [block(kind, index) for kind, index in numbered(kinds)],
-        RMSNorm(hidden, mamba.eps, dtype),
-        None if tied else Linear(hidden, vocabulary, False, dtype),
-    )
+    blocks, norm = [block(kind, index) for kind, index in numbered(kinds)], RMSNorm(mamba.hidden, mamba.eps, dtype)
+    return Decoder(config, outline, blocks, norm, dtype)
 
 
 def refuse_unsupported(config: ModelConfig) -> None:
+    """Raise ModelError for options that are not supported."""
     if not read_experts(config) and not read_shared_size(config):
         raise ModelError(
             "config.json: num_local_experts = 0 and shared_intermediate_size = 0 leave layers without MLPs"
@@ -121,59 +117,19 @@ def refuse_unsupported(config: ModelConfig) -> None:
 
 
 def read_experts(config: ModelConfig) -> int:
-    """How many each layer has."""
+    """Return the number of experts per layer; 0 if there are none."""
     return config.integer("num_local_experts", default=8, least=0)
 
 
 def read_shared_size(config: ModelConfig) -> int:
-    """The inner size of the MLP that all tokens share; 0 where there is none."""
+    """Return the inner size of the MLP that all tokens share; 0 if there is none."""
     return config.integer("shared_intermediate_size", default=1024, least=0)
 
 
 def read_layers(config: ModelConfig) -> list[str]:
-    """The kind of each layer: mamba or attention."""
-    named = config.strings("layer_types", "layers_block_type") or ["mamba"] * config.integer("num_hidden_layers")
-    kinds = [RENAMED.get(kind, kind) for kind in named]
-    if not kinds:
-        raise ModelError("config.json: there are no layers")
-    unknown = sorted(set(kinds) - {"mamba", "attention"})
-    if unknown:
-        raise ModelError(f"config.json: unknown layers {', '.join(unknown)}")
-    return kinds
-
-
-def read_mamba(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settings:
-    hidden, heads = config.integer("hidden_size"), config.integer("mamba_n_heads", default=128)
-    inner = config.integer("mamba_expand", default=2) * hidden
-    automatic = config.values.get("mamba_d_head", "auto") == "auto"
-    settings = Mamba2Settings(
-        hidden=hidden,
-        heads=heads,
-        width=inner // heads if automatic else config.integer("mamba_d_head"),
-        groups=config.integer("mamba_n_groups", default=1),
-        state=config.integer("mamba_d_state", default=256),
-        kernel=config.integer("mamba_d_conv", default=4),
-        eps=config.number("rms_norm_eps", default=1e-6),
-        dt_limits=config.limits("time_step_limit"),
-        bias=config.flag("mamba_proj_bias", default=False),
-        conv_bias=config.flag("mamba_conv_bias", default=True),
-        state_dtype=state_dtype,
-    )
-    if settings.inner != inner:
-        raise ModelError(f"config.json: mamba_n_heads · mamba_d_head = {settings.inner}, but the inner size is {inner}")
-    return settings
-
-
-def read_attention(config: ModelConfig) -> AttentionSettings:
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    return AttentionSettings(
-        hidden=hidden,
-        heads=heads,
-        kv_heads=config.integer("num_key_value_heads", default=heads),
-        head_dim=config.integer("head_dim", default=hidden // heads),
-        scale=config.number("attention_multiplier", default=1.0),
-        bias=config.flag("attention_bias", default=False),
-    )
+    """Return the kind of each layer: mamba or attention."""
+    names = config.strings("layer_types", "layers_block_type") or ["mamba"] * config.integer("num_hidden_layers")
+    return checked_kinds([RENAMED_KINDS.get(name, name) for name in names], "mamba", "attention")
 
 
 def read_residual_multiplier(config: ModelConfig) -> float:
@@ -181,12 +137,12 @@ def read_residual_multiplier(config: ModelConfig) -> float:
 
 
 def read_positions(config: ModelConfig, head_dim: int) -> Callable[[Tensor], Rotation] | None:
-    """None if positions are not encoded."""
+    """Return the rotation of positions; None if they are not encoded."""
     return read_rotation(config, head_dim).of if config.values.get("position_embedding_type") == "rope" else None
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
-    """Leaves out an MLP without inner values, as transformers saves it."""
+    """Return what a tensor fills. transformers saves a shared MLP even if its inner size is 0: that is left out."""
     if ".shared_mlp." in name and not read_shared_size(config):
         return []
     if match := EXPERT.fullmatch(name):

@@ -1,4 +1,4 @@
-"""The hash model as a family: models.hash_definition in int64 state and page tensors of the real pools."""
+"""The hash model as a family: models/hash_definition.py with int64 state and page tensors in the real pools."""
 
 import random
 import time
@@ -14,7 +14,7 @@ LOGIT = 10.0
 
 
 class HashModel:
-    """Implements models.batch.Model. Hidden states are int64 [T, 1], the output hashes; there are no weights."""
+    """A models.batch.Model without weights. Hidden states are int64 [T, 1], the output hashes."""
 
     def __init__(
         self,
@@ -32,8 +32,10 @@ class HashModel:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "HashModel":
-        """Of config.json: vocab_size, chunk_size, max_position_embeddings, page_fold (false: no pages, fold 0), and
-        delay_ms: [least, most], in which a forward sleeps a random time.
+        """Build the model from config.json's vocab_size, chunk_size, max_position_embeddings, and optionally:
+
+        page_fold: false for a model without pages, whose fold is 0.
+        delay_ms: [least, most], the range of the random time for which each forward sleeps.
         """
         return cls(
             vocab_size=config["vocab_size"],
@@ -66,6 +68,7 @@ class HashModel:
         return torch.zeros(len(hidden), self.vocab_size, device=hidden.device).scatter_(1, next_tokens, LOGIT)
 
     def _prefill(self, tokens: Tensor, positions: Tensor, prefill: Prefill, pools: Pools) -> list[Tensor]:
+        """Return the output hashes of each segment, and update its state, its pages and its checkpoints' slots."""
         slots = pools.state[0]
         hashes: list[Tensor] = []
         written: list[Tensor] = []
@@ -89,7 +92,9 @@ class HashModel:
         return hashes
 
     def _decode(self, tokens: Tensor, positions: Tensor, decode: Decode, pools: Pools) -> Tensor:
+        """Return the output hash of each row, and update its state and pages."""
         slots = pools.state[0]
+        # next_state for all rows at once; int64 holds the sum because each term is below 2**48.
         states = (slots[decode.slots] * 48271 + (tokens + 1) * 69621 + (positions + 1) * 16807 + 1) % MODULUS
         slots[decode.slots] = states
         if not self.page_fold:
@@ -102,9 +107,10 @@ class HashModel:
 
 
 def _write_and_fold(pools: Pools, page_row: Tensor, start: int, entries: Tensor) -> Tensor:
-    """Store entries int64 [n] at positions start.. of a page table's row; the folds at each of them, int64 [n].
+    """Store entries, int64 [n], at positions start, start + 1, …, and return the fold at each of them, int64 [n].
 
-    Every entry from position 0 on is read back through the page table. Folds are sums of terms below 2**31.
+    page_row: the row's page table. Every entry from position 0 on is read back through it, so a wrong page anywhere
+    shows. Folds are sums of terms below 2**31, so they do not overflow int64.
     """
     places = torch.arange(start + len(entries), device=entries.device)
     pages, offsets = page_row[places // pools.page_size].long(), places % pools.page_size

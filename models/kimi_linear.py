@@ -1,7 +1,6 @@
 """Kimi Linear (transformers' KimiLinearForCausalLM): Kimi Delta Attention, latent attention, and experts."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,16 +10,15 @@ from baton.kernels.routing import RoutingRule
 from baton.kernels.shared_expert import add_shared
 from baton.models.config import ModelConfig, ModelError
 from baton.models.decoder import Block, Decoder, Outline, numbered
-from baton.models.family import Family, Piece, expert_pieces, gated_mlp
-from baton.models.layers.experts import Experts, SigmoidRouter
+from baton.models.family import Family, Piece, expert_pieces, gated_mlp, rows_of
+from baton.models.layers.experts import Experts, SigmoidRouter, read_sigmoid_rule
 from baton.models.layers.kda import KdaMixer, KdaSettings
-from baton.models.layers.linear import Embedding, Linear
 from baton.models.layers.mla import LatentAttention, LatentSettings
 from baton.models.layers.mlp import GatedMLP
 from baton.models.layers.norm import RMSNorm
 from baton.models.layers.step import BatchPlan
 
-CHUNK = 64
+CHUNK = 64  # the chunk size of prompts; config.json does not have one
 KINDS = ("linear_attention", "full_attention")
 MLPS = ("dense", "sparse")
 MIXER = re.compile(r"model\.layers\.(\d{1,6})\.self_attn\.")
@@ -29,11 +27,11 @@ CONVOLVED = re.compile(r"(.*)\.(q|k|v)_conv1d\.weight")
 EXPERT = re.compile(r"(.*\.experts)\.(\d{1,6})\.(w[123])\.weight")
 PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 LATER = ("gate_lower_bound", "use_full_rank_gate", "mla_use_output_gate", "attn_res_block_size", "latent_moe_use_norm")
-"""What configurations of later models of this kind say, which change what is computed."""
+"""Keys of later models with this model_type. They change the computation, so they are refused."""
 
 
 class KimiMixture(nn.Module):
-    """Routed experts, and those that all tokens share, as one."""
+    """A mixture of routed experts, and of shared experts, which are computed as one MLP."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -55,11 +53,8 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
     for name in LATER:
         config.require(name, None, False)
         ModelConfig(read_linear(config)).require(name, None, False)
-    kinds, mlps, vocabulary = read_layers(config), read_mlps(config), config.integer("vocab_size")
-    kda, attention = read_kda(config, state_dtype), read_attention(config)
-    hidden, tied = kda.hidden, config.flag("tie_word_embeddings", default=False)
+    kinds, kda, attention = read_layers(config), read_kda(config, state_dtype), read_attention(config)
     outline = Outline(
-        vocab_size=vocabulary,
         max_position=config.integer("model_max_length", "max_position_embeddings", default=1048576),
         chunk_size=CHUNK,
         kernel=kda.kernel,
@@ -68,7 +63,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
     )
 
     def norm() -> RMSNorm:
-        return RMSNorm(hidden, read_eps(config), dtype)
+        return RMSNorm(kda.hidden, kda.eps, dtype)
 
     def mixer(kind: str, index: int) -> nn.Module:
         if kind == "linear_attention":
@@ -78,18 +73,20 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
     def mlp(kind: str) -> nn.Module:
         if kind == "sparse":
             return KimiMixture(config, dtype)
-        return GatedMLP(hidden, config.integer("intermediate_size"), dtype)
+        return GatedMLP(kda.hidden, config.integer("intermediate_size"), dtype)
 
     blocks = [
-        Block(input_layernorm=norm(), self_attn=mixer(*kind), post_attention_layernorm=norm(), mlp=mlp(of_mlp))
-        for kind, of_mlp in zip(numbered(kinds), mlps, strict=True)
+        Block(input_layernorm=norm(), self_attn=mixer(*kind), post_attention_layernorm=norm(), mlp=mlp(mlp_kind))
+        for kind, mlp_kind in zip(numbered(kinds), read_mlps(config), strict=True)
     ]
-    head = None if tied else Linear(hidden, vocabulary, False, dtype)
-    return Decoder(outline, Embedding(vocabulary, hidden, tied, dtype), blocks, norm(), head)
+    return Decoder(config, outline, blocks, norm(), dtype)
 
 
 def read_layers(config: ModelConfig) -> list[str]:
-    """The kind of each layer: linear_attention or full_attention. The files' lists count layers from 1."""
+    """Return the kind of each layer: linear_attention or full_attention.
+
+    kda_layers and full_attn_layers, which older files have instead of layer_types, count layers from 1.
+    """
     kinds, layers = config.strings("layer_types"), config.integer("num_hidden_layers")
     if kinds is None:
         nested = ModelConfig(read_linear(config))
@@ -103,7 +100,7 @@ def read_layers(config: ModelConfig) -> list[str]:
 
 
 def read_mlps(config: ModelConfig) -> list[str]:
-    """Of each layer, whether it has experts: dense or sparse."""
+    """Return the kind of each layer's MLP: dense, or sparse if it has experts."""
     kinds, layers = config.strings("mlp_layer_types"), config.integer("num_hidden_layers")
     if kinds is None:
         dense = config.integer("first_k_dense_replace", default=1, least=0)
@@ -113,17 +110,18 @@ def read_mlps(config: ModelConfig) -> list[str]:
 
 
 def checked(kinds: list[str], layers: int, name: str, known: tuple[str, ...]) -> list[str]:
-    """ModelError unless each layer is of one of the known kinds."""
+    """Return the kinds of the layers, from the key `name`. ModelError unless each layer has one of the known kinds."""
     unknown = sorted(set(kinds) - set(known))
     if unknown:
-        raise ModelError(f"config.json: unknown layers {', '.join(unknown)} in {name}")
+        supported = ", ".join(known)
+        raise ModelError(f"config.json: unknown layers {', '.join(unknown)} in {name} (supported: {supported})")
     if len(kinds) != layers:
         raise ModelError(f"config.json: {name} names {len(kinds)} layers, not num_hidden_layers = {layers}")
     return kinds
 
 
 def read_linear(config: ModelConfig) -> dict[str, Any]:
-    """linear_attn_config, or what transformers writes in its place."""
+    """Return linear_attn_config, or the same values from the top-level keys that transformers writes instead of it."""
     names = {"head_dim": "linear_head_dim", "num_heads": "linear_num_heads"}
     names["short_conv_kernel_size"] = "linear_conv_kernel_dim"
     nested = config.values.get("linear_attn_config") or {}
@@ -166,18 +164,16 @@ def read_attention(config: ModelConfig) -> LatentSettings:
 def read_rule(config: ModelConfig) -> RoutingRule:
     config.require("moe_router_activation_func", "sigmoid")
     config.require("use_grouped_topk", True)
-    return RoutingRule(
-        config.integer("num_experts_per_token", "num_experts_per_tok"),
-        "sigmoid",
-        config.flag("moe_renormalize", "norm_topk_prob", default=True),
-        config.integer("num_expert_group", "n_group", default=1),
-        config.integer("topk_group", default=1),
-        config.number("routed_scaling_factor", default=1.0),
+    return read_sigmoid_rule(
+        config,
+        top_k=config.integer("num_experts_per_token", "num_experts_per_tok"),
+        renormalise=("moe_renormalize", "norm_topk_prob"),
+        groups=("num_expert_group", "n_group"),
     )
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
-    """Projections and convolutions that are apart in the files are joined, and kv_b_proj is taken apart."""
+    """Return what a tensor fills: a mixer's projections and convolutions are joined, and kv_b_proj is split."""
     name = name.replace(".block_sparse_moe.", ".mlp.")
     if match := EXPERT.fullmatch(name):
         return expert_pieces(match[1], int(match[2]), PARTS[match[3]])
@@ -204,7 +200,7 @@ def kda_pieces(name: str, s: KdaSettings) -> list[Piece]:
 
 
 def latent_pieces(owner: str, s: LatentSettings) -> list[Piece]:
-    """kv_b_proj has for each head its keys' rows and then its values'."""
+    """Return what kv_b_proj fills: for each head it has the keys' rows and then the values'."""
 
     def heads(weight: Tensor) -> Tensor:
         return weight.reshape(s.heads, s.own + s.value, -1)
@@ -213,10 +209,6 @@ def latent_pieces(owner: str, s: LatentSettings) -> list[Piece]:
         Piece(f"{owner}.k_b_proj.weight", take=lambda weight: heads(weight)[:, : s.own].mT),
         Piece(f"{owner}.v_b_proj.weight", take=lambda weight: heads(weight)[:, s.own :]),
     ]
-
-
-def rows_of(rows: slice) -> Callable[[Tensor], Tensor]:
-    return lambda weight: weight[rows]
 
 
 FAMILY = Family(build, pieces, "model.embed_tokens.weight")

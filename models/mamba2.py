@@ -5,17 +5,14 @@ import torch
 from baton.models.config import UNLIMITED, ModelConfig, ModelError
 from baton.models.decoder import Decoder, MixerBlock, Outline
 from baton.models.family import Family, Piece
-from baton.models.layers.linear import Embedding, Linear
 from baton.models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
 from baton.models.layers.norm import RMSNorm
 
 
 def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Decoder:
     config.require("hidden_act", "silu", "swish")
-    settings, vocabulary = read_settings(config, state_dtype), config.integer("vocab_size")
-    layers, tied = config.integer("num_hidden_layers"), config.flag("tie_word_embeddings", default=False)
+    settings, layers = read_settings(config, state_dtype), config.integer("num_hidden_layers")
     outline = Outline(
-        vocab_size=vocabulary,
         max_position=UNLIMITED,
         chunk_size=config.integer("chunk_size", default=256),
         kernel=settings.kernel,
@@ -27,15 +24,8 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
     def norm() -> RMSNorm:
         return RMSNorm(settings.hidden, settings.eps, dtype)
 
-    return Decoder(
-        outline,
-        Embedding(vocabulary, settings.hidden, tied, dtype),
-        [MixerBlock(norm=norm(), mixer=Mamba2Mixer(settings, layer, dtype)) for layer in range(layers)],
-        norm(),
-        None if tied else Linear(settings.hidden, vocabulary, False, dtype),
-        "backbone",
-        ("embeddings", "layers", "norm_f"),
-    )
+    blocks = [MixerBlock(norm=norm(), mixer=Mamba2Mixer(settings, layer, dtype)) for layer in range(layers)]
+    return Decoder(config, outline, blocks, norm(), dtype, "backbone", ("embeddings", "layers", "norm_f"))
 
 
 def read_settings(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settings:

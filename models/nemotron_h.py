@@ -1,4 +1,6 @@
-"""Nemotron-H (transformers' NemotronHForCausalLM): one mixer a layer, attention without positions, MLPs or experts."""
+"""Nemotron-H (transformers' NemotronHForCausalLM): each layer is one Mamba-2 mixer, attention without positions, an
+MLP, or a mixture of experts.
+"""
 
 import re
 from operator import itemgetter
@@ -6,42 +8,44 @@ from operator import itemgetter
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.routing import RoutingRule
 from baton.kernels.shared_expert import add_shared
 from baton.models.config import ModelConfig, ModelError
-from baton.models.decoder import Decoder, MixerBlock, Outline, numbered
+from baton.models.decoder import RENAMED_KINDS, Decoder, MixerBlock, Outline, checked_kinds, numbered
 from baton.models.family import Family, Piece
 from baton.models.layers.attention import Attention, AttentionSettings
-from baton.models.layers.experts import Experts, SigmoidRouter
-from baton.models.layers.linear import Embedding, Linear
+from baton.models.layers.experts import Experts, SigmoidRouter, read_sigmoid_rule
+from baton.models.layers.linear import Linear
 from baton.models.layers.mamba2 import Mamba2Mixer, Mamba2Settings
 from baton.models.layers.mlp import SquaredReluMLP
 from baton.models.layers.norm import RMSNorm
 from baton.models.layers.step import BatchPlan
 
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}
-
+"""Letters of hybrid_override_pattern, and the kinds of layers for which they stand."""
 EXPERT = re.compile(r"(.*\.mixer\.experts)\.(\d+)\.(up|down)_proj\.weight")
 STACKS = {"up": "input_linear", "down": "output_linear"}
 
 
 class LatentMoE(nn.Module):
-    """Routed experts, which work in a space of their own if there is moe_latent_size, and one that all tokens share."""
+    """A mixture of routed experts, and one expert that all tokens share.
+
+    If config.json has moe_latent_size, hidden states are projected to that size for the routed experts, and back.
+    """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         hidden, count = config.integer("hidden_size"), config.integer("n_routed_experts")
         bias, latent = config.flag("mlp_bias", default=False), config.integer("moe_latent_size", default=0, least=0)
         inner, shared = (config.integer(f"moe_{of}intermediate_size") for of in ("", "shared_expert_"))
-        self.gate = SigmoidRouter(hidden, count, read_routing(config))
+        rule = read_sigmoid_rule(config, top_k=config.integer("num_experts_per_tok", default=2))
+        self.gate = SigmoidRouter(hidden, count, rule)
         self.experts = Experts(latent or hidden, inner, count, "relu2", dtype)
         self.shared_experts = SquaredReluMLP(hidden, shared, bias, dtype)
         self.fc1_latent_proj = Linear(hidden, latent, bias, dtype) if latent else None
         self.fc2_latent_proj = Linear(latent, hidden, bias, dtype) if latent else None
 
     def forward(self, x: Tensor, step: BatchPlan) -> Tensor:
-        """x: [T, hidden] → [T, hidden]."""
+        """Return the output [T, hidden] for x [T, hidden]."""
         chosen, weights = self.gate(x, step.padding)
         routed = self.experts(self.fc1_latent_proj(x) if self.fc1_latent_proj else x, chosen, weights)
         if self.fc2_latent_proj:
@@ -55,11 +59,9 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
     config.require("tie_word_embeddings", False)
     config.require("sliding_window", None)
     config.require("n_shared_experts", 1)
-    kinds, vocabulary = read_layers(config), config.integer("vocab_size")
-    mamba, attention = read_mamba(config, state_dtype), read_attention(config)
-    hidden = mamba.hidden
+    kinds, mamba = read_layers(config), read_mamba(config, state_dtype)
+    attention = AttentionSettings.from_config(config, head_dim=("head_dim", "attention_head_dim"))
     outline = Outline(
-        vocab_size=vocabulary,
         max_position=config.integer("max_position_embeddings", default=4096),
         chunk_size=config.integer("mamba_chunk_size", "chunk_size", default=128),
         kernel=mamba.kernel,
@@ -69,7 +71,7 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
     )
 
     def norm() -> RMSNorm:
-        return RMSNorm(hidden, mamba.eps, dtype)
+        return RMSNorm(mamba.hidden, mamba.eps, dtype)
 
     def mixer(kind: str, index: int) -> nn.Module:
         if kind == "mamba":
@@ -79,37 +81,25 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
         if kind == "moe":
             return LatentMoE(config, dtype)
         bias = config.flag("mlp_bias", default=False)
-        return SquaredReluMLP(hidden, config.integer("intermediate_size"), bias, dtype)
+        return SquaredReluMLP(mamba.hidden, config.integer("intermediate_size"), bias, dtype)
 
-    return Decoder(
-        outline,
-        Embedding(vocabulary, hidden, False, dtype),
-        [MixerBlock(norm=norm(), mixer=mixer(kind, index)) for kind, index in numbered(kinds)],
-        norm(),
-        Linear(hidden, vocabulary, False, dtype),
-        "backbone",
-        ("embeddings", "layers", "norm_f"),
-    )
+    blocks = [MixerBlock(norm=norm(), mixer=mixer(kind, index)) for kind, index in numbered(kinds)]
+    return Decoder(config, outline, blocks, norm(), dtype, "backbone", ("embeddings", "layers", "norm_f"))
 
 
 def read_layers(config: ModelConfig) -> list[str]:
-    """The kind of each layer: mamba, attention, mlp or moe."""
-    named = config.strings("layers_block_type", "layer_types")
+    """Return the kind of each layer: mamba, attention, mlp or moe."""
+    names = config.strings("layers_block_type", "layer_types")
     pattern = config.values.get("hybrid_override_pattern")
-    if named is None and isinstance(pattern, str):
-        named = [PATTERN.get(letter, letter) for letter in pattern]
-    if named is None:
+    if names is None and isinstance(pattern, str):
+        names = [PATTERN.get(letter, letter) for letter in pattern]
+    if names is None:
         raise ModelError("config.json lacks hybrid_override_pattern (or layers_block_type)")
-    kinds = [RENAMED.get(kind, kind) for kind in named]
-    if not kinds:
-        raise ModelError("config.json: there are no layers")
-    unknown = sorted(set(kinds) - {"mamba", "attention", "mlp", "moe"})
-    if unknown:
-        raise ModelError(f"config.json: unknown layers {', '.join(unknown)}")
-    return kinds
+    return checked_kinds([RENAMED_KINDS.get(name, name) for name in names], "mamba", "attention", "mlp", "moe")
 
 
 def read_mamba(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settings:
+    """Read the mixer's settings, which have other keys here than in Mamba2Settings.from_config."""
     return Mamba2Settings(
         hidden=config.integer("hidden_size"),
         heads=config.integer("mamba_num_heads"),
@@ -125,32 +115,8 @@ def read_mamba(config: ModelConfig, state_dtype: torch.dtype) -> Mamba2Settings:
     )
 
 
-def read_attention(config: ModelConfig) -> AttentionSettings:
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = config.integer("head_dim", "attention_head_dim", default=hidden // heads)
-    return AttentionSettings(
-        hidden=hidden,
-        heads=heads,
-        kv_heads=config.integer("num_key_value_heads", default=heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        bias=config.flag("attention_bias", default=False),
-    )
-
-
-def read_routing(config: ModelConfig) -> RoutingRule:
-    return RoutingRule(
-        top_k=config.integer("num_experts_per_tok", default=2),
-        scores="sigmoid",
-        renormalise=config.flag("norm_topk_prob", default=True),
-        groups=config.integer("n_group", default=1),
-        groups_kept=config.integer("topk_group", default=1),
-        scale=config.number("routed_scaling_factor", default=1.0),
-    )
-
-
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
-    """Leaves out the layers for multi-token prediction."""
+    """Return what a tensor fills. The layers for multi-token prediction (mtp) are left out."""
     if name.startswith(("mtp.", "model.mtp.", "backbone.mtp.")):
         return []
     name = "backbone." + name.removeprefix("model.") if name.startswith("model.") else name

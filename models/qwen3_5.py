@@ -1,7 +1,8 @@
-"""Qwen3.5 (transformers' Qwen3_5ForConditionalGeneration and -MoeForConditionalGeneration), of which only text is
-computed, and its models of text alone: Qwen3-Next's layers, other files.
+"""Qwen3.5 (transformers' Qwen3_5ForConditionalGeneration and Qwen3_5MoeForConditionalGeneration), and its text-only
+models: Qwen3-Next's layers in other files. Only the text part of the vision-language models is computed.
 
-Positions of text are the same in all three parts of its rotation, which is then the plain one.
+Their rotation has three parts, for time, height and width. For text all three positions are the same, so it is the
+plain rotation.
 """
 
 import torch
@@ -17,8 +18,9 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
 
 
 def settled(config: ModelConfig) -> ModelConfig:
-    """With what the dense models' config.json does not say. Unlike Qwen3-Next's, every layer of the others has experts,
-    whose weights for a token sum to 1.
+    """Return the config with what is implicit in Qwen3.5: its dense models have no experts.
+
+    In its other models every layer has experts, whose weights are renormalised. ModelError if config.json differs.
     """
     if config.values.get("model_type") in ("qwen3_5", "qwen3_5_text"):
         return ModelConfig({"num_experts": 0, **config.values})
@@ -29,7 +31,10 @@ def settled(config: ModelConfig) -> ModelConfig:
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
-    """As Qwen3-Next's, below the vision-language model's prefix; what it sees with is left out."""
+    """Return what a tensor fills, as in Qwen3-Next, without the vision-language models' prefix.
+
+    The vision tower is left out.
+    """
     if name.startswith(("visual.", "model.visual.")):
         return []
     return qwen3_next.pieces(name.replace("language_model.", "", 1), config)

@@ -1,4 +1,4 @@
-"""Qwen3-Next (transformers' Qwen3NextForCausalLM): gated delta nets, and attention with gated outputs between them."""
+"""Qwen3-Next (transformers' Qwen3NextForCausalLM): gated delta nets alternating with gated attention, and experts."""
 
 import re
 from collections.abc import Callable
@@ -7,27 +7,27 @@ import torch
 from torch import Tensor, nn
 
 from baton.kernels.shared_expert import add_shared
-from baton.models.config import ModelConfig, ModelError
-from baton.models.decoder import Block, Decoder, Outline, numbered
-from baton.models.family import Family, Piece, expert_pieces, gated_mlp
+from baton.models.config import ModelConfig
+from baton.models.decoder import Block, Decoder, Outline, checked_kinds, numbered
+from baton.models.family import Family, Piece, expert_pieces, gated_mlp, rows_of
 from baton.models.layers.attention import Attention, AttentionSettings
 from baton.models.layers.delta import DeltaMixer, DeltaSettings
 from baton.models.layers.experts import Experts, SoftmaxRouter
-from baton.models.layers.linear import Embedding, Linear
+from baton.models.layers.linear import Linear
 from baton.models.layers.mlp import GatedMLP
 from baton.models.layers.norm import RMSNorm
 from baton.models.layers.rope import read_rotation
 from baton.models.layers.step import BatchPlan
 
-CHUNK = 64
+CHUNK = 64  # the chunk size of prompts; config.json does not have one
 KINDS = ("linear_attention", "full_attention")
-ROTATED = 0.25
+ROTATED = 0.25  # the part of a head that is rotated
 EXPERT = re.compile(r"(.*\.experts)\.(\d{1,6})\.(gate|up|down)_proj\.weight")
 STACKS = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}
 
 
 class SparseMLP(nn.Module):
-    """Routed experts, and one that all tokens share, by a gate."""
+    """A mixture of routed experts, and one expert that all tokens share, whose output a sigmoid gate multiplies."""
 
     def __init__(self, config: ModelConfig, experts: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -46,11 +46,8 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
     config.require("hidden_act", "silu", "swish")
     config.require("attn_output_gate", True)
     config.require("output_gate_type", "silu", "swish")
-    kinds, vocabulary = read_layers(config), config.integer("vocab_size")
-    delta, attention = read_delta(config, state_dtype), read_attention(config)
-    hidden, tied = delta.hidden, config.flag("tie_word_embeddings", default=False)
+    kinds, delta, attention = read_layers(config), read_delta(config, state_dtype), read_attention(config)
     outline = Outline(
-        vocab_size=vocabulary,
         max_position=config.integer("max_position_embeddings", default=32768),
         chunk_size=CHUNK,
         kernel=delta.kernel,
@@ -60,38 +57,26 @@ def build(config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> 
     )
 
     def norm() -> RMSNorm:
-        return RMSNorm(hidden, read_eps(config), dtype, offset=1.0)
+        return RMSNorm(delta.hidden, delta.eps, dtype, offset=1.0)
 
     def block(layer: int, kind: str, index: int) -> Block:
-        """A mixer (`linear_attn` or `self_attn`), then an MLP or a mixture."""
         is_delta = kind == "linear_attention"
         mixer = DeltaMixer(delta, index, dtype) if is_delta else Attention(attention, index, dtype)
-        mixed = {"linear_attn" if is_delta else "self_attn": mixer}
-        return Block(
-            input_layernorm=norm(), **mixed, post_attention_layernorm=norm(), mlp=read_mlp(config, layer, dtype)
-        )
+        named_mixer = {"linear_attn" if is_delta else "self_attn": mixer}
+        mlp = read_mlp(config, layer, dtype)
+        return Block(input_layernorm=norm(), **named_mixer, post_attention_layernorm=norm(), mlp=mlp)
 
-    return Decoder(
-        outline,
-        Embedding(vocabulary, hidden, tied, dtype),
-        [block(layer, kind, index) for layer, (kind, index) in enumerate(numbered(kinds))],
-        norm(),
-        None if tied else Linear(hidden, vocabulary, False, dtype),
-    )
+    blocks = [block(layer, kind, index) for layer, (kind, index) in enumerate(numbered(kinds))]
+    return Decoder(config, outline, blocks, norm(), dtype)
 
 
 def read_layers(config: ModelConfig) -> list[str]:
-    """The kind of each layer: linear_attention or full_attention."""
+    """Return the kind of each layer: linear_attention or full_attention."""
     kinds, interval = config.strings("layer_types"), config.integer("full_attention_interval", default=4)
     if kinds is None:
         layers = range(1, config.integer("num_hidden_layers") + 1)
         kinds = [KINDS[layer % interval == 0] for layer in layers]
-    if not kinds:
-        raise ModelError("config.json: there are no layers")
-    unknown = sorted(set(kinds) - set(KINDS))
-    if unknown:
-        raise ModelError(f"config.json: unknown layers {', '.join(unknown)}")
-    return kinds
+    return checked_kinds(kinds, *KINDS)
 
 
 def read_eps(config: ModelConfig) -> float:
@@ -112,22 +97,14 @@ def read_delta(config: ModelConfig, state_dtype: torch.dtype) -> DeltaSettings:
 
 
 def read_attention(config: ModelConfig) -> AttentionSettings:
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = config.integer("head_dim", default=hidden // heads)
-    return AttentionSettings(
-        hidden=hidden,
-        heads=heads,
-        kv_heads=config.integer("num_key_value_heads", default=heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        bias=config.flag("attention_bias", default=False),
-        norm_eps=read_eps(config),
-        gated=True,
-    )
+    return AttentionSettings.from_config(config, norm_eps=read_eps(config), gated=True)
 
 
 def read_mlp(config: ModelConfig, layer: int, dtype: torch.dtype) -> nn.Module:
-    """Experts, where there are any, in every decoder_sparse_step-th layer but those that mlp_only_layers names."""
+    """Build a layer's MLP.
+
+    If the model has experts, every decoder_sparse_step-th layer that is not in mlp_only_layers is a mixture of them.
+    """
     hidden, experts = config.integer("hidden_size"), config.integer("num_experts", least=0)
     dense = config.indices("mlp_only_layers", len(read_layers(config)))
     if experts and layer not in dense and (layer + 1) % config.integer("decoder_sparse_step", default=1) == 0:
@@ -136,7 +113,10 @@ def read_mlp(config: ModelConfig, layer: int, dtype: torch.dtype) -> nn.Module:
 
 
 def pieces(name: str, config: ModelConfig) -> list[Piece]:
-    """Projections that are one in the files are taken apart, and others joined; multi-token prediction is left out."""
+    """Return what a tensor fills: some projections are split, others are joined.
+
+    The layers for multi-token prediction (mtp) are left out.
+    """
     if name.startswith(("mtp.", "model.mtp.")):
         return []
     path, _, leaf = name.rpartition(".")
@@ -153,9 +133,11 @@ def pieces(name: str, config: ModelConfig) -> list[Piece]:
 
 
 def delta_pieces(parameter: str, projected: str, s: DeltaSettings) -> list[Piece]:
-    """projected: the letters of what one of the files' projections makes, as in_proj_qkv.
+    """Return what a projection of the files, such as in_proj_qkv, fills in the mixer's one in_proj.
 
-    Those of Qwen3-Next (qkvz and ba) have the rows of each key head together.
+    parameter: the name of in_proj's weight or bias.
+    projected: the letters after in_proj_, which name what the projection makes. Qwen3-Next's (qkvz and ba) have the
+    rows of each key head together; Qwen3.5's have all rows of q, then all of k, and so on.
     """
     per_key = s.value_heads // s.key_heads
     sizes = {"q": s.key_width, "k": s.key_width, "v": per_key * s.value_width, "z": per_key * s.value_width}
@@ -171,7 +153,7 @@ def delta_pieces(parameter: str, projected: str, s: DeltaSettings) -> list[Piece
 
 
 def gated_pieces(owner: str, leaf: str, s: AttentionSettings) -> list[Piece]:
-    """q_proj has for each head the query's rows and then the gate's."""
+    """Return what q_proj fills: for each head it has the query's rows and then the gate's."""
     widths = [s.head_dim, s.head_dim]
     return [
         Piece(f"{owner}.q_proj.{leaf}", take=part_of_groups(s.heads, widths, 0)),
@@ -180,7 +162,7 @@ def gated_pieces(owner: str, leaf: str, s: AttentionSettings) -> list[Piece]:
 
 
 def pieces_of_experts(name: str) -> list[Piece]:
-    """Files hold the experts one by one, or in stacks."""
+    """Return what a tensor of experts fills: files have them one by one, or stacked."""
     path, _, leaf = name.rpartition(".")
     if leaf in STACKS:
         return [Piece(f"{path}.{STACKS[leaf]}")]
@@ -189,17 +171,16 @@ def pieces_of_experts(name: str) -> list[Piece]:
 
 
 def part_of_groups(groups: int, widths: list[int], index: int) -> Callable[[Tensor], Tensor]:
-    """Of rows that lie in equal groups, each of parts of these widths, the parts `index`, side by side."""
+    """Return a Piece.take for rows that form `groups` groups, each of parts with these numbers of rows (`widths`).
+
+    It takes the part `index` of every group, one after another.
+    """
 
     def take(weight: Tensor) -> Tensor:
         grouped = weight.reshape(groups, sum(widths), *weight.shape[1:])
         return torch.split(grouped, widths, dim=1)[index].flatten(0, 1)
 
     return take
-
-
-def rows_of(rows: slice) -> Callable[[Tensor], Tensor]:
-    return lambda weight: weight[rows]
 
 
 FAMILY = Family(build, pieces, "model.embed_tokens.weight")

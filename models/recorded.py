@@ -1,4 +1,4 @@
-"""Steps that only decode, recorded once for each number of rows and replayed: kernels/recorded/."""
+"""A model whose decoding steps are recorded once for each number of rows, and replayed without Python."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,27 +19,28 @@ class PlannedModel(Model, Protocol):
     """A model whose forward is run(embed(tokens), plan(batch, pools))."""
 
     def plan(self, batch: Batch, pools: Pools) -> BatchPlan:
-        """What the layers need to know of the batch."""
+        """Return what the layers need to know about the batch."""
         ...
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """What goes into the first layer: [T, hidden]."""
+        """Return the input of the first layer, [T, hidden]."""
         ...
 
     def run(self, residual: Tensor, step: BatchPlan) -> Tensor:
-        """Hidden states [T, hidden] after the final norm; updates states and pages in place."""
+        """Return hidden states [T, hidden] after the final norm; update states and pages in place."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """A recorded step, and what it reads: tensors that each replay fills."""
+    """A recorded step, and the tensors that it reads, which each replay fills."""
 
     recording: Recording
     embedded: Tensor
     plan: BatchPlan
 
     def replay(self, embedded: Tensor, plan: BatchPlan) -> Tensor:
+        """Run the step with these inputs; return the hidden states, which are valid until the next replay."""
         self.embedded.copy_(embedded)
         for held, new in zip(tensors_of(self.plan), tensors_of(plan), strict=True):
             held.copy_(new)
@@ -49,11 +50,14 @@ class DecodeStep:
 
 
 def hold(plan: BatchPlan, table: Tensor) -> BatchPlan:
-    """A plan of decoding rows with tensors of its own; table: int32, for as many rows and pages as there may be."""
+    """Return a copy of a plan for decoding rows, with tensors of its own, from which a recording can read.
+
+    table: memory for the page table, int32 [most rows, most pages]. Recordings share it: only one runs at a time.
+    """
     pages, rotation = plan.pages, plan.rotation
     if pages:
-        held = table[: len(pages.table)]
-        pages = PagePlan(pages.offsets.clone(), pages.starts.clone(), held, pages.places.clone(), 0, 0)
+        own_table = table[: len(pages.table)]
+        pages = PagePlan(pages.offsets.clone(), pages.starts.clone(), own_table, pages.places.clone(), 0, 0)
     if rotation:
         rotation = Rotation(rotation.cos.clone(), rotation.sin.clone())
     rows = plan.decode
@@ -62,23 +66,25 @@ def hold(plan: BatchPlan, table: Tensor) -> BatchPlan:
 
 
 def tensors_of(plan: BatchPlan) -> list[Tensor]:
-    """All but the page table, whose width is the step's."""
-    of_rows = [plan.decode.slots, plan.decode.positions] if plan.decode else []
-    of_pages = [plan.pages.offsets, plan.pages.starts, plan.pages.places] if plan.pages else []
-    of_rotation = [plan.rotation.cos, plan.rotation.sin] if plan.rotation else []
-    return [*of_rows, *of_pages, *of_rotation]
+    """Return the tensors of a plan, except the page table, whose width differs from step to step."""
+    row_tensors = [plan.decode.slots, plan.decode.positions] if plan.decode else []
+    page_tensors = [plan.pages.offsets, plan.pages.starts, plan.pages.places] if plan.pages else []
+    rotation_tensors = [plan.rotation.cos, plan.rotation.sin] if plan.rotation else []
+    return [*row_tensors, *page_tensors, *rotation_tensors]
 
 
 class RecordingModel:
-    """The same model. What `forward` returns for rows that decode holds until the next such step.
+    """A model that computes the same as `model`, but replays steps that only decode.
 
-    Its pools are `pools` for good. max_rows: most that decode at once; max_pages: most entries of a row's page table.
-    unrecordable: why it only forwards.
+    The result of such a step is valid until the next one.
+    pools: the only pools that may be used, because recordings contain their addresses.
+    max_rows: the most rows that decode at once.
+    max_pages: the most entries of a row's page table.
     """
 
     def __init__(self, model: PlannedModel, pools: Pools, max_rows: int, max_pages: int) -> None:
         self.vocab_size, self.chunk_size, self.max_position = model.vocab_size, model.chunk_size, model.max_position
-        self.unrecordable = ""
+        self.unrecordable = ""  # the reason why steps cannot be recorded; then they all run as in `model`
         self._model, self._pools = model, pools
         self._max_rows, self._max_pages = max_rows, max_pages
         self._memory = SharedMemory()
@@ -87,7 +93,7 @@ class RecordingModel:
 
     @cached_property
     def _table(self) -> Tensor:
-        """Made on the thread that computes: see TorchDevice."""
+        """Memory for the page tables of recorded steps, allocated on the thread that computes: see TorchDevice."""
         return torch.zeros(self._max_rows, self._max_pages, dtype=torch.int32)
 
     def state_specs(self) -> list[TensorSpec]:
@@ -106,7 +112,10 @@ class RecordingModel:
         return step.replay(embedded, plan) if step else self._model.run(embedded, plan)
 
     def _step(self, embedded: Tensor, plan: BatchPlan) -> DecodeStep | None:
-        """The one for so many rows. None for the first of all, in which layers work out their constants."""
+        """Return the recorded step for this number of rows, after recording it if necessary.
+
+        None if steps cannot be recorded, and for the very first step, in which layers compute their constants.
+        """
         rows = len(embedded)
         if rows not in self._steps and self._is_warm:
             try:
@@ -117,12 +126,12 @@ class RecordingModel:
         return self._steps.get(rows)
 
     def _record(self, embedded: Tensor, plan: BatchPlan) -> DecodeStep:
-        """Raises NotRecordable. The step itself is not run."""
+        """Record a step without running it. Raises NotRecordable."""
         return DecodeStep(record(lambda: self._model.run(embedded, plan), self._memory), embedded, plan)
 
 
 def recording(model: Model, pools: Pools, max_rows: int, max_pages: int) -> Model:
-    """A RecordingModel of it where that is for something: on a CPU that computes, for models of layers."""
+    """Return a RecordingModel where recording helps: for models of layers whose kernels run on a CPU. Else `model`."""
     if not (isinstance(model, PlannedModel) and pools.slots.is_cpu) or gpu.takes(pools.slots):
         return model
     return RecordingModel(model, pools, max_rows, max_pages)

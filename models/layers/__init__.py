@@ -1,1 +1,1 @@
-"""What the families share."""
+"""Layers that the families share, and the settings that they read from config.json."""

@@ -9,7 +9,7 @@ from baton.kernels.activations import sigmoid_gate
 from baton.kernels.attention import paged_attention
 from baton.kernels.rotate_and_write import rotate_and_write
 from baton.models.batch import TensorSpec
-from baton.models.config import ModelError
+from baton.models.config import ModelConfig, ModelError
 from baton.models.layers.linear import Linear
 from baton.models.layers.norm import RMSNorm
 from baton.models.layers.step import BatchPlan
@@ -17,31 +17,59 @@ from baton.models.layers.step import BatchPlan
 
 @dataclass(frozen=True)
 class AttentionSettings:
-    """scale multiplies q·k. norm_eps: of queries and keys, where each head's are normed, by 1 + weight.
-
-    gated: the output is multiplied by sigmoids.
-    """
+    """Sizes and options of an attention layer."""
 
     hidden: int
     heads: int
     kv_heads: int
     head_dim: int
-    scale: float
-    bias: bool
-    norm_eps: float | None = None
-    gated: bool = False
+    scale: float  # factor of q·k
+    bias: bool  # of all projections
+    norm_eps: float | None = None  # for a norm of each head's query and key, with weights 1 + weight; None: no norm
+    gated: bool = False  # whether the output is multiplied by the sigmoid of a further projection
+
+    @classmethod
+    def from_config(
+        cls,
+        config: ModelConfig,
+        *,
+        head_dim: tuple[str, ...] = ("head_dim",),
+        scale: float | None = None,
+        norm_eps: float | None = None,
+        gated: bool = False,
+    ) -> "AttentionSettings":
+        """Read the sizes, which all families name alike.
+
+        head_dim: keys for the width of a head, which is by default hidden_size / num_attention_heads.
+        scale: None stands for 1 / √head_dim.
+        """
+        hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+        width = config.integer(*head_dim, default=hidden // heads)
+        return cls(
+            hidden=hidden,
+            heads=heads,
+            kv_heads=config.integer("num_key_value_heads", default=heads),
+            head_dim=width,
+            scale=width**-0.5 if scale is None else scale,
+            bias=config.flag("attention_bias", default=False),
+            norm_eps=norm_eps,
+            gated=gated,
+        )
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
-            raise ModelError(f"config.json: {self.heads} attention heads cannot share {self.kv_heads} key heads evenly")
+            raise ModelError(
+                f"config.json: num_attention_heads = {self.heads} should be a multiple of "
+                f"num_key_value_heads = {self.kv_heads}"
+            )
 
     def kv_specs(self, dtype: torch.dtype) -> list[TensorSpec]:
-        """What one layer keeps for a position: its keys and its values."""
+        """Return what one layer stores per position: its keys and its values."""
         return [TensorSpec((self.kv_heads, self.head_dim), dtype)] * 2
 
 
 class Attention(nn.Module):
-    """`index` counts the model's attention layers: this one's pages are pools.pages[2·index] and the next."""
+    """The layer. `index` counts the model's attention layers: the pages are pools.pages[2·index] and the next."""
 
     def __init__(self, settings: AttentionSettings, index: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -56,7 +84,7 @@ class Attention(nn.Module):
         self.o_proj = Linear(s.heads * s.head_dim, s.hidden, s.bias, dtype)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
-        """hidden: [T, hidden] → [T, hidden]; without step.rotation, positions are not encoded."""
+        """Return the output [T, hidden] for hidden [T, hidden]. Without step.rotation, positions are not encoded."""
         s, pages = self.settings, step.pages
         if pages is None:
             raise ValueError("an attention layer needs page tensors in the pools")
@@ -75,7 +103,7 @@ class Attention(nn.Module):
         return projected
 
     def _heads(self, projected: Tensor, norm: RMSNorm | None) -> Tensor:
-        """[T, heads · head_dim] → [T, heads, head_dim], each head normed."""
+        """Split [T, heads · head_dim] into [T, heads, head_dim], and norm each head."""
         heads = projected.view(-1, self.settings.head_dim)
         if norm:
             heads = norm(heads, None)[1]

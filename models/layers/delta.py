@@ -1,8 +1,7 @@
-"""The gated delta net."""
+"""The gated delta net (Yang, Kautz and Hatamizadeh, 2024, arXiv:2412.06464)."""
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -12,31 +11,29 @@ from baton.kernels.delta_decode import delta_decode
 from baton.kernels.delta_prefill import delta_prefill
 from baton.models.batch import TensorSpec
 from baton.models.config import ModelError
-from baton.models.layers.linear import Linear
+from baton.models.layers.linear import Linear, rows_by_name
 from baton.models.layers.mamba2 import Conv1d, GateNorm
 from baton.models.layers.step import BatchPlan
 
 
 @dataclass(frozen=True)
 class DeltaSettings:
-    """Queries and keys of key_heads · key_width, values of value_heads · value_width; value heads share key heads.
-
-    state_dtype: in which recurrent states are kept; they are computed in float32.
-    """
+    """Sizes of a gated delta net."""
 
     hidden: int
-    key_heads: int
+    key_heads: int  # heads of queries and keys, each shared by the same number of value heads
     value_heads: int
-    key_width: int
+    key_width: int  # numbers per head
     value_width: int
-    kernel: int
+    kernel: int  # width of the convolution
     eps: float
-    state_dtype: torch.dtype
+    state_dtype: torch.dtype  # of stored recurrent states; they are computed in float32
 
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
             raise ModelError(
-                f"config.json: {self.value_heads} value heads cannot share {self.key_heads} key heads evenly"
+                f"config.json: linear_num_value_heads = {self.value_heads} should be a multiple of "
+                f"linear_num_key_heads = {self.key_heads}"
             )
 
     @property
@@ -49,19 +46,17 @@ class DeltaSettings:
 
     @property
     def channels(self) -> int:
-        """Those of the convolution: q, k and v."""
+        """Channels of the convolution: q, k and v."""
         return 2 * self.keys + self.inner
 
     @property
     def rows(self) -> dict[str, slice]:
-        """Those of in_proj, by what they project to."""
+        """Rows of in_proj, by the name of what they project to."""
         sizes = {"z": self.inner, "q": self.keys, "k": self.keys, "v": self.inner}
-        sizes |= {"b": self.value_heads, "a": self.value_heads}
-        ends = accumulate(sizes.values())
-        return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+        return rows_by_name(sizes | {"b": self.value_heads, "a": self.value_heads})
 
     def state_specs(self) -> list[TensorSpec]:
-        """What one layer keeps in a slot: the convolution's last inputs and the recurrent state."""
+        """Return what one layer stores in a slot: the convolution's last inputs and the recurrent state."""
         return [
             TensorSpec((self.kernel - 1, self.channels), torch.float32),
             TensorSpec((self.value_heads, self.value_width, self.key_width), self.state_dtype),
@@ -69,9 +64,9 @@ class DeltaSettings:
 
 
 class DeltaMixer(nn.Module):
-    """in_proj → convolution → gated delta rule → norm and gate → out_proj.
+    """The layer: in_proj → convolution → gated delta rule → norm and gate → out_proj.
 
-    `index` counts the model's gated delta nets: this one's state tensors are pools.state[2·index] and the next.
+    `index` counts the model's gated delta nets: the state tensors are pools.state[2·index] and the next.
     """
 
     def __init__(self, settings: DeltaSettings, index: int, dtype: torch.dtype) -> None:
@@ -87,20 +82,13 @@ class DeltaMixer(nn.Module):
 
     @cached_property
     def constants(self) -> DeltaConstants:
-        """Worked out when first used; the model must have been loaded."""
+        """Constants of the kernels, computed on first use, which must be after loading."""
         taps, bias = self.conv1d.taps_and_bias()
         A, norm, s = -self.A_log.detach().exp(), self.norm.weight.detach().float(), self.settings
         return DeltaConstants(taps, bias, self.dt_bias.detach(), A, norm, s.key_heads, s.eps)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
-        """hidden: [T, hidden] → [T, hidden]."""
-        conv_pool, state_pool = step.pools.state[2 * self.index : 2 * self.index + 2]
-        projected, cut, mixed = self.in_proj(hidden), step.prefilled, list[Tensor]()
-        if step.prefill:
-            mixed.append(delta_prefill(projected[:cut], self.constants, conv_pool, state_pool, step.prefill))
-        if rows := step.decode:
-            mixed.append(
-                delta_decode(projected[cut:], self.constants, conv_pool, state_pool, rows.slots, rows.positions)
-            )
-        output: Tensor = self.out_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
+        """Return the output [T, hidden] for hidden [T, hidden]; update the states."""
+        mixed = step.mix(self.index, delta_prefill, delta_decode, self.constants, self.in_proj(hidden))
+        output: Tensor = self.out_proj(mixed)
         return output

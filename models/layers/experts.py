@@ -1,4 +1,4 @@
-"""Mixtures of experts: routers, and the experts that they choose from."""
+"""Mixtures of experts: routers, and the experts among which they choose."""
 
 import torch
 from torch import Tensor, nn
@@ -6,12 +6,15 @@ from torch import Tensor, nn
 from baton.kernels.experts import PARTS, Activation, PackedExperts, experts, pack
 from baton.kernels.linear import PackedWeight
 from baton.kernels.routing import RoutingRule, pack as pack_router, route
-from baton.models.config import ModelError
+from baton.models.config import ModelConfig, ModelError
 
 
 class Experts(nn.Module):
-    """Routed experts: input_linear [count, 2·intermediate, hidden] (gate, then up; or [count, intermediate, hidden]
-    with relu2), output_linear [count, hidden, intermediate]."""
+    """The routed experts of a layer.
+
+    input_linear: [count, 2·intermediate, hidden], gate before up; with relu2 [count, intermediate, hidden].
+    output_linear: [count, hidden, intermediate].
+    """
 
     def __init__(self, hidden: int, intermediate: int, count: int, activation: Activation, dtype: torch.dtype) -> None:
         super().__init__()
@@ -22,13 +25,13 @@ class Experts(nn.Module):
         self.packed: dict[str, PackedExperts] = {}
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """x: [T, hidden] → [T, hidden]; chosen, weights: what a router gives."""
+        """Return the output [T, hidden] for x [T, hidden]. chosen, weights: a router's output."""
         first = self.packed.get("input_linear", self.input_linear)
         second = self.packed.get("output_linear", self.output_linear)
         return experts(x, chosen, weights, first, second, self.activation)
 
     def pack(self, bits: int | None = None) -> None:
-        """See Linear.pack. Of the two weights, those that have been loaded and are not packed yet."""
+        """Pack the weights as Linear.pack does: those that have been loaded and are not packed yet."""
         for name, parts in (("input_linear", PARTS[self.activation]), ("output_linear", 1)):
             weight = getattr(self, name)
             packed = None if weight.is_meta or name in self.packed else pack(weight, parts, bits)
@@ -38,9 +41,10 @@ class Experts(nn.Module):
 
 
 class SoftmaxRouter(nn.Module):
-    """Softmax scores: those of all experts, divided by the sum of the chosen ones' if `renormalise`; or the softmax of
-    the chosen ones' logits alone (not softmax_first), which is the same as the former renormalised.
+    """A router whose weights are the softmax of the logits.
 
+    softmax_first: whether the softmax is taken over all experts. Then the chosen experts' scores are divided by their
+    sum if `renormalise`. Otherwise it is taken over the chosen experts' logits, which is the same as renormalising.
     weight: [count, hidden].
     """
 
@@ -54,20 +58,24 @@ class SoftmaxRouter(nn.Module):
         self.packed: PackedWeight | None = None
 
     def forward(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x: [T, hidden] → chosen int32 and weights float32 [T, top_k]; padding: bool [T], rows without experts."""
+        """Return for x [T, hidden] the chosen experts, int32 [T, top_k], and their weights, float32 [T, top_k].
+
+        padding: bool [T], rows that get no experts; None if there are none.
+        """
         return route(x, self.packed or self.weight, None, self.rule, padding)
 
     def pack(self, bits: int | None = None) -> None:
-        """See Linear.pack; whatever the bits, a router keeps its numbers."""
+        """Pack the weight as Linear.pack does. A router is never quantized, whatever `bits` is."""
         self.packed = pack_router(self.weight)
         if self.packed:
             self.weight = nn.Parameter(self.packed.data, requires_grad=False)
 
 
 class SigmoidRouter(nn.Module):
-    """Sigmoid scores, chosen with a correction that has no say in the weights, within the best groups.
+    """A router whose weights are sigmoids of the logits.
 
-    weight: [count, hidden], e_score_correction_bias: [count], both float32. rule: with sigmoid scores.
+    Experts are chosen within the best groups, by their scores plus a correction, which does not enter the weights.
+    weight: [count, hidden], e_score_correction_bias: [count], both float32. rule: one with sigmoid scores.
     """
 
     def __init__(self, hidden: int, count: int, rule: RoutingRule) -> None:
@@ -79,18 +87,39 @@ class SigmoidRouter(nn.Module):
         self.packed: PackedWeight | None = None
 
     def forward(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See SoftmaxRouter."""
+        """Return the chosen experts and their weights, see SoftmaxRouter.forward."""
         return route(x, self.packed or self.weight, self.e_score_correction_bias, self.rule, padding)
 
     def pack(self, bits: int | None = None) -> None:
-        """See SoftmaxRouter.pack."""
+        """Pack the weight, see SoftmaxRouter.pack."""
         self.packed = pack_router(self.weight)
         if self.packed:
             self.weight = nn.Parameter(self.packed.data, requires_grad=False)
 
 
+def read_sigmoid_rule(
+    config: ModelConfig,
+    *,
+    top_k: int,
+    renormalise: tuple[str, ...] = ("norm_topk_prob",),
+    groups: tuple[str, ...] = ("n_group",),
+) -> RoutingRule:
+    """Read the rule of a SigmoidRouter.
+
+    renormalise, groups: the family's keys for these settings.
+    """
+    return RoutingRule(
+        top_k=top_k,
+        scores="sigmoid",
+        renormalise=config.flag(*renormalise, default=True),
+        groups=config.integer(*groups, default=1),
+        groups_kept=config.integer("topk_group", default=1),
+        scale=config.number("routed_scaling_factor", default=1.0),
+    )
+
+
 def check_rule(count: int, rule: RoutingRule) -> None:
-    """ModelError unless the experts of a token can be chosen from so many, within its groups."""
+    """Raise ModelError unless each token can get its experts from `count` experts, within the kept groups."""
     if rule.top_k > count:
         raise ModelError(f"config.json: a token cannot have {rule.top_k} of {count} experts")
     if count % rule.groups:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -11,24 +10,21 @@ from baton.kernels.kda_constants import KdaConstants
 from baton.kernels.kda_decode import kda_decode
 from baton.kernels.kda_prefill import kda_prefill
 from baton.models.batch import TensorSpec
-from baton.models.layers.linear import Linear
+from baton.models.layers.linear import Linear, rows_by_name
 from baton.models.layers.mamba2 import Conv1d, GateNorm
 from baton.models.layers.step import BatchPlan
 
 
 @dataclass(frozen=True)
 class KdaSettings:
-    """`heads` of `width` numbers in queries, keys and values alike.
-
-    state_dtype: in which recurrent states are kept; they are computed in float32.
-    """
+    """Sizes of a layer of Kimi Delta Attention."""
 
     hidden: int
-    heads: int
-    width: int
-    kernel: int
+    heads: int  # of queries, keys and values alike
+    width: int  # numbers per head
+    kernel: int  # width of the convolution
     eps: float
-    state_dtype: torch.dtype
+    state_dtype: torch.dtype  # of stored recurrent states; they are computed in float32
 
     @property
     def inner(self) -> int:
@@ -36,19 +32,20 @@ class KdaSettings:
 
     @property
     def channels(self) -> int:
-        """Those of the convolution: q, k and v."""
+        """Channels of the convolution: q, k and v."""
         return 3 * self.inner
 
     @property
     def rows(self) -> dict[str, slice]:
-        """Those of in_proj, by what they project to; f_a and g_a: the narrow middles of the decay and of the gate."""
+        """Rows of in_proj, by the name of what they project to.
+
+        f_a and g_a are the narrow inner layers of the decay's and of the gate's projection.
+        """
         sizes = {"q": self.inner, "k": self.inner, "v": self.inner, "b": self.heads, "f_a": self.width}
-        sizes["g_a"] = self.width
-        ends = accumulate(sizes.values())
-        return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+        return rows_by_name(sizes | {"g_a": self.width})
 
     def state_specs(self) -> list[TensorSpec]:
-        """What one layer keeps in a slot: the convolution's last inputs and the recurrent state."""
+        """Return what one layer stores in a slot: the convolution's last inputs and the recurrent state."""
         return [
             TensorSpec((self.kernel - 1, self.channels), torch.float32),
             TensorSpec((self.heads, self.width, self.width), self.state_dtype),
@@ -56,9 +53,9 @@ class KdaSettings:
 
 
 class KdaMixer(nn.Module):
-    """in_proj → convolution → delta rule with a decay for each channel → norm and gate → o_proj.
+    """The layer: in_proj → convolution → delta rule with a decay for each channel → norm and gate → o_proj.
 
-    `index` counts the model's layers of this kind: this one's state tensors are pools.state[2·index] and the next.
+    `index` counts the model's layers of this kind: the state tensors are pools.state[2·index] and the next.
     """
 
     def __init__(self, settings: KdaSettings, index: int, dtype: torch.dtype) -> None:
@@ -76,23 +73,15 @@ class KdaMixer(nn.Module):
 
     @cached_property
     def constants(self) -> KdaConstants:
-        """Worked out when first used; the model must have been loaded."""
+        """Constants of the kernels, computed on first use, which must be after loading."""
         taps, _ = self.conv1d.taps_and_bias()
         A, norm = -self.A_log.detach().exp(), self.o_norm.weight.detach().float()
         return KdaConstants(taps, self.dt_bias.detach(), A, norm, self.settings.eps)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
-        """hidden: [T, hidden] → [T, hidden]."""
-        s, cut, mixed = self.settings, step.prefilled, list[Tensor]()
-        conv_pool, state_pool = step.pools.state[2 * self.index : 2 * self.index + 2]
+        """Return the output [T, hidden] for hidden [T, hidden]; update the states."""
+        s = self.settings
         projected, f_a, g_a = self.in_proj(hidden).split([s.channels + s.heads, s.width, s.width], dim=1)
-        forget, gate = self.f_b_proj(f_a), self.g_b_proj(g_a)
-        if step.prefill:
-            given = projected[:cut], forget[:cut], gate[:cut]
-            mixed.append(kda_prefill(*given, self.constants, conv_pool, state_pool, step.prefill))
-        if rows := step.decode:
-            given = projected[cut:], forget[cut:], gate[cut:]
-            at = rows.slots, rows.positions
-            mixed.append(kda_decode(*given, self.constants, conv_pool, state_pool, *at))
-        output: Tensor = self.o_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
+        inputs = projected, self.f_b_proj(f_a), self.g_b_proj(g_a)
+        output: Tensor = self.o_proj(step.mix(self.index, kda_prefill, kda_decode, self.constants, *inputs))
         return output

@@ -1,4 +1,7 @@
-"""Weights without initialisation: they come from a checkpoint, and are packed for this CPU after loading."""
+"""Projections and embeddings. Their weights are not initialised: a checkpoint fills them, then they may be packed."""
+
+from collections.abc import Mapping
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +13,7 @@ from baton.kernels.quantized_linear import QuantizedWeight
 
 
 class Linear(nn.Module):
-    """x @ weight.T + bias; weight [outputs, inputs], or packed."""
+    """A projection, x @ weight.T + bias; weight: [outputs, inputs], unless it is packed."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
         super().__init__()
@@ -22,17 +25,14 @@ class Linear(nn.Module):
         return project(x, self.packed or self.weight, self.bias)
 
     def pack(self, bits: int | None = None) -> None:
-        """Replace the weight by its packed form where that is faster, or by integers of `bits` bits.
-
-        The model must have been loaded.
-        """
+        """Replace the loaded weight by its packed form if that is faster, or quantize it to integers of `bits` bits."""
         self.packed = pack(self.weight, bits)
         if self.packed:
             self.weight = nn.Parameter(self.packed.data, requires_grad=False)
 
 
 class HeadLinear(nn.Module):
-    """A projection of each head's own: weight [heads, outputs, inputs], or packed."""
+    """A separate projection for each head; weight: [heads, outputs, inputs], unless it is packed."""
 
     def __init__(self, heads: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -40,18 +40,21 @@ class HeadLinear(nn.Module):
         self.packed: PackedHeads | None = None
 
     def forward(self, x: Tensor, passed: int = 0) -> Tensor:
-        """x: [T, heads, inputs or more]; the `passed` numbers behind the inputs follow the outputs as they are."""
+        """Project x [T, heads, inputs + passed] to [T, heads, outputs + passed].
+
+        The last `passed` numbers of each head are copied unchanged.
+        """
         return head_linear.head_linear(x, self.packed or self.weight, passed)
 
     def pack(self, bits: int | None = None) -> None:
-        """See Linear.pack; whatever the bits, numbers are kept."""
+        """Pack the weight as Linear.pack does. It is never quantized, whatever `bits` is."""
         self.packed = head_linear.pack(self.weight)
         if self.packed:
             self.weight = nn.Parameter(self.packed.data, requires_grad=False)
 
 
 class Embedding(nn.Module):
-    """A table [vocab, hidden]; if tied, it is also the projection from hidden states to logits."""
+    """A table [vocab, hidden]. If it is tied, it is also the projection from hidden states to logits."""
 
     def __init__(self, vocab: int, hidden: int, tied: bool, dtype: torch.dtype) -> None:
         super().__init__()
@@ -69,19 +72,28 @@ class Embedding(nn.Module):
         return project(hidden, self.packed or self.weight, None)
 
     def pack(self, bits: int | None = None) -> None:
-        """Pack the table for `logits`, see Linear.pack; the plain one goes if rows can be looked up there too."""
+        """Pack a tied table as Linear.pack does, for `logits`.
+
+        The plain table is freed if rows can be looked up in the packed one too.
+        """
         self.packed = pack(self.weight, bits) if self.tied else None
         if self.packed and (isinstance(self.packed, QuantizedWeight) or self.packed.with_rows):
             self.weight = nn.Parameter(self.packed.data, requires_grad=False)
 
 
+def rows_by_name(sizes: Mapping[str, int]) -> dict[str, slice]:
+    """Return the rows of each part of a projection that is several projections in one, given the parts' sizes."""
+    ends = accumulate(sizes.values())
+    return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+
+
 def pack(weight: Tensor, bits: int | None) -> PackedWeight | QuantizedWeight | None:
-    """None where the plain weight is best."""
+    """Pack or quantize a weight; None if the plain weight is best."""
     return linear.pack(weight) if bits is None else quantized_linear.quantize(weight, bits)
 
 
 def project(x: Tensor, weight: Tensor | PackedWeight | QuantizedWeight, bias: Tensor | None) -> Tensor:
-    """x @ weight.T + bias."""
+    """Return x @ weight.T + bias."""
     if isinstance(weight, QuantizedWeight):
         return quantized_linear.linear(x, weight, bias)
     return linear.linear(x, weight, bias)

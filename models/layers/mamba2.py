@@ -1,4 +1,4 @@
-"""The Mamba-2 mixer."""
+"""The Mamba-2 mixer (Dao and Gu, 2024, arXiv:2405.21060)."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,33 +10,61 @@ from baton.kernels.mixer_constants import MixerConstants
 from baton.kernels.mixer_decode import mixer_decode
 from baton.kernels.mixer_prefill import mixer_prefill
 from baton.models.batch import TensorSpec
-from baton.models.config import ModelError
+from baton.models.config import ModelConfig, ModelError
 from baton.models.layers.linear import Linear
 from baton.models.layers.step import BatchPlan
 
 
 @dataclass(frozen=True)
 class Mamba2Settings:
-    """heads · width is the inner size; each of `groups` groups of heads shares its B and C of size `state`.
-
-    bias: of in_proj, and of out_proj unless out_bias says otherwise. normed: whether there is a norm beside the gate.
-    state_dtype: in which recurrent states are kept; they are computed in float32.
-    """
+    """Sizes and options of a Mamba-2 mixer."""
 
     hidden: int
     heads: int
-    width: int
-    groups: int
-    state: int
-    kernel: int
+    width: int  # numbers per head
+    groups: int  # of heads that share their B and C
+    state: int  # the size of B and C
+    kernel: int  # width of the convolution
     eps: float
-    dt_limits: tuple[float, float]
-    bias: bool
+    dt_limits: tuple[float, float]  # dt is clamped to this range
+    bias: bool  # of in_proj and, unless out_bias is given, of out_proj
     conv_bias: bool
-    state_dtype: torch.dtype
-    out_bias: bool | None = None
-    normed: bool = True
+    state_dtype: torch.dtype  # of stored recurrent states; they are computed in float32
+    out_bias: bool | None = None  # of out_proj; None: as `bias`
+    normed: bool = True  # whether there is a norm in addition to the gate
     norm_before_gate: bool = False
+
+    @classmethod
+    def from_config(
+        cls, config: ModelConfig, state_dtype: torch.dtype, *, eps: float, inner: int | None = None
+    ) -> "Mamba2Settings":
+        """Read the keys that hybrid models have for a mixer (mamba_n_heads, mamba_d_state, …).
+
+        eps: the default of rms_norm_eps.
+        inner: heads · width, by which ModelError is raised for other sizes; None stands for mamba_expand · hidden_size.
+        """
+        hidden, heads = config.integer("hidden_size"), config.integer("mamba_n_heads", default=128)
+        if inner is None:
+            inner = config.integer("mamba_expand", default=2) * hidden
+        automatic = config.values.get("mamba_d_head", "auto") == "auto"
+        settings = cls(
+            hidden=hidden,
+            heads=heads,
+            width=inner // heads if automatic else config.integer("mamba_d_head"),
+            groups=config.integer("mamba_n_groups", default=1),
+            state=config.integer("mamba_d_state", default=256),
+            kernel=config.integer("mamba_d_conv", default=4),
+            eps=config.number("rms_norm_eps", default=eps),
+            dt_limits=config.limits("time_step_limit"),
+            bias=config.flag("mamba_proj_bias", default=False),
+            conv_bias=config.flag("mamba_conv_bias", default=True),
+            state_dtype=state_dtype,
+        )
+        if settings.inner != inner:
+            raise ModelError(
+                f"config.json: mamba_n_heads · mamba_d_head = {settings.inner}, but the inner size is {inner}"
+            )
+        return settings
 
     def __post_init__(self) -> None:
         if self.heads % self.groups:
@@ -48,11 +76,11 @@ class Mamba2Settings:
 
     @property
     def channels(self) -> int:
-        """Those of the convolution: x, B and C."""
+        """Channels of the convolution: x, B and C."""
         return self.inner + 2 * self.groups * self.state
 
     def state_specs(self) -> list[TensorSpec]:
-        """What one layer keeps in a slot: the convolution's last inputs and the recurrent state."""
+        """Return what one layer stores in a slot: the convolution's last inputs and the recurrent state."""
         return [
             TensorSpec((self.kernel - 1, self.channels), torch.float32),
             TensorSpec((self.heads, self.width, self.state), self.state_dtype),
@@ -68,7 +96,7 @@ class Conv1d(nn.Module):
         self.bias = nn.Parameter(torch.empty(channels, dtype=dtype)) if bias else None
 
     def taps_and_bias(self) -> tuple[Tensor, Tensor | None]:
-        """float32 [K, channels] and [channels]."""
+        """Return the weights as float32 [K, channels] and the bias as float32 [channels]."""
         taps = self.weight.detach()[:, 0].t().contiguous().float()
         return taps, None if self.bias is None else self.bias.detach().float()
 
@@ -82,9 +110,9 @@ class GateNorm(nn.Module):
 
 
 class Mamba2Mixer(nn.Module):
-    """in_proj → convolution → recurrence → gate and norm → out_proj.
+    """The layer: in_proj → convolution → recurrence → gate and norm → out_proj.
 
-    `index` counts the model's Mamba layers: this one's state tensors are pools.state[2·index] and the next.
+    `index` counts the model's Mamba layers: the state tensors are pools.state[2·index] and the next.
     Rows of in_proj: z (inner), x (inner), B (groups·state), C (groups·state), dt (heads).
     """
 
@@ -102,21 +130,14 @@ class Mamba2Mixer(nn.Module):
 
     @cached_property
     def constants(self) -> MixerConstants:
-        """Worked out when first used; the model must have been loaded."""
+        """Constants of the kernels, computed on first use, which must be after loading."""
         taps, bias = self.conv1d.taps_and_bias()
         norm, s = None if self.norm is None else self.norm.weight.detach().float(), self.settings
         A, dt_bias, D = -self.A_log.detach().exp(), self.dt_bias.detach(), self.D.detach()
         return MixerConstants(taps, bias, dt_bias, A, D, norm, s.groups, s.eps, s.dt_limits, s.norm_before_gate)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
-        """hidden: [T, hidden] → [T, hidden]."""
-        conv_pool, state_pool = step.pools.state[2 * self.index : 2 * self.index + 2]
-        projected, cut, mixed = self.in_proj(hidden), step.prefilled, list[Tensor]()
-        if step.prefill:
-            mixed.append(mixer_prefill(projected[:cut], self.constants, conv_pool, state_pool, step.prefill))
-        if rows := step.decode:
-            mixed.append(
-                mixer_decode(projected[cut:], self.constants, conv_pool, state_pool, rows.slots, rows.positions)
-            )
-        output: Tensor = self.out_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
+        """Return the output [T, hidden] for hidden [T, hidden]; update the states."""
+        mixed = step.mix(self.index, mixer_prefill, mixer_decode, self.constants, self.in_proj(hidden))
+        output: Tensor = self.out_proj(mixed)
         return output

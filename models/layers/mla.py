@@ -13,46 +13,48 @@ from baton.models.layers.norm import RMSNorm
 from baton.models.layers.step import BatchPlan
 
 EPS = 1e-6
-"""Of the norms of latents, whatever the model's is."""
+"""The epsilon of the norms of latents, which does not follow the model's rms_norm_eps."""
 
 
 @dataclass(frozen=True)
 class LatentSettings:
-    """Of a key, `own` numbers are its head's, made of a latent of size `rank`, and `shared` are the same for all heads.
+    """Sizes and options of latent attention.
 
-    value: the size of a value; query_rank: that of the latent that queries are made from, None for hidden states.
-    bias: of what makes latents, and of the output.
+    A head's key is made of `own` numbers, computed from a latent of `rank` numbers, and of `shared` numbers, which are
+    the same for all heads.
     """
 
     hidden: int
     heads: int
     own: int
     shared: int
-    value: int
+    value: int  # numbers of a head's value
     rank: int
-    query_rank: int | None
-    bias: bool
+    query_rank: int | None  # the size of the latent from which queries are computed; None: from hidden states
+    bias: bool  # of the projections to latents, and of the output's
 
     @property
-    def kept(self) -> int:
+    def stored(self) -> int:
+        """Numbers that a layer stores per position."""
         return self.rank + self.shared
 
     def kv_specs(self, dtype: torch.dtype) -> list[TensorSpec]:
-        """What one layer keeps for a position: a latent and a shared key.
+        """Return what one layer stores per position: a latent and a shared key.
 
-        Kimi-Linear-48B-A3B: 576 numbers, 1,152 bytes in bfloat16; its heads' keys and values would be 20,480.
+        Kimi-Linear-48B-A3B: 576 numbers, 1,152 bytes in bfloat16; its heads' keys and values would take 20,480 bytes.
         """
-        return [TensorSpec((1, self.kept), dtype)]
+        return [TensorSpec((1, self.stored), dtype)]
 
 
 class LatentAttention(nn.Module):
-    """Attention of all heads to one key a position: the latent, which is also its value, and the shared key behind it.
+    """The layer. All heads attend to one key per position: the latent, which is also the value, and the shared key.
 
-    Since q·(W·c) = (Wᵀ·q)·c, what would make a head's keys of latents is applied to its queries instead (k_b_proj),
-    and what would make its values to what it has attended to (v_b_proj).
-    For a long prompt that is more arithmetic than keys and values of each head would be, and for decoding far less
-    memory to read; both are done alike, for no token's bits may depend on how many are read beside it.
-    `index` counts the model's attention layers: this one's pages are pools.pages[index].
+    Since q·(W·c) = (Wᵀ·q)·c, the projection from latents to a head's keys is applied to its queries instead (k_b_proj),
+    and the projection to its values is applied to the attention's output (v_b_proj).
+    For a long prompt this is more arithmetic than computing each head's keys and values; for decoding it reads far less
+    memory. Prompts are computed in the same way as decoding, so that a token's bits do not depend on how many tokens
+    are in its batch.
+    `index` counts the model's attention layers: the pages are pools.pages[index].
     """
 
     def __init__(self, settings: LatentSettings, index: int, dtype: torch.dtype) -> None:
@@ -66,22 +68,23 @@ class LatentAttention(nn.Module):
             self.q_a_proj = Linear(s.hidden, s.query_rank, s.bias, dtype)
             self.q_a_layernorm = RMSNorm(s.query_rank, EPS, dtype)
             self.q_b_proj = Linear(s.query_rank, queries, False, dtype)
-        self.kv_a_proj_with_mqa = Linear(s.hidden, s.kept, s.bias, dtype)
+        self.kv_a_proj_with_mqa = Linear(s.hidden, s.stored, s.bias, dtype)
         self.kv_a_layernorm = RMSNorm(s.rank, EPS, dtype)
         self.k_b_proj = HeadLinear(s.heads, s.own, s.rank, dtype)
         self.v_b_proj = HeadLinear(s.heads, s.rank, s.value, dtype)
         self.o_proj = Linear(s.heads * s.value, s.hidden, s.bias, dtype)
 
     def forward(self, hidden: Tensor, step: BatchPlan) -> Tensor:
-        """hidden: [T, hidden] → [T, hidden]."""
+        """Return the output [T, hidden] for hidden [T, hidden]; write the latents to the pages."""
         s, pages = self.settings, step.pages
         if pages is None:
             raise ValueError("an attention layer needs page tensors in the pools")
-        kept, norm = step.pools.pages[self.index], self.kv_a_layernorm
-        write_latents(self.kv_a_proj_with_mqa(hidden), norm.weight, norm.eps, kept, pages.places)
+        latents, norm = step.pools.pages[self.index], self.kv_a_layernorm
+        write_latents(self.kv_a_proj_with_mqa(hidden), norm.weight, norm.eps, latents, pages.places)
         query = self.k_b_proj(self._queries(hidden).view(len(hidden), s.heads, s.own + s.shared), s.shared)
         layout, scale = (pages.table, pages.offsets, pages.starts), (s.own + s.shared) ** -0.5
-        attended = paged_attention(query, kept, kept[..., : s.rank], *layout, scale, pages.prompts, pages.longest)
+        values = latents[..., : s.rank]
+        attended = paged_attention(query, latents, values, *layout, scale, pages.prompts, pages.longest)
         projected: Tensor = self.o_proj(self.v_b_proj(attended).flatten(1))
         return projected
 

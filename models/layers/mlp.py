@@ -1,4 +1,4 @@
-"""Feed-forward layers. They take a step, as mixtures of experts do, and need to know nothing of it."""
+"""Feed-forward layers. They take a `step` only so that blocks can call them as they call mixtures of experts."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from baton.models.layers.step import BatchPlan
 
 
 class SquaredReluMLP(nn.Module):
-    """down(relu(up(x))²)."""
+    """An MLP: down(relu(up(x))²)."""
 
     def __init__(self, hidden: int, intermediate: int, bias: bool, dtype: torch.dtype) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class SquaredReluMLP(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """output(silu(gate)·up), gate and up being the halves of one input projection."""
+    """An MLP: output(silu(gate)·up), where gate and up are the halves of one input projection."""
 
     def __init__(self, hidden: int, intermediate: int, dtype: torch.dtype, bias: bool = False) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ from baton.kernels.rms_norm import add_rms_norm
 
 
 class RMSNorm(nn.Module):
-    """(offset + weight) · x / rms(x), computed in float32, in weight's dtype."""
+    """A norm: (offset + weight) · x / rms(x), computed in float32, with a result in the weight's dtype."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype, offset: float = 0.0) -> None:
         super().__init__()
@@ -15,5 +15,5 @@ class RMSNorm(nn.Module):
         self.eps, self.offset = eps, offset
 
     def forward(self, residual: Tensor, x: Tensor | None, multiplier: float = 1.0) -> tuple[Tensor, Tensor]:
-        """residual + multiplier·x, if there is an x, and the norm of that: [T, size] each."""
+        """Return residual + multiplier·x (the residual itself if x is None), and the norm of that: [T, size] each."""
         return add_rms_norm(residual, x, self.weight, self.eps, multiplier, self.offset)

@@ -1,4 +1,4 @@
-"""Which of the kernels' operations a model computes with: a first start compiles no others."""
+"""The kernel operations that a model needs: only these are compiled when a server first starts with it."""
 
 from torch import nn
 
@@ -11,8 +11,8 @@ from baton.models.layers.mamba2 import Mamba2Mixer
 from baton.models.layers.mla import LatentAttention
 from baton.models.layers.mlp import GatedMLP, SquaredReluMLP
 
-OF_ALL = frozenset({"linear", "recorded", "rms_norm", "sampling"})
-OF_LAYERS: dict[type[nn.Module], frozenset[str]] = {
+COMMON = frozenset({"linear", "recorded", "rms_norm", "sampling"})
+BY_LAYER: dict[type[nn.Module], frozenset[str]] = {
     Attention: frozenset({"activations", "attention", "rotary"}),
     DeltaMixer: frozenset({"delta_decode", "delta_prefill"}),
     Experts: frozenset({"experts", "routing", "shared_expert"}),
@@ -25,6 +25,6 @@ OF_LAYERS: dict[type[nn.Module], frozenset[str]] = {
 
 
 def operations(model: Model, bits: int | None) -> frozenset[str]:
-    """Names of folders in kernels/. bits: of a model whose weights are to be integers, as in load_model."""
+    """Return the operations of a model, as names of folders in kernels/. bits: see load_model."""
     layers = {type(layer) for layer in model.modules()} if isinstance(model, nn.Module) else set()
-    return OF_ALL.union(*(OF_LAYERS.get(layer, ()) for layer in layers), () if bits is None else {"quantized_linear"})
+    return COMMON.union(*(BY_LAYER.get(layer, ()) for layer in layers), () if bits is None else {"quantized_linear"})

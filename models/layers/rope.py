@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., 2021, arXiv:2104.09864), rotating halves."""
+"""Rotary position embedding (Su et al., 2021, arXiv:2104.09864) that pairs the halves of a head."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from baton.models.config import ModelConfig, ModelError
 
 @dataclass(frozen=True)
 class Rotation:
-    """Cosines and sines of a step's positions: float32 [T, 1, width], width as in RotationSettings."""
+    """Cosines and sines for a step's positions: float32 [T, 1, width], with RotationSettings' width."""
 
     cos: Tensor
     sin: Tensor
@@ -19,13 +19,13 @@ class Rotation:
 
 @dataclass(frozen=True)
 class RotationSettings:
-    """The first `width` numbers of each head are rotated, by angles of base `theta`; the others pass."""
+    """How positions are encoded."""
 
-    width: int
-    theta: float
+    width: int  # the first so many numbers of each head are rotated, the others are unchanged
+    theta: float  # the base of the angles
 
     def of(self, positions: Tensor) -> Rotation:
-        """positions: int64 [T]."""
+        """Return the rotation for positions, int64 [T]."""
         exponent = torch.arange(0, self.width, 2, dtype=torch.float32, device=positions.device) / self.width
         angle = positions[:, None].float() * self.theta**-exponent
         angle = torch.cat([angle, angle], dim=-1)[:, None]
@@ -33,22 +33,22 @@ class RotationSettings:
 
 
 def read_rotation(config: ModelConfig, head_dim: int, share: float = 1.0) -> RotationSettings:
-    """rope_theta and partial_rotary_factor, of rope_scaling, rope_parameters or beside them; share: of a head, if it is
-    not said.
+    """Read rope_theta and partial_rotary_factor, from rope_scaling, from rope_parameters, or from the top level.
 
-    ModelError for a scaled rotation, for one of each kind of layer, and for a width that cannot be rotated.
+    share: the default of partial_rotary_factor, the part of a head that is rotated.
+    ModelError for scaled rotations, for rotations that differ by the kind of layer, and for an odd width.
     """
-    told: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for name in ("rope_parameters", "rope_scaling"):
         rope = config.values.get(name) or {}
         plain = isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values())
         if not plain or rope.get("rope_type", rope.get("type", "default")) != "default":
             raise ModelError(f"config.json: {name} {rope} is not supported: only the default rotation is")
-        told |= rope
-    settings = ModelConfig({**config.values, **told})
+        nested |= rope
+    settings = ModelConfig({**config.values, **nested})
     factor = settings.number("partial_rotary_factor", default=share)
     width = int(head_dim * factor)
     if width % 2 or not 0 < width <= head_dim:
         part = "" if factor == 1 else f" · partial_rotary_factor {factor}"
-        raise ModelError(f"config.json: head_dim = {head_dim}{part} cannot be rotated: it should be even")
+        raise ModelError(f"config.json: head_dim = {head_dim}{part} cannot be rotated: it should be even and above 0")
     return RotationSettings(width, settings.number("rope_theta", default=10000.0))

@@ -1,4 +1,4 @@
-"""What every layer of a step needs to know about it, worked out once."""
+"""The plan of a step: what every layer needs to know about the batch, computed once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,25 +14,53 @@ from baton.models.layers.rope import Rotation
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """A batch split for the mixers: its first `prefilled` tokens by segments, the rest a token a row."""
+    """A batch, divided into the tokens of prompts, by segments, and the tokens of decoding rows, one per row."""
 
     pools: Pools
-    prefilled: int
+    prefilled: int  # the first so many tokens belong to prompts
     prefill: PrefillPlan | None
     decode: Decode | None
     pages: PagePlan | None
-    rotation: Rotation | None = None
+    rotation: Rotation | None = None  # None: positions are not encoded
 
     @property
     def padding(self) -> Tensor | None:
-        """bool [T]: rows that are nobody's, in a step that only decodes; None: there are none."""
+        """Rows of padding, bool [T], in a step that only decodes; None if there are none."""
         return self.decode.padding if self.decode and not self.prefill else None
+
+    def mix(
+        self,
+        index: int,
+        prefill: Callable[..., Tensor],
+        decode: Callable[..., Tensor],
+        constants: object,
+        *inputs: Tensor,
+    ) -> Tensor:
+        """Run a recurrent layer's kernels over the batch: `prefill` for prompts and `decode` for decoding rows.
+
+        index: counts the model's recurrent layers; the state tensors are pools.state[2·index] and the next.
+        constants: the layer's, handed to the kernels.
+        inputs: projected hidden states, [T, …] each.
+        Returns the kernels' output, [T, inner].
+        """
+        pools = self.pools.state[2 * index : 2 * index + 2]
+        mixed = list[Tensor]()
+        if self.prefill:
+            mixed.append(prefill(*(x[: self.prefilled] for x in inputs), constants, *pools, self.prefill))
+        if rows := self.decode:
+            mixed.append(decode(*(x[self.prefilled :] for x in inputs), constants, *pools, rows.slots, rows.positions))
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
 
 def plan_batch(
     batch: Batch, pools: Pools, chunk_size: int, kernel: int, rotate: Callable[[Tensor], Rotation] | None = None
 ) -> BatchPlan:
-    """chunk_size and kernel (the convolution's width) are the model's; rotate: of positions, where it encodes them."""
+    """Plan a step.
+
+    chunk_size: the model's, by which prompts are computed.
+    kernel: the width of its convolutions.
+    rotate: returns the rotation for positions; None if the model does not encode positions.
+    """
     prefill, pages = batch.prefill, batch.pages
     if pools.pages and pages is None:
         only_rows = batch.decode if prefill is None else None
@@ -48,12 +76,13 @@ def plan_batch(
 
 
 def _plan_prefill(prefill: Prefill, chunk_size: int, kernel: int, device: torch.device) -> PrefillPlan:
-    given = (prefill.offsets, prefill.starts, prefill.slots, prefill.saved())
-    table = prefill.table or chunk_table(cut(*given, chunk_size), device)
-    return PrefillPlan(*given, kernel, table)
+    segments = (prefill.offsets, prefill.starts, prefill.slots, prefill.saved())
+    table = prefill.table or chunk_table(cut(*segments, chunk_size), device)
+    return PrefillPlan(*segments, kernel, table)
 
 
 def _plan_pages(batch: Batch, page_size: int) -> PagePlan:
+    """Plan attention for a batch with prompts, and with decoding rows as segments of one token."""
     offsets, starts, tables = [torch.zeros(1, dtype=torch.int64)], list[Tensor](), list[Tensor]()
     prompts, longest, device = 0, 0, batch.tokens.device
     if batch.prefill:
@@ -74,7 +103,7 @@ def _plan_pages(batch: Batch, page_size: int) -> PagePlan:
 
 
 def _plan_rows(rows: Decode, page_size: int) -> PagePlan:
-    """_plan_pages of a batch that has nothing else: it is made anew for each token."""
+    """Plan attention for a batch of decoding rows only. It runs for every token, so it is shorter than _plan_pages."""
     offsets = torch.arange(len(rows.slots) + 1, device=rows.slots.device)
     page = rows.page_table.gather(1, (rows.positions // page_size)[:, None])[:, 0].long()
     places = page * page_size + rows.positions % page_size
@@ -82,6 +111,6 @@ def _plan_rows(rows: Decode, page_size: int) -> PagePlan:
 
 
 def _stack(tables: list[Tensor]) -> Tensor:
-    """One table of all segments, as wide as the widest; what fills the narrower ones is never read."""
+    """Join page tables, padded to the width of the widest. The padding is never read."""
     width = max(table.shape[1] for table in tables)
     return torch.cat([torch.nn.functional.pad(table, (0, width - table.shape[1])) for table in tables])

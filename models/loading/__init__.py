@@ -1,1 +1,1 @@
-"""From a checkpoint folder to a model."""
+"""Loading of models from checkpoint folders."""

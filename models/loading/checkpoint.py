@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a model."""
+"""Loading of a model from a checkpoint folder: the families, and the order of the steps."""
 
 import math
 from collections.abc import Callable
@@ -46,16 +46,18 @@ def load_model(
     state_dtype: torch.dtype = torch.float32,
     bits: int | None = None,
 ) -> Model:
-    """Load config.json and the safetensors shards of the folder `path`.
+    """Load the model in the folder `path`: its config.json and its weights.
 
-    dtype: of the weights, float32 or bfloat16; None takes the checkpoint's. on_progress(done, total) counts bytes.
-    on_built: told of the model before any weight is read.
-    before_packing: called before weights are laid out for the kernels that there are, after reading if bits is None.
-    state_dtype: in which recurrent states are kept, float32 or bfloat16.
-    bits: 8 or 4 make integers of each projection's weights as it is read: no more room is taken than the result needs
-    and one tensor.
-    Raises ModelError for a folder that is none, a family, quantization or setting that is not supported, and for
-    tensors that are missing, surplus, misshapen or not finite.
+    dtype: the dtype of the weights, float32 or bfloat16; None for the checkpoint's own.
+    on_progress: called with (bytes read, bytes in total).
+    on_built: called with the model before any weight is read.
+    before_packing: called before weights are packed into the layout of the available kernels: after reading, or before
+        it if `bits` is given.
+    state_dtype: the dtype in which recurrent states are stored, float32 or bfloat16.
+    bits: 8 or 4 quantizes each projection's weight to integers when it is read, so that loading needs no more memory
+        than the result and one tensor; None does not quantize.
+    Raises ModelError if `path` is not a folder, if a family, quantization or setting is not supported, and if tensors
+    are missing, surplus, misshapen or not finite.
     """
     check_folder(path)
     config = read_config(path)
@@ -71,7 +73,7 @@ def load_model(
     if isinstance(model, nn.Module) and bits is None:
         _pack(model)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # Else what packing took for a while counts as taken when pools are sized.
+        torch.cuda.empty_cache()  # Otherwise packing's temporary memory counts as used when the pools are sized.
     return model
 
 
@@ -83,7 +85,10 @@ def random_model(
     state_dtype: torch.dtype = torch.float32,
     bits: int | None = None,
 ) -> Model:
-    """A model of this config.json with random weights of the usual sizes; state_dtype, bits: see load_model."""
+    """Build the model of this config.json with random weights, for tests and benchmarks.
+
+    state_dtype, bits: see load_model.
+    """
     model = build_model(find_family(ModelConfig(config)), ModelConfig(config), dtype, state_dtype)
     if isinstance(model, nn.Module):
         generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
@@ -95,7 +100,7 @@ def random_model(
 
 
 def check_folder(path: Path) -> None:
-    """ModelError unless `path` is a folder; tells a hub id from a mistyped path."""
+    """Raise ModelError unless `path` is a folder; the message for a hub id differs from that for a mistyped path."""
     if path.is_dir():
         return
     if len(path.parts) == 2 and not path.is_absolute() and path.parts[0] not in (".", ".."):
@@ -107,7 +112,7 @@ def check_folder(path: Path) -> None:
 
 
 def find_family(config: ModelConfig) -> Family:
-    """The family of config.json's model_type; ModelError if it is not supported."""
+    """Return the family of config.json's model_type. ModelError if it is not supported."""
     name = config.values.get("model_type")
     if name not in FAMILIES:
         known = ", ".join(family for family in FAMILIES if family != "hash")
@@ -116,7 +121,10 @@ def find_family(config: ModelConfig) -> Family:
 
 
 def build_model(family: Family, config: ModelConfig, dtype: torch.dtype, state_dtype: torch.dtype) -> Model:
-    """Without weights, on the meta device. ModelError for a setting that is not supported, and if nothing recurs."""
+    """Build the model without weights, on the meta device.
+
+    ModelError for a setting that is not supported, and for a model without a recurrent state.
+    """
     with torch.device("meta"):
         model = family.build(config, dtype, state_dtype)
     if not model.state_specs():
@@ -131,7 +139,7 @@ def _pack(model: nn.Module) -> None:
 
 
 def _random(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Of the sizes that Mamba-2 is initialised with, so that states neither vanish nor grow."""
+    """Return random values as in Mamba-2's initialisation, with which states neither vanish nor grow."""
     leaf, empty = name.rpartition(".")[2], torch.empty(shape, device=generator.device)
     if leaf == "A_log":
         return empty.uniform_(1, 16, generator=generator).log()

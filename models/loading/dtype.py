@@ -1,4 +1,4 @@
-"""The dtype that a checkpoint's weights are loaded in unless another is asked for."""
+"""The dtype in which a checkpoint's weights are loaded unless another one is requested."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,16 +13,22 @@ from baton.models.loading.shards import StoredTensor, find_shards, read_headers
 
 
 def checkpoint_dtype(path: Path, config: ModelConfig) -> torch.dtype:
-    """See dtype_of; headers of the folder's files are read only where config.json names no dtype."""
+    """Return the dtype of the checkpoint in folder `path`, see dtype_of.
+
+    The headers of its files are read only if config.json names no dtype.
+    """
     stored: list[StoredTensor] = []
     if config.dtype() is None:
-        with suppress(ModelError):  # Of files that cannot be read who loads them tells.
+        with suppress(ModelError):  # Files that cannot be read are reported when they are loaded.
             stored = read_headers(find_shards(path))
     return dtype_of(config, stored)
 
 
 def dtype_of(config: ModelConfig, stored: Sequence[StoredTensor]) -> torch.dtype:
-    """What config.json names, else what most bytes of the files are but FP8; float32 where only that is exact."""
+    """Return the dtype that config.json names, else bfloat16 if most bytes of the files that are not FP8 are bfloat16.
+
+    Otherwise float32, which holds all other types exactly.
+    """
     sizes = Counter[str]()
     for tensor in stored:
         sizes[tensor.dtype] += (tensor.stop - tensor.start) * (tensor.dtype != FP8)

@@ -1,4 +1,4 @@
-"""From the tensors of a checkpoint to the parameters of a model."""
+"""Filling of a model's parameters from the tensors of a checkpoint."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ THREADS = 4
 ROWS_COMPARED = 4096
 Progress = Callable[[int, int], None]
 PACKED = Linear | HeadLinear | Embedding | Experts | SoftmaxRouter | SigmoidRouter
-"""Layers whose weights are laid out for what computes."""
+"""Layers whose weights are packed into the layout of a kernel."""
 
 
 def fill(
@@ -30,12 +30,12 @@ def fill(
     config: ModelConfig,
     path: Path,
     device: torch.device,
-    tell: Progress,
+    on_progress: Progress,
     bits: int | None,
 ) -> None:
-    """Fill the model's empty parameters from the folder's shards; each becomes integers of `bits` when it is read.
+    """Fill the model's empty parameters from the files in folder `path`.
 
-    Raises ModelError for tensors that are missing, surplus, misshapen or not finite. tell: see load_model.
+    on_progress, bits: see load_model. Raises ModelError for tensors that are missing, surplus, misshapen or not finite.
     """
     parameters = dict(model.named_parameters())
     files = find_shards(path)
@@ -46,8 +46,8 @@ def fill(
     for filled in _read(reader, sources_of(parameters, fillings), parallel=bits is None):
         assign(model, filled.name, filled.tensor, bits)
         done += filled.size
-        tell(done, total)
-    tell(total, total)
+        on_progress(done, total)
+    on_progress(total, total)
     if repeated:
         table = next(stored for stored, pieces in fillings if pieces[0].parameter == family.embedding)
         reader.check_tied(repeated, table, parameters[family.embedding].dtype)
@@ -55,7 +55,7 @@ def fill(
 
 @dataclass(frozen=True)
 class Sources:
-    """An empty parameter, and the parts of tensors that fill it."""
+    """An empty parameter and the parts of stored tensors that fill it."""
 
     name: str
     empty: nn.Parameter
@@ -64,15 +64,15 @@ class Sources:
 
 @dataclass(frozen=True)
 class ReadParameter:
-    """A parameter's values. size: bytes of the files that they were read from."""
+    """The values of a parameter."""
 
     name: str
     tensor: Tensor
-    size: int
+    size: int  # bytes in the files
 
 
 def sources_of(parameters: Mapping[str, nn.Parameter], fillings: list[Filling]) -> list[Sources]:
-    """In the order of the model."""
+    """Return the sources of all parameters, in the order of the model."""
     parts = defaultdict(list)
     for stored, pieces in fillings:
         for piece in pieces:
@@ -81,20 +81,20 @@ def sources_of(parameters: Mapping[str, nn.Parameter], fillings: list[Filling]) 
 
 
 def _read(reader: "Reader", sources: list[Sources], parallel: bool) -> Iterator["ReadParameter"]:
-    """Each parameter; several at a time only if they stay as large as they are."""
+    """Read each parameter: in parallel, unless they are quantized, so that only one is in memory unquantized."""
     return in_threads(reader.read, sources, THREADS) if parallel else map(reader.read, sources)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Makes parameters of the tensors of files."""
+    """A reader of parameters from files."""
 
     shards: MappedShards
     scaled: Mapping[str, Scaled]
     device: torch.device
 
     def read(self, sources: Sources) -> ReadParameter:
-        """ModelError if a value is not finite."""
+        """Read a parameter from its sources. ModelError if a value is not finite."""
         empty = sources.empty
         parameter, size = torch.empty(empty.shape, dtype=empty.dtype, device=self.device), 0
         for stored, piece in sources.parts:
@@ -106,26 +106,27 @@ class Reader:
         return ReadParameter(sources.name, parameter, size)
 
     def check_tied(self, head: StoredTensor, table: StoredTensor, dtype: torch.dtype) -> None:
-        """ModelError unless a tied model's head is its embeddings."""
+        """Raise ModelError unless a tied model's stored head equals its embedding table."""
         rows = (torch.split(self._values(stored, dtype), ROWS_COMPARED) for stored in (head, table))
         if not all(torch.equal(first.to(dtype), second.to(dtype)) for first, second in zip(*rows, strict=True)):
-            raise ModelError(f"config.json ties the embeddings, but {head.name} differs from them")
+            raise ModelError(f"config.json sets tie_word_embeddings, but {head.name} differs from {table.name}")
 
     def _values(self, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
-        """To be copied: memory of the file, or `dtype` of a tensor that is scaled."""
+        """Return a tensor's values, to be copied: a view of the file, or of a scaled tensor its dequantized values."""
         values, pair = self.shards.view(stored), self.scaled.get(stored.name)
         return values if pair is None else dequantize(values, self.shards.view(pair.scale), pair.block, dtype)
 
 
 def check_finite(name: str, weights: Tensor) -> None:
-    # aminmax lets NaN through, and reads as fast as memory does: isfinite takes 20 times as long.
+    """Raise ModelError if a weight is NaN or infinite."""
+    # aminmax propagates NaN and runs at memory speed; isfinite takes 20 times as long.
     low, high = weights.aminmax()
     if not (low.isfinite() and high.isfinite()):
         raise ModelError(f"{name} holds NaN or infinity")
 
 
 def assign(model: nn.Module, name: str, tensor: Tensor, bits: int | None) -> None:
-    """bits: if not None, a projection's weight becomes integers at once."""
+    """Set a parameter of the model. If `bits` is given, the weight of a projection is quantized at once."""
     path, _, leaf = name.rpartition(".")
     owner = model.get_submodule(path)
     setattr(owner, leaf, nn.Parameter(tensor, requires_grad=False))

@@ -1,4 +1,4 @@
-"""What tells one model's states from another's."""
+"""Fingerprint of a model, by which stored states are matched to the model that made them."""
 
 import hashlib
 from contextlib import suppress
@@ -12,10 +12,10 @@ SAMPLE = 512  # bytes
 
 
 def fingerprint(folder: Path, *more: object) -> str:
-    """A digest of a checkpoint's configuration and weights, and of `more`: what else its states depend on.
+    """Return a digest of a checkpoint's configuration and weights, and of `more`: whatever else states depend on.
 
-    Of each tensor the name, type and shape and some bytes of its middle are taken: weights that were trained further
-    differ there, and only there.
+    Each tensor contributes its name, dtype, shape, and SAMPLE bytes from its middle. Weights that were trained further
+    have the same names and shapes, but differ in these bytes.
     """
     digest = hashlib.blake2b(repr(more).encode(), digest_size=16)
     with suppress(OSError):

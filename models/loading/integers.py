@@ -1,4 +1,4 @@
-"""What a model's weights will take as integers, told before any of them is there."""
+"""The memory that a model's weights take when quantized to integers, computed without the weights."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -13,7 +13,10 @@ from baton.models.layers.linear import Embedding, Linear
 
 
 def bytes_saved(model: nn.Module, bits: int) -> int:
-    """By making integers of its projections and experts; parts of weights are tried, on the meta device."""
+    """Return how many bytes are saved by quantizing the model's projections and experts to integers of `bits` bits.
+
+    The size is found by quantizing empty matrices on the meta device.
+    """
     return sum(
         parameter.nbytes - matrices * integer_bytes(outputs, inputs, bits)
         for parameter, matrices, outputs, inputs in matrices_of(model)
@@ -21,7 +24,7 @@ def bytes_saved(model: nn.Module, bits: int) -> int:
 
 
 def matrices_of(model: nn.Module) -> Iterator[tuple[nn.Parameter, int, int, int]]:
-    """Weights that become integers: each with the number of its matrices, and their outputs and inputs."""
+    """Yield the weights that are quantized: each with the number of its matrices, and their outputs and inputs."""
     for module in model.modules():
         if isinstance(module, Linear) or (isinstance(module, Embedding) and module.tied):
             yield module.weight, 1, *module.weight.shape
@@ -33,6 +36,8 @@ def matrices_of(model: nn.Module) -> Iterator[tuple[nn.Parameter, int, int, int]
 
 @cache
 def integer_bytes(outputs: int, inputs: int, bits: int) -> int:
+    """Return the bytes of a quantized matrix [outputs, inputs]."""
+    # `quantize` packs blocks of OUTPUTS_AT_ONCE rows, so most of a matrix is blocks of the same size, which is cached.
     whole, rest = divmod(outputs, OUTPUTS_AT_ONCE)
     if whole and outputs > OUTPUTS_AT_ONCE:
         return whole * integer_bytes(OUTPUTS_AT_ONCE, inputs, bits) + (integer_bytes(rest, inputs, bits) if rest else 0)

@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint fills what of which parameter."""
+"""Matching of a checkpoint's tensors to the parameters that they fill."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator
@@ -13,7 +13,7 @@ from baton.models.loading.shards import StoredTensor, listed
 HEAD = "lm_head.weight"
 READABLE = ("F32", "BF16", "F16", "F64")
 Filling = tuple[StoredTensor, list[Piece]]
-"""A stored tensor and what it fills."""
+"""A stored tensor and the pieces of it that fill parameters."""
 
 
 def match(
@@ -23,9 +23,12 @@ def match(
     config: ModelConfig,
     scaled: Collection[str] = (),
 ) -> tuple[list[Filling], StoredTensor | None]:
-    """What each tensor fills that is not left out, and the head of a tied model, if the files repeat it.
+    """Return what each tensor fills, without tensors that the family leaves out, and the head of a tied model, if the
+    files contain one (None otherwise).
 
-    ModelError names all that does not fit. parameters: on the meta device. scaled: the tensors that have a scale.
+    parameters: the model's, on the meta device.
+    scaled: names of the tensors that have a scale.
+    ModelError lists everything that does not fit.
     """
     fillings, repeated = list[Filling](), None
     surplus, misshapen, unreadable = list[str](), list[str](), list[str]()
@@ -56,13 +59,13 @@ def match(
         "parameters not filled once": [] if misshapen else _gaps(parameters, filled, fillings),
     }
     if any(faults.values()):
-        told = "; ".join(f"{what}: {listed(names)}" for what, names in faults.items() if names)
-        raise ModelError(f"{stored[0].file.parent} does not fit its config.json: {told}")
+        problems = "; ".join(f"{kind}: {listed(names)}" for kind, names in faults.items() if names)
+        raise ModelError(f"{stored[0].file.parent} does not fit its config.json: {problems}")
     return fillings, repeated
 
 
 def _places(pieces: list[Piece], parameters: dict[str, nn.Parameter]) -> list[Tensor] | None:
-    """The part of its parameter that each piece fills; None if one is not there, as of an expert too many."""
+    """Return the part of its parameter that each piece fills; None if there is none, e.g. for one expert too many."""
     try:
         return [piece.place(parameters[piece.parameter].detach()) for piece in pieces]
     except (KeyError, IndexError):
@@ -72,23 +75,23 @@ def _places(pieces: list[Piece], parameters: dict[str, nn.Parameter]) -> list[Te
 def _misfits(
     tensor: StoredTensor, pieces: list[Piece], parts: list[Tensor], parameters: dict[str, nn.Parameter]
 ) -> Iterator[str]:
-    """What is wrong with the tensor's shape, for each part that it does not fit."""
+    """Yield a description of each part of a parameter that the tensor's shape does not fit."""
     for piece, part in zip(pieces, parts, strict=True):
-        taken = _taken(piece, tensor)
-        if taken == part.shape:
+        shape = _shape_taken(piece, tensor)
+        if shape == part.shape:
             continue
         named, parameter = f"{tensor.name} {list(tensor.shape)}", parameters[piece.parameter]
         target = f"{list(part.shape)} of {piece.parameter} {list(parameter.shape)}"
-        if taken is None:
+        if shape is None:
             yield f"{named}, which has no part for {target}"
         elif piece.take is whole and part.shape == parameter.shape:
             yield f"{named}, expected {list(part.shape)}"
         else:
-            yield f"{named}, of which {list(taken)} does not fit {target}"
+            yield f"{named}, of which {list(shape)} does not fit {target}"
 
 
-def _taken(piece: Piece, tensor: StoredTensor) -> tuple[int, ...] | None:
-    """The shape of what a piece takes; None if the tensor has no such part."""
+def _shape_taken(piece: Piece, tensor: StoredTensor) -> tuple[int, ...] | None:
+    """Return the shape of the part that a piece takes; None if the tensor has no such part."""
     if piece.take is whole:
         return tuple(tensor.shape)
     try:
@@ -98,13 +101,14 @@ def _taken(piece: Piece, tensor: StoredTensor) -> tuple[int, ...] | None:
 
 
 def _gaps(parameters: dict[str, nn.Parameter], filled: dict[str, list[Tensor]], fillings: list[Filling]) -> list[str]:
-    """Parameters that are filled, but not every element of them once."""
+    """Return descriptions of the parameters of which some elements are filled never or more than once."""
     found = []
     for name, parts in filled.items():
+        # The views of a parameter are equal or disjoint, so with the right sum it is enough that all are different.
         views = {(part.storage_offset(), part.shape, part.stride()) for part in parts}
-        there, wanted = sum(part.numel() for part in parts), parameters[name].numel()
-        if there == wanted and len(views) == len(parts):
+        count, size = sum(part.numel() for part in parts), parameters[name].numel()
+        if count == size and len(views) == len(parts):
             continue
         sources = [stored.name for stored, pieces in fillings if any(piece.parameter == name for piece in pieces)]
-        found.append(f"{name} ({there} of {wanted} elements, from {listed(sources, 3)})")
+        found.append(f"{name} ({count} of {size} elements, from {listed(sources, 3)})")
     return found

@@ -1,4 +1,4 @@
-"""Several threads that do not keep the process alive when nobody waits for them any more."""
+"""Work in several daemon threads, which do not keep the process alive."""
 
 from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
@@ -10,9 +10,9 @@ Result = TypeVar("Result")
 
 
 def in_threads(work: Callable[[Item], Result], items: Sequence[Item], count: int) -> Iterator[Result]:
-    """work(item) of each item, in the order in which they are done.
+    """Yield work(item) for each item, in the order of completion.
 
-    The first error is raised here, after what was being worked on then; nothing else is begun.
+    The first error is raised here, once the items that are in progress are done; no further items are begun.
     """
     todo, done, stop = SimpleQueue[Item](), SimpleQueue[Result | BaseException](), Event()
     for item in items:

@@ -1,6 +1,6 @@
-"""Headers of what torch.save writes: a zip with each tensor's plain bytes, and a pickle that says what they are.
+"""Headers of torch.save's files: a zip with each tensor's plain bytes, and a pickle that describes the tensors.
 
-Nothing of what such a pickle could run is run: it may make dictionaries and describe tensors, all else is refused.
+A pickle could run any code. Here it may build dictionaries and describe tensors; everything else is refused.
 """
 
 import math
@@ -19,43 +19,43 @@ from baton.models.config import ModelError
 STORAGES = {"FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16", "DoubleStorage": "F64"}
 SIZES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}
 LOCAL_HEADER = 30
-"""Bytes before a member's name in a zip; the last four are the lengths of that name and of what follows it."""
+"""Bytes before a member's name in a zip; the last four are the lengths of the name and of the extra field."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A tensor's bytes, or several tensors': file[start:stop]."""
+    """The bytes file[start:stop], which hold one tensor or several."""
 
-    dtype: str
+    dtype: str  # as safetensors names it
     start: int
     stop: int
 
 
 @dataclass(frozen=True)
 class PickledTensor:
-    """Of a storage, `shape` in row-major order from byte `start` of the file on."""
+    """A tensor in row-major order, whose bytes are file[start:stop]."""
 
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # as safetensors names it
     start: int
     stop: int
 
 
 def read_pickled(file: Path) -> dict[str, PickledTensor]:
-    """The tensors of a state dict by name. ModelError for anything else, and for a file that is damaged."""
+    """Return the tensors of a state dict by name. ModelError for anything else, and for a damaged file."""
     try:
         with zipfile.ZipFile(file) as archive, file.open("rb") as plain:
             places = dict(_places(archive, plain))
             described = next((name for name in places if name.endswith("/data.pkl")), None)
             if described is None:
-                raise ModelError(f"{file} is not what torch.save writes: it holds no plain data.pkl")
+                raise ModelError(f"{file} is not a file of torch.save: it holds no uncompressed data.pkl")
             folder = described.removesuffix("data.pkl")
             if f"{folder}byteorder" in places and archive.read(f"{folder}byteorder") != b"little":
-                raise ModelError(f"{file} has its numbers in an order of bytes that is not supported")
+                raise ModelError(f"{file}: its byteorder is not supported: it should be little")
             storages = {name.removeprefix(f"{folder}data/"): place for name, place in places.items()}
             found = Description(archive.open(described), storages).load()
     except zipfile.BadZipFile as error:
-        raise ModelError(f"{file} is damaged, or of a PyTorch before 1.6: {error}") from None
+        raise ModelError(f"{file} is damaged, or was written by a PyTorch before 1.6: {error}") from None
     except (
         pickle.UnpicklingError,
         ArithmeticError,
@@ -67,15 +67,15 @@ def read_pickled(file: Path) -> dict[str, PickledTensor]:
     ) as error:
         raise ModelError(f"{file} does not describe plain tensors: {error}") from None
     if not isinstance(found, dict) or not found:
-        raise ModelError(f"{file} holds no tensors by name")
+        raise ModelError(f"{file} should hold a dictionary of tensors by name")
     others = [str(name) for name, tensor in found.items() if not isinstance(tensor, PickledTensor)]
     if others:
-        raise ModelError(f"{file} holds what is no tensor: {', '.join(others[:5])}")
+        raise ModelError(f"{file} should hold tensors only; these are not: {', '.join(others[:5])}")
     return {str(name): tensor for name, tensor in found.items()}
 
 
 def _places(archive: zipfile.ZipFile, plain: IO[bytes]) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Name, beginning and end in the file of each member that lies in it as it is."""
+    """Yield the name, and the beginning and end in the file, of each member that is stored uncompressed."""
     length = plain.seek(0, SEEK_END)
     for info in archive.infolist():
         if info.compress_type != zipfile.ZIP_STORED:
@@ -89,7 +89,10 @@ def _places(archive: zipfile.ZipFile, plain: IO[bytes]) -> Iterator[tuple[str, t
 
 
 class Description(pickle.Unpickler):
-    """Reads a pickle in which nothing but tensors in `storages`, by key their places in the file, may be described."""
+    """A reader of pickles that may describe nothing but tensors.
+
+    storages: beginning and end in the file of each storage, by key.
+    """
 
     def __init__(self, stream: IO[bytes], storages: dict[str, tuple[int, int]]) -> None:
         super().__init__(stream)
@@ -115,18 +118,18 @@ class Description(pickle.Unpickler):
 
 
 def tensor_of(storage: Storage, offset: int, shape: Sequence[int], stride: Sequence[int], *_: object) -> PickledTensor:
-    """In the place of torch's function of these arguments. offset and stride count elements."""
+    """Describe a tensor, in place of torch._utils._rebuild_tensor_v2. offset and stride count elements."""
     size = SIZES[storage.dtype]
     start = storage.start + offset * size
     stop = start + math.prod(shape) * size
     if offset < 0 or min(shape, default=1) < 0 or stop > storage.stop:
         raise ValueError(f"a tensor of shape {list(shape)} does not fit into its storage")
-    plain = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    if any(n > 1 and step != wanted for n, step, wanted in zip(shape, stride, plain, strict=True)):
-        raise ValueError(f"a tensor of shape {list(shape)} has strides {list(stride)}: only plain ones are read")
+    row_major = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    if any(n > 1 and step != plain for n, step, plain in zip(shape, stride, row_major, strict=True)):
+        raise ValueError(f"a tensor of shape {list(shape)} has strides {list(stride)}: it should be contiguous")
     return PickledTensor(tuple(shape), storage.dtype, start, stop)
 
 
 def parameter_of(tensor: PickledTensor, *_: object) -> PickledTensor:
-    """In the place of torch's function of these arguments."""
+    """Describe a parameter, in place of torch._utils._rebuild_parameter."""
     return tensor

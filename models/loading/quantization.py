@@ -1,4 +1,4 @@
-"""FP8 checkpoints: e4m3 weights with scales beside them, made into the model's type as they are read."""
+"""FP8 checkpoints: e4m3 weights with scales, which are dequantized to the model's dtype when they are read."""
 
 import json
 import math
@@ -15,38 +15,35 @@ from baton.models.config import ModelConfig, ModelError
 from baton.models.loading.shards import StoredTensor, listed
 
 SCALES = ("_scale_inv", "_scale")
-"""What follows a weight's name in its scale's; both are factors, by which its values are multiplied."""
+"""Suffixes of a weight's name in the name of its scale. Despite "_inv", both are factors of the weight's values."""
 OF_ACTIVATIONS = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".prob_scale")
 SCALE_DTYPES = ("F64", "F32", "F16", "BF16")
 FP8, ROWS_AT_ONCE = "F8_E4M3", 128
 COMPRESSED, MIXED = ("float-quantized", "naive-quantized"), "mixed-precision"
-"""compressed-tensors' formats that are read, and the one whose groups have each their own."""
+"""compressed-tensors' formats that are supported, and the format in which each group of layers has its own."""
 SUPPORTED = "only FP8 (e4m3, of modelopt, compressed-tensors and fp8), float32 and bfloat16 weights are"
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a checkpoint's weights are scaled, where they are: by blocks of `block`, else by rows or as a whole.
+    """How a checkpoint's weights are scaled. Which of them are follows from the files: those that are e4m3."""
 
-    Its files say which weights are: those that are e4m3, each with its scale. method: as config.json calls it.
-    """
-
-    method: str
-    block: tuple[int, int] | None
+    method: str  # as config.json calls it
+    block: tuple[int, int] | None  # rows and columns that share a scale; None: weights are scaled by row or as a whole
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """The scale of a tensor, and the block that a value of it stands for (None: a row, or the whole tensor)."""
+    """The scale of a tensor."""
 
     scale: StoredTensor
-    block: tuple[int, int] | None
+    block: tuple[int, int] | None  # see Quantization
 
 
 def read_quantization(path: Path, config: ModelConfig) -> Quantization | None:
-    """Of config.json's quantization_config, or of hf_quant_config.json; None where weights are as they are.
+    """Read config.json's quantization_config, or hf_quant_config.json. None if the weights are not quantized.
 
-    ModelError for anything but the FP8 formats that are read.
+    ModelError for anything but the FP8 formats that are supported.
     """
     values = config.values.get("quantization_config") or _hf_quant_config(path)
     if not values:
@@ -64,7 +61,7 @@ def read_quantization(path: Path, config: ModelConfig) -> Quantization | None:
 
 
 def _hf_quant_config(path: Path) -> dict[str, Any] | None:
-    """modelopt's own file, as config.json has it; it is there in older exports, without the other."""
+    """Return modelopt's own file in the form of quantization_config. Older exports have only this file."""
     file = path / "hf_quant_config.json"
     if not file.is_file():
         return None
@@ -76,7 +73,7 @@ def _hf_quant_config(path: Path) -> dict[str, Any] | None:
 
 
 def _modelopt(values: Mapping[str, Any]) -> Quantization:
-    """Without an algorithm of weights only keys and values are quantized, which are kept as they come."""
+    """Read modelopt's settings. If quant_algo is missing, only the KV cache is quantized there; Baton's is not."""
     values = values.get("quantization") or values
     layers = _objects(values, "quantized_layers")
     algorithms = {layer.get("quant_algo") for layer in layers} or {values.get("quant_algo")}
@@ -99,23 +96,24 @@ def _compressed(values: Mapping[str, Any]) -> Quantization:
         raise ModelError(f"compressed-tensors' format {listed(refused)} is not supported: {SUPPORTED}")
     weights = [_object(group, "weights") for group in groups]
     for scheme in weights:
-        told = {key: scheme.get(key) for key in ("type", "num_bits", "strategy")}
-        if (told["type"], told["num_bits"]) != ("float", 8) or told["strategy"] not in ("tensor", "channel", "block"):
-            raise ModelError(f"compressed-tensors' weights {told} are not supported: {SUPPORTED}")
+        kind = {key: scheme.get(key) for key in ("type", "num_bits", "strategy")}
+        if (kind["type"], kind["num_bits"]) != ("float", 8) or kind["strategy"] not in ("tensor", "channel", "block"):
+            raise ModelError(f"compressed-tensors' weights {kind} are not supported: {SUPPORTED}")
     blocks = {_block(scheme.get("block_structure")) for scheme in weights if scheme["strategy"] == "block"}
     if len(blocks) > 1:
-        raise ModelError(f"compressed-tensors' weights of blocks {sorted(map(str, blocks))} at once are not supported")
+        different = sorted(map(str, blocks))
+        raise ModelError(f"compressed-tensors' weights should all have the same block_structure, not {different}")
     return Quantization("compressed-tensors", blocks.pop() if blocks else None)
 
 
 def _objects(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Those in the object of this name; none where it is null. ModelError if they are none."""
+    """Return the objects in the object of this name; none if it is null. ModelError for other values."""
     found = _object(values, name)
     return [_object(found, key) for key in found]
 
 
 def _object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An empty one where it is null; ModelError if it is none."""
+    """Return the object of this name, an empty one if it is null. ModelError for another value."""
     value = values.get(name) or {}
     if not isinstance(value, Mapping):
         raise ModelError(f"quantization_config: {name} should be an object, not {value!r}")
@@ -133,10 +131,10 @@ def _block(value: object) -> tuple[int, int] | None:
 def pair_scales(
     stored: list[StoredTensor], quantization: Quantization | None
 ) -> tuple[list[StoredTensor], dict[str, Scaled]]:
-    """The tensors without those that are scales, and by its name the scale of each that has one.
+    """Separate scales from weights: return the tensors that are not scales, and the scale of each that has one.
 
-    Scales of activations and of keys and values are left out. ModelError names weights and scales that have no partner,
-    and scales that do not fit.
+    Scales of activations, keys and values are left out. ModelError names FP8 weights without a scale, and scales whose
+    dtype or shape does not fit.
     """
     if quantization is None:
         return stored, {}
@@ -159,6 +157,7 @@ def pair_scales(
 
 
 def _fits(weight: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, int] | None) -> bool:
+    """Return whether a scale of this shape has one value for the weight, one per row, or one per block."""
     if len(weight) < 2:
         return False
     if math.prod(scale) == 1 or scale in (weight[:-1], (*weight[:-1], 1)):
@@ -167,10 +166,9 @@ def _fits(weight: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, int
 
 
 def dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
-    """The weight's shape of `dtype`: every value times that of its block, of its row, or the only one of the tensor, in
-    float32 and then rounded.
+    """Multiply each value of the weight by the scale of its block, its row or the tensor, in float32; round to `dtype`.
 
-    Blocks at the lower and right edges may be cut off. Beside the result only some rows are there at a time.
+    Blocks at the lower and right edges may be incomplete. Except for the result, only a few rows take memory at a time.
     """
     height, factors = _factors(weight.shape, scale.float(), block)
     result = torch.empty(weight.shape, dtype=dtype)
@@ -181,7 +179,7 @@ def dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int] | None, dty
 
 
 def _factors(shape: torch.Size, scale: Tensor, block: tuple[int, int] | None) -> tuple[int, Iterable[Tensor]]:
-    """Of so many rows of the weight at a time."""
+    """Return the number of rows to process at a time, and the factors for each such part of the weight."""
     if scale.numel() == 1:
         return ROWS_AT_ONCE, repeat(scale.reshape(()))
     if scale.shape in (shape[:-1], (*shape[:-1], 1)):

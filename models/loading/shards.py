@@ -1,4 +1,4 @@
-"""The files with a checkpoint folder's weights: safetensors, and where there are none what torch.save has written."""
+"""The files with a checkpoint's weights: safetensors, or torch.save's files if there are none."""
 
 import json
 import mmap
@@ -23,33 +23,33 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
 }
-"""Those that weights may have, by safetensors' names."""
+"""The dtypes that weights may have, by safetensors' names."""
 LFS_POINTER = b"version "
 
 with warnings.catch_warnings():
-    # torch warns once a process of memory that it could not write, as that of files here.
+    # torch warns once per process about read-only memory, such as that of mapped files. This is that one warning.
     warnings.simplefilter("ignore")
     torch.frombuffer(b"0", dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as a file's header describes it. dtype: as safetensors calls it. Its bytes are file[start:stop]."""
+    """A tensor as a file's header describes it. Its bytes are file[start:stop]."""
 
     file: Path
     name: str
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # as safetensors names it
     start: int = 0
     stop: int = 0
 
 
 def find_shards(path: Path) -> list[Path]:
-    """A checkpoint folder's safetensors files, else those of torch.save; of each kind one for all, else what an index
-    names, else all that are there.
+    """Return a checkpoint's safetensors files, or torch.save's files if there are none.
 
-    That is transformers' order: an index may be left of an older checkpoint. ModelError if there are none, or some of
-    the index are missing.
+    For each kind: the single file if there is one, else the files that an index names, else all files. That is
+    transformers' order; an index may be left over from an older checkpoint. ModelError if there are no files, or if
+    files that the index names are missing.
     """
     for stem, pattern in (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "pytorch_model*.bin")):
         if (path / stem).is_file():
@@ -63,6 +63,7 @@ def find_shards(path: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[Path]:
+    """Return the files that an index names. ModelError if they are missing or outside of the index's folder."""
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         files = sorted(index.parent / name for name in names)
@@ -78,7 +79,7 @@ def _indexed(index: Path) -> list[Path]:
 
 
 def read_headers(files: Sequence[Path]) -> list[StoredTensor]:
-    """Every tensor of the files. ModelError for a damaged file, and for a name that two files hold."""
+    """Return every tensor of the files. ModelError for a damaged file, and for a name that two files contain."""
     stored: dict[str, StoredTensor] = {}
     for file in files:
         for tensor in _read_pickled(file) if file.suffix == ".bin" else _read_header(file):
@@ -93,7 +94,7 @@ def _read_pickled(file: Path) -> list[StoredTensor]:
 
 
 def _read_header(file: Path) -> list[StoredTensor]:
-    """safetensors' format: the header's length in 8 bytes, the header in JSON, and the tensors side by side."""
+    """Read a safetensors header. A file is: the length of the header in 8 bytes, the header in JSON, the tensors."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         first = opened.read(8)
@@ -108,7 +109,7 @@ def _read_header(file: Path) -> list[StoredTensor]:
         header.pop("__metadata__", None)
         tensors = [_stored(file, begin, name, entry) for name, entry in header.items()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{file} is damaged: its header says nothing of use ({error!r})") from None
+        raise ModelError(f"{file} is damaged: its header does not describe tensors ({error!r})") from None
     end = max((tensor.stop for tensor in tensors), default=begin)
     if size < end:
         raise ModelError(f"{file} is cut short: it has {size} of {end} bytes")
@@ -122,9 +123,9 @@ def _stored(file: Path, begin: int, name: str, entry: dict[str, Any]) -> StoredT
 
 
 def _check(file: Path) -> None:
-    """What the header says of types, shapes and places."""
+    """Let safetensors check the header's dtypes, shapes and offsets. ModelError if they are inconsistent."""
     try:
-        # Its torch would map the file as memory to write to, of which there may be less than the file is long.
+        # Use numpy: safetensors' torch backend maps the file writable, which fails for files larger than free memory.
         with safe_open(file, framework="np", device="cpu"):
             pass
     except SafetensorError as error:
@@ -132,24 +133,24 @@ def _check(file: Path) -> None:
 
 
 class MappedShards:
-    """Tensors as their files' pages hold them: memory that belongs to the system, and is read when it is looked at."""
+    """Memory-mapped files: tensors are views of the page cache, which the system reads on access and can drop."""
 
     def __init__(self) -> None:
         self._maps: dict[Path, mmap.mmap] = {}
         self._lock = Lock()
 
     def view(self, stored: StoredTensor) -> Tensor:
-        """To be copied; valid until `release`."""
+        """Return a tensor's values, to be copied; valid until `release`."""
         size = stored.stop - stored.start
         if not size:
             return torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
         data = torch.frombuffer(self._map(stored.file), dtype=torch.uint8, count=size, offset=stored.start)
         if stored.start % DTYPES[stored.dtype].itemsize:
-            data = data.clone()
+            data = data.clone()  # torch refuses views at unaligned offsets.
         return data.view(DTYPES[stored.dtype]).view(stored.shape)
 
     def release(self, stored: StoredTensor) -> None:
-        """Its pages no longer count as this process's; the system may keep them."""
+        """Give up a tensor's pages: they no longer count as this process's memory, but may stay in the page cache."""
         first = stored.start // mmap.PAGESIZE * mmap.PAGESIZE
         if stored.stop > first:
             self._map(stored.file).madvise(mmap.MADV_DONTNEED, first, stored.stop - first)
@@ -163,6 +164,6 @@ class MappedShards:
 
 
 def listed(names: Sequence[str], limit: int = 5) -> str:
-    """The first names, and how many more there are."""
+    """Return the first `limit` names, and how many more there are."""
     rest = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + rest

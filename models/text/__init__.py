@@ -1,1 +1,1 @@
-"""A checkpoint's text side: tokenizer, chat template, detokenizer, stop strings, formats of reasoning and calls."""
+"""Text: tokenizer, chat template, detokenizer, stop strings, parsers of reasoning and tool calls, and grammars."""

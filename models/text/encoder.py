@@ -1,4 +1,4 @@
-"""Text to tokens, a piece at a time: a chat that comes again with a message more has that alone encoded."""
+"""Cached encoding of text by pieces: when a chat returns with one more message, only that message is encoded."""
 
 import hashlib
 import re
@@ -11,26 +11,28 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-MAX_BYTES = 16 * 2**20  # of what is remembered
-ENTRY_BYTES = 250  # that one piece takes besides its tokens
+MAX_BYTES = 16 * 2**20  # of cached pieces
+ENTRY_BYTES = 250  # memory of a cached piece in addition to its tokens
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The tokens of a text. chars, tokens: where each of its pieces begins, in the text and in the ids."""
+    """A text and its tokens."""
 
     text: str
     ids: list[int]
-    chars: list[int]
-    tokens: list[int]
+    chars: list[int]  # index in `text` at which each piece begins
+    tokens: list[int]  # index in `ids` at which each piece begins
 
 
 class PieceEncoder:
-    """Encodes texts without the tokens that a tokenizer puts around them, and remembers their pieces' tokens.
+    """An encoder of texts, without the tokens that a tokenizer may add around a text, with a cache of pieces.
 
-    A text is cut before added tokens: these are found before all else, and what stands on both sides of one is encoded
-    apart, so the pieces' tokens are the whole's. It is cut only before those of `marks` of which that is certain.
-    Who encodes under another salt shares nothing, not even time. Safe to use from several threads.
+    A text is cut before added tokens. The tokenizer finds these before anything else and encodes the text on both sides
+    of one separately, so the pieces' tokens, joined, are those of the whole text. Cuts are made only at those of
+    `marks` for which this is certain, see `places_to_cut`.
+    Each salt has its own cache entries, so that response times reveal nothing about texts under another salt. Safe to
+    use from several threads.
     """
 
     def __init__(self, tokenizer: Tokenizer, marks: Collection[str] = ()) -> None:
@@ -41,7 +43,7 @@ class PieceEncoder:
         self._lock = threading.Lock()
 
     def encode(self, text: str, salt: str = "") -> Encoded:
-        """The text has to be Unicode."""
+        """Return the tokens of the text, which must be valid Unicode (no lone surrogates)."""
         pieces = list(self._pieces(text))
         keys = [hashlib.blake2b(piece.encode(), key=digest_of(salt)).digest() for piece in pieces]
         known = {key: ids for key in keys if (ids := self._recall(key)) is not None}
@@ -59,7 +61,7 @@ class PieceEncoder:
         return encoded
 
     def following(self, encoded: Encoded, length: int) -> int:
-        """How many tokens stand before the first that has one of the characters behind so many."""
+        """Return how many tokens come before the first token with a character of text[length:]."""
         index = bisect_right(encoded.chars, length) - 1
         start, before = encoded.chars[index], encoded.tokens[index]
         if start == length:
@@ -102,10 +104,11 @@ def size_of(ids: "array[int]") -> int:
 
 
 def places_to_cut(tokenizer: Tokenizer) -> set[str]:
-    """Added tokens that the tokenizer finds wherever they stand in a text, and of which it finds no other's part.
+    """Return the added tokens that the tokenizer is certain to find wherever they occur in a text.
 
-    It looks, before anything else, for those that are not normalized, from left to right, for the longest at each
-    place. So one is found wherever it stands unless one begins further left and reaches into it, or goes on behind it.
+    Before anything else, the tokenizer searches for the added tokens that are not normalized: from left to right, and
+    for the longest one at each place. So a token is found everywhere unless another one can begin further left and
+    overlap it, or is longer and begins with it.
     """
     first = [token for token in tokenizer.get_added_tokens_decoder().values() if not token.normalized]
     if any(token.lstrip or token.rstrip or token.single_word or not token.content for token in first):

@@ -1,14 +1,14 @@
-"""Stop strings in a stream of text: what may be shown already, and where generation ends."""
+"""Stop strings in a stream of text: which text may be shown already, and where generation ends."""
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Ends a stream at the first stop string that becomes complete.
+    """A filter that ends a stream of text at the first stop string that becomes complete.
 
-    Of several that become complete with the same character the longest counts. The result does not depend on how the
-    text is split into pushes. Text that could be the start of a stop string is held back until it is decided.
-    `keep`: show the stop string itself too. `matched` names it, None until then.
+    If several become complete with the same character, the longest counts. The result does not depend on how the text
+    is split into pushes. Text that may be the beginning of a stop string is held back until that is decided.
+    `keep`: whether to show the stop string too. `matched`: the stop string that was found, or None.
     """
 
     def __init__(self, strings: Sequence[str], keep: bool = False) -> None:
@@ -19,7 +19,7 @@ class StopStrings:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """Add new text and return what may be shown; nothing more after a match."""
+        """Add new text and return the text that may be shown; always "" after a match."""
         if self.matched is not None:
             return ""
         text = self._held + text
@@ -33,12 +33,12 @@ class StopStrings:
         return text[:shown]
 
     def flush(self) -> str:
-        """The text still held back, at the end of the stream."""
+        """End the stream, and return the text that was held back."""
         held, self._held = self._held, ""
         return held
 
     def _undecided(self, text: str) -> int:
-        """Length of the longest end of `text` with which a stop string begins."""
+        """Return the length of the longest suffix of `text` that is a proper prefix of a stop string."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             tail = text[-length:]
             if any(string.startswith(tail) for string in self._strings):

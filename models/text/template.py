@@ -1,4 +1,4 @@
-"""Chat templates as Hugging Face checkpoints carry them: Jinja, sandboxed, with the extras that templates expect."""
+"""Chat templates as Hugging Face checkpoints have them: sandboxed Jinja, with the extensions that templates expect."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,30 +14,30 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# The words that transformers uses: some templates know them.
+# transformers uses the same text, and some templates look for it.
 END_OF_FINAL_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "
+# Texts of probe chats, by which a template's behaviour is found out.
 PARTS = ("the first part", "the second part")
 LATER = "said later"
+# Names of a message's reasoning, in order of precedence.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class TemplateError(ValueError):
-    """A chat cannot be rendered; the message says why."""
+    """An error in rendering a chat; the message says why."""
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a chat begins with: its first messages, the last of them perhaps in part, and, if a part, of its tools too.
-
-    variables: what a template reads in place of the whole chat's.
-    """
+    """The beginning of a chat: its first messages, of which the last one may be cut off."""
 
     messages: Sequence[Mapping[str, Any]]
     variables: Mapping[str, Any] = field(default_factory=dict)
+    """Template variables that replace those of the whole chat, such as only the first of its tools."""
 
 
 class GenerationTag(Extension):
-    """{% generation %} … {% endgeneration %} marks the assistant's tokens for training; here it is its body."""
+    """The tag {% generation %} … {% endgeneration %}, which marks tokens for training: it renders as its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -47,21 +47,21 @@ class GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """The templates of a checkpoint by name; "default" is used, or "tool_use", if there is one, when tools are given.
+    """The templates of a checkpoint by name. "default" is used, or for a chat with tools "tool_use", if there is one.
 
-    What they see is what transformers shows them: tools and documents are none where none are given, a message's fields
-    that are null are not there, and its reasoning has every name that templates know it by. Only what the system says
-    behind its first message is shown otherwise, by those that would refuse or drop it: see `with_one_system`.
+    Templates see the same values as in transformers: `tools` and `documents` are None if absent, fields of messages
+    that are null are left out, and reasoning is given under every name that templates use. There is one exception: for
+    templates that would refuse or drop system messages after the first ones, see `with_one_system`.
 
-    special_tokens (bos_token, eos_token, …) are visible to the template. TemplateError if one does not compile.
-    variables: all names that one of the templates reads. texts: the sources, and the special tokens.
+    sources: the templates. Raises TemplateError if one does not compile, or if there is no default.
+    special_tokens: bos_token, eos_token and so on; templates can read them.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any]) -> None:
         environment = _environment()
         self.sources = dict(sources)
-        self.variables: frozenset[str] = frozenset()
-        self.texts = [*sources.values(), *map(str, special_tokens.values())]
+        self.variables: frozenset[str] = frozenset()  # all names that the templates read
+        self.texts = [*sources.values(), *map(str, special_tokens.values())]  # the templates' own text
         self._special_tokens = dict(special_tokens)
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
@@ -80,9 +80,9 @@ class ChatTemplate:
         chat_template: str | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt's text. TemplateError, with the template's own message, for a chat that it does not accept.
+        """Return the text of the prompt. TemplateError, with the template's own message, for a chat that it refuses.
 
-        chat_template: the name of another than the one that is used otherwise, such as "rag".
+        chat_template: the name of a template, such as "rag"; None chooses one, see the class.
         """
         template = self._named(chat_template, variables.get("tools"))
         if any(map(is_system, messages[1:])) and not self._takes_systems_anywhere:
@@ -92,7 +92,7 @@ class ChatTemplate:
     def _rendered(self, template: jinja2.Template, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         known = {"tools": None, "documents": None, **self._special_tokens, **variables}
         try:
-            return template.render(messages=[as_templates_know_it(message) for message in messages], **known)
+            return template.render(messages=[for_templates(message) for message in messages], **known)
         except TemplateError:
             raise
         except Exception as error:  # A template is the model author's code: whatever it raises is about this chat.
@@ -100,8 +100,9 @@ class ChatTemplate:
 
     @cached_property
     def _takes_systems_anywhere(self) -> bool:
-        said = (("system", "You"), ("system", LATER), ("user", "Hello"), ("system", LATER), ("user", "Hello"))
-        messages = [{"role": role, "content": content} for role, content in said]
+        """Whether the default template shows system messages after the first one; found out with a probe chat."""
+        probe = (("system", "You"), ("system", LATER), ("user", "Hello"), ("system", LATER), ("user", "Hello"))
+        messages = [{"role": role, "content": content} for role, content in probe]
         try:
             shown = self._rendered(self._templates["default"], messages, add_generation_prompt=True)
         except TemplateError:
@@ -110,7 +111,7 @@ class ChatTemplate:
 
     @cached_property
     def between_parts(self) -> str:
-        """What it puts between two parts of a message's text; nothing where it takes only strings."""
+        """The white space that the template puts between two parts of a message's text; "" if it takes only strings."""
         content = [{"type": "text", "text": part} for part in PARTS]
         try:
             shown = self.render([{"role": "user", "content": content}], add_generation_prompt=False)
@@ -120,10 +121,10 @@ class ChatTemplate:
         return between if found and not between.strip() else ""
 
     def render_open(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        """The prompt's text up to the end of the final message's content, so that the model writes on in it.
+        """Return the prompt up to the end of the final message's content, so that the model continues that message.
 
-        As transformers has it: where the template trims contents, this one's end is trimmed too. TemplateError if the
-        template shows that message changed, or not at all.
+        As in transformers, the end is trimmed if the template trims contents. TemplateError if the template changes the
+        message or does not show it.
         """
         content, marked = mark_end(messages[-1].get("content"))
         final = {**messages[-1], "content": marked}
@@ -142,18 +143,23 @@ class ChatTemplate:
 
 
 def with_one_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The system's first messages as one, and what it says later as the user's, with what the user says beside it."""
+    """Rewrite a chat for templates that accept one system message only, at the beginning.
+
+    System messages at the beginning are joined into one. Later ones become user messages, and are joined with adjacent
+    user messages, because templates may require that roles alternate.
+    """
     opening = len(list(takewhile(is_system, messages)))
     later = [{**message, "role": "user"} if is_system(message) else message for message in messages[opening:]]
     both = zip([*messages[:opening], *later], messages, strict=True)
     shown = list[Mapping[str, Any]]()
     for _, run in groupby(both, key=lambda pair: pair[0].get("role")):
-        as_told, as_said = zip(*run, strict=True)
-        texts = [message.get("content") for message in as_told]
-        if any(map(is_system, as_said)) and all(isinstance(text, str) for text in texts):
-            shown.append({**as_told[0], "content": "\n\n".join(map(str, texts))})
+        rewritten, originals = zip(*run, strict=True)
+        texts = [message.get("content") for message in rewritten]
+        # Join only runs with a system message: the template may handle adjacent messages of other roles itself.
+        if any(map(is_system, originals)) and all(isinstance(text, str) for text in texts):
+            shown.append({**rewritten[0], "content": "\n\n".join(map(str, texts))})
         else:
-            shown += as_told
+            shown += rewritten
     return shown
 
 
@@ -161,17 +167,19 @@ def is_system(message: Mapping[str, Any]) -> bool:
     return message.get("role") == "system"
 
 
-def as_templates_know_it(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is null, which a template would show as None, and with its reasoning under every name for it."""
-    given = {name: value for name, value in message.items() if value is not None}
-    reasoning = next((given[name] for name in REASONING if name in given), None)
-    return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
+def for_templates(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without its null fields, which templates would print as None, and with its reasoning under
+    every name that templates use.
+    """
+    fields = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((fields[name] for name in REASONING if name in fields), None)
+    return fields if reasoning is None else {"thinking": reasoning, **fields, "reasoning_content": reasoning}
 
 
 def mark_end(content: str | Sequence[Mapping[str, Any]] | None) -> tuple[str, str | list[Mapping[str, Any]]]:
-    """The text that is to be continued, the last one of several parts, and the content with a mark behind it.
+    """Return the text that is to be continued, and the content with END_OF_FINAL_MESSAGE after that text.
 
-    TemplateError if there is no text.
+    If the content has several parts, the text is that of the last part that has one. TemplateError if there is no text.
     """
     if isinstance(content, str):
         return content, content + END_OF_FINAL_MESSAGE
@@ -201,7 +209,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON; Jinja's own filter escapes HTML characters."""
+    """Return plain JSON. Jinja's own filter would escape HTML characters."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

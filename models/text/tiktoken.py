@@ -1,6 +1,6 @@
-"""Tokenizers in tiktoken's files, as Kimi's checkpoints have them: ranks for pieces of text, and code for the rest.
+"""Kimi's tokenizers, which are stored as tiktoken's ranks of byte sequences, with Python code for the rest.
 
-The code is not run: what of it counts, how text is split into words and which tokens are added, is known here.
+The code is not run: this module knows how it splits text into words and which tokens it adds.
 """
 
 import base64
@@ -12,10 +12,11 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 NAME = "tiktoken.model"
-# Behind the ranks so many ids are special tokens, whether they have a name or not.
+# This many ids after the ranks are special tokens, whether they have a name or not.
 RESERVED = 256
-# Han characters stand apart. A word may have a mark before it and an English ending; it changes from capitals to small
-# letters once. Digits come in threes, other marks with a space before them and the line's end.
+# How text is split: Han characters are separate from other words. A word may have one punctuation mark before it and an
+# English ending such as 's, and changes from capitals to small letters once. Digits are grouped by three. Other
+# characters take a space before them and line breaks after them.
 HAN = r"[\p{Han}]+"
 CAPITALS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 SMALL = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
@@ -25,13 +26,13 @@ OTHERS = (r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S
 KIMI = "|".join((HAN, *WORDS, *OTHERS))
 
 
-def is_kimis(settings: Mapping[str, Any]) -> bool:
-    """By tokenizer_config.json."""
+def is_kimi(settings: Mapping[str, Any]) -> bool:
+    """Return whether tokenizer_config.json (`settings`) names Kimi's tokenizer."""
     return "tokenization_kimi" in str(settings.get("auto_map"))
 
 
 def read_tiktoken(file: Path, settings: Mapping[str, Any]) -> Tokenizer:
-    """Kimi's tokenizer. ValueError, naming the file, for one that is broken."""
+    """Return Kimi's tokenizer. ValueError, with the file's name, if the file is broken."""
     ranks = read_ranks(file)
     names = dict(byte_letters())
     vocabulary = {as_letters(piece, names): rank for piece, rank in ranks.items()}
@@ -46,7 +47,7 @@ def read_tiktoken(file: Path, settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def read_ranks(file: Path) -> dict[bytes, int]:
-    """By piece, from 0 without a gap."""
+    """Return the rank of each byte sequence: the ranks are 0, 1, … without a gap. ValueError for other files."""
     try:
         lines = [line.split() for line in file.read_bytes().splitlines() if line]
         ranks = {base64.b64decode(piece, validate=True): int(rank) for piece, rank in lines}
@@ -58,7 +59,7 @@ def read_ranks(file: Path) -> dict[bytes, int]:
 
 
 def merges_of(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """Each two pieces that make one, those first that tiktoken would join first."""
+    """Yield the pairs of byte sequences that are joined into one, in the order in which tiktoken joins them."""
     for piece in sorted(ranks, key=ranks.__getitem__):
         halves = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
         known = [(left, right) for left, right in halves if left in ranks and right in ranks]
@@ -66,7 +67,7 @@ def merges_of(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def added_tokens(first: int, settings: Mapping[str, Any]) -> Iterator[AddedToken]:
-    """Those of tokenizer_config.json by their ids, and what is reserved between them."""
+    """Yield the added tokens from id `first` on: those of tokenizer_config.json, and placeholders for reserved ids."""
     named = {int(id): token for id, token in (settings.get("added_tokens_decoder") or {}).items()}
     for id in range(first, first + RESERVED):
         token = named.get(id, {"content": f"<|reserved_token_{id}|>", "special": True})
@@ -74,11 +75,12 @@ def added_tokens(first: int, settings: Mapping[str, Any]) -> Iterator[AddedToken
 
 
 def as_letters(piece: bytes, names: Mapping[int, str]) -> str:
+    """Write a byte sequence with one printable character per byte, see `byte_letters`."""
     return "".join(names[byte] for byte in piece)
 
 
 def byte_letters() -> Iterator[tuple[int, str]]:
-    """GPT-2's printable character for each byte: itself where it is printable, else the next from U+0100."""
+    """Yield GPT-2's printable character for each byte: the same character if printable, else the next from U+0100."""
     spare = iter(range(256, 512))
     for byte in range(256):
         printable = byte in range(33, 127) or byte in range(161, 173) or byte in range(174, 256)

@@ -19,24 +19,20 @@ __all__ = ["ModelText", "TemplateError", "load_text"]
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
-# A request asks for checkpoints at the first message's end and at the newest ones: others need not be found.
+# How many of the newest messages' ends are found. A request wants checkpoints only there and after the first message.
 NEWEST_ENDS = 4
-# Each is a rendering, also where a template shows a message otherwise when others follow it.
+# How many renderings may be spent on that. An end takes one rendering, even if it turns out not to be a prefix.
 MAX_RENDERINGS = 8
+# Longer sequences are decoded as a batch of one, because the library holds the GIL in its other calls.
 BATCH_ABOVE = 1000
-# Each thread that encodes keeps those that it has met, at up to 8 KiB each: the library's 10,000 are 80 MiB a thread.
+# Each thread that encodes caches this many words, of up to 8 KiB. The library's default, 10,000, is 80 MiB a thread.
 CACHED_WORDS = 1000
 
 
 class ModelText:
-    """Text to tokens and back. Safe to use from several threads.
+    """The conversion between text and tokens for one checkpoint. Safe to use from several threads.
 
-    What is long goes to the tokenizer as a batch of one: its other calls keep every thread from running Python.
-    eos_ids: all tokens that end a generation. vocab_size: the largest token id plus one.
-    max_token_bytes: no token stands for more of a text than this; None where that cannot be told.
-    generation_defaults: sampling values that the checkpoint's author chose, temperature 0.0 for greedy ones.
-    tokenizer_info: tokenizer_config.json with the special tokens as texts, its class, and the default chat template.
-    added_tokens: the texts for which the tokenizer has a token each, special or not.
+    Long inputs go to the tokenizer as a batch of one, because the library holds the GIL in its other calls.
     """
 
     def __init__(
@@ -53,14 +49,20 @@ class ModelText:
         added = tokenizer.get_added_tokens_decoder()
         self._added = frozenset(added)
         self.added_tokens = frozenset(token.content for token in added.values())
+        """Texts for which the tokenizer has a token of their own, special or not."""
         self._special = {id: token.content for id, token in added.items() if token.special}
-        # Those that are not shown, if the tokenizer itself would not show more.
+        # Special tokens that `decode` skips; None: all of them, which the tokenizer itself can skip.
         self._hidden: frozenset[int] | None = None
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        """The largest token id plus one."""
         self.max_token_bytes = longest_token(tokenizer)
+        """No token stands for more bytes of a text than this; None if there is no known limit."""
         self.eos_ids = tuple(eos_ids)
+        """All tokens that end a generation."""
         self.generation_defaults = dict(generation_defaults)
+        """Sampling values that the checkpoint's author chose; temperature 0.0 means greedy."""
         self.tokenizer_info = dict(tokenizer_info)
+        """tokenizer_config.json with the special tokens as texts, the class, and the default chat template."""
 
     @property
     def has_chat_template(self) -> bool:
@@ -78,22 +80,22 @@ class ModelText:
 
     @property
     def between_parts(self) -> str:
-        """What the chat template puts between two parts of a message's text."""
+        """The white space that the chat template puts between two parts of a message's text."""
         return self._template.between_parts if self._template is not None else ""
 
     def show(self, markers: Collection[str]) -> None:
-        """From now on these are text, also where they are special tokens: what reads an output looks for them."""
+        """Decode these markers as text from now on, even if they are special tokens: output parsers look for them."""
         hidden = frozenset(id for id, text in self._special.items() if text not in markers)
         self._hidden = hidden if len(hidden) < len(self._special) else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids; ValueError for text that is not Unicode (a lone surrogate)."""
+        """Return token ids. ValueError for text that is not valid Unicode (a lone surrogate)."""
         check_unicode(text)
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of the tokens; ids outside the vocabulary have none. OverflowError for ids that are no uint32."""
+        """Return the text of the tokens; ids outside the vocabulary have none. OverflowError for ids beyond uint32."""
         if skip_special_tokens and self._hidden is not None:
             ids, skip_special_tokens = [id for id in ids if id not in self._hidden], False
         if len(ids) <= BATCH_ABOVE:
@@ -101,7 +103,10 @@ class ModelText:
         return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def grammars(self, vocab_size: int) -> Grammars:
-        """What outputs of a model with so many logits may follow. ValueError for a tokenizer that cannot be read."""
+        """Return the compiler of grammars for outputs of a model with `vocab_size` logits.
+
+        ValueError if llguidance cannot read the tokenizer.
+        """
         return Grammars(self._tokenizer.to_str(), self.vocab_size, vocab_size, self.eos_ids)
 
     def render_chat(
@@ -111,7 +116,7 @@ class ModelText:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The chat as the model's prompt. TemplateError if there is no template or it does not accept the chat."""
+        """Return the text of the prompt for a chat. TemplateError if there is no template or it refuses the chat."""
         if self._template is None:
             raise TemplateError("this model has no chat template: send a rendered prompt as a completion instead")
         if continue_final_message:
@@ -125,10 +130,11 @@ class ModelText:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> tuple[list[int], list[int]]:
-        """Token ids of the rendered chat, and the positions at which its first and newest messages end, ascending.
+        """Return the token ids of the rendered chat, and the ascending positions at which its first and newest messages
+        end.
 
-        A message's end is listed if the chat up to it renders to a prefix of the tokens. continue_final_message: the
-        last one is left open; then there is no generation prompt.
+        A message's end is included if the chat up to it renders to a prefix of the tokens.
+        continue_final_message: leave the last message open; then there is no generation prompt.
         """
         ids, ends, _ = self.encode_marked_chat(messages, (), add_generation_prompt, continue_final_message, **variables)
         return ids, ends
@@ -142,17 +148,17 @@ class ModelText:
         salt: str = "",
         **variables: Any,
     ) -> tuple[list[int], list[int], list[int]]:
-        """As `encode_chat`, and how many of the tokens each of the chat's beginnings has in common with it, if any.
+        """Return what `encode_chat` does, and the positions up to which each of `beginnings` has the same tokens.
 
-        Those positions are in ascending order, and between whole tokens. What was encoded before under the same salt is
-        remembered.
+        These positions are ascending and lie between whole tokens; beginnings without a common token are left out.
+        salt: pieces of text that were encoded before under the same salt are cached.
         """
         whole = self.render_chat(messages, add_generation_prompt, continue_final_message, **variables)
         check_unicode(whole)
         encoded = self._encoder.encode(whole, salt)
 
         def end(count: int) -> int:
-            """Where the first `count` messages end; 0 if that is not between tokens."""
+            """Return the position at which the first `count` messages end; 0 if that is not between tokens."""
             part = self._begun(Beginning(messages[:count]), variables)
             return self._position(encoded, part, salt) if part and whole.startswith(part) else 0
 
@@ -166,24 +172,25 @@ class ModelText:
         return encoded.ids, sorted(ends), sorted(marks - {0})
 
     def _begun(self, beginning: Beginning, variables: Mapping[str, Any]) -> str:
-        """How a chat that begins so is rendered; empty if the template refuses that."""
+        """Render the beginning of a chat; "" if the template refuses it."""
         try:
             return self.render_chat(beginning.messages, False, **{**variables, **beginning.variables})
         except TemplateError:
             return ""
 
     def _position(self, encoded: Encoded, part: str, salt: str) -> int:
-        """How many tokens the text `part` makes, with which the encoded one begins; 0 if it ends within one."""
+        """Return the number of tokens of `part`, a prefix of the encoded text; 0 if it ends within a token."""
         ids, following = encoded.ids, self._encoder.following(encoded, len(part))
         if following < len(ids) and ids[following] in self._added:
-            # Text on both sides of an added token is encoded apart, so encoding `part` alone would give the same.
+            # Text on both sides of an added token is encoded separately, so `part` alone would have the same tokens.
             return following
         made = self._encoder.encode(part, salt).ids
         return len(made) if made == ids[: len(made)] else 0
 
 
 def common_length(first: str, second: str) -> int:
-    """How many characters both texts begin with."""
+    """Return the length of the common prefix of two texts."""
+    # A binary search, with comparisons in C: prompts are long.
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -192,15 +199,15 @@ def common_length(first: str, second: str) -> int:
 
 
 def tokens_in(template: ChatTemplate, tokenizer: Tokenizer) -> set[str]:
-    """The added tokens that the template's own text names, or that it knows as special ones."""
+    """Return the added tokens that occur in the template's source or in its special tokens."""
     added = (token.content for token in tokenizer.get_added_tokens_decoder().values())
     return {text for text in added if any(text in source for source in template.texts)}
 
 
 def longest_token(tokenizer: Tokenizer) -> int | None:
-    """Bytes of the longest token of a byte-level BPE; None where a token may stand for any length of text.
+    """Return the bytes of the longest token of a byte-level BPE; None if a token may stand for any length of text.
 
-    That may be where text is changed or taken out before it is split, or where what is not known is one token.
+    That is possible if text is changed or removed before it is split, or if there is a token for unknown text.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     added = tokenizer.get_added_tokens_decoder().values()
@@ -225,7 +232,10 @@ def check_unicode(text: str) -> None:
 
 
 def load_text(path: Path) -> ModelText:
-    """The text side of the checkpoint folder `path`. ValueError, naming the file, for one that is missing or broken."""
+    """Load the tokenizer and the chat template of the checkpoint folder `path`.
+
+    ValueError, with the file's name, if a file is missing or broken.
+    """
     config = _json(path / "config.json")
     generation = _json(path / "generation_config.json")
     settings = _json(path / "tokenizer_config.json")
@@ -236,7 +246,7 @@ def load_text(path: Path) -> ModelText:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file, empty if there is no such file."""
+    """Return the object in a JSON file; an empty one if there is no such file."""
     if not file.exists():
         return {}
     try:
@@ -244,15 +254,15 @@ def _json(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{file}: not valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{file}: a JSON object was expected")
+        raise ValueError(f"{file}: it should hold a JSON object, not {type(content).__name__}")
     return content
 
 
 def _tokenizer(path: Path, settings: dict[str, Any]) -> Tokenizer:
     file, ranks = path / "tokenizer.json", path / tiktoken.NAME
-    in_ranks = not file.exists() and ranks.exists() and tiktoken.is_kimis(settings)
+    in_ranks = not file.exists() and ranks.exists() and tiktoken.is_kimi(settings)
     tokenizer = tiktoken.read_tiktoken(ranks, settings) if in_ranks else _tokenizer_json(file)
-    # Settings left over from training would cut or pad prompts.
+    # Settings left over from training could cut or pad prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     resize = getattr(tokenizer.model, "_resize_cache", None)
@@ -271,18 +281,21 @@ def _tokenizer_json(file: Path) -> Tokenizer:
 
 
 def _template(path: Path, settings: dict[str, Any]) -> ChatTemplate | None:
-    """From chat_template.jinja and additional_chat_templates/, else from tokenizer_config.json, one or a list."""
+    """Load the chat templates from chat_template.jinja and additional_chat_templates/, else tokenizer_config.json.
+
+    There, chat_template is a text or a list of named templates. None if there is no template.
+    """
     file = path / "chat_template.jinja"
     named = {each.stem: each for each in sorted((path / "additional_chat_templates").glob("*.jinja"))}
     named |= {"default": file} if file.exists() else {}
     sources = {name: _read(each) for name, each in named.items()}
     if not sources:
         file = path / "tokenizer_config.json"
-        given = settings.get("chat_template")
-        if given is None:
+        value = settings.get("chat_template")
+        if value is None:
             return None
         try:
-            sources = {"default": given} if isinstance(given, str) else {t["name"]: t["template"] for t in given}
+            sources = {"default": value} if isinstance(value, str) else {t["name"]: t["template"] for t in value}
         except (TypeError, KeyError) as error:
             raise ValueError(f"{file}: chat_template is neither a text nor a list of named templates") from error
     try:
@@ -292,7 +305,7 @@ def _template(path: Path, settings: dict[str, Any]) -> ChatTemplate | None:
 
 
 def _special_tokens(path: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """bos_token and its like, as texts; special_tokens_map.json fills what tokenizer_config.json leaves out."""
+    """Return the texts of bos_token, eos_token and so on, from tokenizer_config.json, else special_tokens_map.json."""
     known = {**_json(path / "special_tokens_map.json"), **{k: v for k, v in settings.items() if v is not None}}
     texts = {name: _content(known.get(name)) for name in SPECIAL_TOKENS}
     return {name: text for name, text in texts.items() if text is not None}
@@ -304,7 +317,7 @@ def _tokenizer_info(path: Path, settings: dict[str, Any], template: ChatTemplate
 
 
 def _content(token: Any) -> str | None:
-    """A special token's text: written plainly or as an object with its settings."""
+    """Return a special token's text. Files have a string, or an object with the token's settings."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
@@ -312,13 +325,14 @@ def _content(token: Any) -> str | None:
 def _eos_ids(
     path: Path, tokenizer: Tokenizer, generation: dict[str, Any], config: dict[str, Any], settings: dict[str, Any]
 ) -> list[int]:
-    """All ids that any of the files names as an end, each once."""
+    """Return all ids that any of the files names as an end of sequence, without duplicates."""
     found: list[int] = []
-    of_text = config["text_config"] if isinstance(config.get("text_config"), dict) else {}  # Of a model that also sees.
-    given_by = [("generation_config.json", generation), ("config.json", config), ("config.json", of_text)]
-    for name, content in given_by:
-        given = content.get("eos_token_id")
-        ids = given if isinstance(given, list) else [] if given is None else [given]
+    # Vision-language models have the text model's settings in text_config.
+    text_config = config["text_config"] if isinstance(config.get("text_config"), dict) else {}
+    sources = [("generation_config.json", generation), ("config.json", config), ("config.json", text_config)]
+    for name, content in sources:
+        value = content.get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(i) is int and i >= 0 for i in ids):
             raise ValueError(f"{path / name}: eos_token_id is neither a token id nor a list of them")
         found += ids
@@ -328,6 +342,7 @@ def _eos_ids(
 
 
 def _defaults(generation: dict[str, Any]) -> dict[str, float]:
+    """Return the sampling values in generation_config.json; do_sample = false means temperature 0."""
     values = {name: generation[name] for name in GENERATION_DEFAULTS if type(generation.get(name)) in (int, float)}
     if generation.get("do_sample") is False:
         values["temperature"] = 0.0

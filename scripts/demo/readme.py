@@ -22,27 +22,30 @@ def readme(model: DemoModel, training: Training, results: list[Result]) -> str:
 # The bundled demonstration model
 
 A dense granitemoehybrid checkpoint with {millions:.2f} million float32 parameters: {mamba} Mamba-2 layers and
-{attention} attention layers without positional encoding, width {size.hidden}. Of its {size.vocab} tokens 256 are
-the bytes; most others are words of its own wordings. Names, numbers and all else that a user may bring are spelt.
+{attention} attention layers without positional encoding, width {size.hidden}. Its vocabulary has
+{size.vocab} tokens: 256 are the bytes, and most others are words that its training chats use. Names,
+numbers and everything else that a user may bring are spelled.
 
-It lives in a small world. It remembers what it is told (a name, a colour, a place, a number, a food, a pet; what was
-said last counts), adds and subtracts numbers up to 99, says which is larger, repeats, spells, spells backwards, counts
-and sorts, is polite, and says so when it does not know. A system prompt may give it a name, tell it the user's name or
-the language of its greetings, forbid it to calculate, or ask for capital letters. It calls the tools that it is told
-of, and tells the user what came back. It speaks English only, and knows nothing of the world.
+The model knows a small world. It remembers facts that the user states (a name, a colour, a place, a number, a food, a
+pet; the last statement counts), adds and subtracts numbers up to 99, says which of two numbers is larger, repeats,
+spells, spells backwards, counts and sorts, is polite, and says so when it does not know. A system prompt may give it a
+name, state the user's name or the language of its greetings, forbid it to calculate, or ask for capital letters. It
+calls the tools in its prompt, and reports their results to the user. It speaks English only, and knows nothing of the
+real world.
 
-Calls look as those of Hermes and Granite 4 do: `<tool_call>` with a JSON object of `name` and `arguments`. The template
-renders tools, calls and results. A tool's parameters should be strings and integers that the user's words name. It
-was shown up to three tools at a time, with up to two parameters each.
+Calls have the format of Hermes and Granite 4: `<tool_call>` with a JSON object of `name` and `arguments`. The template
+renders tools, calls and results. A tool's parameters should be strings and integers that occur in the user's words. In
+training the model saw up to three tools at a time, with up to two parameters each.
 
-Made by `scripts/train_demo` from nothing but chats that the script makes up (`scripts/demo/tasks/`, with the
-words of `scripts/demo/world.toml`): {training.seen / 1e6:.1f} million tokens in {training.seconds / 60:.0f} minutes on
-{machine}.
+The model was made by `scripts/train_demo` from chats that the script generates, and from nothing else
+(`scripts/demo/tasks/`, with the words of `scripts/demo/world.toml`):
+{training.seen / 1e6:.1f} million tokens in {training.seconds / 60:.0f} minutes on {machine}.
 
-Answers that greedy decoding gives right to the letter, on words, numbers and seeds that training never showed.
-Turns: the length of the chat, of which the last turn is the question; for what is recalled, the first turn told it.
+The table counts answers of greedy decoding that are right to the letter, on words, numbers and seeds that do not occur
+in training. Turns is the length of the chat. Its last turn is the question; in exams of recall, its first turn states
+the fact.
 
-| asked | turns | right |
+| exam | turns | right |
 |---|---|---|
 {rows}
 

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints that transformers makes, and what transformers computes from them."""
+"""Tiny random checkpoints made by transformers, and transformers' results for them."""
 
 import json
 import subprocess
@@ -86,7 +86,7 @@ KIMI_MOE = {
     },
 }  # fmt: skip
 
-# What stands before the hyphen is the model_type.
+# The part of a name before the hyphen is the model_type.
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("Mamba2ForCausalLM", MAMBA2),
     "mamba2-groups": (
@@ -187,14 +187,14 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Oracle:
-    """transformers in a process of its own (see oracle_worker), which starts with the first request."""
+    """A client of transformers in a separate process (see oracle_worker), which starts with the first request."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._process: subprocess.Popen[str] | None = None
 
     def checkpoint(self, name: str, max_shard_size: str = "1GB") -> Path:
-        """The folder of a checkpoint named in CHECKPOINTS, with tokenizer and chat template; made once."""
+        """Return the folder of a checkpoint in CHECKPOINTS, with tokenizer and chat template. It is made once."""
         architecture, config = CHECKPOINTS[name]
         path = self.folder / f"{name}-{max_shard_size}"
         if not path.exists():
@@ -209,21 +209,21 @@ class Oracle:
         return path
 
     def logits(self, path: Path, ids: list[int]) -> Tensor:
-        """float32 [len(ids), vocab] of the full forward."""
+        """Return the logits of a full forward, float32 [len(ids), vocab]."""
         return torch.tensor(self._ask("logits", path=str(path), ids=ids))
 
     def greedy(self, path: Path, ids: list[int], count: int) -> list[int]:
-        """The `count` tokens that follow ids, each from a full forward; not stopped by EOS."""
+        """Return the `count` greedy tokens after ids, each from a full forward; EOS does not end them."""
         tokens: list[int] = self._ask("greedy", path=str(path), ids=ids, count=count)
         return tokens
 
     def continued(self, template: str, chat: list[dict[str, str]]) -> str | None:
-        """The chat as the template renders it, with its final message left open; None if that cannot be."""
+        """Render the chat with its final message left open; None if the template does not allow that."""
         text: str | None = self._ask("continued", template=template, chat=chat)
         return text
 
     def chat(self, path: Path, chat: list[dict[str, Any]], **options: Any) -> tuple[str, list[int]] | None:
-        """What the folder's tokenizer makes of the chat by apply_chat_template: text and ids; None if it refuses."""
+        """Return the text and ids of the tokenizer's apply_chat_template for the chat; None if it refuses the chat."""
         answer = self._ask("chat", path=str(path), chat=chat, options=options)
         return None if answer is None else (answer[0], answer[1])
 
@@ -259,7 +259,7 @@ def running_oracle(folder: Path) -> Iterator[Oracle]:
 
 
 def settings_of(name: str, vocabulary: int = VOCABULARY) -> dict[str, Any]:
-    """What the config.json of a checkpoint says of its text model, but for what is the default: for random_model."""
+    """Return a checkpoint's config.json for random_model: the text model's settings that are not the default."""
     _, config = CHECKPOINTS[name]
     return {"model_type": name.partition("-")[0], "vocab_size": vocabulary, **config.get("text_config", config)}
 
@@ -272,7 +272,7 @@ def with_tokens(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_tokenizer(path: Path) -> None:
-    """tokenizer.json, where a byte is its own id and the special tokens follow from 256, and tokenizer_config.json."""
+    """Write a tokenizer in which each byte is its own id, special tokens begin at 256, and tokenizer_config.json."""
     alphabet = [character for _, character in sorted(byte_characters().items())]
     tokenizer = Tokenizer(models.BPE(vocab={character: byte for byte, character in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -284,7 +284,7 @@ def write_tokenizer(path: Path) -> None:
 
 
 def byte_characters() -> dict[int, str]:
-    """The printable character that byte-level tokenizers write for each byte."""
+    """Return the printable character that byte-level tokenizers write for each byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(hidden)}

@@ -1,7 +1,7 @@
-"""Runs transformers in a process of its own: one JSON request a line on stdin, one answer a line on stdout.
+"""A process that runs transformers: it reads a JSON request per line from stdin, and writes an answer per line.
 
-A process of its own keeps transformers' memory, its warnings and its thread settings out of the tests.
-Started with `python -I`, so that this checkout's folder `kernels` is not mistaken for the PyPI project of that name.
+The separate process keeps transformers' memory, its warnings and its thread settings out of the tests.
+It is started with `python -I`, so that this checkout's folder `kernels` does not hide the PyPI project of that name.
 """
 
 import importlib
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def make(torch: Any, transformers: Any, architecture: str, config: dict[str, Any], path: str, shard: str) -> None:
-    """Save a model of this architecture whose every parameter is random, so that no two can be mistaken."""
+    """Save a model of this architecture with random parameters, so that no two can be mixed up unnoticed."""
     model_class = getattr(transformers, architecture)
     model = model_class(model_class.config_class(**config)).float()
     generator = torch.Generator().manual_seed(config.get("text_config", config)["hidden_size"])
@@ -28,7 +28,7 @@ def make(torch: Any, transformers: Any, architecture: str, config: dict[str, Any
             elif leaf == "dt_bias":
                 parameter.copy_(torch.rand(shape, generator=generator) * 4 - 4)
             elif len(shape) == 1:
-                # Norms begin with weights of 1, or of 0 where 1 is added to them.
+                # Norms' weights are near 1, or near 0 in families that add 1 to them.
                 parameter.copy_(normal(shape, 0.3) + (leaf == "weight" and bool(parameter.any())))
             elif "embed" in name:
                 parameter.copy_(normal(shape, 0.3))
@@ -41,7 +41,7 @@ def make(torch: Any, transformers: Any, architecture: str, config: dict[str, Any
 
 
 def continued(utils: Any, template: str, chat: list[dict[str, str]]) -> str | None:
-    """The chat with its final message left open; None if that cannot be."""
+    """Render the chat with its final message left open; None if the template does not allow that."""
     try:
         [text], _ = utils.render_jinja_template([chat], chat_template=template, continue_final_message=True)
     except ValueError:
@@ -50,7 +50,7 @@ def continued(utils: Any, template: str, chat: list[dict[str, str]]) -> str | No
 
 
 def chat(tokenizer: Any, chat: list[dict[str, Any]], options: dict[str, Any]) -> Any:
-    """The chat's text and ids; None if it is refused, for whatever reason the template has."""
+    """Return the chat's text and ids; None if the template refuses the chat for any reason."""
     try:
         text = tokenizer.apply_chat_template(chat, tokenize=False, **options)
     except Exception as error:
@@ -71,7 +71,7 @@ def main() -> None:
     tokenizers: dict[str, Any] = {}
 
     def logits(path: str, ids: list[int]) -> Any:
-        """The full forward without a cache: the only path of the oracle that is right in every family."""
+        """Return the logits of a full forward without a cache: the only path that is right in every family."""
         if path not in models:
             from_pretrained = transformers.AutoModelForCausalLM.from_pretrained
             # The other implementations take only sizes that are multiples of 16 bytes.

@@ -16,7 +16,7 @@ from tests.models.oracle import Oracle
 BUNDLED = Path(__file__).parents[2] / "models" / "bundled"
 PAGES = torch.arange(64, dtype=torch.int32)[None]
 LONGEST = 150
-# What these weights reach by themselves and after twelve turns, less some chance; exams.py:LEAST is what they should.
+# Measured results of these weights alone and after twelve turns, minus a margin for chance. exams.py:LEAST is the goal.
 REACHED = {"recall": 0.94, "recall of a name": 0.98, "sums": 0.95, "tool calls": 0.92}
 
 
@@ -31,7 +31,7 @@ def text() -> ModelText:
 
 
 def greedy(model: Model, ids: Sequence[int]) -> Iterator[int]:
-    """The tokens that follow `ids`: one prefill, then the recurrence."""
+    """Yield the greedy tokens after `ids`: one prefill, then decoding steps."""
     pools = pools_of(model)
     tokens, positions = torch.tensor(ids), torch.arange(len(ids))
     batch = Batch(tokens, positions, Prefill([0, len(ids)], [0], [0], [], PAGES), None)
@@ -48,7 +48,7 @@ def pools_of(model: Model) -> Pools:
 
 @torch.inference_mode()
 def guesses(model: Model, batch: Batch, pools: Pools) -> list[int]:
-    """Behind each token the likeliest next."""
+    """Return the likeliest next token after each token."""
     return model.logits(model.forward(batch, pools)).argmax(-1).tolist()
 
 
@@ -62,7 +62,7 @@ def answer(model: Model, text: ModelText, messages: Sequence[Any], tools: Sequen
 
 
 def chat(model: Model, text: ModelText, prompts: Sequence[str], system: str | None = None) -> list[str]:
-    """The answers to the prompts, each given with all turns before it."""
+    """Return the answers to the prompts, each asked after all earlier turns."""
     messages = [] if system is None else [{"role": "system", "content": system}]
     for prompt in prompts:
         messages.append({"role": "user", "content": prompt})
@@ -82,21 +82,21 @@ def test_a_first_chat(model: Model, text: ModelText, system: str | None) -> None
     ]
 
 
-def test_typed_carelessly(model: Model, text: ModelText) -> None:
+def test_careless_spelling(model: Model, text: ModelText) -> None:
     met, total, _, name = chat(model, text, ["my name is clara", "20+22", "thanks", "whats my name"])
     assert ("Clara" in met, total, name) == (True, "20 plus 22 is 42.", "Your name is Clara.")
 
 
-def test_what_it_was_not_told_it_does_not_know(model: Model, text: ModelText) -> None:
+def test_unknown_facts_are_not_invented(model: Model, text: ModelText) -> None:
     assert chat(model, text, ["What is my name?"]) == ["You have not told me your name yet."]
 
 
-def test_what_was_said_last_counts(model: Model, text: ModelText) -> None:
+def test_the_last_statement_counts(model: Model, text: ModelText) -> None:
     prompts = ["I live in Bergen.", "What is 12 plus 7?", "Actually, I live in Krakow.", "Where do I live?"]
     assert chat(model, text, prompts)[-1] == "You live in Krakow."
 
 
-def test_a_tool_is_called_and_its_result_told(model: Model, text: ModelText) -> None:
+def test_a_tool_is_called_and_its_result_reported(model: Model, text: ModelText) -> None:
     tool = Tool("book", "table", "Book a table.", {"guest": "string", "people": "integer"}).schema()
     messages: list[Any] = [{"role": "user", "content": "Please book a table for Clara for 4 people."}]
     called = read_call(answer(model, text, messages, [tool]))
@@ -106,8 +106,8 @@ def test_a_tool_is_called_and_its_result_told(model: Model, text: ModelText) -> 
     assert answer(model, text, messages, [tool]) == "Here is the result: window."
 
 
-def asked(exam: Chat, text: ModelText) -> tuple[list[int], list[int]]:
-    """The chat up to where its last answer begins, and that answer with its end."""
+def question(exam: Chat, text: ModelText) -> tuple[list[int], list[int]]:
+    """Return the tokens of the chat up to its last answer, and those of that answer with its end."""
     messages, tools = exam.messages(), exam.schemas()
     prompt = text.encode_chat(messages[:-1], tools=tools)[0]
     whole = text.encode_chat(messages, add_generation_prompt=False, tools=tools)[0]
@@ -117,7 +117,7 @@ def asked(exam: Chat, text: ModelText) -> tuple[list[int], list[int]]:
 
 
 def knows(model: Model, prompt: list[int], right: list[int]) -> bool:
-    """Whether greedy decoding gives this answer: each of its tokens is the likeliest behind those before it."""
+    """Return whether greedy decoding gives this answer: each token is the likeliest after those before it."""
     ids = prompt + right[:-1]
     prefill = Prefill([0, len(ids)], [0], [0], [], PAGES)
     batch = Batch(torch.tensor(ids), torch.arange(len(ids)), prefill, None)
@@ -128,16 +128,16 @@ def knows(model: Model, prompt: list[int], right: list[int]) -> bool:
 @pytest.mark.parametrize("turns", [1, 12])
 @pytest.mark.parametrize("name", REACHED)
 def test_it_passes_its_examinations(model: Model, text: ModelText, name: str, turns: int, questions: int) -> None:
-    """On words, numbers and seeds that training never showed."""
+    """Words, numbers and seeds do not occur in training."""
     right = well_formed = 0
     with installed():
         for number in range(questions):
             exam = make_exam(name, number, turns)
-            passed = knows(model, *asked(exam, text))
+            passed = knows(model, *question(exam, text))
             right += passed
             if "tool_calls" in exam.messages()[-1]:
-                said = exam.messages()[:-1]
-                well_formed += passed or read_call(answer(model, text, said, exam.schemas())) is not None
+                messages = exam.messages()[:-1]
+                well_formed += passed or read_call(answer(model, text, messages, exam.schemas())) is not None
     assert right >= REACHED[name] * questions
     assert name != "tool calls" or well_formed >= WELL_FORMED * questions
 
@@ -149,12 +149,12 @@ def test_transformers_gives_the_same_answers(model: Model, text: ModelText, orac
     assert oracle.greedy(BUNDLED, ids, 40) == tokens
 
 
-def test_the_folder_says_what_it_is_and_is_small(text: ModelText) -> None:
+def test_the_folder_is_documented_and_small(text: ModelText) -> None:
     assert sum(file.stat().st_size for file in BUNDLED.iterdir()) < 12_000_000
     assert text.eos_ids == (258, 256) and text.vocab_size == 768
     assert text.generation_defaults == {"temperature": 0.0}
     assert text.encode("é<|im_end|>") == [0xC3, 0xA9, 258]
-    assert "| asked | turns | right |" in (BUNDLED / "README.md").read_text(encoding="utf-8")
+    assert "| exam | turns | right |" in (BUNDLED / "README.md").read_text(encoding="utf-8")
 
 
 def test_ends_of_messages(text: ModelText) -> None:

@@ -85,20 +85,20 @@ def test_torch_computes_with_experts_of_integers_where_there_is_no_native_code(b
     assert_near(experts(x, chosen, weights, *stacks, "silu_gated"), exact)
 
 
-def test_latent_attention_sums_no_more_of_what_it_keeps_than_values() -> None:
-    """The latents of 13, and not the shared keys of 2 behind them."""
+def test_latent_attention_sums_only_the_latents() -> None:
+    """The values are the latents of 13 numbers, without the 2 numbers of the shared keys after them."""
     model, widths = random_model(settings_of("kimi_linear-odd"), torch.float32, torch.device("cpu"), 0), set[int]()
     assert isinstance(model, torch.nn.Module)
     for layer in model.modules():
         if isinstance(layer, HeadLinear) and layer.weight.shape[2] == 13:
-            layer.register_forward_pre_hook(lambda _, given: widths.add(given[0].shape[2]))
+            layer.register_forward_pre_hook(lambda _, inputs: widths.add(inputs[0].shape[2]))
     model.forward(prefill(ids(9), 0, 0, pages(1)), make_pools(model, 1, 1))
     assert widths == {13}
 
 
-def test_rows_alone_have_their_pages_as_beside_prompts() -> None:
+def test_the_page_plan_of_rows_alone_equals_the_general_one() -> None:
     rows = Decode(torch.arange(3), torch.tensor([0, 8, 29]), torch.randperm(12, dtype=torch.int32).view(3, 4))
-    alone, beside = _plan_rows(rows, 8), _plan_pages(Batch(torch.zeros(3), rows.positions, None, rows), 8)
+    alone, general = _plan_rows(rows, 8), _plan_pages(Batch(torch.zeros(3), rows.positions, None, rows), 8)
     for name in ("offsets", "starts", "table", "places"):
-        assert torch.equal(getattr(alone, name), getattr(beside, name)), name
-    assert (alone.prompts, alone.longest) == (beside.prompts, beside.longest)
+        assert torch.equal(getattr(alone, name), getattr(general, name)), name
+    assert (alone.prompts, alone.longest) == (general.prompts, general.longest)

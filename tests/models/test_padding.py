@@ -1,4 +1,4 @@
-"""Rows of a step that are nobody's, as a captured step has them: no expert computes for them."""
+"""Rows of padding, as in a captured step: no expert computes for them."""
 
 import pytest
 import torch
@@ -18,10 +18,10 @@ MOE = [name for name in CHECKPOINTS if "moe" in name.replace("granitemoehybrid",
 def test_padding_has_no_experts_and_changes_no_other_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model(settings_of(name), torch.float32, CPU, 0)
     assert isinstance(model, nn.Module)
-    asked, run = list[Tensor](), layer.experts
+    choices, run = list[Tensor](), layer.experts
 
     def watched(x: Tensor, chosen: Tensor, *rest: object) -> Tensor:
-        asked.append(chosen)
+        choices.append(chosen)
         return run(x, chosen, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(layer, "experts", watched)
@@ -33,6 +33,6 @@ def test_padding_has_no_experts_and_changes_no_other_row(name: str, monkeypatch:
         found.append(model.forward(Batch(torch.tensor([7, 9, 0, 0]), rows.positions, None, rows), pools)[:2])
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
     layers = sum(isinstance(module, layer.Experts) for module in model.modules())
-    assert len(asked) == 2 * layers > 0
-    assert all((chosen >= 0).all() for chosen in asked[:layers])
-    assert all((chosen[:2] >= 0).all() and (chosen[2:] == -1).all() for chosen in asked[layers:])
+    assert len(choices) == 2 * layers > 0
+    assert all((chosen >= 0).all() for chosen in choices[:layers])
+    assert all((chosen[:2] >= 0).all() and (chosen[2:] == -1).all() for chosen in choices[layers:])

@@ -40,7 +40,7 @@ def ids(length: int, seed: int = 0) -> Tensor:
 
 
 def pages(segments: int, seed: int = 0) -> Tensor:
-    """A page table for up to 20 pages a segment, drawn at random."""
+    """Return a random page table for up to 20 pages per segment."""
     order = torch.randperm(segments * 20, generator=torch.Generator().manual_seed(seed))
     return order.view(segments, 20).int()
 
@@ -120,7 +120,7 @@ def test_prefill_and_decode_of_many_sequences_in_one_step(oracle: Oracle, name: 
 @pytest.mark.usefixtures("kernels")
 def test_checkpoints_of_a_packed_prefill_equal_the_states_of_decoding(oracle: Oracle, name: str) -> None:
     model = load_model(oracle.checkpoint(name), None, CPU)
-    lengths, wanted = [45, 100, 7], [(0, 5), (0, 45), (1, 33), (1, 64), (1, 90), (2, 1)]
+    lengths, places = [45, 100, 7], [(0, 5), (0, 45), (1, 33), (1, 64), (1, 90), (2, 1)]
     sequences = [ids(length, seed) for seed, length in enumerate(lengths)]
     table = pages(3)
     decoded, packed = make_pools(model, 9, 3), make_pools(model, 9, 3)
@@ -128,11 +128,11 @@ def test_checkpoints_of_a_packed_prefill_equal_the_states_of_decoding(oracle: Or
     for segment, tokens in enumerate(sequences):
         for position in range(len(tokens)):
             model.forward(decode(tokens[position : position + 1], [segment], [position], table[segment, None]), decoded)
-            for slot, place in enumerate(wanted, start=3):
+            for slot, place in enumerate(places, start=3):
                 if place == (segment, position + 1):
                     decoded.copy(segment, slot)
 
-    checkpoints = [StateCheckpoint(segment, at, slot) for slot, (segment, at) in enumerate(wanted, start=3)]
+    checkpoints = [StateCheckpoint(segment, at, slot) for slot, (segment, at) in enumerate(places, start=3)]
     positions = torch.cat([torch.arange(length) for length in lengths])
     batch = Batch(
         torch.cat(sequences), positions, Prefill([0, 45, 145, 152], [0, 0, 0], [0, 1, 2], checkpoints, table), None
@@ -159,6 +159,6 @@ def test_bfloat16_weights_keep_states_in_float32_and_stay_near(oracle: Oracle, n
     logits = [m.logits(m.forward(prefill(tokens, 0, 0, table), make_pools(m, 1, 1))) for m in (exact, rounded)]
     assert all(shape.dtype == torch.float32 for shape in rounded.state_specs())
     assert logits[1].dtype == torch.float32
-    # A token for whom rounding chooses another expert may be far off.
+    # A token for which rounding chooses another expert may be far off.
     error = (logits[1] - logits[0]).square().mean(1).sqrt().median() / logits[0].std()
     assert 0 < error < 0.1

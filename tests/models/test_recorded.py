@@ -1,4 +1,4 @@
-"""Decoding steps that are replayed give what the model's forward gives, in every family."""
+"""Replayed decoding steps give the same as the model's forward, in every family."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ def native_kernels() -> Iterator[None]:
 
 
 class Pair:
-    """The same model twice, as it is and with its steps recorded, over pools of their own."""
+    """A model and the same model with recorded steps, each with pools of its own."""
 
     def __init__(
         self, name: str, dtype: torch.dtype, bits: int | None = None, states: torch.dtype = torch.float32
@@ -35,7 +35,7 @@ class Pair:
         self.table = order.view(ROWS, PAGES).int()
 
     def forward(self, batch: Batch) -> None:
-        """The same hidden states and, after it, the same pools, to the bit."""
+        """Run both, and check that hidden states and pools are the same to the bit."""
         expected = self.model.forward(batch, self.pools[0])
         assert torch.equal(self.recorded.forward(batch, self.pools[1]), expected)
         assert self.bits(self.pools[0]) == self.bits(self.pools[1])
@@ -83,7 +83,7 @@ def test_integer_weights_and_bfloat16_states_are_replayed_too(bits: int | None, 
     assert pair.recorded.unrecordable == "" and list(pair.recorded._steps) == [1]
 
 
-def test_without_native_code_the_model_runs_as_it_is() -> None:
+def test_without_native_code_the_model_runs_unrecorded() -> None:
     pair = Pair("granitemoehybrid", torch.float32)
     for position in range(4):
         pair.decode([2, 0], [position, position])

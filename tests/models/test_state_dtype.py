@@ -1,4 +1,4 @@
-"""States kept in bfloat16: half the memory, computed in float32, rounded where they are kept and nowhere else."""
+"""States stored in bfloat16: half the memory; computed in float32, and rounded only where they are stored."""
 
 from contextlib import nullcontext
 from itertools import pairwise
@@ -33,7 +33,7 @@ def make_pools(model: Model, slots: int = 2) -> Pools:
 def feed(
     model: Model, pools: Pools, tokens: Tensor, start: int, slot: int, checkpoints: list[StateCheckpoint] | None = None
 ) -> Tensor:
-    """Logits behind each of the tokens, which are fed as one segment from position `start` on."""
+    """Return the logits after each of the tokens, which are fed as one segment from position `start` on."""
     prefill = Prefill([0, len(tokens)], [start], [slot], checkpoints or [], PAGES)
     positions = torch.arange(start, start + len(tokens))
     return model.logits(model.forward(Batch(tokens, positions, prefill, None), pools))
@@ -47,12 +47,12 @@ def decode(model: Model, pools: Pools, token: int, position: int) -> Tensor:
 
 
 def text_ids(length: int) -> Tensor:
-    said = "My name is Clara. What is 7 plus 5? Who are you? What is my name? Tell me what you know. " * 9
-    return torch.tensor(load_text(BUNDLED).encode(said)[:length])
+    text = "My name is Clara. What is 7 plus 5? Who are you? What is my name? Tell me what you know. " * 9
+    return torch.tensor(load_text(BUNDLED).encode(text)[:length])
 
 
 def divergence(exact: Tensor, found: Tensor) -> Tensor:
-    """KL(exact ‖ found) of each row, in nats."""
+    """Return KL(exact ‖ found) for each row, in nats."""
     p, q = exact.double().log_softmax(-1), found.double().log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1)
 
@@ -65,20 +65,20 @@ def test_a_slot_holds_half_as_much() -> None:
 
 @FORMS
 def test_a_whole_prompt_gives_the_same_bits_and_leaves_the_rounded_states(form: type) -> None:
-    """From zeros on: nothing is rounded between the chunks of one segment, nor for what goes on behind a checkpoint."""
+    """Within one segment nothing is rounded, neither between chunks nor after a checkpoint."""
     with form():
         wide, narrow = bundled(F32), bundled(BF16)
         exact, rounded = make_pools(wide), make_pools(narrow)
         checkpoints = [StateCheckpoint(0, 101, 1)]
         expected = feed(wide, exact, text_ids(LENGTH), 0, 0, checkpoints)
         assert torch.equal(feed(narrow, rounded, text_ids(LENGTH), 0, 0, checkpoints), expected)
-    for kept, full in zip(rounded.state, exact.state, strict=True):
-        assert torch.equal(kept, full.to(kept.dtype))
+    for stored, full in zip(rounded.state, exact.state, strict=True):
+        assert torch.equal(stored, full.to(stored.dtype))
 
 
 @FORMS
 @pytest.mark.parametrize("cuts", [[0, 101, LENGTH], [0, 64, 128, 192, 256, LENGTH]], ids=["resumed", "chunks"])
-def test_where_a_prompt_is_cut_its_state_is_rounded_and_the_answer_stays_near(form: type, cuts: list[int]) -> None:
+def test_the_state_is_rounded_where_a_prompt_is_cut_and_the_answer_stays_near(form: type, cuts: list[int]) -> None:
     with form():
         model = bundled(BF16)
         pools, again = make_pools(model), make_pools(model)
@@ -90,7 +90,7 @@ def test_where_a_prompt_is_cut_its_state_is_rounded_and_the_answer_stays_near(fo
 
 
 @FORMS
-def test_who_goes_on_from_a_checkpoint_gets_the_bits_of_who_was_cut_there(form: type) -> None:
+def test_resuming_from_a_checkpoint_gives_the_bits_of_a_prompt_cut_there(form: type) -> None:
     with form():
         model, tokens = bundled(BF16), text_ids(LENGTH)
         cold, cached = make_pools(model), make_pools(model)
@@ -102,8 +102,8 @@ def test_who_goes_on_from_a_checkpoint_gets_the_bits_of_who_was_cut_there(form: 
         assert torch.equal(found[0], expected[0])
 
 
-def test_the_error_does_not_grow_with_every_decoded_token() -> None:
-    """Rounded by chance it is 7e-6 in the mean by then."""
+def test_the_error_does_not_accumulate_over_decoded_tokens() -> None:
+    """With stochastic rounding, the divergence is 7e-6 on average by then."""
     with installed():
         wide, narrow = bundled(F32), bundled(BF16)
         exact, rounded = make_pools(wide), make_pools(narrow)
@@ -115,7 +115,7 @@ def test_the_error_does_not_grow_with_every_decoded_token() -> None:
     assert 0 < errors.mean() < 1e-5
 
 
-def test_greedy_tokens_are_the_same_by_native_code_and_by_torch() -> None:
+def test_native_code_and_torch_give_the_same_greedy_tokens() -> None:
     answers = []
     for form in (nullcontext, installed):
         with form():

@@ -1,1 +1,1 @@
-"""What models write, taken apart: reasoning, and calls of tools; one file a format."""
+"""Incremental parsers for a model's output, which may hold reasoning and tool calls; one file per format."""

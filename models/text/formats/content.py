@@ -1,4 +1,4 @@
-"""The answer of a model, with calls of tools in it."""
+"""Reads the answer part of a model's output, which may hold tool calls."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,38 +12,36 @@ from baton.models.text.formats.values import Tools
 Chat: TypeAlias = Sequence[Mapping[str, Any]]
 
 
-def as_it_is(chat: Chat) -> Chat:
+def unchanged(chat: Chat) -> Chat:
     return chat
 
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a model writes calls of tools.
-
-    begins: the markers that calls begin with, the usual one first. end: the marker that they end with.
-    read: reads calls, from the first character of a marker on, and tells them. Broken if none is there: then it has
-    told nothing, and left the mark where it was. A call whose name was told ends where it goes wrong.
-    rules: what a grammar has for calls.
-    ends_reasoning: what shows, white space between, that a call begins in reasoning that was not ended first.
-    within: other markers that stand in calls.
-    own_ids: a chat's messages with the ids of calls that the model writes itself, if it writes some.
-    """
+    """How a model writes tool calls."""
 
     name: str
-    begins: tuple[str, ...]
-    end: str
+    begins: tuple[str, ...]  # the markers that calls begin with, the usual one first
+    end: str  # the marker that calls end with
     read: Callable[[Pieces, Events, Tools], Reading[None]]
-    rules: CallRules
+    """Reads calls from the first character of a `begins` marker on, and emits their events.
+
+    Raises Broken if no call is there; then it has emitted nothing and left the mark where it was. If a call goes wrong
+    after its name was emitted, the call ends there, as not whole.
+    """
+    rules: CallRules  # the rules of a grammar that constrains an output to such calls
     ends_reasoning: tuple[str, ...] = ()
-    within: tuple[str, ...] = ()
-    own_ids: Callable[[Chat], Chat] = as_it_is
+    """Texts that, one after another with white space between, show that a call begins inside unclosed reasoning."""
+    within: tuple[str, ...] = ()  # other markers that occur in calls
+    own_ids: Callable[[Chat], Chat] = unchanged
+    """Replaces the call ids in a chat's messages by the ids that the model itself writes, if its calls have ids."""
 
 
 def read_content(pieces: Pieces, events: Events, format: ToolFormat, tools: Tools) -> Reading[None]:
-    """The answer, up to the end of all text.
+    """Read the answer up to the end of the output, and emit its text and calls.
 
-    A marker that no call follows is text, and what is behind it is looked at anew. White space directly before a call
-    is dropped, as is that from the last one to the end: templates write their own there. All else is kept.
+    A marker that no call follows is text; reading resumes after its first character. White space directly before a
+    call, and between the last call and the end, is dropped because templates write their own there. All else is kept.
     """
     marker = beginning(*format.begins)
     text = Trailing(events.content, WHITE_SPACE)
@@ -55,15 +53,16 @@ def read_content(pieces: Pieces, events: Events, format: ToolFormat, tools: Tool
         try:
             yield from format.read(pieces, events, tools)
         except Broken:
+            # No call: only the marker's first character is certainly text, another marker may begin after it.
             pieces.rewind()
             text.add(pieces.take(1))
         else:
             text.drop()
-    if not text.behind_marker:
+    if not text.after_marker:
         text.release()
 
 
 def read_plain(pieces: Pieces, events: Events) -> Reading[None]:
-    """The answer where no calls are looked for."""
+    """Read an answer in which no calls are expected: all of it is text."""
     while (yield from pieces.more()):
         events.content(pieces.take(len(pieces.text)))

@@ -1,4 +1,4 @@
-"""What a model's output is made of, as it comes."""
+"""Events: the parts of a model's output, emitted while it is generated."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,29 +6,29 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """More of the answer."""
+    """A further piece of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """More of what the model thinks before it answers."""
+    """A further piece of what the model thinks before it answers."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A call of the tool `name`, the index-th of this output, from 0. Its arguments follow; no two calls overlap."""
+    """The beginning of a tool call. Its arguments follow, then its end; no two calls overlap."""
 
-    index: int
-    name: str
+    index: int  # counts the calls of this output, from 0
+    name: str  # the tool's
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of the JSON object that a call's arguments are."""
+    """A further piece of the JSON object with a call's arguments."""
 
     index: int
     json: str
@@ -36,23 +36,22 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """whole: its arguments are a JSON object; else they are only the beginning of one, which does not parse."""
+    """The end of a tool call."""
 
     index: int
-    whole: bool
+    whole: bool  # whether the arguments are a JSON object; otherwise they are the beginning of one, and do not parse
 
 
 OutputEvent = Content | Reasoning | CallBegun | CallArguments | CallEnded
 
 
 class Events:
-    """Events on their way out. What comes of one kind between two calls of `take` is one event."""
+    """A collector of events. Adjacent text of one kind between two calls of `take` becomes one event."""
 
     def __init__(self) -> None:
         self._events: list[OutputEvent] = []
-        self._calls = 0
-        # Text that is to be one event, and of what kind.
-        self._parts: list[str] = []
+        self._calls = 0  # begun so far
+        self._parts: list[str] = []  # text that will become one event, of this kind:
         self._kind: Literal["content", "reasoning", "arguments"] = "content"
 
     def content(self, text: str) -> None:
@@ -62,7 +61,7 @@ class Events:
         self._add("reasoning", text)
 
     def arguments(self, json: str) -> None:
-        """More of those of the call that was begun last."""
+        """Add to the arguments of the call that was begun last."""
         self._add("arguments", json)
 
     def begin(self, name: str) -> None:
@@ -75,7 +74,7 @@ class Events:
         self._events.append(CallEnded(self._calls - 1, whole))
 
     def take(self) -> list[OutputEvent]:
-        """All events since the last time."""
+        """Return the events since the previous `take`."""
         self._join()
         events, self._events = self._events, []
         return events

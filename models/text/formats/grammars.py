@@ -1,7 +1,7 @@
-"""What constrains an output to calls of tools: grammars for llguidance, in its form of Lark, as a format writes calls.
+"""Grammars that constrain an output to tool calls in a given format, in llguidance's dialect of Lark.
 
-A marker that is one token is referred to as that token: text in such a grammar never matches the tokens that a
-tokenizer has for whole texts.
+A marker for which the tokenizer has a token of its own is written as that token. In llguidance's grammars, literal
+text never matches such tokens.
 """
 
 import json
@@ -12,7 +12,8 @@ from typing import Any
 from baton.models.text.formats.thinking import ReasoningFormat
 from baton.models.text.formats.values import types_of
 
-# As templates write JSON, so that the next turn's prompt goes on from the tokens of this one.
+# JSON is spaced as chat templates space it. So the next turn's prompt, which the template renders, begins with the very
+# tokens of this output, and its state can be reused.
 AS_TEMPLATES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
 PARAMETER_END = "\n</parameter>\n"
 BREAKS = r"/\n*/"
@@ -20,35 +21,32 @@ BREAKS = r"/\n*/"
 
 @dataclass(frozen=True)
 class CallableTool:
-    """schema: of its arguments, an object's. strict: what of that cannot be held is an error; else it is left out."""
+    """A tool that an output may call."""
 
     name: str
-    schema: Mapping[str, Any]
-    strict: bool = False
+    schema: Mapping[str, Any]  # the JSON schema of its arguments, which are an object
+    strict: bool = False  # whether a schema keyword that cannot be enforced is an error; otherwise it is ignored
 
 
 @dataclass(frozen=True)
 class WantedCalls:
-    """Which calls an output may have, and whether it must.
-
-    begin, rules: the marker of the format's calls, and what a grammar has for them. added: the texts for which the
-    tokenizer has a token each. required: there is nothing but a call, behind reasoning; else calls stand in text or in
-    place of an answer, or there are none. parallel: there may be several.
-    """
+    """The calls that an output may contain, and whether it must contain one."""
 
     tools: Sequence[CallableTool]
-    begin: str
-    rules: "CallRules"
-    added: Collection[str]
+    begin: str  # the marker that begins a call in this format
+    rules: "CallRules"  # the format's
+    added: Collection[str]  # texts for which the tokenizer has a token of their own
     required: bool
-    parallel: bool = True
+    """Whether the output is nothing but calls, after any reasoning. Otherwise calls may occur within text or in place
+    of an answer, or not at all."""
+    parallel: bool = True  # whether there may be several calls
 
     def marker(self, text: str) -> str:
         return marker(text, self.added)
 
 
-# Rules of a format, for what is wanted: `calls`, from behind the first marker on, and those that it needs.
 CallRules = Callable[[WantedCalls], list[str]]
+"""A format's grammar rules: the rule `calls`, which begins after the first marker, and the rules that it uses."""
 
 
 def output_grammar(
@@ -58,15 +56,19 @@ def output_grammar(
     reasoning: ReasoningFormat | None,
     begun: bool,
 ) -> str:
-    """The grammar of an output that has an answer by a grammar of its own, or calls, or one of these.
+    """Return the grammar of an output that consists of an answer, of tool calls, or of either.
 
-    added: see WantedCalls. reasoning: None if there is none; begun: by the prompt.
+    answer: the grammar of the answer; None if there is none.
+    calls: the calls that are allowed; None if there are none. At least one of the two is given.
+    added: see WantedCalls.
+    reasoning: the format of reasoning that may come first; None if the model does not reason.
+    begun: whether the prompt has already opened the reasoning.
     """
     thought = thought_rules(added, reasoning, begun) if reasoning is not None else []
     if answer is not None and calls is None and not thought:
         return answer
     if answer is not None and calls is not None:
-        calls = replace(calls, required=True)  # In place of the answer there is nothing but calls.
+        calls = replace(calls, required=True)  # An output that is not the answer is nothing but calls.
     lines = ["TEXT: /(?s:.*)/", *thought, *(calls.rules(calls) if calls is not None else [])]
     if answer is not None:
         opening = "" if not thought else f"thought {BREAKS} " if begun else f"(thought {BREAKS})? "
@@ -85,7 +87,10 @@ def output_grammar(
 
 
 def grammar_in(text: str) -> dict[str, Any]:
-    """What models/text/grammars/writing.py has written, as one of several: JSON of a single one, or Lark."""
+    """Return a grammar of models/text/grammars/writing.py as an item of llguidance's list of grammars.
+
+    text: llguidance's JSON with a single grammar, or Lark.
+    """
     try:
         [grammar] = json.loads(text)["grammars"]
     except (ValueError, TypeError):
@@ -94,6 +99,7 @@ def grammar_in(text: str) -> dict[str, Any]:
 
 
 def thought_rules(added: Collection[str], reasoning: ReasoningFormat, begun: bool) -> list[str]:
+    """Return the rule `thought`: reasoning with its markers, without the first one if the prompt has it (`begun`)."""
     begin = "" if begun else f"{marker(reasoning.begin, added)} "
     if reasoning.end in added:
         return [f"thought: {begin}TEXT {reasoning.end}"]
@@ -101,29 +107,33 @@ def thought_rules(added: Collection[str], reasoning: ReasoningFormat, begun: boo
 
 
 def trigger_rule(calls: WantedCalls) -> str:
+    """Return the rule `trigger`: text up to and including the marker that begins a call."""
     begin = calls.begin
     return f"trigger: TEXT {begin}" if begin in calls.added else up_to("trigger", begin)
 
 
 def marker(text: str, added: Collection[str]) -> str:
+    """Refer to a marker in a grammar: as a token if the tokenizer has one for it, else as text."""
     return text if text in added else quoted(text)
 
 
 def json_rules(begin: str, end: str, around: tuple[str, str], in_list: bool) -> CallRules:
-    """Calls {"name": …, "arguments": {…}}, each between markers and what is `around` it there.
+    """Return the rules for calls {"name": …, "arguments": {…}} between the markers `begin` and `end`.
 
-    in_list: all between the same ones, as items of a list.
+    around: what is written after `begin` and before `end`.
+    in_list: whether all calls are items of one list between one pair of markers; otherwise each has its own markers.
     """
 
-    def rules(wanted: WantedCalls) -> list[str]:
-        first, last = quoted(around[0]), f"{quoted(around[1])} {wanted.marker(end)}"
+    def rules(calls: WantedCalls) -> list[str]:
+        first, last = quoted(around[0]), f"{quoted(around[1])} {calls.marker(end)}"
         one = f"{first} call {last}"
-        if wanted.parallel and in_list:
+        if calls.parallel and in_list:
             one = f'{first} call (", " call)* {last}'
-        elif wanted.parallel and wanted.required:
-            one = f'{one} ("\\n" {wanted.marker(begin)} {one})*'
-        lines = [f"calls: {one}", alternatives("call", len(wanted.tools))]
-        for index, tool in enumerate(wanted.tools):
+        elif calls.parallel and calls.required:
+            # Where calls are not required, output_grammar's `trigger` repeats them, with text between.
+            one = f'{one} ("\\n" {calls.marker(begin)} {one})*'
+        lines = [f"calls: {one}", alternatives("call", len(calls.tools))]
+        for index, tool in enumerate(calls.tools):
             head = quoted(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
             lines.append(f'call_{index}: {head} arguments_{index} "}}"')
             lines.append(value_rule(f"arguments_{index}", tool, {"type": "object", **tool.schema}))
@@ -132,18 +142,22 @@ def json_rules(begin: str, end: str, around: tuple[str, str], in_list: bool) -> 
     return rules
 
 
-def xml_rules(wanted: WantedCalls) -> list[str]:
-    """Calls by parameter, as Qwen3-Coder writes them, in the order of the schema: the required ones and any others."""
-    begin, end = wanted.marker("<tool_call>"), wanted.marker("</tool_call>")
+def xml_rules(calls: WantedCalls) -> list[str]:
+    """Return the rules for calls as Qwen3-Coder writes them: one element per parameter, in the order of the schema."""
+    begin, end = calls.marker("<tool_call>"), calls.marker("</tool_call>")
     one = f'"\\n" call "\\n" {end}'
-    more = f' ("\\n" {begin} {one})*' if wanted.parallel and wanted.required else ""
-    lines = [f"calls: {one}{more}", alternatives("call", len(wanted.tools)), up_to("text_value", PARAMETER_END)]
-    for index, tool in enumerate(wanted.tools):
+    more = f' ("\\n" {begin} {one})*' if calls.parallel and calls.required else ""
+    lines = [f"calls: {one}{more}", alternatives("call", len(calls.tools)), up_to("text_value", PARAMETER_END)]
+    for index, tool in enumerate(calls.tools):
         lines += xml_call_rules(f"call_{index}", tool)
     return lines
 
 
 def xml_call_rules(rule: str, tool: CallableTool) -> list[str]:
+    """Return a rule for a call of one tool. Parameters that are not required may be left out.
+
+    A schema without properties says nothing about parameters, so any are allowed, with text as their values.
+    """
     head, end = quoted(f"<function={tool.name}>\n"), quoted("</function>")
     if "properties" not in tool.schema:
         return [f'{rule}: {head} ("<parameter=" /[^<>\\r\\n]+/ ">\\n" text_value)* {end}']
@@ -157,7 +171,7 @@ def xml_call_rules(rule: str, tool: CallableTool) -> list[str]:
 
 
 def xml_parameter_rules(rule: str, tool: CallableTool, name: str) -> list[str]:
-    """A string is text as it is, all else is JSON."""
+    """Return the rules for one parameter: a string is written as plain text, any other value as JSON."""
     head, schema, types = quoted(f"<parameter={name}>\n"), tool.schema["properties"][name], types_of(name, tool.schema)
     if types and "string" not in types:
         shared = {key: tool.schema[key] for key in ("$defs", "definitions") if key in tool.schema}
@@ -170,19 +184,21 @@ def xml_parameter_rules(rule: str, tool: CallableTool, name: str) -> list[str]:
 
 
 def value_rule(rule: str, tool: CallableTool, schema: Mapping[str, Any]) -> str:
-    """A value of a schema, in JSON."""
+    """Return a rule for JSON that follows the schema."""
     return f"{rule}: %json " + json.dumps({**schema, "x-guidance": {**AS_TEMPLATES, "lenient": not tool.strict}})
 
 
 def alternatives(rule: str, count: int) -> str:
+    """Return a rule for any one of rule_0, rule_1, …"""
     return f"{rule}: " + " | ".join(f"{rule}_{index}" for index in range(count))
 
 
 def up_to(rule: str, text: str) -> str:
-    """A rule: everything to the first occurrence of `text`, and that."""
+    """Return a rule for everything up to and including the first occurrence of `text`."""
     escaped = "".join(letter if letter.isalnum() else f"\\x{ord(letter):02x}" for letter in text)
     return f"{rule}[lazy]: /(?s:.*){escaped}/"
 
 
 def quoted(text: str) -> str:
+    """Write text as a literal of a grammar."""
     return json.dumps(text)

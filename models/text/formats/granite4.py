@@ -1,4 +1,4 @@
-"""Calls as Granite 4 writes them, which is as Hermes does."""
+"""Tool calls as Granite 4 writes them: the format of Hermes."""
 
 from baton.models.text.formats.json_calls import json_calls
 

@@ -1,4 +1,4 @@
-"""Calls as Hermes 2 Pro and Qwen3-Next write them: each <tool_call>{"name": …, "arguments": {…}}</tool_call>."""
+"""Tool calls as Hermes 2 Pro and Qwen3-Next write them: <tool_call>{"name": …, "arguments": {…}}</tool_call> each."""
 
 from baton.models.text.formats.json_calls import json_calls
 

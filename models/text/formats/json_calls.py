@@ -1,4 +1,4 @@
-"""Calls as JSON objects between two markers: {"name": …, "arguments": {…}}, one or several, in a list or not."""
+"""Tool calls as JSON objects between two markers: {"name": …, "arguments": {…}}, one or several, in a list or not."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from baton.models.text.formats.pieces import Broken, Pieces, Reading
 from baton.models.text.formats.values import Tools
 
 ARGUMENTS = ("arguments", "parameters")
-# What stands between two calls, or between the last and the marker; models write braces too many, and too few.
+# Characters between two calls, or between the last call and the end marker. Models write too many or too few braces.
 _BETWEEN = re.compile(r"[ \t\r\n,}\]]*")
 _OPEN = re.compile(r"[ \t\r\n\[]*")
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -21,11 +21,14 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 def json_calls(
     name: str, begin: str, end: str, around: tuple[str, str] = ("\n", "\n"), in_list: bool = False
 ) -> ToolFormat:
-    """The format with these markers; around, in_list: what templates write between them and calls.
+    """Return the tool format with these markers.
 
-    Arguments go out as they come and as they are written, once the name is known. Where they go wrong the call ends,
-    and what is not JSON any more is text. Once they are complete the call is whole, whatever follows. Arguments that
-    are null, or not there, are {}; a string that holds an object's JSON is that object.
+    around: what templates write after `begin` and before `end`.
+    in_list: whether templates write all calls as items of one list between one pair of markers.
+
+    Once the name is known, arguments are emitted while they are generated, exactly as written. If they stop being valid
+    JSON the call ends there, as not whole, and the rest is text. Once they are complete the call is whole, whatever
+    follows. Arguments that are null or absent become {}; a string that contains an object's JSON becomes that object.
     """
 
     def read(pieces: Pieces, events: Events, tools: Tools) -> Reading[None]:
@@ -35,21 +38,24 @@ def json_calls(
 
 
 class _JsonCalls:
+    """The reader of calls between one pair of markers."""
+
     def __init__(self, pieces: Pieces, events: Events, end: str) -> None:
         self._pieces = pieces
         self._events = events
         self._end = end
-        # Of the call that is being read: whether its name was told, and its end.
-        self._told = False
+        # For the call that is being read: whether its beginning, and its end, have been emitted.
+        self._begun = False
         self._ended = False
 
     def read(self, begin: str) -> Reading[None]:
+        """Read calls from the begin marker to the end marker. Broken if there is no call."""
         pieces = self._pieces
         yield from pieces.one_of(begin)
         yield from pieces.run(_OPEN)
         whole = yield from self._call()
         while whole:
-            # What follows is text, all of it, unless it is more calls or the marker.
+            # Everything from here on is text, unless another call or the end marker follows.
             pieces.mark()
             try:
                 yield from pieces.run(_BETWEEN)
@@ -63,61 +69,64 @@ class _JsonCalls:
         pieces.unmark()
 
     def _call(self) -> Reading[bool]:
-        """One object; whether it is a whole call. Broken if it goes wrong before its name is told."""
-        self._told = self._ended = False
+        """Read one object, and return whether it is a whole call. Broken if it goes wrong before the call has begun."""
+        self._begun = self._ended = False
         try:
             yield from self._object()
         except Broken:
-            if not self._told:
+            if not self._begun:
                 raise
             if self._ended:
-                self._pieces.rewind()
+                self._pieces.rewind()  # to the end of the arguments, which are complete
             else:
                 self._events.end(whole=False)
         return self._ended
 
     def _object(self) -> Reading[None]:
+        """Read {"name": …, "arguments": …} in either order, and skip other keys."""
+        # Arguments that come before the name are held until the name is known.
         name, held = "", ""
         yield from self._expect("{")
         following = "" if (yield from self._next()) == '"' else (yield from self._expect("}"))
         while following != "}":
             key = yield from self._string()
             yield from self._expect(":")
-            if key == "name" and not self._told:
+            if key == "name" and not self._begun:
                 name = yield from self._name()
-            elif key in ARGUMENTS and not self._told and name:
+            elif key in ARGUMENTS and not self._begun and name:
                 yield from self._arguments(name)
-            elif key in ARGUMENTS and not self._told:
+            elif key in ARGUMENTS and not self._begun:
                 held = yield from read_held_object(self._pieces)
             else:
                 yield from read_json(self._pieces, lambda text: None)
-            if name and held and not self._told:
-                self._tell(name, held)
+            if name and held and not self._begun:
+                self._emit(name, held)
             following = yield from self._expect(",", "}")
-        if not self._told:
+        if not self._begun:
             if not name:
                 raise Broken
-            self._tell(name, "{}")
+            self._emit(name, "{}")
 
     def _arguments(self, name: str) -> Reading[None]:
-        """Those of a call whose name is known: an object goes out as it comes."""
+        """Read the arguments of a call whose name is known. An object is emitted while it is generated."""
         if (yield from self._next()) != "{":
-            self._tell(name, (yield from read_held_object(self._pieces)))
+            self._emit(name, (yield from read_held_object(self._pieces)))
             return
-        self._told = True
-        self._pieces.unmark()
+        self._begun = True
+        self._pieces.unmark()  # The beginning is emitted, so it can no longer become text.
         self._events.begin(name)
         yield from read_json(self._pieces, self._events.arguments)
         self._finish()
 
-    def _tell(self, name: str, arguments: str) -> None:
-        self._told = True
+    def _emit(self, name: str, arguments: str) -> None:
+        """Emit a call whose arguments are complete."""
+        self._begun = True
         self._events.begin(name)
         self._events.arguments(arguments)
         self._finish()
 
     def _finish(self) -> None:
-        """The arguments are complete; should the rest of the object be broken it is text from here on."""
+        """End the call, whose arguments are complete. If the rest of the object is malformed, it is text from here."""
         self._ended = True
         self._events.end(whole=True)
         self._pieces.mark()
@@ -136,18 +145,21 @@ class _JsonCalls:
         return found
 
     def _expect(self, *characters: str) -> Reading[str]:
-        """One of these, after white space."""
+        """Read one of these characters, after white space."""
         yield from self._pieces.space()
         return (yield from self._pieces.one_of(*characters))
 
     def _next(self) -> Reading[str]:
-        """The next character that is no white space, unread."""
+        """Skip white space, and return the next character without reading it."""
         yield from self._pieces.space()
         return (yield from self._pieces.peek())
 
 
 def read_held_object(pieces: Pieces) -> Reading[str]:
-    """An object, or what stands for one: null, or a string that holds one's JSON. Broken for another value."""
+    """Read an object, null (which stands for {}), or a string that contains an object's JSON. Broken for other values.
+
+    Unlike `read_json`, it returns the text when the value is complete.
+    """
     text: str | None = yield from _captured(pieces)
     if text and text.startswith('"'):
         text = as_json(json.loads(text) or "null")
@@ -157,7 +169,7 @@ def read_held_object(pieces: Pieces) -> Reading[str]:
 
 
 def read_json(pieces: Pieces, take: Callable[[str], None]) -> Reading[None]:
-    """One JSON value, after white space, handed to `take` as it comes. Broken where it goes wrong."""
+    """Read one JSON value, after white space, and hand it to `take` piece by piece. Broken where it is not JSON."""
     scanner = JsonScanner()
     yield from pieces.space()
     while not scanner.whole:

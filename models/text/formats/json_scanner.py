@@ -1,8 +1,8 @@
-"""One JSON value in a stream of text."""
+"""A scanner for one JSON value in a stream of text."""
 
 import re
 
-# Parsers of clients end somewhere: serde_json's at 128.
+# Clients' parsers limit the nesting: serde_json's to 128.
 MAX_DEPTH = 128
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
@@ -28,7 +28,7 @@ _VALUE = {
 }
 _AFTER = {**_all(_SPACE, "after"), ",": "next", "}": "close", "]": "close"}
 _EXPONENT = _all("eE", "exponent")
-# What each character leads to: a state, which is a row, or something to do, which is none.
+# A transition table: state → character → next state, or an action of JsonScanner._do if no row has that name.
 _ROWS: dict[str, dict[str, str]] = {
     "value": _VALUE,
     "first item": {**_VALUE, **_all(_SPACE, "first item"), "]": "close"},
@@ -58,31 +58,30 @@ _ROWS: dict[str, dict[str, str]] = {
     },
 }
 _COMPLETE_NUMBERS = frozenset({"zero", "integer", "fraction", "power"})
-_OF_NUMBERS = _COMPLETE_NUMBERS | {"point", "exponent"}
+_NUMBER_STATES = _COMPLETE_NUMBERS | {"point", "exponent"}
 
 
 class JsonScanner:
-    """Follows one JSON value (RFC 8259) to its last character, `whole`, or to the first that is wrong, `broken`.
+    """A scanner that follows one JSON value (RFC 8259) to its last character or to the first invalid one.
 
-    It is more lenient than the standard in one thing: control characters in strings, such as line breaks, which models
-    write, are passed on as escapes. Nested deeper than MAX_DEPTH is wrong. No recursion, and linear time.
+    It is more lenient than the standard in one respect: models write control characters, such as line breaks, in
+    strings, and these are returned as escapes. Nesting deeper than MAX_DEPTH is invalid. It needs no recursion, and
+    linear time.
     """
 
     def __init__(self) -> None:
-        self.whole = False
-        self.broken = False
+        self.whole = False  # the value is complete
+        self.broken = False  # a character was invalid
         self._state = "value"
-        # Of what is open, outermost first.
-        self._closers: list[str] = []
-        # What an escape is in: a key or another string.
-        self._within = "string"
+        self._closers: list[str] = []  # the closing brackets of what is open, outermost first
+        self._within = "string"  # the state to return to after an escape: "key" or "string"
 
     def feed(self, text: str, at: int) -> tuple[str, int]:
-        """Go on at text[at:]: what of it belongs to the value, as JSON, and where in text that ends.
+        """Continue at text[at:]; return the part that belongs to the value, as strict JSON, and the index of its end.
 
-        A number that is not in anything is whole only when another character follows.
+        A number at the top level is whole only once another character follows it.
         """
-        passed: list[str] = []
+        parts: list[str] = []
         start, end, closers = at, len(text), self._closers
         while at < end and not self.whole and not self.broken:
             state = self._state
@@ -92,11 +91,11 @@ class JsonScanner:
                     break
                 self._within = state
                 if escape := _CONTROL.get(text[at]):
-                    passed += text[start:at], escape
+                    parts += text[start:at], escape
                     start = at = at + 1
                     continue
             target = _ROWS[state].get(text[at], "")
-            if not closers and state in _COMPLETE_NUMBERS and target not in _OF_NUMBERS:
+            if not closers and state in _COMPLETE_NUMBERS and target not in _NUMBER_STATES:
                 self.whole = True
                 break
             if target in _ROWS:
@@ -105,35 +104,36 @@ class JsonScanner:
             else:
                 self._do(target, text[at])
             at += not self.broken
-        passed.append(text[start:at])
-        return "".join(passed), at
+        parts.append(text[start:at])
+        return "".join(parts), at
 
-    def _do(self, what: str, character: str) -> None:
+    def _do(self, action: str, character: str) -> None:
+        """Carry out an action of the table; an unknown one (no transition for this character) breaks the value."""
         closers = self._closers
-        if what == "open" and len(closers) < MAX_DEPTH:
+        if action == "open" and len(closers) < MAX_DEPTH:
             closers.append("}" if character == "{" else "]")
             self._state = "first key" if character == "{" else "first item"
-        elif what == "close" and closers[-1] == character:
+        elif action == "close" and closers[-1] == character:
             closers.pop()
             self._state = "after"
             self.whole = not closers
-        elif what == "next":
+        elif action == "next":
             self._state = "next key" if closers[-1] == "}" else "value"
-        elif what == "escaped":
+        elif action == "escaped":
             self._state = self._within
         else:
             self.broken = True
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Where the run of characters ends that begins at `at`."""
+    """Return the end of the run of matching characters that begins at `at`."""
     match = pattern.match(text, at)
     assert match is not None
     return match.end()
 
 
 def as_json(text: str) -> str | None:
-    """Text that is one JSON value between white space, as JSON without that; None if it is none."""
+    """Return text that is one JSON value as strict JSON, without surrounding white space; None if it is not JSON."""
     text = text.strip(_SPACE)
     scanner = JsonScanner()
     json, end = scanner.feed(text + " ", 0)

@@ -1,4 +1,4 @@
-"""Calls as Kimi K2 and Kimi Linear write them: all in one section, each behind an id that has its name.
+"""Tool calls as Kimi K2 and Kimi Linear write them: all in one section, each after an id that contains its name.
 
 <|tool_calls_section_begin|><|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>…
 <|tool_calls_section_end|>, without the line break.
@@ -20,15 +20,17 @@ CALL_BEGIN, ARGUMENTS_BEGIN, CALL_END = "<|tool_call_begin|>", "<|tool_call_argu
 NAMESPACE = "functions."
 
 _HEAD = re.compile(r"[^<\r\n]*")
-# What stands behind arguments; models write braces too many.
-_BEHIND = re.compile(r"[ \t\r\n}\]]*")
+# Characters after arguments. Models write too many braces.
+_AFTER_ARGUMENTS = re.compile(r"[ \t\r\n}\]]*")
 
 
 class _KimiCalls:
-    """A call is told with its name, when its arguments begin; they go out as they come.
+    """The reader of one section of calls.
 
-    Where they go wrong the call ends, and what is not JSON any more is text. Once they are complete the call is whole,
-    whatever follows. Arguments that are null, or not there, are {}; a string that holds an object's JSON is one.
+    A call is emitted with its name when its arguments begin, and the arguments while they are generated. If they stop
+    being valid JSON the call ends there, as not whole, and the rest is text. Once they are complete the call is whole,
+    whatever follows. Arguments that are null or absent become {}; a string that contains an object's JSON becomes that
+    object.
     """
 
     def __init__(self, pieces: Pieces, events: Events) -> None:
@@ -36,17 +38,17 @@ class _KimiCalls:
         self._events = events
 
     def read(self) -> Reading[None]:
-        """Calls up to the section's end. Models leave its beginning out at times."""
+        """Read calls up to the end of the section. Models sometimes leave out the section's begin marker."""
         pieces = self._pieces
         if (yield from pieces.one_of(SECTION_BEGIN, CALL_BEGIN)) == SECTION_BEGIN:
             yield from pieces.space()
             yield from pieces.one_of(CALL_BEGIN)
         whole = yield from self._call()
         while whole:
-            # What follows is text, all of it, unless it is the markers or more calls.
+            # Everything from here on is text, unless a marker or another call follows.
             pieces.mark()
             try:
-                yield from pieces.run(_BEHIND)
+                yield from pieces.run(_AFTER_ARGUMENTS)
                 found = yield from pieces.one_of(CALL_END, CALL_BEGIN, SECTION_END)
                 if found == SECTION_END:
                     break
@@ -58,7 +60,7 @@ class _KimiCalls:
         pieces.unmark()
 
     def _call(self) -> Reading[bool]:
-        """From behind its marker; whether it is whole. Broken if it goes wrong before its name is told."""
+        """Read a call after its begin marker, and return whether it is whole. Broken if it goes wrong in its head."""
         pieces, events = self._pieces, self._events
         yield from pieces.space()
         name = name_in((yield from pieces.run(_HEAD)))
@@ -77,7 +79,10 @@ class _KimiCalls:
         return True
 
     def _arguments(self) -> Reading[None]:
-        """From the mark on, which is gone then. Broken where they go wrong: what was not told of them is unread."""
+        """Read arguments, which begin at the mark, and remove the mark.
+
+        Broken where they are not JSON; then what has not been emitted is unread again.
+        """
         pieces, events = self._pieces, self._events
         yield from pieces.space()
         if (yield from pieces.peek()) == "{":
@@ -92,7 +97,7 @@ class _KimiCalls:
         pieces.unmark()
 
     def _held(self) -> Reading[str]:
-        """Arguments that are not written as an object."""
+        """Read arguments that are not written as an object: none at all, null, or a string."""
         if (yield from self._pieces.peek()) != CALL_END[0]:
             return (yield from read_held_object(self._pieces))
         yield from self._pieces.one_of(CALL_END)
@@ -100,18 +105,18 @@ class _KimiCalls:
 
 
 def name_in(head: str) -> str:
-    """The name in a call's id: functions.NAME:INDEX, of which models leave out all but the name at times."""
+    """Return the name in a call's id, functions.NAME:INDEX. Models sometimes write only the name."""
     name, _, index = head.rpartition(":")
     return (name if index.strip().isdigit() else head).strip().removeprefix(NAMESPACE)
 
 
-def kimi_rules(wanted: WantedCalls) -> list[str]:
-    """All calls are in one section. Which number is the next is the model's to know."""
-    begin, between, end = wanted.marker(CALL_BEGIN), wanted.marker(ARGUMENTS_BEGIN), wanted.marker(CALL_END)
+def kimi_rules(calls: WantedCalls) -> list[str]:
+    """Return the rules for calls, all in one section. Any index is allowed: the model knows which one is next."""
+    begin, between, end = calls.marker(CALL_BEGIN), calls.marker(ARGUMENTS_BEGIN), calls.marker(CALL_END)
     one = f"{begin} call {end}"
-    several = f"({one})+" if wanted.parallel else one
-    lines = [f"calls: {several} {wanted.marker(SECTION_END)}", alternatives("call", len(wanted.tools))]
-    for index, tool in enumerate(wanted.tools):
+    several = f"({one})+" if calls.parallel else one
+    lines = [f"calls: {several} {calls.marker(SECTION_END)}", alternatives("call", len(calls.tools))]
+    for index, tool in enumerate(calls.tools):
         head = quoted(f"{NAMESPACE}{tool.name}:")
         lines.append(f"call_{index}: {head} /0|[1-9][0-9]{{0,4}}/ {between} arguments_{index}")
         lines.append(value_rule(f"arguments_{index}", tool, {"type": "object", **tool.schema}))
@@ -119,9 +124,9 @@ def kimi_rules(wanted: WantedCalls) -> list[str]:
 
 
 def numbered(chat: Chat) -> Chat:
-    """Calls have the ids functions.NAME:INDEX, where INDEX counts the chat's calls from 0, and results those of calls.
+    """Replace the ids of calls by functions.NAME:INDEX, where INDEX counts the chat's calls from 0.
 
-    A result of no call that came before keeps its id.
+    Results get the new ids of their calls. A result whose call is not in the chat before it keeps its id.
     """
     shown: list[Mapping[str, Any]] = []
     known: dict[object, str] = {}

@@ -1,4 +1,4 @@
-"""Calls as Nemotron Nano 2 writes them: <TOOLCALL>[{"name": …, "arguments": {…}}, …]</TOOLCALL>, all in one list."""
+"""Tool calls as Nemotron Nano 2 writes them: <TOOLCALL>[{"name": …, "arguments": {…}}, …]</TOOLCALL>, in one list."""
 
 from baton.models.text.formats.json_calls import json_calls
 

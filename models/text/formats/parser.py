@@ -1,4 +1,4 @@
-"""A model's output as events, while it comes."""
+"""A parser that turns a model's output into events while it is generated."""
 
 from baton.models.text.formats.content import ToolFormat, read_content, read_plain
 from baton.models.text.formats.events import Events, OutputEvent
@@ -8,15 +8,17 @@ from baton.models.text.formats.values import Tools
 
 
 class OutputParser:
-    """Takes an output apart: reasoning first, then the answer with calls of tools in it.
+    """A parser of one output: reasoning first, then the answer with tool calls in it.
 
-    The events, joined, do not depend on how the text is split. Text waits only while it may begin a marker, or a call
-    whose name is not known yet. No text raises; what is no well-formed call is content as it was written. A call that
-    goes wrong or ends after its name was told keeps the arguments that were told, which do not parse (CallEnded.whole
-    is False), and what follows them is content.
+    The events, joined, do not depend on how the text is split into pushes. Text is held back only while it may begin a
+    marker, or a call whose name is not known yet. No text raises an error: what is not a well-formed call is content,
+    exactly as written. A call that goes wrong, or is cut off, after its name was emitted keeps the arguments emitted so
+    far, which do not parse (CallEnded.whole is False); what follows them is content.
 
-    reasoning, tool_format: None where that is not looked for. begun: reasoning, by the prompt.
-    tools: the schema of each tool's parameters, by name. A call may name others.
+    reasoning: the format of reasoning; None if the output is not searched for any.
+    begun: whether the prompt has already opened the reasoning.
+    tool_format: the format of tool calls; None if the output is not searched for any.
+    tools: the schema of each tool's parameters, by the tool's name. A call may name other tools.
     """
 
     def __init__(
@@ -32,13 +34,13 @@ class OutputParser:
         next(self._reading)
 
     def push(self, text: str) -> list[OutputEvent]:
-        """More of the output, and what is certain by now."""
+        """Add text of the output, and return the events that are certain by now."""
         self._pieces.give(text)
         next(self._reading)
         return self._events.take()
 
     def finish(self) -> list[OutputEvent]:
-        """The output is over: what was held back. No push may follow."""
+        """End the output, and return the events of the text that was held back. No push may follow."""
         self._pieces.end()
         next(self._reading, None)
         return self._events.take()

@@ -1,4 +1,4 @@
-"""Which formats a checkpoint's model writes."""
+"""Choice of the formats of reasoning and tool calls that a checkpoint's model writes."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -19,15 +19,15 @@ AUTO, NO_PARSER = "auto", "none"
 TOOL_FORMATS = {format.name: format for format in (HERMES, QWEN3_CODER, NEMOTRON_V2, GRANITE4, KIMI)}
 REASONING_FORMATS = {format.name: format for format in (THINK,)}
 
-# What shows in a template which format it is: the first of these that it has.
-TELLING = (
+# Markers that identify the format of calls in a chat template, in order of precedence.
+BY_MARKER = (
     (NEMOTRON_V2.begins[0], NEMOTRON_V2),
     (KIMI.begins[0], KIMI),
     (FUNCTION, QWEN3_CODER),
     (HERMES.begins[0], HERMES),
 )
-# Of families, where templates do not show it.
-OF_FAMILIES = {
+# The format of a family (model_type), for templates without such a marker.
+BY_FAMILY = {
     "falcon_h1": HERMES,
     "granitemoehybrid": GRANITE4,
     "kimi_linear": KIMI,
@@ -41,36 +41,37 @@ OF_FAMILIES = {
 
 
 def tool_format(model_type: str, templates: Iterable[str]) -> ToolFormat | None:
-    """By the markers that a checkpoint's chat templates write; if they write none, by family; None if that has none."""
+    """Return the format whose marker is in the checkpoint's chat templates, else its family's, else None."""
     text = "\n".join(templates)
-    own = OF_FAMILIES.get(model_type)
-    told = next((format for marker, format in TELLING if marker in text), own)
-    return own if own and told and own.begins == told.begins else told
+    own = BY_FAMILY.get(model_type)
+    found = next((format for marker, format in BY_MARKER if marker in text), own)
+    # Formats with the same markers (Hermes and Granite 4) look alike in a template: then the family's is meant.
+    return own if own and found and own.begins == found.begins else found
 
 
 def reasoning_format(templates: Iterable[str]) -> ReasoningFormat | None:
-    """The one of whose markers a checkpoint's chat templates know one."""
+    """Return the format of which the checkpoint's chat templates contain a marker, or None."""
     text = "\n".join(templates)
     return next((format for format in REASONING_FORMATS.values() if format.begin in text or format.end in text), None)
 
 
 @dataclass(frozen=True)
 class OutputFormats:
-    """What is looked for in a model's output; None: nothing of that kind."""
+    """The formats for which a model's output is searched."""
 
-    tools: ToolFormat | None = None
-    reasoning: ReasoningFormat | None = None
+    tools: ToolFormat | None = None  # None: tool calls are not parsed
+    reasoning: ReasoningFormat | None = None  # None: reasoning is not parsed
 
     @property
     def markers(self) -> frozenset[str]:
-        """What is text to those who look, also where the tokenizer has a special token for it."""
+        """Markers that the output parsers must see as text, even if the tokenizer treats them as special tokens."""
         tools = (*self.tools.begins, *self.tools.within, self.tools.end) if self.tools is not None else ()
         reasoning = (self.reasoning.begin, self.reasoning.end) if self.reasoning is not None else ()
         return frozenset((*tools, *reasoning))
 
     @property
     def ending(self) -> re.Pattern[str] | None:
-        """Finds the end of reasoning: its marker, or the beginning of a call where that ends it too."""
+        """A pattern for the end of reasoning: its end marker, or the beginning of a call if that ends it too."""
         if self.reasoning is None:
             return None
         call = self.tools.ends_reasoning if self.tools is not None else ()
@@ -81,9 +82,10 @@ class OutputFormats:
 def output_formats(
     model_type: str, templates: Iterable[str], tools: str = AUTO, reasoning: str = AUTO
 ) -> OutputFormats:
-    """Those that are named, or "none"; "auto": what the checkpoint's templates and its family tell.
+    """Return the formats with these names. "none" stands for no format; "auto" for the one that the checkpoint's chat
+    templates or its family indicate.
 
-    ValueError for a name that is not known.
+    ValueError for an unknown name.
     """
     sources = tuple(templates)
     return OutputFormats(

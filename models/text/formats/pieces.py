@@ -1,47 +1,48 @@
-"""Text that comes in pieces, and what reads it: generators that yield wherever they must wait for more."""
+"""Text that arrives in pieces, and the basic readers of it: generators that yield where they must wait for more."""
 
 import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
 T = TypeVar("T")
-# It yields nothing: only that it waits for the next piece.
 Reading = Generator[None, None, T]
+"""A reader. It yields, without a value, when it needs the next piece; its return value is what it has read."""
 
 WHITE_SPACE = " \t\r\n"
 
 
 class Broken(Exception):
-    """The text is not what its reader expects."""
+    """Raised by a reader when the text is not what it expects."""
 
 
 class Pieces:
-    """`text[at:]` has come and has not been read. Of what was read nothing is kept but from a mark on.
+    """The input of a reader: `text[at:]` has arrived and has not been read yet.
 
-    A reader waits only when all is read. So work is linear in the text, if none of it is rewound more than a few times.
+    Text that was read is kept only from the mark on, if there is one, so that the reader can rewind to it. A reader
+    waits only when everything has been read, so the work is linear in the text if no part is rewound more than a few
+    times.
     """
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
-        self._over = False
-        self._mark: int | None = None
-        # From the mark on, what came before `text`.
-        self._before: list[str] = []
+        self._over = False  # no more pieces will arrive
+        self._mark: int | None = None  # an index into `text`, or 0 if `_before` holds text from the mark on
+        self._before: list[str] = []  # text between the mark and the beginning of `text`
 
     def give(self, text: str) -> None:
-        """The next piece; all before it was read."""
+        """Take the next piece. All earlier text must have been read."""
         if self._mark is not None:
             self._before.append(self.text[self._mark :])
             self._mark = 0
         self.text, self.at = text, 0
 
     def end(self) -> None:
-        """No more pieces will come."""
+        """Note that no more pieces will arrive."""
         self._over = True
 
     def mark(self) -> None:
-        """A place to come back to; there is only the last one."""
+        """Remember this place for `rewind`. There is one mark at most: a new one replaces the old."""
         self._mark = self.at
         self._before.clear()
 
@@ -50,7 +51,7 @@ class Pieces:
         self._before.clear()
 
     def rewind(self) -> None:
-        """Back to the mark, which is gone then."""
+        """Go back to the mark, and remove it."""
         assert self._mark is not None
         if self._before:
             self.text, self.at = "".join([*self._before, self.text[self._mark :]]), 0
@@ -59,7 +60,7 @@ class Pieces:
         self.unmark()
 
     def more(self) -> Reading[bool]:
-        """Wait for a character at `at`; False if there is none, at the end of all text."""
+        """Wait for a character at `at`; return False if there is none because the output is over."""
         while self.at == len(self.text):
             if self._over:
                 return False
@@ -67,22 +68,22 @@ class Pieces:
         return True
 
     def peek(self) -> Reading[str]:
-        """The next character, which stays unread; "" at the end of all text."""
+        """Return the next character without reading it; "" at the end of the output."""
         return self.text[self.at] if (yield from self.more()) else ""
 
     def take(self, count: int) -> str:
-        """The next characters of `text`, as many as there are."""
-        taken = self.text[self.at : self.at + count]
-        self.at += len(taken)
-        return taken
+        """Read up to `count` characters of `text`, without waiting for more."""
+        part = self.text[self.at : self.at + count]
+        self.at += len(part)
+        return part
 
     def before(self, pattern: re.Pattern[str]) -> str:
-        """What there is of `text` before the next match of `pattern`; all of it if there is none."""
+        """Read `text` up to the next match of `pattern`; all of it if there is none."""
         found = pattern.search(self.text, self.at)
         return self.take((found.start() if found else len(self.text)) - self.at)
 
     def run(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """All characters from here on that match; `pattern` is of any number of characters of a kind."""
+        """Read all characters that match from here on. `pattern` is a repeated character class: it matches "" too."""
         found: list[str] = []
         while (yield from self.more()):
             match = pattern.match(self.text, self.at)
@@ -95,7 +96,7 @@ class Pieces:
         return "".join(found)
 
     def one_of(self, *options: str) -> Reading[str]:
-        """The option that comes next, read; Broken if none does. None is the beginning of another."""
+        """Read one of the options, and return it; Broken if none is next. No option may be a prefix of another."""
         read = ""
         while (yield from self.more()):
             for option in options:
@@ -122,36 +123,39 @@ _LINE_BREAKS = re.compile(r"\n*")
 
 
 def beginning(*markers: str) -> re.Pattern[str]:
-    """Finds where one of the markers begins: whole, or as much of it as there is before the end of the text."""
+    """Return a pattern for the beginning of a marker: the whole marker, or a prefix of it at the end of the text."""
     begun = {marker[:length] for marker in markers for length in range(1, len(marker))}
     return re.compile("|".join([*map(re.escape, markers), *(re.escape(part) + r"\Z" for part in sorted(begun))]))
 
 
 class Trailing:
-    """Text on its way to `show`, but for `characters` at its end: they are dropped where a marker follows."""
+    """A filter between a reader and `show` that holds back `characters` at the end of the text.
+
+    They are dropped if a marker follows, and shown if other text does.
+    """
 
     def __init__(self, show: Callable[[str], None], characters: str) -> None:
         self._show = show
         self._characters = characters
         self._held: list[str] = []
-        # Whether there is nothing but such characters since the last marker.
-        self.behind_marker = False
+        self.after_marker = False  # whether nothing but such characters came since the last marker
 
     def add(self, text: str) -> None:
         body = text.rstrip(self._characters)
         if body:
             self.release()
             self._show(body)
-            self.behind_marker = False
+            self.after_marker = False
         if len(body) < len(text):
             self._held.append(text[len(body) :])
 
     def release(self) -> None:
+        """Show what is held back."""
         if self._held:
             self._show("".join(self._held))
             self._held.clear()
 
     def drop(self) -> None:
-        """A marker follows."""
+        """Drop what is held back, because a marker follows."""
         self._held.clear()
-        self.behind_marker = True
+        self.after_marker = True

@@ -1,4 +1,4 @@
-"""Calls as Qwen3-Coder, Qwen3.5 and Nemotron 3 write them.
+"""Tool calls as Qwen3-Coder, Qwen3.5 and Nemotron 3 write them.
 
 <tool_call>
 <function=name>
@@ -26,20 +26,23 @@ _VALUE_END = beginning(PARAMETER_END, FUNCTION_END)
 
 
 class _Follows(Enum):
-    """What comes after a parameter, if not another one."""
+    """The possible successors of a parameter other than another parameter."""
 
     FUNCTION_END = auto()
     CALL_END = auto()
-    NOTHING = auto()
+    NOTHING = auto()  # the output is over
 
 
 class _XmlCalls:
-    """A call is told with the name of its first parameter, or its end; then only the end of all text breaks it.
+    """The reader of calls.
 
-    What is written has no escapes. So a value ends where, white space aside, another parameter or the call's end
-    follows its </parameter>, or where </function></tool_call> comes without one; any other marker in it is text. A line
-    break at its beginning and one at its end are the format's. If the text ends first the call is not whole, and its
-    arguments stop where the text does.
+    A call is emitted when the name of its first parameter, or its end, has been read. From then on, only the end of the
+    output breaks it.
+
+    Values have no escapes. So a value ends where, white space aside, another parameter or the call's end follows its
+    </parameter>, or where </function></tool_call> comes without a </parameter>. Any other marker in a value is text.
+    One line break at its beginning and one at its end belong to the format. If the output ends first, the call is not
+    whole, and its arguments stop where the output does.
     """
 
     def __init__(self, pieces: Pieces, events: Events, tools: Tools) -> None:
@@ -48,16 +51,16 @@ class _XmlCalls:
         self._tools = tools
 
     def read(self) -> Reading[None]:
-        """Functions between <tool_call> and </tool_call>.
+        """Read the functions between <tool_call> and </tool_call>.
 
-        Models leave <tool_call> out at times: then the function must be one of the tools.
+        Models sometimes leave out <tool_call>; then the function must be one of the tools.
         """
         begun = yield from self._pieces.one_of(CALL, FUNCTION)
         if begun == CALL:
             yield from self._expect(FUNCTION)
         ended = yield from self._function(known=begun == FUNCTION)
         while ended is _Follows.FUNCTION_END:
-            # What follows is text, all of it, unless it is more functions or the marker.
+            # Everything from here on is text, unless another function or the end marker follows.
             self._pieces.mark()
             try:
                 if (yield from self._expect(FUNCTION, CALL_END)) == CALL_END:
@@ -69,9 +72,9 @@ class _XmlCalls:
         self._pieces.unmark()
 
     def _function(self, known: bool) -> Reading[_Follows]:
-        """From behind <function=, and how it ended. Broken if it goes wrong before its first parameter.
+        """Read a function after <function=, and return how it ended. Broken if it goes wrong before a parameter.
 
-        known: it must be one of the tools.
+        known: whether its name must be that of one of the tools.
         """
         name = yield from self._label()
         if known and name not in self._tools:
@@ -94,11 +97,11 @@ class _XmlCalls:
         return follows
 
     def _value(self, value: StringValue | OtherValue) -> Reading[str | _Follows]:
-        """The text of a parameter, and what follows it."""
+        """Read the text of a parameter into `value`, and return what follows the parameter."""
         pieces = self._pieces
         if (yield from pieces.peek()) == "\n":
             pieces.take(1)
-        line_break = ""
+        line_break = ""  # held back: it is the format's if the value ends after it, else the value's
         while (yield from pieces.more()):
             text = line_break + pieces.before(_VALUE_END)
             line_break = "\n" if text.endswith("\n") else ""
@@ -109,6 +112,7 @@ class _XmlCalls:
             try:
                 follows = yield from self._after_value()
             except Broken:
+                # A marker that does not end the value is part of it.
                 pieces.rewind()
                 value.add(line_break + pieces.take(1))
                 line_break = ""
@@ -121,13 +125,14 @@ class _XmlCalls:
         return _Follows.NOTHING
 
     def _after_value(self) -> Reading[str | _Follows]:
+        """Read the end of a value, and return what follows the parameter. Broken if the value does not end here."""
         if (yield from self._pieces.one_of(PARAMETER_END, FUNCTION_END)) == PARAMETER_END:
             return (yield from self._after())
         yield from self._expect(CALL_END)
         return _Follows.CALL_END
 
     def _after(self) -> Reading[str | _Follows]:
-        """The name of the parameter that begins here, after white space, or what else follows."""
+        """Return the name of the parameter that begins here, after white space, or else what follows."""
         yield from self._pieces.space()
         if not (yield from self._pieces.more()):
             return _Follows.NOTHING
@@ -137,7 +142,7 @@ class _XmlCalls:
         return _Follows.FUNCTION_END if found == FUNCTION_END else _Follows.CALL_END
 
     def _label(self) -> Reading[str]:
-        """A name and the > behind it."""
+        """Read a name and the > after it."""
         label = (yield from self._pieces.run(_LABEL)).strip()
         yield from self._pieces.one_of(">")
         if not label or not label.isprintable():
@@ -145,7 +150,7 @@ class _XmlCalls:
         return label
 
     def _expect(self, *options: str) -> Reading[str]:
-        """One of these, after white space."""
+        """Read one of these, after white space."""
         yield from self._pieces.space()
         return (yield from self._pieces.one_of(*options))
 

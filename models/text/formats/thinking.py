@@ -1,4 +1,4 @@
-"""What a model thinks, apart from what it answers."""
+"""Reads the reasoning part of a model's output, which comes before the answer."""
 
 from dataclasses import dataclass
 
@@ -8,18 +8,18 @@ from baton.models.text.formats.pieces import Broken, Pieces, Reading, Trailing, 
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """The markers around reasoning, which stands at the beginning of an output, if anywhere."""
+    """The markers around reasoning, which can only be at the beginning of an output."""
 
     name: str
     begin: str
     end: str
 
     def begun_by(self, prompt: str) -> bool:
-        """Whether the prompt's end has the first marker already, as some templates write it."""
+        """Return whether the prompt ends with the begin marker, which some templates write."""
         return prompt.rstrip().endswith(self.begin)
 
     def open_in(self, answer: str) -> bool:
-        """Whether an answer that is to be continued is still reasoning."""
+        """Return whether an answer that is to be continued stops inside its reasoning."""
         return answer.lstrip().startswith(self.begin) and self.end not in answer
 
 
@@ -29,12 +29,13 @@ THINK = ReasoningFormat("think", "<think>", "</think>")
 def read_reasoning(
     pieces: Pieces, events: Events, format: ReasoningFormat, begun: bool, call: tuple[str, ...]
 ) -> Reading[None]:
-    """Reasoning, if there is some, up to where the answer begins; all of the output if it does not end.
+    """Read reasoning, if there is any, up to the beginning of the answer; the whole output if the reasoning never ends.
 
-    begun: by the prompt, so that only the second marker is to come; the first one is ignored then. Without it there is
-    reasoning only where the first marker stands at the beginning, but for white space.
-    call: what shows, white space between, that a call of a tool begins, which ends reasoning too; () is nothing.
-    Line breaks at the markers are dropped: they are the template's.
+    begun: whether the prompt has already opened the reasoning; then a begin marker in the output is ignored. Otherwise
+    there is reasoning only if the output starts with the begin marker, white space aside.
+    call: ToolFormat.ends_reasoning: texts that show that a tool call begins, which ends reasoning too; () for none.
+
+    Line breaks next to the markers are dropped, because they belong to the template.
     """
     if not (yield from _begins(pieces, format)) and not begun:
         return
@@ -52,7 +53,7 @@ def read_reasoning(
 
 
 def _begins(pieces: Pieces, format: ReasoningFormat) -> Reading[bool]:
-    """Whether the first marker is there; it is read then, else nothing is."""
+    """Read the begin marker if it is there, and return whether it is; otherwise read nothing."""
     pieces.mark()
     try:
         yield from pieces.space()
@@ -65,7 +66,10 @@ def _begins(pieces: Pieces, format: ReasoningFormat) -> Reading[bool]:
 
 
 def _ends(pieces: Pieces, format: ReasoningFormat, call: tuple[str, ...]) -> Reading[bool]:
-    """Whether reasoning ends here; the marker is read then, else nothing is."""
+    """Return whether reasoning ends here. Read the end marker if it is there, and nothing otherwise.
+
+    The beginning of a call ends reasoning too, but stays unread for `read_content`.
+    """
     pieces.mark()
     try:
         if (yield from pieces.one_of(format.end, *call[:1])) == format.end:

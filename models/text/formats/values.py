@@ -1,4 +1,4 @@
-"""Values that a model writes as plain text, made JSON by the schema of the tool's parameters."""
+"""Conversion of parameter values that a model writes as plain text to JSON, guided by the tool's schema."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,12 +6,12 @@ from typing import Any
 
 from baton.models.text.formats.json_scanner import as_json
 
-# Of each tool by name: the JSON schema of its parameters, an object's.
 Tools = Mapping[str, Mapping[str, Any]]
+"""The JSON schema of each tool's parameters, an object, by the tool's name."""
 
 _TYPES = {
     **{name: name for name in ("string", "integer", "number", "boolean", "object", "array", "null")},
-    # What schemas that were made of a language's types say instead.
+    # Names in schemas that were generated from a language's types.
     "str": "string",
     "int": "integer",
     "float": "number",
@@ -19,18 +19,21 @@ _TYPES = {
     "dict": "object",
     "list": "array",
 }
-_OF_PYTHON = {bool: "boolean", str: "string", int: "integer", float: "number", dict: "object", list: "array"}
+_PYTHON_TYPES = {bool: "boolean", str: "string", int: "integer", float: "number", dict: "object", list: "array"}
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _NULLS = ("null", "None")
 
 
 def types_of(parameter: str, schema: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types that a parameter may have by its tool's schema; none if that does not say."""
+    """Return the JSON types that a tool's schema allows for a parameter; none if it does not say.
+
+    Follows "$ref" within the schema, and collects the types of all parts of "anyOf", "oneOf" and "allOf".
+    """
     properties = schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
     waiting: list[object] = [known.get(parameter, schema.get("additionalProperties"))]
     types: set[str] = set()
-    seen: set[int] = set()
+    seen: set[int] = set()  # by id, because references may be circular
     while waiting:
         part = waiting.pop()
         if isinstance(part, Mapping) and id(part) not in seen:
@@ -42,13 +45,13 @@ def types_of(parameter: str, schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _named(schema: Mapping[str, Any]) -> set[str]:
-    """The types that a schema names itself, or that the values have which it lists."""
+    """Return the types that a schema names in "type", else those of the values in its "enum" and "const"."""
     if "type" in schema:
         named = schema["type"]
         names = named if isinstance(named, list) else [named]
         return {_TYPES[name] for name in names if isinstance(name, str) and name in _TYPES}
     values = _list(schema, "enum") + [schema[key] for key in ("const",) if key in schema]
-    return {_OF_PYTHON.get(type(value), "null") for value in values}
+    return {_PYTHON_TYPES.get(type(value), "null") for value in values}
 
 
 def _parts(schema: Mapping[str, Any]) -> list[Any]:
@@ -61,7 +64,7 @@ def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _referenced(reference: object, root: Mapping[str, Any]) -> object:
-    """What "#/…" names within the tool's own schema."""
+    """Return the part of the tool's schema that the reference "#/…" names; None for any other reference."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     found: object = root
@@ -73,22 +76,22 @@ def _referenced(reference: object, root: Mapping[str, Any]) -> object:
 
 
 def quoted(text: str) -> str:
-    """Text as the inside of a JSON string; piece by piece it gives the same."""
+    """Escape text for the inside of a JSON string. Escaping piece by piece gives the same result."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 class StringValue:
-    """A string, shown as it comes; "null" and "None" alone are null if that may be."""
+    """A string value, shown while it is generated. If it is nullable, the texts "null" and "None" are null."""
 
     def __init__(self, show: Callable[[str], None], nullable: bool) -> None:
         self._show = show
         self._nullable = nullable
-        self._begun = ""
-        self._shown = False
+        self._prefix = ""  # text held back while it may still become null
+        self._shown = False  # whether the opening quote has been shown
 
     def add(self, text: str) -> None:
         if not self._shown:
-            text = self._begun = self._begun + text
+            text = self._prefix = self._prefix + text
             if self._nullable and any(null.startswith(text) for null in _NULLS):
                 return
             self._shown = True
@@ -96,20 +99,20 @@ class StringValue:
         self._show(quoted(text))
 
     def end(self) -> None:
-        """The value is complete."""
+        """Finish a complete value."""
         if self._shown:
             self._show('"')
         else:
-            self._show("null" if self._begun in _NULLS else f'"{quoted(self._begun)}"')
+            self._show("null" if self._prefix in _NULLS else f'"{quoted(self._prefix)}"')
 
     def cut(self) -> None:
-        """There is no end of it: what has come is shown."""
-        if not self._shown and self._begun:
-            self._show('"' + quoted(self._begun))
+        """Show what is held back of a value that the end of the output cuts off."""
+        if not self._shown and self._prefix:
+            self._show('"' + quoted(self._prefix))
 
 
 class OtherValue:
-    """A value of other types, or of several or none that is known, shown at its end."""
+    """A value that is not, or not certainly, a string: it is shown when it is complete."""
 
     def __init__(self, show: Callable[[str], None], types: frozenset[str]) -> None:
         self._show = show
@@ -123,15 +126,16 @@ class OtherValue:
         self._show(converted("".join(self._parts), self._types))
 
     def cut(self) -> None:
-        """Shown as a string that does not end, so that no bracket in it makes JSON of half a call."""
+        """Show a value that was cut off as a string without an end: so no bracket in it can make the call parse."""
         self._show('"' + quoted("".join(self._parts)))
 
 
 def converted(text: str, types: frozenset[str]) -> str:
-    """The JSON of a value: what it is if it is JSON of one of the types, or if no string may be; else a string.
+    """Return the JSON of a value that was written as `text`.
 
-    true, false, null and None count in any case of their letters where the types are known. Text in quotes, for a
-    parameter that may be a string, is that string, quotes and all.
+    Text that is JSON stays JSON if its type is allowed, or if a string is not allowed; otherwise it becomes a string.
+    If the types are known, true, false, null and None are recognised in upper and lower case. Text in quotes, for a
+    parameter that may be a string, becomes a string that includes the quotes.
     """
     found = as_json(text)
     if found is None and types:
@@ -142,7 +146,7 @@ def converted(text: str, types: frozenset[str]) -> str:
 
 
 def type_of(value: str) -> frozenset[str]:
-    """The types that JSON text is of: an integer is a number too."""
+    """Return the types of a JSON value. An integer is a number too."""
     match value[0]:
         case "{":
             return frozenset({"object"})
@@ -158,7 +162,7 @@ def type_of(value: str) -> frozenset[str]:
 
 
 def value_of(types: frozenset[str], show: Callable[[str], None]) -> StringValue | OtherValue:
-    """What takes the text of a value of these types and shows its JSON."""
+    """Return the converter for a value of these types: it takes the text in pieces and shows its JSON."""
     if "string" in types and types <= {"string", "null"}:
         return StringValue(show, "null" in types)
     return OtherValue(show, types)

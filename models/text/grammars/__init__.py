@@ -1,1 +1,1 @@
-"""Grammars that an output has to follow, and what says which token may come next."""
+"""Grammars that constrain outputs, and the matchers that say which tokens may come next."""

@@ -1,4 +1,4 @@
-"""Grammars compiled for a tokenizer, by llguidance: once each, kept by their texts, and copied for every output."""
+"""Compilation of grammars for a tokenizer, with llguidance: once per text, cached, and copied for every output."""
 
 import re
 import threading
@@ -12,17 +12,18 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from baton.models.text.grammars.matcher import GrammarError, GrammarMatcher
 
-# What a step may do: less than llguidance's own defaults, so that a mask keeps the event loop waiting for milliseconds.
+# Limits of one parser step, below llguidance's defaults: a mask must not block the event loop longer than milliseconds.
 LIMITS = LLParserLimits(max_items_in_row=1000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False)
-# Seconds of a processor that a copy's first mask may take, when the grammar's first has been computed.
+# CPU seconds that the first mask of a copy may take, once the grammar's own first mask has been computed.
 MOST_FOR_A_COPY = 0.05
-# An output may have so many at once, and so many for each token.
+# CPU seconds that an output's matcher may use: an allowance at the start, and an addition for each token.
 MOST_AT_ONCE, MOST_PER_TOKEN = 0.25, 0.002
-# Bytes, by what grammars were seen to take for each character of their texts.
+# Size of the cache of compiled grammars, and an estimate of a grammar's size, measured by the characters of its text.
 KEPT_BYTES = 256 * 2**20
 BYTES_OF_ONE, BYTES_PER_CHARACTER = 100_000, 160
 MOST_CHARACTERS = 500_000
-# Compiling these takes time that grows with the factors and their product, and that no limit of llguidance's bounds.
+# multipleOf in JSON schemas: its compilation takes time that grows with the factors and with their product, and none of
+# llguidance's limits bounds it.
 MULTIPLES = re.compile(r'"multipleOf"\s*:\s*(-?[0-9]+(?:\.[0-9]+)?)')
 ESCAPED = re.compile(r"\\u00([0-9a-fA-F]{2})")
 POINTS = str.maketrans("", "", "-.")
@@ -31,26 +32,28 @@ NOT_VERBOSE = "<non-verbose/>"
 
 
 class Grammars:
-    """The grammars that a model's outputs may follow, and a matcher for each output. Safe to use from several threads.
+    """The compiler and cache of grammars for one model. Safe to use from several threads.
 
-    tokenizer: tokenizer.json, which knows ids below `known`. vocab_size: of the model's logits; ids that the tokenizer
-    lacks are never allowed. eos_ids: they end an output, and are in no mask. ValueError for a tokenizer that llguidance
-    cannot read.
+    tokenizer: the text of tokenizer.json. ValueError if llguidance cannot read it.
+    known: the tokenizer's ids are below this.
+    vocab_size: the number of the model's logits; ids that the tokenizer lacks are never allowed.
+    eos_ids: tokens that end an output; they are in no mask.
     """
 
     def __init__(self, tokenizer: str, known: int, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._tokenizer = LLTokenizer(tokenizer, n_vocab=max(known, vocab_size), eos_token=list(eos_ids) or None)
         self._mask_bytes = 4 * -(-vocab_size // 32)
-        self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._cache: OrderedDict[str, CompiledGrammar] = OrderedDict()  # least recently used first
+        # All that exist: those in the cache, and those that callers still hold.
         self._known: WeakValueDictionary[str, CompiledGrammar] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def matcher(self, grammar: str) -> GrammarMatcher:
-        """For an output's beginning. GrammarError if the grammar cannot be compiled, which is done here if need be."""
+        """Return a matcher at the beginning of an output, compiling the grammar if necessary. GrammarError as there."""
         return self.compile(grammar).matcher()
 
     def compile(self, grammar: str) -> "CompiledGrammar":
-        """Compile it, unless it is known: whoever holds what is returned keeps it known. It may take a second.
+        """Compile a grammar unless it is known, which may take a second. A caller that holds the result keeps it known.
 
         GrammarError says what is wrong with it.
         """
@@ -58,20 +61,20 @@ class Grammars:
         return found if found is not None else self._keep(grammar, self._compiled(grammar))
 
     def known(self, grammar: str) -> "CompiledGrammar | None":
-        """If it has been compiled, and is still held or kept."""
+        """Return the compiled grammar if it is in the cache or a caller still holds it."""
         with self._lock:
             found = self._known.get(grammar)
             if found is not None:
-                self._kept[grammar] = found
-                self._kept.move_to_end(grammar)
+                self._cache[grammar] = found
+                self._cache.move_to_end(grammar)
             return found
 
     def _keep(self, grammar: str, compiled: "CompiledGrammar") -> "CompiledGrammar":
         with self._lock:
             compiled = self._known.setdefault(grammar, compiled)
-            self._kept[grammar] = compiled
-            while len(self._kept) > 1 and sum(map(bytes_of, self._kept)) > KEPT_BYTES:
-                self._kept.popitem(last=False)
+            self._cache[grammar] = compiled
+            while len(self._cache) > 1 and sum(map(bytes_of, self._cache)) > KEPT_BYTES:
+                self._cache.popitem(last=False)
             return compiled
 
     def _compiled(self, grammar: str) -> "CompiledGrammar":
@@ -86,12 +89,12 @@ class Grammars:
 
 
 class CompiledGrammar:
-    """A matcher at the beginning, to be copied."""
+    """A compiled grammar: a matcher at the beginning of an output, which is copied for every output."""
 
     def __init__(self, matcher: LLMatcher, mask_bytes: int, eos_ids: Sequence[int]) -> None:
         self._matcher = matcher
         self._mask_bytes = mask_bytes
-        self._ends = bytearray(mask_bytes)
+        self._ends = bytearray(mask_bytes)  # the mask of the end-of-sequence tokens
         for id in eos_ids:
             if id < 8 * mask_bytes:
                 self._ends[id // 8] |= 1 << id % 8
@@ -100,7 +103,10 @@ class CompiledGrammar:
         return CopiedMatcher(self._matcher.deep_copy(), self._mask_bytes, self._ends)
 
     def warm_up(self) -> None:
-        """What the first mask finds out is in every copy. GrammarError if nothing may be written, or it is slow."""
+        """Compute the first mask, whose intermediate results all copies then share.
+
+        GrammarError if the grammar allows no output, or if a copy's first mask is still slow.
+        """
         first = CopiedMatcher(self._matcher, self._mask_bytes, self._ends, allowance=float("inf"))
         if first.mask() == bytes(self._mask_bytes) and not first.accepts():
             raise GrammarError("no output can follow it")
@@ -111,7 +117,7 @@ class CompiledGrammar:
 
 
 class CopiedMatcher:
-    """Implements GrammarMatcher. It may take `allowance` seconds of a processor, and some more for each token."""
+    """A GrammarMatcher that may use `allowance` CPU seconds, and MOST_PER_TOKEN more for each token."""
 
     def __init__(
         self, matcher: LLMatcher, mask_bytes: int, ends: bytes | bytearray, allowance: float = MOST_AT_ONCE
@@ -142,13 +148,14 @@ class CopiedMatcher:
         return allowed.to_bytes(self._mask_bytes, "little")
 
     def _pay(self, began: float, allowed: float) -> None:
+        """Charge the CPU time since `began` to the allowance, after adding `allowed` to it."""
         self._allowance += allowed - (time.thread_time() - began)
         if self._allowance < 0:
             raise GrammarError("the grammar is too complex: its masks take too long")
 
 
 def check_multiples(grammar: str) -> None:
-    """GrammarError for schemas that ask for multiples of numbers with many digits."""
+    """Raise GrammarError for schemas in which multipleOf has numbers with many digits, or too many numbers."""
     plain = ESCAPED.sub(lambda escaped: chr(int(escaped[1], 16)), grammar)
     digits = {found[1].translate(POINTS).strip("0")[:10] for found in MULTIPLES.finditer(plain)}
     factors = [int(each) for each in digits if each]
@@ -157,11 +164,11 @@ def check_multiples(grammar: str) -> None:
 
 
 def check(matcher: LLMatcher) -> None:
-    """GrammarError if it has gone wrong."""
+    """Raise GrammarError if the matcher is in error."""
     if matcher.is_error():
         raise GrammarError(matcher.get_error().replace(NOT_VERBOSE, "").strip())
 
 
 def bytes_of(grammar: str) -> int:
-    """About what it takes when it is compiled."""
+    """Estimate the memory that a grammar takes when it is compiled."""
     return BYTES_OF_ONE + BYTES_PER_CHARACTER * len(grammar)

@@ -1,34 +1,34 @@
-"""What the ring asks of a grammar: where an output stands in it."""
+"""The interface through which the ring follows an output in its grammar."""
 
 from typing import Protocol
 
 
 class GrammarError(Exception):
-    """A grammar that cannot be compiled, or went wrong on the way; says where, in words for the client."""
+    """An error in compiling or matching a grammar; the message is for the client and says what is wrong."""
 
 
 class GrammarMatcher(Protocol):
-    """One output, a token at a time. It depends on the grammar and on the tokens consumed, and on nothing else."""
+    """The position of one output in its grammar. It depends on the grammar and the consumed tokens only."""
 
     def consume(self, token: int) -> None:
-        """The output goes on with this token. GrammarError if the grammar does not allow it."""
+        """Continue the output with this token. GrammarError if the grammar does not allow it."""
 
     def accepts(self) -> bool:
-        """Whether the output may end here."""
+        """Return whether the output may end here."""
         ...
 
     def is_complete(self) -> bool:
-        """Whether it has to."""
+        """Return whether the output must end here."""
         ...
 
     def mask(self) -> bytes:
-        """Which tokens may follow, the end of the output not counted: int32 words of bits, as RowMask has them.
+        """Return which tokens may follow, without those that end the output: int32 words of bits, as in RowMask.
 
-        GrammarError if that takes too much.
+        GrammarError if computing it takes too long.
         """
         ...
 
 
 def no_matcher(grammar: str) -> GrammarMatcher:
-    """Where grammars are not wanted."""
+    """Refuse a grammar, where grammars are not supported."""
     raise GrammarError("grammars are not supported here")

@@ -1,4 +1,4 @@
-"""Grammars as texts, from what clients ask for: llguidance's JSON for a schema or a regex, else its form of Lark."""
+"""Texts of grammars for clients' requests: llguidance's JSON for a schema or a regex, otherwise its dialect of Lark."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,18 +12,20 @@ from baton.models.text.grammars.matcher import GrammarError
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-# A space, or a line's end and what it is indented by: any would let a model write spaces until it is cut off.
+# White space in JSON: one space, or a line break and its indentation. Unlimited white space would allow a model to
+# write spaces until it is cut off.
 SPACE = r"\n[ \t]{0,64}|[ \t]"
-# Of a regex, a grammar, or all that there is to choose from: a longer one takes seconds to compile.
+# Limit for a regex, a grammar, or all texts of a choice together: longer ones take seconds to compile.
 MOST_CHARACTERS = 50_000
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 def json_schema(schema: Mapping[str, Any] | str, strict: bool = True) -> str:
-    """JSON that follows the schema, itself or its text; any number of oneOf may hold.
+    """Return a grammar for JSON that follows the schema. "oneOf" is treated as "anyOf".
 
-    strict: keywords that cannot be held are an error, when it is compiled; else they are left out. GrammarError for a
-    text that holds no object.
+    schema: an object, or its JSON text. GrammarError if the text is not an object's.
+    strict: whether keywords that cannot be enforced are an error when the grammar is compiled; otherwise they are
+    ignored.
     """
     if isinstance(schema, str):
         try:
@@ -40,7 +42,10 @@ def json_schema(schema: Mapping[str, Any] | str, strict: bool = True) -> str:
 
 
 def regex(pattern: str) -> str:
-    """The whole output matches the pattern, in the syntax of Rust's regex; ^ and $ around it change nothing."""
+    """Return a grammar for outputs that match the pattern as a whole, in the syntax of Rust's regex.
+
+    A ^ at the beginning and a $ at the end are removed: the whole output has to match anyway.
+    """
     check_length(pattern)
     inner = pattern.removeprefix("^")
     if inner.endswith("$") and (len(inner) - len(inner[:-1].rstrip("\\"))) % 2 == 1:
@@ -49,7 +54,7 @@ def regex(pattern: str) -> str:
 
 
 def choice(texts: Sequence[str]) -> str:
-    """One of these. GrammarError if there is none."""
+    """Return a grammar for outputs that are one of these texts. GrammarError if there are none."""
     if not texts:
         raise GrammarError("there is nothing to choose from")
     check_length("".join(texts))
@@ -57,7 +62,10 @@ def choice(texts: Sequence[str]) -> str:
 
 
 def grammar(text: str) -> str:
-    """In llguidance's form of Lark, or in GBNF (llama.cpp's, xgrammar's EBNF), which is turned into it."""
+    """Return a client's grammar in llguidance's dialect of Lark.
+
+    text: a grammar in that dialect, or in GBNF (as in llama.cpp, or xgrammar's EBNF), which is converted.
+    """
     check_length(text)
     try:
         return any_to_lark(text)

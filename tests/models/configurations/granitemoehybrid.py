@@ -49,7 +49,7 @@ def dense(
 def with_experts(
     size: str, hidden: int, heads: int, kv_heads: int, mlp: int, mamba: tuple[int, int], experts: tuple[int, int, int]
 ) -> Published:
-    """experts: how many, how many of a token, their inner size."""
+    """Describe a model with experts; experts: (number, number per token, inner size)."""
     count, top_k, inner = experts
     there = dense(size, hidden, 40, heads, kv_heads, mlp, mamba)
     routed = {"num_local_experts": count, "num_experts_per_tok": top_k, "intermediate_size": inner}

@@ -1,4 +1,4 @@
-"""Kimi Linear, whose name counts its parameters as 48 billion, and its files as 49."""
+"""Kimi Linear. Its name says 48 billion parameters; its files have 49 billion."""
 
 from tests.models.configurations.published import Published, Shapes
 

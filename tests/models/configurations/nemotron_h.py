@@ -15,7 +15,7 @@ NANO_30B = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 SUPER_120B = "MEMEMEM*" + 2 * "EMEMEMEM*" + 4 * "EMEMEMEMEM*" + "EMEMEMEM*EMEMEMEME"
 
 
-# Of a mixer: heads, width and state.
+# Sizes of a mixer: heads, width and state.
 Mamba = tuple[int, int, int]
 SMALL, WIDE, LARGE = (128, 64, 128), (128, 80, 128), (256, 64, 256)
 
@@ -60,7 +60,7 @@ def dense(size: str, pattern: str, hidden: int, heads: int, mamba: Mamba, mlp: i
 
 @dataclass(frozen=True)
 class Sparse:
-    """A model with experts. inner, shared: the width of a routed expert and of the shared one; latent: 0 for none."""
+    """Sizes of a model with experts. inner, shared: widths of a routed and of the shared expert; latent: 0 for none."""
 
     pattern: str
     hidden: int

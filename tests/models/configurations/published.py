@@ -1,4 +1,4 @@
-"""What is published of a model: the facts of its config.json, its size, and the tensors that its files hold."""
+"""Published facts of a model: its config.json, its size, and the tensors in its files."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +30,7 @@ class Published:
 
 
 def mamba2_mixer(path: str, hidden: int, heads: int, width: int, groups: int, state: int) -> Shapes:
-    """A Mamba-2 mixer of kernel 4 with a convolution's bias, as every family's files have it."""
+    """Return the tensors of a Mamba-2 mixer with kernel 4 and a convolution's bias, as in every family's files."""
     inner, channels = heads * width, heads * width + 2 * groups * state
     return {
         f"{path}.A_log": (heads,),
@@ -45,7 +45,7 @@ def mamba2_mixer(path: str, hidden: int, heads: int, width: int, groups: int, st
 
 
 def mamba2_state(heads: int, width: int, groups: int, state: int) -> int:
-    """Bytes of a layer's state in float32, with three steps of its convolution's input."""
+    """Return the bytes of a layer's state in float32, including three steps of the convolution's input."""
     return 4 * (heads * width * state + 3 * (heads * width + 2 * groups * state))
 
 

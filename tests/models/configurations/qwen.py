@@ -1,4 +1,4 @@
-"""Qwen3-Next, and Qwen3.5 with what it sees with and its multi-token prediction left out."""
+"""Qwen3-Next, and Qwen3.5 without its vision tower and its multi-token prediction."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ KEYS, WIDTH, HEAD = 16, 128, 256
 
 @dataclass(frozen=True)
 class Shape:
-    """experts: how many, how many of them a token has, and their intermediate size, which the shared expert has too."""
+    """Sizes of a model. experts: (number, number per token, intermediate size, which is also the shared expert's)."""
 
     hidden: int
     layers: int
@@ -26,7 +26,7 @@ class Shape:
 
     @property
     def state(self) -> int:
-        """Bytes in float32: three steps of the convolution's input, and the recurrent state."""
+        """Bytes of a state in float32: three steps of the convolution's input, and the recurrent state."""
         channels = (2 * KEYS + self.values) * WIDTH
         return self.layers * 3 // 4 * 4 * (3 * channels + self.values * WIDTH * WIDTH)
 
@@ -35,7 +35,7 @@ class Shape:
         return self.layers // 4 * 2 * 2 * self.kv_heads * HEAD
 
     def config(self) -> dict[str, Any]:
-        """What both generations call alike."""
+        """Return the keys that both generations share."""
         sizes = {"hidden_size": self.hidden, "num_hidden_layers": self.layers, "vocab_size": self.vocabulary}
         sizes |= {"num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": HEAD}
         sizes |= {"linear_num_key_heads": KEYS, "linear_num_value_heads": self.values, "linear_conv_kernel_dim": 4}
@@ -164,6 +164,6 @@ PUBLISHED = {
     "Qwen3.5-27B": qwen3_5("27B", Shape(5120, 64, 24, 4, 48, 248320, mlp=17408)),
     "Qwen3.5-35B-A3B": qwen3_5("35B", Shape(2048, 40, 16, 2, 32, 248320, experts=(256, 8, 512))),
     "Qwen3.5-122B-A10B": qwen3_5("122B", Shape(3072, 48, 32, 2, 64, 248320, experts=(256, 8, 1024))),
-    # What it sees with is the other half billion.
+    # The vision tower is the other half billion parameters.
     "Qwen3.5-397B-A17B": qwen3_5("396B", Shape(4096, 60, 32, 2, 64, 248320, experts=(512, 10, 1024))),
 }

@@ -1,4 +1,4 @@
-"""The best known models of each family, without their weights: they parse, build, and account for every tensor."""
+"""The best known models of each family, without weights: configs parse, models build, every tensor is accounted for."""
 
 import json
 from dataclasses import replace
@@ -39,7 +39,7 @@ def build(published: Published, folder: Path) -> tuple[nn.Module, Family]:
 
 
 @EVERY
-def test_its_size_and_that_of_its_states_are_as_published(name: str, tmp_path: Path) -> None:
+def test_size_of_model_and_states_is_as_published(name: str, tmp_path: Path) -> None:
     published = PUBLISHED[name]
     model, _ = build(published, tmp_path)
     assert published.is_size(count_parameters(model)), count_parameters(model)
@@ -48,7 +48,7 @@ def test_its_size_and_that_of_its_states_are_as_published(name: str, tmp_path: P
 
 
 @EVERY
-def test_every_tensor_of_its_files_is_accounted_for(name: str, tmp_path: Path) -> None:
+def test_every_tensor_of_the_files_is_accounted_for(name: str, tmp_path: Path) -> None:
     published = PUBLISHED[name]
     model, family = build(published, tmp_path)
     parameters, config = dict(model.named_parameters()), read_config(tmp_path)
@@ -68,7 +68,7 @@ BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLO
 
 
 def in_fp8(tensors: Shapes, by_block: bool) -> list[StoredTensor]:
-    """Projections with their scales, as Qwen's or modelopt's files have them."""
+    """Add scales to projections, as in Qwen's or modelopt's FP8 files."""
     found = stored(tensors)
     for index, tensor in enumerate(found):
         *stack, rows, columns = (1, 1, *tensor.shape)[-max(len(tensor.shape), 2) :]
@@ -89,7 +89,7 @@ def in_fp8(tensors: Shapes, by_block: bool) -> list[StoredTensor]:
     ("name", "way"),
     [("NVIDIA-Nemotron-3-Nano-30B-A3B", MODELOPT), ("Qwen3.5-35B-A3B", BLOCKS), ("Qwen3.5-9B", BLOCKS)],
 )
-def test_its_files_in_fp8_are_accounted_for(name: str, way: dict[str, Any], tmp_path: Path) -> None:
+def test_every_tensor_of_fp8_files_is_accounted_for(name: str, way: dict[str, Any], tmp_path: Path) -> None:
     published = replace(PUBLISHED[name], config={**PUBLISHED[name].config, "quantization_config": way})
     model, family = build(published, tmp_path)
     config = read_config(tmp_path)

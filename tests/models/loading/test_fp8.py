@@ -1,4 +1,4 @@
-"""FP8 checkpoints that the tests quantize: the model is exactly that of the weights that its values and scales mean."""
+"""FP8 checkpoints, quantized by the tests: the model must be exactly that of the dequantized weights."""
 
 import json
 import re
@@ -27,7 +27,7 @@ PROJECTION = re.compile(r".*(_proj(_[a-z]+)?|_linear)(\.\d)?(\.weight)?")
 
 @dataclass(frozen=True)
 class Format:
-    """How a tool writes FP8: block(shape) of a scale's value, the scale's shape, its name and its type."""
+    """How a tool writes FP8: the block of each scale by the weight's shape, and the scales' shape, name and dtype."""
 
     config: dict[str, Any]
     block: Callable[[int, int], tuple[int, int]]
@@ -81,7 +81,7 @@ FORMATS = {
 
 
 def blockwise(weight: Tensor, block: tuple[int, int]) -> Tensor:
-    """The largest magnitude in each block of each matrix."""
+    """Return the largest magnitude in each block of each matrix."""
     if weight.ndim > 2:
         return torch.stack([blockwise(matrix, block) for matrix in weight])
     rows, columns = (range(0, size, step) for size, step in zip(weight.shape, block, strict=True))
@@ -90,13 +90,13 @@ def blockwise(weight: Tensor, block: tuple[int, int]) -> Tensor:
 
 
 def spread(scale: Tensor, block: tuple[int, int], shape: torch.Size) -> Tensor:
-    """float64 of `shape`: the scale of each element."""
+    """Return the scale of each element, float64 of `shape`."""
     rows, columns = (torch.arange(size) // step for size, step in zip(shape[-2:], block, strict=True))
     return scale.double()[..., rows, :][..., columns]
 
 
 def quantize(path: Path, way: Format) -> dict[str, Tensor]:
-    """Make a checkpoint's projections FP8; returns all tensors with what those now mean, in float64."""
+    """Quantize a checkpoint's projections to FP8; return all tensors, dequantized in float64."""
     tensors, meant = load_file(path / "model.safetensors"), dict[str, Tensor]()
     for name, weight in tensors.copy().items():
         meant[name] = weight.double()
@@ -123,7 +123,7 @@ def quantize(path: Path, way: Format) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", ["mamba2-groups", "nemotron_h", "granitemoehybrid-rope"])
 @pytest.mark.parametrize("way", FORMATS)
-def test_a_model_is_what_its_values_and_scales_mean(oracle: Oracle, tmp_path: Path, name: str, way: str) -> None:
+def test_a_model_has_its_dequantized_weights(oracle: Oracle, tmp_path: Path, name: str, way: str) -> None:
     path, plain = (copied(oracle.checkpoint(name), tmp_path / folder) for folder in ("fp8", "plain"))
     original = load_file(plain / "model.safetensors")
     meant = quantize(path, FORMATS[way])
@@ -136,7 +136,7 @@ def test_a_model_is_what_its_values_and_scales_mean(oracle: Oracle, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["mamba2-groups", "nemotron_h", "granitemoehybrid-rope"])
-def test_logits_are_off_by_what_transformers_says_that_these_weights_cost(
+def test_logits_differ_as_much_as_transformers_logits_with_these_weights(
     oracle: Oracle, tmp_path: Path, name: str
 ) -> None:
     original, tokens = oracle.checkpoint(name), (torch.arange(24) * 7).tolist()
@@ -152,7 +152,7 @@ FUSED = ["granitemoehybrid-moe", "nemotron_h-moe", "qwen3_next-moe", "qwen3_5_mo
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_experts_and_fused_projections_are_too(oracle: Oracle, tmp_path: Path, name: str) -> None:
+def test_experts_and_fused_projections_are_dequantized(oracle: Oracle, tmp_path: Path, name: str) -> None:
     path, plain = (copied(oracle.checkpoint(name), tmp_path / folder) for folder in ("fp8", "plain"))
     meant = quantize(path, FORMATS["fp8 by block"])
     quantized = [name for name, tensor in load_file(path / "model.safetensors").items() if tensor.itemsize == 1]
@@ -162,7 +162,7 @@ def test_experts_and_fused_projections_are_too(oracle: Oracle, tmp_path: Path, n
 
 
 def take_apart(tensors: dict[str, Tensor]) -> None:
-    """A Granite's experts one by one, as llm-compressor writes them."""
+    """Store a Granite checkpoint's experts one by one, as llm-compressor does."""
     for name in [name for name in tensors if ".block_sparse_moe." in name and "router" not in name]:
         owner, _, stack = name.rpartition(".block_sparse_moe.")
         parts = {"input_linear.weight": ("gate", "up"), "output_linear.weight": ("down",)}[stack]
@@ -172,7 +172,7 @@ def take_apart(tensors: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("way", ["compressed by channel", "compressed"])
-def test_so_are_the_experts_of_a_granite_one_by_one(oracle: Oracle, tmp_path: Path, way: str) -> None:
+def test_separate_experts_of_a_granite_are_dequantized(oracle: Oracle, tmp_path: Path, way: str) -> None:
     original = oracle.checkpoint("granitemoehybrid-moe")
     path = copied(original, tmp_path / "fp8", tensors=take_apart)
     assert_loads_alike(path, original)
@@ -182,12 +182,12 @@ def test_so_are_the_experts_of_a_granite_one_by_one(oracle: Oracle, tmp_path: Pa
     assert_loads_alike(path, plain)
 
 
-def test_weights_become_the_models_type(oracle: Oracle, tmp_path: Path) -> None:
+def test_weights_get_the_models_dtype(oracle: Oracle, tmp_path: Path) -> None:
     path, plain = (copied(oracle.checkpoint("nemotron_h"), tmp_path / folder) for folder in ("fp8", "plain"))
     meant = quantize(path, FORMATS["fp8 by block"])
     save_file({name: tensor.float() for name, tensor in meant.items()}, plain / "model.safetensors")
-    found, wanted = (run(load(folder, torch.bfloat16)) for folder in (path, plain))
-    assert torch.equal(found, wanted)
+    found, expected = (run(load(folder, torch.bfloat16)) for folder in (path, plain))
+    assert torch.equal(found, expected)
 
 
 def test_a_scaled_tensor_fills_parts(oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +269,7 @@ def test_other_quantizations_are_refused_by_name(oracle: Oracle, tmp_path: Path,
         load(path)
 
 
-def test_weights_stay_as_they_are_where_only_keys_and_values_are_quantized(oracle: Oracle, tmp_path: Path) -> None:
+def test_weights_are_unchanged_if_only_keys_and_values_are_quantized(oracle: Oracle, tmp_path: Path) -> None:
     original = oracle.checkpoint("nemotron_h")
     config = {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"}
 

@@ -49,19 +49,19 @@ def test_lists_that_do_not_name_each_layer_once_are_refused(lists: dict[str, Any
         ({"linear_attn_config": [1]}, "linear_attn_config should be an object"),
     ],
 )
-def test_layers_that_are_none_are_refused(changed: dict[str, Any], fault: str) -> None:
+def test_unknown_layers_are_refused(changed: dict[str, Any], fault: str) -> None:
     with pytest.raises(ModelError, match=fault):
         read_layers(config(**changed))
 
 
-def test_which_layers_have_experts() -> None:
+def test_layers_with_experts() -> None:
     assert read_mlps(config()) == ["dense", "sparse", "sparse"]
     assert read_mlps(config(first_k_dense_replace=0, moe_layer_freq=2)) == ["sparse", "dense", "sparse"]
     assert read_mlps(config(mlp_layer_types=["sparse", "dense", "dense"])) == ["sparse", "dense", "dense"]
 
 
 def test_sizes_of_the_linear_layers_in_both_styles() -> None:
-    """The files' own head_dim beside them is none of these layers'."""
+    """The head_dim at the top level is not that of the linear layers."""
     nested = read_kda(config(head_dim=72), torch.float32)
     assert (nested.heads, nested.width, nested.kernel) == (5, 12, 4)
     flat = config(linear_attn_config=None, head_dim=72, linear_num_heads=3, linear_head_dim=7, linear_conv_kernel_dim=2)
@@ -84,8 +84,8 @@ def test_settings_that_are_not_supported_are_refused(name: str, changed: dict[st
         random_model({**settings_of(name), **changed}, torch.float32, CPU, 0)
 
 
-def test_files_are_of_the_published_style(oracle: Oracle) -> None:
-    """transformers writes what the hub has: so what parity shows holds for the hub's files."""
+def test_files_have_the_published_names(oracle: Oracle) -> None:
+    """transformers writes the same names as the hub's files, so parity with its files covers the hub's."""
     from safetensors.torch import load_file
 
     found = load_file(oracle.checkpoint("kimi_linear-moe") / "model.safetensors")
@@ -94,7 +94,7 @@ def test_files_are_of_the_published_style(oracle: Oracle) -> None:
     assert found["model.layers.0.self_attn.A_log"].shape == (1, 1, 5, 1)
 
 
-def test_every_parameter_is_filled_as_the_kernels_want_it(oracle: Oracle) -> None:
+def test_every_parameter_is_filled_in_the_kernels_layout(oracle: Oracle) -> None:
     model = load_model(oracle.checkpoint("kimi_linear-odd"), None, CPU)
     assert isinstance(model, Decoder)
     attention = model.model.layers[0].self_attn

@@ -31,7 +31,7 @@ def run(model: Model) -> Tensor:
 
 
 def copied(source: Path, target: Path, config: Change | None = None, tensors: Change | None = None) -> Path:
-    """A copy of a checkpoint with its config and its tensors changed."""
+    """Return a copy of a checkpoint with a changed config and changed tensors."""
     shutil.copytree(source, target)
     if config:
         values = json.loads((target / "config.json").read_text())
@@ -188,18 +188,18 @@ def test_tied_head_may_be_repeated_but_not_differ(oracle: Oracle, tmp_path: Path
 
     path = copied(original, tmp_path / "copy", tensors=repeat)
     if differs:
-        with pytest.raises(ModelError, match=r"ties the embeddings, but lm_head\.weight differs"):
+        with pytest.raises(ModelError, match=r"tie_word_embeddings, but lm_head\.weight differs"):
             load(path)
     else:
         assert_loads_alike(path, original)
 
 
-def test_dtype_is_the_checkpoints_unless_given(oracle: Oracle, tmp_path: Path) -> None:
+def test_dtype_is_the_checkpoints_by_default(oracle: Oracle, tmp_path: Path) -> None:
     path = copied(oracle.checkpoint("nemotron_h"), tmp_path / "copy", config=lambda c: c.update(dtype="bfloat16"))
     dtypes = {name: p.dtype for name, p in parameters(load(path)).items()}
-    kept = {"A_log", "D", "dt_bias"}
-    assert {d for n, d in dtypes.items() if n.rpartition(".")[2] in kept} == {torch.float32}
-    assert {d for n, d in dtypes.items() if n.rpartition(".")[2] not in kept} == {torch.bfloat16}
+    float32_names = {"A_log", "D", "dt_bias"}
+    assert {d for n, d in dtypes.items() if n.rpartition(".")[2] in float32_names} == {torch.float32}
+    assert {d for n, d in dtypes.items() if n.rpartition(".")[2] not in float32_names} == {torch.bfloat16}
     assert {p.dtype for p in parameters(load(path, torch.float32)).values()} == {torch.float32}
 
 
@@ -210,12 +210,12 @@ def parameters(model: Model) -> dict[str, nn.Parameter]:
 
 def test_progress_counts_bytes_up_to_the_total(oracle: Oracle) -> None:
     path = oracle.checkpoint("mamba2", max_shard_size="40KB")
-    told: list[tuple[int, int]] = []
-    load_model(path, None, CPU, lambda done, total: told.append((done, total)))
+    reports: list[tuple[int, int]] = []
+    load_model(path, None, CPU, lambda done, total: reports.append((done, total)))
     total = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    assert {of for _, of in told} == {total}
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert told[-1] == (total, total)
+    assert {of for _, of in reports} == {total}
+    assert [done for done, _ in reports] == sorted(done for done, _ in reports)
+    assert reports[-1] == (total, total)
 
 
 def test_positions_are_limited_by_the_config_or_not_at_all(oracle: Oracle) -> None:
@@ -223,7 +223,7 @@ def test_positions_are_limited_by_the_config_or_not_at_all(oracle: Oracle) -> No
     assert limits == {"mamba2": UNLIMITED, "nemotron_h": 4096, "granitemoehybrid": 4096}
 
 
-def test_random_model_is_drawn_from_its_seed() -> None:
+def test_random_model_depends_on_the_seed() -> None:
     config = {"model_type": "mamba2", "hidden_size": 32, "num_heads": 4, "head_dim": 16, "num_hidden_layers": 2}
     config |= {"n_groups": 1, "vocab_size": 50, "state_size": 8}
     first, again, other = (run_small(random_model(config, torch.float32, CPU, seed)) for seed in (1, 1, 2))
@@ -276,7 +276,7 @@ CONFIG_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("mamba2", {"time_step_limit": [0.5, 0.1]}, "time_step_limit should be two numbers from 0 up"),
     ("mamba2", {"n_groups": 3}, "8 Mamba-2 heads cannot share 3 groups evenly"),
     ("nemotron_h", {"num_attention_heads": -4}, "num_attention_heads should be from 1"),
-    ("nemotron_h", {"num_key_value_heads": 3}, "attention heads cannot share 3 key heads evenly"),
+    ("nemotron_h", {"num_key_value_heads": 3}, "should be a multiple of num_key_value_heads = 3"),
     ("nemotron_h", {"max_position_embeddings": 0}, "max_position_embeddings should be from 1"),
     ("nemotron_h", {"layers_block_type": []}, "there are no layers"),
     ("granitemoehybrid", {"layer_types": ["mamba"] * 2, "mamba_chunk_size": 0}, "mamba_chunk_size should be from 1"),
@@ -290,7 +290,11 @@ CONFIG_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("granitemoehybrid", {"layer_types": ["attention"] * 2}, "no layer has a recurrent state"),
     ("granitemoehybrid", {"mamba_d_head": 8}, "mamba_n_heads · mamba_d_head = 64"),
     ("qwen3_next", {"num_experts": None}, "lacks num_experts"),
-    ("qwen3_next", {"linear_num_value_heads": 3}, "3 value heads cannot share 2 key heads evenly"),
+    (
+        "qwen3_next",
+        {"linear_num_value_heads": 3},
+        "should be a multiple of linear_num_key_heads = 2",
+    ),
     ("qwen3_next", {"layer_types": ["conv"]}, "unknown layers conv"),
     ("qwen3_next", {"layer_types": []}, "there are no layers"),
     ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
@@ -396,7 +400,7 @@ def test_untied_head_is_required(oracle: Oracle, tmp_path: Path) -> None:
         load(path)
 
 
-def test_folders_that_are_no_checkpoints_say_what_to_do(
+def test_errors_for_folders_without_a_checkpoint_say_what_to_do(
     oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

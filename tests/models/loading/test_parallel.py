@@ -35,7 +35,7 @@ def test_an_error_ends_it() -> None:
     assert active_count() == threads
 
 
-def test_whoever_stops_early_leaves_no_thread() -> None:
+def test_stopping_early_leaves_no_thread() -> None:
     threads = active_count()
     found = in_threads(lambda item: item, range(1000), 3)
     next(found)

@@ -1,4 +1,4 @@
-"""Weights as torch.save has written them: read without running anything, and refused where they are not plain."""
+"""Weights in torch.save's files: they are read without running code, and refused unless they are plain tensors."""
 
 import json
 import os
@@ -44,8 +44,8 @@ def test_tensors_are_as_they_were_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_state_spaces_own_checkpoints(oracle: Oracle, tmp_path: Path, shards: int) -> None:
-    """Their names, their configuration, and the head repeated, of the embedding's storage."""
+def test_checkpoints_of_state_spaces(oracle: Oracle, tmp_path: Path, shards: int) -> None:
+    """They have their own names and configuration, and a head that shares the embedding's storage."""
     original = oracle.checkpoint("mamba2")
     path = copied(original, tmp_path / "native", config=state_spaces, tensors=rename_like_codestral)
     weights = load_file(path / "model.safetensors")
@@ -97,26 +97,30 @@ def other_storage(data: bytes) -> bytes:
     [
         ({"a": Malicious()}, None, r"does not describe plain tensors: it asks for (posix|nt)\.mkdir"),
         (Malicious(), None, "it asks for"),
-        ({"a": torch.ones(2, 3).t()}, None, r"shape \[3, 2\] has strides \[1, 3\]: only plain ones"),
+        ({"a": torch.ones(2, 3).t()}, None, r"shape \[3, 2\] has strides \[1, 3\]: it should be contiguous"),
         ({"a": torch.ones(2, dtype=torch.int64)}, None, r"it asks for torch\.LongStorage"),
         ({"a": torch.ones(2).to_sparse()}, None, "it asks for torch._utils._rebuild_sparse_tensor"),
-        ({"state_dict": {"a": torch.ones(2)}}, None, "holds what is no tensor: state_dict"),
-        ({}, None, "holds no tensors by name"),
-        ([torch.ones(2)], None, "holds no tensors by name"),
-        ({"a": torch.ones(2)}, compress, "holds no plain data.pkl"),
+        ({"state_dict": {"a": torch.ones(2)}}, None, "tensors only; these are not: state_dict"),
+        ({}, None, "should hold a dictionary of tensors by name"),
+        ([torch.ones(2)], None, "should hold a dictionary of tensors by name"),
+        ({"a": torch.ones(2)}, compress, "holds no uncompressed data.pkl"),
         (
             {"a": torch.ones(2)},
             lambda file: file.write_bytes(file.read_bytes()[:300]),
-            "damaged, or of a PyTorch before",
+            "damaged, or was written by a PyTorch before",
         ),
-        ({"a": torch.ones(2)}, lambda file: file.write_bytes(pickle.dumps({})), "damaged, or of a PyTorch before"),
-        ({"a": torch.ones(2)}, rewrite("byteorder", lambda data: b"big"), "order of bytes"),
+        (
+            {"a": torch.ones(2)},
+            lambda file: file.write_bytes(pickle.dumps({})),
+            "damaged, or was written by a PyTorch before",
+        ),
+        ({"a": torch.ones(2)}, rewrite("byteorder", lambda data: b"big"), "byteorder is not supported"),
         ({"a": torch.ones(2)}, rewrite("data/0", lambda data: data[:-1]), "does not fit into its storage"),
         ({"a": torch.ones(2)}, rewrite("data.pkl", lambda data: data[:30]), "does not describe plain tensors"),
         ({"a": torch.ones(2)}, rewrite("data.pkl", other_storage), "does not describe plain tensors: '7'"),
     ],
 )
-def test_what_is_not_plain_is_refused_and_never_run(
+def test_other_pickles_are_refused_and_never_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: Any, change: Callable[[Path], None] | None, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -52,14 +52,14 @@ def fuse(tensors: dict[str, Any]) -> None:
 
 @pytest.fixture
 def original(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint; the family whose files are fused reads it too."""
+    """Save a checkpoint that the family with fused files reads too."""
     path = oracle.checkpoint("mamba2")
     monkeypatch.setitem(checkpoint.FAMILIES, "mamba2", replace(FAMILY, pieces=fused))
     return path
 
 
 def scatter(path: Path) -> None:
-    """A file a tensor, so that what fills one parameter lies in several."""
+    """Store each tensor in a file of its own, so that a parameter is filled from several files."""
     tensors = load_file(path / "model.safetensors")
     (path / "model.safetensors").unlink()
     names = {name: f"{index}.safetensors" for index, name in enumerate(tensors)}
@@ -75,9 +75,9 @@ def test_parts_fill_parameters(original: Path, tmp_path: Path, scattered: bool, 
     if scattered:
         scatter(path)
     cpu = torch.device("cpu")
-    found, wanted = (parameters(checkpoint.load_model(p, None, cpu, bits=bits)) for p in (path, original))
-    assert found.keys() == wanted.keys()
-    assert {name for name in found if not torch.equal(found[name], wanted[name])} == set()
+    found, expected = (parameters(checkpoint.load_model(p, None, cpu, bits=bits)) for p in (path, original))
+    assert found.keys() == expected.keys()
+    assert {name for name in found if not torch.equal(found[name], expected[name])} == set()
 
 
 def lose_a_part(tensors: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Models whose projections are integers: which weights they are, and that native code and torch agree."""
+"""Models with quantized projections: which weights become integers, and that native code and torch agree."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -55,7 +55,7 @@ def modules(model: Model) -> Iterator[tuple[str, nn.Module]]:
 @pytest.mark.parametrize("bits", [8, 4])
 def test_projections_are_integers_and_nothing_else(oracle: Oracle, name: str, bits: int) -> None:
     model, plain = load(oracle.checkpoint(name), bits), load(oracle.checkpoint(name), None)
-    kept = dict(plain.named_parameters()) if isinstance(plain, nn.Module) else {}
+    originals = dict(plain.named_parameters()) if isinstance(plain, nn.Module) else {}
     for path, module in modules(model):
         integers = isinstance(module, Linear) or (isinstance(module, Embedding) and module.tied)
         if integers:
@@ -65,12 +65,12 @@ def test_projections_are_integers_and_nothing_else(oracle: Oracle, name: str, bi
             if (leaf == "weight" and integers) or isinstance(module, Experts):
                 assert parameter.dtype == torch.uint8
             else:
-                assert torch.equal(parameter, kept[f"{path}.{leaf}"])
+                assert torch.equal(parameter, originals[f"{path}.{leaf}"])
     assert count_parameters(model) == count_parameters(plain)
     assert weight_bytes(model) < weight_bytes(plain)
 
 
-# Not of the last, whose routers soon choose others of their 36 experts.
+# Without the last checkpoint: its routers soon choose other experts of their 36.
 @pytest.mark.parametrize("name", NAMES[:-1])
 def test_more_bits_are_nearer(oracle: Oracle, name: str) -> None:
     exact, eight, four = (logits(load(oracle.checkpoint(name), bits)) for bits in (None, 8, 4))
@@ -88,7 +88,7 @@ def test_native_code_and_torch_compute_the_same(oracle: Oracle, name: str, bits:
     torch.testing.assert_close(by_native, by_torch, rtol=1e-4, atol=1e-4)
 
 
-def test_the_bundled_model_still_answers_and_by_the_same_tokens() -> None:
+def test_the_quantized_bundled_model_gives_the_same_tokens() -> None:
     text = load_text(BUNDLED)
     ids, _ = text.encode_chat([{"role": "user", "content": "What is 12 plus 7?"}])
     by_torch = list(islice(greedy(load(BUNDLED, 8), ids), 30))
@@ -98,8 +98,8 @@ def test_the_bundled_model_still_answers_and_by_the_same_tokens() -> None:
     assert text.decode(by_native).startswith("12 plus 7 is 19.")
 
 
-def test_a_tensor_at_a_time_becomes_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So loading takes no more room than the integers and one weight: none waits for the others to be read."""
+def test_tensors_are_quantized_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading needs no more memory than the integers and one weight: each is quantized before the next is read."""
     assign, steps = filling.assign, list[str]()
 
     def watched(model: nn.Module, name: str, tensor: Tensor, bits: int | None) -> None:
@@ -116,11 +116,11 @@ def test_a_tensor_at_a_time_becomes_integers(monkeypatch: pytest.MonkeyPatch) ->
     assert all(not parameter.is_meta for _, module in modules(model) for parameter in module.parameters())
 
 
-def test_without_bits_the_kernels_may_come_while_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_bits_kernels_may_compile_while_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assign, steps = filling.assign, list[str]()
 
-    def watched(*given: Any) -> None:
-        assign(*given)
+    def watched(*arguments: Any) -> None:
+        assign(*arguments)
         steps.append("read")
 
     monkeypatch.setattr(filling, "assign", watched)

@@ -1,4 +1,4 @@
-"""How the files of Qwen's families fill one model: experts in stacks or one by one, and what is left out."""
+"""How the files of Qwen's families fill a model: stacked or separate experts, and tensors that are left out."""
 
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,15 @@ from tests.models.oracle import Oracle
 
 
 def stack(tensors: dict[str, Any]) -> None:
-    """The experts of a layer as one tensor for each of their projections, the first two joined."""
+    """Stack the experts of a layer: one tensor for gate and up joined, one for down."""
     for owner in {name.partition(".experts.")[0] for name in tensors if ".experts." in name}:
-        taken: dict[str, list[Tensor]] = {
+        matrices: dict[str, list[Tensor]] = {
             part: [tensors.pop(f"{owner}.experts.{number}.{part}_proj.weight") for number in range(5)]
             for part in ("gate", "up", "down")
         }
-        pairs = zip(taken["gate"], taken["up"], strict=True)
+        pairs = zip(matrices["gate"], matrices["up"], strict=True)
         tensors[f"{owner}.experts.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in pairs])
-        tensors[f"{owner}.experts.down_proj"] = torch.stack(taken["down"])
+        tensors[f"{owner}.experts.down_proj"] = torch.stack(matrices["down"])
 
 
 @pytest.mark.parametrize("name", ["qwen3_next-moe", "qwen3_5_moe"])
@@ -41,8 +41,8 @@ def test_multi_token_prediction_is_left_out(oracle: Oracle, tmp_path: Path, name
     assert_loads_alike(copied(original, tmp_path / "copy", tensors=add), original)
 
 
-def test_the_text_of_a_model_that_sees_is_one_of_text_alone(oracle: Oracle, tmp_path: Path) -> None:
-    """Names without the prefix and a config.json without text_config give the same."""
+def test_the_text_part_of_a_vision_model_equals_a_text_model(oracle: Oracle, tmp_path: Path) -> None:
+    """Names without the prefix, and a config.json without text_config, give the same model."""
 
     def flatten(config: dict[str, Any]) -> None:
         text = config.pop("text_config")
@@ -66,7 +66,7 @@ def names(path: Path) -> list[str]:
     return list(load_file(path / "model.safetensors"))
 
 
-def test_settings_of_the_text_stand_where_other_files_have_them(oracle: Oracle, tmp_path: Path) -> None:
+def test_text_config_is_moved_to_the_top_level(oracle: Oracle, tmp_path: Path) -> None:
     def split(config: dict[str, Any]) -> None:
         config.pop("dtype", None)
         config["text_config"]["dtype"] = "bfloat16"
@@ -94,7 +94,7 @@ def test_an_expert_too_many_and_a_projection_too_few_are_named(oracle: Oracle, t
         load(copied(original, tmp_path / "fewer", tensors=lose))
 
 
-def test_layers_are_experts_or_dense_as_the_config_says(oracle: Oracle) -> None:
+def test_layers_are_sparse_or_dense_as_the_config_says(oracle: Oracle) -> None:
     found = {}
     for name in ("qwen3_next", "qwen3_next-moe", "qwen3_next-experts", "qwen3_5_moe"):
         model = load_model(oracle.checkpoint(name), None, CPU)

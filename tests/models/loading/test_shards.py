@@ -1,4 +1,4 @@
-"""Files: what is wrong with them, where their tensors lie, and what reading them takes."""
+"""Files with weights: damage, the places of tensors, and the memory that reading takes."""
 
 import json
 import subprocess
@@ -51,9 +51,9 @@ def forget_offsets(data: bytes) -> bytes:
         ),
         (lambda data: b"", r"model\.safetensors is damaged: it has 0 bytes"),
         (lambda data: data + b"more", r"model\.safetensors is damaged"),
-        (lambda data: with_header(b"{", header_of(data)[1]), r"damaged: its header says nothing of use"),
-        (lambda data: with_header(b"[]", header_of(data)[1]), r"damaged: its header says nothing of use"),
-        (forget_offsets, r"damaged: its header says nothing of use \(KeyError\('data_offsets'\)\)"),
+        (lambda data: with_header(b"{", header_of(data)[1]), r"damaged: its header does not describe tensors"),
+        (lambda data: with_header(b"[]", header_of(data)[1]), r"damaged: its header does not describe tensors"),
+        (forget_offsets, r"damaged: its header does not describe tensors \(KeyError\('data_offsets'\)\)"),
         (lie_about_a_shape, r"model\.safetensors is damaged"),
         (lambda data: b"version https://git-lfs.github.com/spec/v1\noid sha256:0", r"a pointer of Git LFS"),
     ],
@@ -87,16 +87,16 @@ def test_mapped_tensors_are_those_of_the_file(tmp_path: Path) -> None:
         assert torch.equal(shards.view(stored).double(), tensors[stored.name].double())
 
 
-def test_files_are_mapped_as_memory_that_nobody_writes(oracle: Oracle) -> None:
-    """What could be written would count as taken: a file may be longer than there is memory."""
+def test_files_are_mapped_read_only(oracle: Oracle) -> None:
+    """A writable mapping would count as used memory, and a file may be larger than the memory."""
     shards, file = MappedShards(), oracle.checkpoint("mamba2") / "model.safetensors"
     views = [shards.view(stored) for stored in read_headers([file])]
     modes = {line.split()[1] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(file))}
     assert views and modes == {"r--s"}
 
 
-def test_what_is_left_of_an_older_checkpoint_is_not_read(oracle: Oracle, tmp_path: Path) -> None:
-    """As transformers looks for files: one first, then an index, then what torch.save has written."""
+def test_leftover_files_of_an_older_checkpoint_are_not_read(oracle: Oracle, tmp_path: Path) -> None:
+    """As in transformers: first a single file, then an index, then torch.save's files."""
     original = oracle.checkpoint("mamba2")
     whole = copied(original, tmp_path / "whole")
     (whole / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
@@ -127,7 +127,7 @@ SLACK = 40 * 2**20
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of 150 MB in float32, half of it in its largest tensor."""
+    """Save a checkpoint of 150 MB in float32, half of it in its largest tensor."""
     path = tmp_path_factory.mktemp("large")
     config = {"model_type": "mamba2", "hidden_size": 512, "num_heads": 16, "head_dim": 64, "num_hidden_layers": 12}
     config |= {"n_groups": 1, "vocab_size": 32768, "state_size": 64, "tie_word_embeddings": True}
@@ -138,12 +138,12 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_loading_takes_the_result_and_a_tensor(large: Path) -> None:
-    """Pages of the files that are mapped at the time count too."""
+def test_loading_needs_memory_for_the_result_and_one_tensor(large: Path) -> None:
+    """Pages of mapped files count too."""
     script = [sys.executable, "-m", "tests.models.loading.peak_memory", str(large), json.dumps(WAYS)]
     done = subprocess.run(script, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     largest = max(tensor.nbytes for tensor in load_file(large / "model.safetensors").values())
-    over = {name: taken["peak"] - taken["result"] - largest for name, taken in found.items()}
+    over = {name: sizes["peak"] - sizes["result"] - largest for name, sizes in found.items()}
     assert {name: size for name, size in over.items() if size > SLACK} == {}, over

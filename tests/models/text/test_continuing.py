@@ -1,4 +1,4 @@
-"""A chat whose final message is left open ends where transformers lets it end."""
+"""A chat whose final message is left open ends at the same place as in transformers."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ ROLES = ["assistant", "user"]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_it_ends_where_transformers_lets_it_end(tmp_path: Path, oracle: Oracle, name: str) -> None:
+def test_it_ends_as_in_transformers(tmp_path: Path, oracle: Oracle, name: str) -> None:
     text = loaded(tmp_path, TEMPLATES[name])
     refused = 0
     for content in CONTENTS:
@@ -41,7 +41,7 @@ def test_it_ends_where_transformers_lets_it_end(tmp_path: Path, oracle: Oracle, 
     assert (refused > 0) == (name in ("shouting", "without the last", "thinking left out"))
 
 
-def test_the_messages_before_it_end_where_they_did(tmp_path: Path) -> None:
+def test_earlier_messages_end_where_they_did(tmp_path: Path) -> None:
     text = loaded(tmp_path, CHATML)
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]
     ids, ends = text.encode_chat(chat, add_generation_prompt=False, continue_final_message=True)

@@ -13,7 +13,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def byte_level() -> Tokenizer:
-    """GPT-2's kind. Its merges join bytes across characters too, since there is no splitting before them."""
+    """Return a tokenizer like GPT-2's that does not split text, so its merges also join bytes across characters."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -24,7 +24,7 @@ def byte_level() -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """SentencePiece's kind: a space is a letter of its own, unknown characters fall back to bytes."""
+    """Return a tokenizer like SentencePiece's: a space is a letter, unknown characters fall back to bytes."""
     letters = sorted(set("".join(CORPUS).replace(" ", "▁")) - set("日本語😀👩👧"))
     pieces = ["<unk>", *(f"<0x{i:02X}>" for i in range(256)), *letters, "▁h", "▁he", "ll", "▁hell"]
     merges = [("▁", "h"), ("▁h", "e"), ("l", "l"), ("▁he", "ll")]
@@ -46,7 +46,7 @@ texts = st.lists(
 
 
 def stream(decode: Decode, prompt: Sequence[int], output: Sequence[int], sizes: Sequence[int] = (1,)) -> list[str]:
-    """What each push shows, the tokens coming in groups of the given sizes in turn, then the flush."""
+    """Return the text of each push and of the flush. sizes: of the groups of tokens, in turn."""
     detokenizer = Detokenizer(decode, prompt)
     shown, start, turn = [], 0, 0
     while start < len(output):
@@ -62,11 +62,13 @@ def stream(decode: Decode, prompt: Sequence[int], output: Sequence[int], sizes: 
 @example(words=["hello", " world"], cut=1, sizes=[1])
 @example(words=["日本"] * 20, cut=31, sizes=[1])
 @example(words=["a", "é", "€"], cut=1, sizes=[1])  # A token that ends one character and begins the next.
-def test_shown_is_the_whole_less_the_prompt(tokenizer: Tokenizer, words: list[str], cut: int, sizes: list[int]) -> None:
+def test_shown_text_is_the_whole_less_the_prompt(
+    tokenizer: Tokenizer, words: list[str], cut: int, sizes: list[int]
+) -> None:
     ids = tokenizer.encode("".join(words)).ids
     prompt, output = ids[:cut], ids[cut:]
     whole = tokenizer.decode(ids)
-    # Where the prompt ends inside a character, that is the output's; a run of bytes may be unreadable for its end.
+    # A character that the prompt begins belongs to the output; the end of a run of bytes may make all of it unreadable.
     ends = [tokenizer.decode(prompt[:end]).rstrip("\ufffd") for end in range(len(prompt) + 1)]
     before = max((text for text in ends if whole.startswith(text)), key=len)
     assert before + "".join(stream(tokenizer.decode, prompt, output, sizes)) == whole
@@ -74,7 +76,7 @@ def test_shown_is_the_whole_less_the_prompt(tokenizer: Tokenizer, words: list[st
 
 @both
 @given(words=texts)
-def test_what_was_shown_is_true_at_any_moment(tokenizer: Tokenizer, words: list[str]) -> None:
+def test_shown_text_is_never_revised(tokenizer: Tokenizer, words: list[str]) -> None:
     ids = tokenizer.encode("".join(words)).ids
     whole, shown = tokenizer.decode(ids), ""
     for new in stream(tokenizer.decode, [], ids):
@@ -149,7 +151,7 @@ def test_tokens_across_characters_are_shown_without_waiting_for_a_pause() -> Non
 
 
 @both
-def test_special_tokens_show_nothing_and_bound_nothing(tokenizer: Tokenizer) -> None:
+def test_special_tokens_show_nothing_and_end_no_character(tokenizer: Tokenizer) -> None:
     end = tokenizer.encode(SPECIAL, add_special_tokens=False).ids[-1]
     hello = tokenizer.encode("hello").ids
     longest = 0

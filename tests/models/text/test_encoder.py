@@ -1,4 +1,4 @@
-"""What is encoded a piece at a time has the tokens of the whole, of whatever kind the tokenizer is."""
+"""Encoding by pieces gives the tokens of the whole text, with every kind of tokenizer."""
 
 from itertools import pairwise
 from typing import Any
@@ -53,7 +53,7 @@ def pieces_of_words() -> Tokenizer:
 
 KINDS = {
     "bytes": byte_level,
-    "bytes behind a space": lambda: byte_level(prefix_space=True),
+    "bytes after a space": lambda: byte_level(prefix_space=True),
     "composed": composed,
     "metaspace first": lambda: metaspace("first"),
     "metaspace always": lambda: metaspace("always"),
@@ -72,7 +72,7 @@ def test_the_pieces_are_the_whole(kind: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind]
     made = PieceEncoder(tokenizer, MARKS)
     whole = tokenizer.encode(text, add_special_tokens=False)
-    for _ in range(2):  # encoded, and remembered
+    for _ in range(2):  # encoded, then cached
         encoded = made.encode(text)
         assert encoded.ids == whole.ids
         assert all(text[at:].startswith(tuple(MARKS)) for at in encoded.chars[1:])
@@ -82,7 +82,7 @@ def test_the_pieces_are_the_whole(kind: str, text: str) -> None:
         assert made.following(encoded, length) == (places[0] if places else len(whole.ids))
 
 
-def test_it_is_cut_only_where_tokens_are_found_in_any_case() -> None:
+def test_cuts_are_made_only_at_tokens_that_are_always_found() -> None:
     tokenizer = byte_level()
     plain = ["<a>", "<a>>", "b<", "<c>", "[d]", "[d]]", "[e]"]
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in plain])
@@ -95,7 +95,7 @@ def test_it_is_cut_only_where_tokens_are_found_in_any_case() -> None:
 
 
 class Watched:
-    """A tokenizer that tells what it was asked to encode."""
+    """A tokenizer that records the texts that it encodes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -117,18 +117,18 @@ def watched(text: str, salts: list[str]) -> tuple[PieceEncoder, Watched]:
     return made, tokenizer
 
 
-def test_what_is_remembered_is_not_encoded_again() -> None:
+def test_cached_pieces_are_not_encoded_again() -> None:
     made, tokenizer = watched("a<s>b<s>c", [""])
     made.encode("a<s>b<s>c<s>d")
     assert tokenizer.asked == ["a", "<s>b", "<s>c", "<s>d"]
 
 
-def test_who_has_another_salt_shares_nothing() -> None:
+def test_salts_share_nothing() -> None:
     _, tokenizer = watched("a<s>b", ["mine", "yours", "mine"])
     assert tokenizer.asked == ["a", "<s>b"] * 2
 
 
-def test_what_was_not_asked_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_piece_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder, "MAX_BYTES", 3 * (encoder.ENTRY_BYTES + 20))
     made, tokenizer = watched("a<s>b<s>c", [""])
     made.encode("a")
@@ -136,6 +136,6 @@ def test_what_was_not_asked_for_longest_is_forgotten(monkeypatch: pytest.MonkeyP
     tokenizer.asked.clear()
     made.encode("a<s>c<s>d<s>b")
     assert tokenizer.asked == ["<s>b"]
-    made.encode("a" * 1000)  # more than there is room for: nothing stays
+    made.encode("a" * 1000)  # larger than the cache: nothing stays
     made.encode("<s>b")
     assert tokenizer.asked[1:] == ["a" * 1000, "<s>b"]

@@ -1,4 +1,4 @@
-"""Markers of a model's formats are text, also where its tokenizer has special tokens for them."""
+"""Markers of a model's formats are decoded as text, even if the tokenizer has special tokens for them."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_markers_within_calls_are_text_too() -> None:
     assert {"<|tool_call_argument_begin|>", "<|tool_call_end|>"} < markers and len(markers) == 5
 
 
-def test_what_templates_read_is_known(text: ModelText) -> None:
+def test_variables_of_templates_are_known(text: ModelText) -> None:
     assert text.template_variables == {"messages", "tools", "deep"}
     assert text.templates == {"default": TEMPLATE}
 

@@ -1,4 +1,4 @@
-"""Templates in the styles of the families render as transformers renders them, to the token."""
+"""Templates in the styles of the families render the same tokens as in transformers."""
 
 import json
 from pathlib import Path
@@ -86,21 +86,21 @@ OPTIONS: list[dict[str, Any]] = [
 
 def checkpoint(folder: Path, **settings: Any) -> ModelText:
     write_tokenizer(folder)
-    told = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "add_bos_token": False, **settings}
-    (folder / "tokenizer_config.json").write_text(json.dumps(told), encoding="utf-8")
+    config = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "add_bos_token": False, **settings}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return load_text(folder)
 
 
 def assert_equal(text: ModelText, oracle: Oracle, folder: Path, chat: list[dict[str, Any]], **options: Any) -> bool:
-    """Whether transformers accepts the chat; if so, the tokens are its tokens, and if not, it is refused here too."""
+    """Check that Baton and transformers render the same tokens, or both refuse the chat; return whether they accept."""
     expected = oracle.chat(folder, chat, **options)
-    given = {"add_generation_prompt": False, **options}
+    arguments = {"add_generation_prompt": False, **options}
     if expected is None:
         with pytest.raises(TemplateError):
-            text.render_chat(chat, **given)
+            text.render_chat(chat, **arguments)
         return False
-    assert text.render_chat(chat, **given) == expected[0]
-    assert text.encode_chat(chat, **given)[0] == expected[1]
+    assert text.render_chat(chat, **arguments) == expected[0]
+    assert text.encode_chat(chat, **arguments)[0] == expected[1]
     return True
 
 
@@ -179,13 +179,11 @@ FORGETFUL = """
 
 
 @pytest.mark.parametrize("source", [STRICT, FORGETFUL], ids=["refused", "dropped"])
-def test_what_the_system_says_later_is_shown_where_the_template_takes_one_message_of_it(
-    tmp_path: Path, source: str
-) -> None:
+def test_later_system_messages_are_shown_by_templates_that_take_only_one(tmp_path: Path, source: str) -> None:
     text = checkpoint(tmp_path, chat_template=source)
 
-    def shown(*said: str) -> list[str]:
-        messages = [dict(zip(("role", "content"), each.split(": "), strict=True)) for each in said]
+    def shown(*turns: str) -> list[str]:
+        messages = [dict(zip(("role", "content"), each.split(": "), strict=True)) for each in turns]
         before = [dict(message) for message in messages]
         rendered = text.render_chat(messages, add_generation_prompt=False)
         assert messages == before
@@ -200,8 +198,8 @@ def test_what_the_system_says_later_is_shown_where_the_template_takes_one_messag
 
 
 @pytest.mark.parametrize("style", ["hermes", "granite"])
-def test_templates_that_show_them_anywhere_show_them_there(tmp_path: Path, oracle: Oracle, style: str) -> None:
+def test_templates_that_take_any_system_message_get_them_unchanged(tmp_path: Path, oracle: Oracle, style: str) -> None:
     (tmp_path / "chat_template.jinja").write_text((FOLDER / f"{style}.jinja").read_text(encoding="utf-8"))
     text = checkpoint(tmp_path)
-    said = [SYSTEM, ASK, {"role": "system", "content": "Be quick."}, ASK]
-    assert assert_equal(text, oracle, tmp_path, said)
+    chat = [SYSTEM, ASK, {"role": "system", "content": "Be quick."}, ASK]
+    assert assert_equal(text, oracle, tmp_path, chat)

@@ -1,4 +1,4 @@
-"""Kimi's tokenizer, read from ranks, beside tiktoken itself."""
+"""Kimi's tokenizer, read from its ranks, compared with tiktoken itself."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ PARTS = [*"aZ é1中٣ǅ'\n\t.😀\u0301", "isn't", "  ", "the", "HTTP", "12345"
 
 @cache
 def ranks() -> dict[bytes, int]:
-    """Of a tokenizer that a short text has trained: bytes first, then in the order in which they were joined."""
+    """Return the ranks of a tokenizer trained on a short text: bytes first, then joined pieces in their order."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(KIMI), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
@@ -94,12 +94,12 @@ def test_a_checkpoint_with_ranks_alone_is_served(tmp_path: Path) -> None:
         ([b"YQ== x"], "invalid literal"),
     ],
 )
-def test_broken_ranks_are_told(tmp_path: Path, lines: list[bytes], why: str) -> None:
+def test_broken_ranks_are_named(tmp_path: Path, lines: list[bytes], why: str) -> None:
     with pytest.raises(ValueError, match=rf"tiktoken\.model: not tiktoken's ranks.*{why}"):
         load_text(write(tmp_path, lines))
 
 
-def test_another_projects_ranks_are_not_taken_for_kimis(tmp_path: Path) -> None:
+def test_other_projects_ranks_are_not_read_as_kimis(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["tokenization_qwen.Tokenizer"]}}')
     with pytest.raises(ValueError, match="in this format, or in Kimi's"):

@@ -17,7 +17,7 @@ CHAT = [{"role": "user", "content": "Hé <b>"}, {"role": "assistant", "content":
 
 
 def tokenizer() -> Tokenizer:
-    """Bytes in no particular order, three specials behind them, and a first token added on request."""
+    """Return a tokenizer of bytes in no particular order and three special tokens; it can add a first token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -30,7 +30,7 @@ def tokenizer() -> Tokenizer:
 
 
 def checkpoint(folder: Path, template: str | None = None, **files: Any) -> Path:
-    """A folder with a tokenizer, and the JSON files given by their stems."""
+    """Make a folder with a tokenizer and JSON files, given by their stems."""
     tokenizer().save(str(folder / "tokenizer.json"))
     for stem, content in files.items():
         (folder / f"{stem}.json").write_text(json.dumps(content))
@@ -58,7 +58,7 @@ def test_text_survives_and_is_neither_cut_nor_padded(tmp_path: Path) -> None:
         text.encode("\ud800")
 
 
-def test_every_file_that_names_an_end_counts(tmp_path: Path) -> None:
+def test_every_file_may_name_ends(tmp_path: Path) -> None:
     text = loaded(
         tmp_path,
         generation_config={"eos_token_id": [258, 7]},
@@ -72,19 +72,19 @@ def test_every_file_that_names_an_end_counts(tmp_path: Path) -> None:
     assert load_text(tmp_path).eos_ids == (9, 256)
 
 
-def test_what_is_told_of_the_tokenizer(tmp_path: Path) -> None:
+def test_facts_about_the_tokenizer(tmp_path: Path) -> None:
     settings = {"eos_token": {"content": "<|bos|>", "lstrip": False}, "pad_token": None, "model_max_length": 9}
     text = loaded(tmp_path, tokenizer_config=settings, special_tokens_map={"unk_token": "?"})
-    told = {"eos_token": "<|bos|>", "pad_token": None, "unk_token": "?", "model_max_length": 9}
-    assert text.tokenizer_info == {"tokenizer_class": "PreTrainedTokenizerFast", **told}
+    config = {"eos_token": "<|bos|>", "pad_token": None, "unk_token": "?", "model_max_length": 9}
+    assert text.tokenizer_info == {"tokenizer_class": "PreTrainedTokenizerFast", **config}
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": CHATML}]
     text = loaded(tmp_path, tokenizer_config={"tokenizer_class": "Own", "chat_template": named}, special_tokens_map={})
     assert text.tokenizer_info == {"tokenizer_class": "Own", "chat_template": CHATML}
 
 
 def test_generation_defaults(tmp_path: Path) -> None:
-    given = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "do_sample": True, "bos_token_id": 1, "min_p": None}
-    assert loaded(tmp_path, generation_config=given).generation_defaults == {
+    generation = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "do_sample": True, "bos_token_id": 1, "min_p": None}
+    assert loaded(tmp_path, generation_config=generation).generation_defaults == {
         "temperature": 0.7,
         "top_k": 20,
         "top_p": 0.8,
@@ -102,7 +102,7 @@ def test_a_chat_is_encoded_without_a_second_first_token(tmp_path: Path) -> None:
     assert text.encode_chat(CHAT, add_generation_prompt=False) == (ids[: ends[-1]], ends)
 
 
-def test_marks_of_a_chat_are_where_it_parts_from_its_beginnings(tmp_path: Path) -> None:
+def test_marks_are_where_a_chat_differs_from_its_beginnings(tmp_path: Path) -> None:
     listed = "{% for tool in tools or [] %}<{{ tool }}>{% endfor %}"
     refusing = "{% if messages|length == 2 %}{{ raise_exception('two is not allowed') }}{% endif %}"
     text = loaded(tmp_path, refusing + listed + CHATML)
@@ -129,7 +129,7 @@ def test_marks_of_a_chat_are_where_it_parts_from_its_beginnings(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("first, second, length", [("", "a", 0), ("ab", "ab", 2), ("abc", "abd", 2), ("b", "abc", 0)])
-def test_what_texts_have_in_common(first: str, second: str, length: int) -> None:
+def test_common_length(first: str, second: str, length: int) -> None:
     assert common_length(first, second) == common_length(second, first) == length
 
 
@@ -145,7 +145,7 @@ def test_message_ends_without_special_tokens_are_those_that_are_token_prefixes(t
     assert [text.decode(ids[:end]) for end in ends] == ["ab;xé;", "ab;xé;c;"]
 
 
-def test_of_a_long_chat_the_first_end_and_the_newest_are_listed(tmp_path: Path) -> None:
+def test_the_first_and_newest_ends_of_a_long_chat_are_listed(tmp_path: Path) -> None:
     text = loaded(tmp_path, CHATML)
     chat = [{"role": "user", "content": f"é{number}"} for number in range(30)]
     ids, ends = text.encode_chat(chat)
@@ -178,7 +178,7 @@ def test_a_template_that_revises_or_refuses_parts_still_encodes(tmp_path: Path) 
         ("{{ messages[-1]['content'] }}{{ eos_token }}", "?<|im_end|>"),
     ],
 )
-def test_what_templates_expect(tmp_path: Path, template: str, expected: str) -> None:
+def test_extensions_that_templates_expect(tmp_path: Path, template: str, expected: str) -> None:
     text = loaded(tmp_path, template, special_tokens_map={"eos_token": "<|im_end|>"})
     assert text.render_chat(CHAT, thinking="yes") == expected
 
@@ -186,7 +186,7 @@ def test_what_templates_expect(tmp_path: Path, template: str, expected: str) -> 
 @pytest.mark.parametrize(
     "template", ["{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}", "{{ 1 / 0 }}", "{{ missing.field }}"]
 )
-def test_what_a_template_may_not_do_is_a_template_error(tmp_path: Path, template: str) -> None:
+def test_forbidden_operations_of_a_template_are_template_errors(tmp_path: Path, template: str) -> None:
     with pytest.raises(TemplateError, match="the chat template failed"):
         loaded(tmp_path, template).render_chat(CHAT)
 
@@ -241,12 +241,12 @@ def test_long_texts_and_short_ones_are_encoded_alike(tmp_path: Path) -> None:
     assert text.decode(ids) == sample and len(ids) > 1000
 
 
-def test_how_much_text_a_token_can_stand_for(tmp_path: Path) -> None:
+def test_the_longest_text_of_a_token(tmp_path: Path) -> None:
     assert loaded(tmp_path).max_token_bytes == len("<|im_start|>")
 
 
 @pytest.mark.parametrize("what", ["normalizer", "removing", "stripping", "holes", "words"])
-def test_where_a_token_can_stand_for_any_length_no_bound_is_told(tmp_path: Path, what: str) -> None:
+def test_no_bound_if_a_token_may_stand_for_any_length(tmp_path: Path, what: str) -> None:
     made = tokenizer()
     match what:
         case "normalizer":
@@ -271,8 +271,8 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     return made
 
 
-def test_texts_that_never_come_again_are_not_kept(tmp_path: Path) -> None:
-    """A thread that has met 10,000 long words would hold 80 MiB of them."""
+def test_unique_texts_do_not_fill_memory(tmp_path: Path) -> None:
+    """With the library's default, a thread that has encoded 10,000 long words would hold 80 MiB of them."""
     text, before = loaded(tmp_path), resident_mib()
     for number in range(12_000):
         text.encode(f"{number:06}" * 40)

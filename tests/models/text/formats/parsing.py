@@ -1,4 +1,4 @@
-"""Outputs parsed in pieces, and their events joined, for the tests of this folder."""
+"""Helpers for the tests of this folder: parse outputs in pieces, and join their events."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -18,14 +18,14 @@ def parse(
     reasoning: ReasoningFormat | None = None,
     begun: bool = False,
 ) -> list[OutputEvent]:
-    """The events of an output that comes in these pieces, joined."""
+    """Return the joined events of an output that arrives in these pieces."""
     parser = OutputParser(reasoning, begun, tool_format, tools)
     events = [event for piece in pieces for event in parser.push(piece)]
     return joined([*events, *parser.finish()])
 
 
 def joined(events: Iterable[OutputEvent]) -> list[OutputEvent]:
-    """With what follows its own kind made one event."""
+    """Join adjacent events of the same kind."""
     found: list[OutputEvent] = []
     for event in events:
         match (found[-1] if found else None), event:
@@ -41,13 +41,13 @@ def joined(events: Iterable[OutputEvent]) -> list[OutputEvent]:
 
 
 def called(index: int, name: str, arguments: str, whole: bool = True) -> list[OutputEvent]:
-    """The events of one call."""
+    """Return the events of one call."""
     shown = [CallArguments(index, arguments)] if arguments else []
     return [CallBegun(index, name), *shown, CallEnded(index, whole)]
 
 
 def splits(text: str) -> Iterable[list[str]]:
-    """One character at a time, and in two at every place."""
+    """Yield splits of a text: one character at a time, and in two at every place."""
     yield list(text)
     yield from ([text[:cut], text[cut:]] for cut in range(len(text) + 1))
 
@@ -62,7 +62,7 @@ def content_of(events: Iterable[OutputEvent]) -> str:
 
 
 def calls_of(events: Iterable[OutputEvent]) -> list[tuple[str, str, bool]]:
-    """Name, arguments, and whether it is whole, of each call; the protocol of its events is checked."""
+    """Return each call's name, its arguments, and whether it is whole; check the order of its events."""
     calls: list[tuple[str, str, bool]] = []
     current: tuple[str, str] | None = None
     for event in events:

@@ -1,4 +1,4 @@
-"""Whatever a model writes: nothing raises, nothing is lost, and the pieces that it comes in make no difference."""
+"""Arbitrary outputs: nothing raises, no text is lost, and the split into pieces makes no difference."""
 
 import re
 import time
@@ -16,7 +16,7 @@ from tests.models.text.formats.parsing import calls_of, content_of, is_object, j
 
 FORMATS = list(TOOL_FORMATS.values())
 TOOLS = {"f": {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {"type": ["string", "null"]}}}}
-# What calls of all formats are made of, whole and in part.
+# Parts of calls in all formats, whole and cut.
 SHREDS = [
     *("<tool_call>", "</tool_call>", "<TOOLCALL>", "</TOOLCALL>", "<function=f>", "<function=g>", "</function>"),
     *("<parameter=a>", "<parameter=b>", "<parameter=c>", "</parameter>", "<tool_c", "all>", "</para", "<", ">", "</"),
@@ -53,7 +53,7 @@ def test_calls_are_whole_if_and_only_if_their_arguments_are(text: str, format: T
 
 @settings(max_examples=400)
 @given(text=texts, format=formats)
-def test_text_without_calls_is_kept_as_it_is(text: str, format: ToolFormat) -> None:
+def test_text_without_calls_is_unchanged(text: str, format: ToolFormat) -> None:
     events = parse([text], format, TOOLS)
     if not any(isinstance(event, CallBegun) for event in events):
         assert events == ([Content(text)] if text else [])
@@ -62,13 +62,13 @@ def test_text_without_calls_is_kept_as_it_is(text: str, format: ToolFormat) -> N
 @settings(max_examples=400)
 @given(text=texts, format=formats)
 def test_content_around_calls_is_in_the_text_in_order(text: str, format: ToolFormat) -> None:
-    """It is what is left of the text without its calls, one stretch each, and the white space beside them."""
+    """The content is the text without the calls, each one stretch, and without the white space around them."""
     events = parse([text], format, TOOLS)
-    kept = [re.escape(event.text) for event in events if isinstance(event, Content)]
+    contents = [re.escape(event.text) for event in events if isinstance(event, Content)]
     at_start = bool(events) and isinstance(events[0], Content)
     at_end = bool(events) and isinstance(events[-1], Content)
     call = "(?s:.*)"
-    pattern = ("" if at_start else call) + call.join(kept) + ("" if at_end else call)
+    pattern = ("" if at_start else call) + call.join(contents) + ("" if at_end else call)
     assert re.fullmatch(pattern, text)
 
 
@@ -85,7 +85,7 @@ def shown_after_each(text: str, format: ToolFormat) -> list[str]:
     text=st.text(st.sampled_from("ab \n<|tol_>=fu"), max_size=30),
     format=formats,
 )
-def test_only_white_space_and_what_may_begin_a_marker_waits(text: str, format: ToolFormat) -> None:
+def test_only_white_space_and_beginnings_of_markers_are_held_back(text: str, format: ToolFormat) -> None:
     if any(marker in text for marker in format.begins):
         return
     for end, shown in enumerate(shown_after_each(text, format), start=1):
@@ -93,7 +93,7 @@ def test_only_white_space_and_what_may_begin_a_marker_waits(text: str, format: T
         assert not waiting or any(marker.startswith(waiting) for marker in format.begins)
 
 
-def test_nothing_of_an_output_without_formats_waits() -> None:
+def test_without_formats_nothing_is_held_back() -> None:
     parser = OutputParser()
     assert parser.push(" <think>") == [Content(" <think>")]
     assert parser.push("") == []
@@ -101,7 +101,7 @@ def test_nothing_of_an_output_without_formats_waits() -> None:
     assert parser.finish() == []
 
 
-def test_finish_gives_what_waits() -> None:
+def test_finish_returns_what_is_held_back() -> None:
     parser = OutputParser(THINK, tool_format=FORMATS[0])
     assert parser.push(" <thi") == []
     assert parser.finish() == [Content(" <thi")]
@@ -117,7 +117,7 @@ HOSTILE = {
     "markers of functions": "<tool_call><function=",
     "markers of sections": "<|tool_calls_section_begin|>",
     "markers of heads": "<|tool_call_begin|>",
-    "markers behind heads": "<|tool_call_argument_begin|>",
+    "markers after heads": "<|tool_call_argument_begin|>",
     "heads": "<|tool_call_begin|>f:0<|tool_call_argument_begin|>",
     "ends of heads' calls": "<|tool_call_end|>",
     "markers in strings": '<tool_call>{"',
@@ -149,7 +149,7 @@ BEFORE = {
     "a null": "<tool_call><function=f><parameter=c>",
     "a name": "<tool_call><function=",
     "a head": "<|tool_call_begin|>",
-    "behind a head": "<|tool_call_begin|>f:0<|tool_call_argument_begin|>",
+    "after a head": "<|tool_call_begin|>f:0<|tool_call_argument_begin|>",
     "a head's call": "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{}",
 }
 
@@ -166,7 +166,7 @@ def processor_seconds(text: str, format: ToolFormat, step: int) -> float:
 @pytest.mark.soak
 @pytest.mark.parametrize("step", [4096, 1_000_000])
 @pytest.mark.parametrize("before", BEFORE)
-def test_a_megabyte_of_any_hostile_text(before: str, step: int) -> None:
+def test_a_megabyte_of_hostile_text_takes_linear_time(before: str, step: int) -> None:
     for repeated, format in product(
         HOSTILE.values(), [TOOL_FORMATS[name] for name in ("hermes", "qwen3_coder", "kimi")]
     ):
@@ -182,7 +182,7 @@ def test_a_megabyte_of_any_hostile_text(before: str, step: int) -> None:
         ("a head's call", "ends of heads' calls", "kimi", 1000),
         ("an open list", "lists", "hermes", 1000),
         ("a string", "ends of values", "qwen3_coder", 1000),
-        # What waits here is long: to copy it for each piece would take many seconds.
+        # The text held back here is long: copying it for each piece would take many seconds.
         ("", "white space", "hermes", 4),
         ("arguments first", "digits", "hermes", 4),
         ("a call", "closers", "hermes", 4),
@@ -190,7 +190,7 @@ def test_a_megabyte_of_any_hostile_text(before: str, step: int) -> None:
         ("a number", "digits", "qwen3_coder", 4),
         ("a name", "digits", "qwen3_coder", 4),
         ("a head", "digits", "kimi", 4),
-        ("behind a head", "white space", "kimi", 4),
+        ("after a head", "white space", "kimi", 4),
         ("a head's call", "closers", "kimi", 4),
     ],
 )

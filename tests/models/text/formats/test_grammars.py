@@ -1,4 +1,4 @@
-"""What a format's grammar lets through is a call that its parser reads; what templates write it lets through."""
+"""A format's grammar accepts what templates write, and everything that it accepts is a call for the format's parser."""
 
 import json
 import random
@@ -42,7 +42,7 @@ SCHEMAS: dict[str, Mapping[str, Any]] = {
     },
 }
 TOOLS = [CallableTool(name, schema) for name, schema in SCHEMAS.items()]
-# A template of tests/models/text/templates of each format.
+# For each format, a template in tests/models/text/templates.
 TEMPLATES = {
     "hermes": "hermes",
     "qwen3_coder": "xml_tools",
@@ -53,7 +53,7 @@ TEMPLATES = {
 
 
 def tokenizer(added: Collection[str]) -> Tokenizer:
-    """Bytes, a token that ends a text, and those that are added."""
+    """Return a tokenizer with a token for each byte, an end of text, and the added tokens."""
     made = Tokenizer(
         models.BPE({letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
     )
@@ -74,12 +74,12 @@ def grammar_of(
     begun: bool = False,
     answer: str | None = None,
 ) -> str:
-    wanted = WantedCalls(tools, format.begins[0], format.rules, added, required, parallel)
-    return output_grammar(answer, wanted, added, reasoning, begun)
+    calls = WantedCalls(tools, format.begins[0], format.rules, added, required, parallel)
+    return output_grammar(answer, calls, added, reasoning, begun)
 
 
 def accepted(grammar: str, added: Collection[str], text: str) -> bool:
-    """Whether all of the text is let through, and may end there."""
+    """Return whether the grammar accepts the whole text, and allows the end after it."""
     made = tokenizer(added)
     matcher = LLMatcher(LLTokenizer(made.to_str(), eos_token=EOS), grammar)
     assert not matcher.is_error(), matcher.get_error()
@@ -89,12 +89,12 @@ def accepted(grammar: str, added: Collection[str], text: str) -> bool:
 
 @pytest.mark.parametrize("added", [ADDED, ()], ids=["tokens", "text"])
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_what_templates_write_is_let_through(name: str, added: Collection[str]) -> None:
+def test_the_grammar_accepts_what_templates_write(name: str, added: Collection[str]) -> None:
     format = TOOL_FORMATS[name]
-    # Letters are not let through as escapes.
+    # Letters written as escapes are not accepted.
     shown = [written(TEMPLATES[name], answer("", CALLS[:count])).replace("\\u00e9", "é") for count in (1, 2)]
     one, two = (text.lstrip() for text in shown)
-    # This template begins every answer with a thought, which the prompt has.
+    # This template begins every answer with a thought, whose marker is in the prompt.
     begun = name == "qwen3_coder"
     for text in (one, two):
         assert accepted(grammar_of(format, added, begun=begun), added, text), text
@@ -111,7 +111,7 @@ def test_what_templates_write_is_let_through(name: str, added: Collection[str]) 
 
 
 def drawn(grammar: str, added: Collection[str], rng: random.Random) -> str:
-    """A text that the grammar lets through, drawn token by token; closing ones more often, so that it ends."""
+    """Draw a text that the grammar accepts, token by token; closing tokens more often, so that it ends."""
     made = tokenizer(added)
     matcher = LLMatcher(LLTokenizer(made.to_str(), eos_token=EOS), grammar)
     ids: list[int] = []
@@ -130,7 +130,7 @@ def drawn(grammar: str, added: Collection[str], rng: random.Random) -> str:
 
 @pytest.mark.parametrize("added", [ADDED, ()], ids=["tokens", "text"])
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_what_is_let_through_is_a_call_with_what_its_schema_requires(name: str, added: Collection[str]) -> None:
+def test_accepted_texts_are_calls_that_follow_the_schema(name: str, added: Collection[str]) -> None:
     format, rng = TOOL_FORMATS[name], random.Random(14)
     grammar = grammar_of(format, added, reasoning=None, tools=TOOLS[1:])
     for _ in range(20):
@@ -139,10 +139,10 @@ def test_what_is_let_through_is_a_call_with_what_its_schema_requires(name: str, 
         calls = calls_of(events)
         assert content_of(events).strip() == "" and calls, text
         for called, arguments, whole in calls:
-            given = json.loads(arguments)
+            values = json.loads(arguments)
             assert whole and called in ("now", "pick")
-            assert set(given) == set(SCHEMAS[called]["properties"])
-            assert called == "now" or (given["of"] in ("a", "b") and given["n"] in range(10)), text
+            assert set(values) == set(SCHEMAS[called]["properties"])
+            assert called == "now" or (values["of"] in ("a", "b") and values["n"] in range(10)), text
 
 
 WRONG = [
@@ -155,7 +155,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("call", WRONG)
-def test_what_is_no_call_of_these_tools_is_not_let_through(call: str) -> None:
+def test_other_texts_are_not_accepted(call: str) -> None:
     text = f"<tool_call>\n{call}\n</tool_call>"
     for required in (True, False):
         assert not accepted(grammar_of(TOOL_FORMATS["hermes"], ADDED, required=required), ADDED, text)
@@ -196,8 +196,8 @@ def test_ids_of_calls_name_one_of_these_tools(text: str, fits: bool, added: Coll
 
 
 def xml(name: str, **parameters: str) -> str:
-    given = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters.items())
-    return f"<tool_call>\n<function={name}>\n{given}</function>\n</tool_call>"
+    body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters.items())
+    return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
 
 
 @pytest.mark.parametrize("added", [ADDED, ()], ids=["tokens", "text"])
@@ -231,7 +231,7 @@ def test_parameters_as_text_follow_their_schema(text: str, fits: bool, added: Co
     ],
     ids=["choice", "regex", "grammar", "json"],
 )
-def test_an_answer_by_a_grammar_of_its_own_or_a_call_behind_reasoning(
+def test_an_answer_with_its_own_grammar_or_a_call_after_reasoning(
     answer: str, begun: bool, added: Collection[str]
 ) -> None:
     quote = '"' * ("json_schema" in answer and "enum" in answer)
@@ -257,7 +257,7 @@ def test_a_tool_without_a_schema_takes_anything() -> None:
         assert accepted(grammar_of(TOOL_FORMATS[name], ADDED, tools=tools), ADDED, text)
 
 
-def test_what_a_strict_schema_has_and_cannot_be_held_is_an_error() -> None:
+def test_unsupported_keywords_of_a_strict_schema_are_an_error() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     for strict in (True, False):
         grammar = grammar_of(TOOL_FORMATS["hermes"], (), tools=[CallableTool("a", schema, strict)])

@@ -1,4 +1,4 @@
-"""The formats whose calls are JSON: Hermes', Granite's, Nemotron's."""
+"""The formats with calls as JSON objects: Hermes', Granite's and Nemotron's."""
 
 import json
 from typing import Any
@@ -78,7 +78,7 @@ F = called(0, "f", '{"a": 1}')
             hermes('{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {}}'),
             [*F, *called(1, "g", "{}")],
         ),
-        # Braces too few and too many, the last marker cut off or not there.
+        # Too few and too many braces; the last marker cut off or missing.
         (hermes('{"name": "f", "arguments": {"a": 1}'), F),
         (hermes('{"name": "f", "arguments": {"a": 1}}}'), F),
         ('<tool_call>{"name": "f", "arguments": {"a": 1}}', F),
@@ -95,7 +95,7 @@ F = called(0, "f", '{"a": 1}')
         ),
     ],
 )
-def test_calls_that_are_understood(text: str, expected: list[OutputEvent]) -> None:
+def test_well_formed_and_lenient_calls(text: str, expected: list[OutputEvent]) -> None:
     check_every_split(text, expected, tool_format=HERMES)
 
 
@@ -130,13 +130,13 @@ def test_calls_that_are_understood(text: str, expected: list[OutputEvent]) -> No
         '{"function": {"name": "f", "arguments": {}}}',
     ],
 )
-@pytest.mark.parametrize("behind", ["", "\n</tool_call>", " \n", " x\n"])
-def test_calls_that_are_broken_are_text(inside: str, behind: str) -> None:
-    text = f" a \n\n<tool_call>\n{inside}{behind}"
+@pytest.mark.parametrize("after", ["", "\n</tool_call>", " \n", " x\n"])
+def test_broken_calls_are_text(inside: str, after: str) -> None:
+    text = f" a \n\n<tool_call>\n{inside}{after}"
     check_every_split(text, [Content(text)], tool_format=HERMES)
 
 
-def test_a_call_begun_anew_is_found() -> None:
+def test_a_restarted_call_is_found() -> None:
     text = '<tool_call>{"name": "f<tool_call>\n{"name": "f", "arguments": {}}</tool_call>'
     check_every_split(text, [Content('<tool_call>{"name": "f'), *called(0, "f", "{}")], tool_format=HERMES)
 
@@ -154,7 +154,7 @@ def test_a_call_begun_anew_is_found() -> None:
         ("{", "'a': 1}}</tool_call>"),
     ],
 )
-def test_a_call_that_breaks_keeps_what_was_told(shown: str, rest: str) -> None:
+def test_a_broken_call_keeps_what_was_emitted(shown: str, rest: str) -> None:
     shown = shown + " " if rest.startswith(" ") else shown
     rest = rest.lstrip(" ")
     expected: list[OutputEvent] = [CallBegun(0, "f"), CallArguments(0, shown), CallEnded(0, whole=False)]
@@ -163,7 +163,7 @@ def test_a_call_that_breaks_keeps_what_was_told(shown: str, rest: str) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
-def test_arguments_go_out_as_they_come(format: ToolFormat) -> None:
+def test_arguments_are_emitted_while_they_are_generated(format: ToolFormat) -> None:
     parser = OutputParser(tool_format=format)
     assert parser.push(f'{format.begins[0]}{{"name": "f", "argum') == []
     assert parser.push('ents": {"a": "x') == [CallBegun(0, "f"), CallArguments(0, '{"a": "x')]
@@ -195,7 +195,7 @@ def written(name: str, arguments: dict[str, Any], ascii: bool) -> str:
 
 
 def whole_text_parse(text: str, format: ToolFormat) -> list[tuple[str, Any]]:
-    """The calls of well-formed text: what JSON there is behind each marker."""
+    """Return the calls of well-formed text: the JSON after each marker."""
     found = []
     while format.begins[0] in text:
         text = text.partition(format.begins[0])[2].lstrip("\n")
@@ -205,21 +205,21 @@ def whole_text_parse(text: str, format: ToolFormat) -> list[tuple[str, Any]]:
     return found
 
 
-@given(calls=CALLS, before=WORDS, behind=WORDS, ascii=st.booleans(), data=st.data())
+@given(calls=CALLS, before=WORDS, after=WORDS, ascii=st.booleans(), data=st.data())
 def test_well_formed_calls_are_what_a_parse_of_the_whole_text_finds(
-    calls: list[tuple[str, dict[str, Any]]], before: str, behind: str, ascii: bool, data: st.DataObject
+    calls: list[tuple[str, dict[str, Any]]], before: str, after: str, ascii: bool, data: st.DataObject
 ) -> None:
     format = data.draw(st.sampled_from(FORMATS))
     shown = [written(name, arguments, ascii) for name, arguments in calls]
     if format is NEMOTRON_V2:
-        text = f"{before}\n{format.begins[0]}[{', '.join(shown)}]{format.end}{behind}"
+        text = f"{before}\n{format.begins[0]}[{', '.join(shown)}]{format.end}{after}"
     else:
-        text = before + "".join(f"\n{format.begins[0]}\n{call}\n{format.end}" for call in shown) + behind
+        text = before + "".join(f"\n{format.begins[0]}\n{call}\n{format.end}" for call in shown) + after
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     events = parse(pieces, format)
     found = [(name, json.loads(arguments)) for name, arguments, whole in calls_of(events) if whole]
     assert found == calls == whole_text_parse(text, format)
     assert [event.text for event in events if isinstance(event, Content)] == [
-        part for part in (before.rstrip(" \n"), behind if behind.strip(" \n") else "") if part
+        part for part in (before.rstrip(" \n"), after if after.strip(" \n") else "") if part
     ]

@@ -11,7 +11,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=12,
 )
-# Much of what JSON is made of, in no order.
+# Parts of JSON, to be joined in any order.
 SHREDS = st.lists(
     st.sampled_from([*'{}[],:"\\ \n', "0", "12", "-", ".", "e", "E+", "true", "nul", "l", "u00e9", "\\u", '"a"', "é"]),
     max_size=14,
@@ -19,7 +19,7 @@ SHREDS = st.lists(
 
 
 def scan(pieces: list[str]) -> tuple[str, str, JsonScanner]:
-    """What is passed, and what of the pieces is not read."""
+    """Return the text that belongs to the value, and the rest of the pieces, which is not read."""
     scanner, passed, rest = JsonScanner(), "", ""
     for piece in pieces:
         at = 0
@@ -31,13 +31,13 @@ def scan(pieces: list[str]) -> tuple[str, str, JsonScanner]:
 
 
 @given(
-    value=VALUES, indent=st.sampled_from([None, 1]), ascii=st.booleans(), behind=st.sampled_from([",", "}", " x", "]"])
+    value=VALUES, indent=st.sampled_from([None, 1]), ascii=st.booleans(), after=st.sampled_from([",", "}", " x", "]"])
 )
-def test_json_is_whole_at_its_last_character(value: Any, indent: int | None, ascii: bool, behind: str) -> None:
+def test_json_is_whole_at_its_last_character(value: Any, indent: int | None, ascii: bool, after: str) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii)
-    for pieces in ([text + behind], list(text + behind)):
+    for pieces in ([text + after], list(text + after)):
         passed, rest, scanner = scan(pieces)
-        assert (passed, rest, scanner.whole, scanner.broken) == (text, behind, True, False)
+        assert (passed, rest, scanner.whole, scanner.broken) == (text, after, True, False)
 
 
 def is_json(text: str) -> bool:
@@ -64,7 +64,7 @@ def is_json(text: str) -> bool:
 @example(text='{"a" "b"}')
 @example(text="[1}")
 @example(text="NaN")
-def test_as_json_takes_what_json_is(text: str) -> None:
+def test_as_json_accepts_json_only(text: str) -> None:
     found = as_json(text)
     assert (found is not None) == is_json(text)
     if found is not None:

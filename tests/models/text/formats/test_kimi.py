@@ -1,4 +1,4 @@
-"""Calls behind ids that have their names, as Kimi K2 and Kimi Linear write them."""
+"""Calls after ids that contain their names, as Kimi K2 and Kimi Linear write them."""
 
 import json
 from typing import Any
@@ -36,7 +36,7 @@ F, G = called(0, "f", '{"a": 1}'), called(1, "g", "{}")
         ("I look.\n" + section(one("functions.f:3")) + "\n", [Content("I look."), *F]),
         (section(one("functions.f:0")) + "\n\nSo.", [*F, Content("\n\nSo.")]),
         (section(one("functions.f:0")) + section(one("functions.g:1", "{}")), [*F, *G]),
-        # Ids that are short of something, and white space.
+        # Incomplete ids, and white space.
         (section(one("f:0")), F),
         (section(one("f")), F),
         (section(one("functions.f")), F),
@@ -46,14 +46,14 @@ F, G = called(0, "f", '{"a": 1}'), called(1, "g", "{}")
         (section(one("functions.a.b-c:0")), called(0, "a.b-c", '{"a": 1}')),
         (section(one("functions.functions.f:0")), called(0, "functions.f", '{"a": 1}')),
         (section(one("functions.f:x")), called(0, "f:x", '{"a": 1}')),
-        # What stands for an object, and what is in one.
+        # Values that stand for an object, and the contents of one.
         (section(one("f:0", "")), called(0, "f", "{}")),
         (section(one("f:0", " ")), called(0, "f", "{}")),
         (section(one("f:0", "null")), called(0, "f", "{}")),
         (section(one("f:0", '"{\\"a\\": 1}"')), F),
         (section(one("f:0", '{"a": "x\ny"}')), called(0, "f", '{"a": "x\\ny"}')),
         (section(one("f:0", json.dumps({"a": CALL_END + END}))), called(0, "f", json.dumps({"a": CALL_END + END}))),
-        # Markers too few and too many, and the end.
+        # Too few and too many markers, and the end.
         (one("f:0"), F),
         (one("f:0") + one("g:1", "{}") + END, [*F, *G]),
         (one("f:0") + " so", [*F, Content(" so")]),
@@ -71,7 +71,7 @@ F, G = called(0, "f", '{"a": 1}'), called(1, "g", "{}")
         (CALL + section(one("f:0")), [Content(CALL), *F]),
     ],
 )
-def test_calls_that_are_understood(text: str, expected: list[OutputEvent]) -> None:
+def test_well_formed_and_lenient_calls(text: str, expected: list[OutputEvent]) -> None:
     check_every_split(text, expected, tool_format=KIMI)
 
 
@@ -96,9 +96,9 @@ def test_calls_that_are_understood(text: str, expected: list[OutputEvent]) -> No
         BETWEEN + "{}" + CALL_END,
     ],
 )
-@pytest.mark.parametrize("behind", ["", END, " x\n"])
-def test_calls_without_a_name_are_text(inside: str, behind: str) -> None:
-    text = f" a \n\n{BEGIN}{inside}{behind}"
+@pytest.mark.parametrize("after", ["", END, " x\n"])
+def test_calls_without_a_name_are_text(inside: str, after: str) -> None:
+    text = f" a \n\n{BEGIN}{inside}{after}"
     check_every_split(text, [Content(text)], tool_format=KIMI)
 
 
@@ -120,20 +120,20 @@ def test_calls_without_a_name_are_text(inside: str, behind: str) -> None:
         ("", END),
     ],
 )
-def test_a_call_that_breaks_keeps_what_was_told(shown: str, rest: str) -> None:
+def test_a_broken_call_keeps_what_was_emitted(shown: str, rest: str) -> None:
     arguments = [CallArguments(0, shown)] if shown else []
     expected: list[OutputEvent] = [CallBegun(0, "f"), *arguments, CallEnded(0, whole=False)]
     text = f"{BEGIN}{CALL}functions.f:0{BETWEEN}{shown}{rest}"
     check_every_split(text, expected + ([Content(rest)] if rest else []), tool_format=KIMI)
 
 
-def test_a_call_behind_a_broken_one_is_found() -> None:
+def test_a_call_after_a_broken_one_is_found() -> None:
     text = section(one("f:0", "x"), one("g:1", "{}"))
     expected = [CallBegun(0, "f"), CallEnded(0, whole=False), Content("x" + CALL_END), *G]
     check_every_split(text, expected, tool_format=KIMI)
 
 
-def test_names_go_out_behind_their_ids_and_arguments_as_they_come() -> None:
+def test_names_are_emitted_after_their_ids_and_arguments_while_they_are_generated() -> None:
     parser = OutputParser(tool_format=KIMI)
     assert parser.push(f"Hm. {BEGIN}{CALL}functions.f:0<|tool_call_argument") == [Content("Hm.")]
     assert parser.push("_begin|>") == [CallBegun(0, "f")]
@@ -145,23 +145,23 @@ def test_names_go_out_behind_their_ids_and_arguments_as_they_come() -> None:
     assert parser.finish() == []
 
 
-def test_a_section_ends_reasoning_where_models_forget_to() -> None:
+def test_a_section_ends_unclosed_reasoning() -> None:
     for text in (f"Hm.\n{BEGIN}{one('f:0')}{END}", f"Hm.\n</think>{BEGIN}{one('f:0')}{END}"):
         check_every_split(text, [Reasoning("Hm."), *F], reasoning=THINK, begun=True, tool_format=KIMI)
 
 
-@given(calls=CALLS, before=WORDS, behind=WORDS, ascii=st.booleans(), first=st.integers(0, 300), data=st.data())
+@given(calls=CALLS, before=WORDS, after=WORDS, ascii=st.booleans(), first=st.integers(0, 300), data=st.data())
 def test_well_formed_calls_are_found(
-    calls: list[tuple[str, dict[str, Any]]], before: str, behind: str, ascii: bool, first: int, data: st.DataObject
+    calls: list[tuple[str, dict[str, Any]]], before: str, after: str, ascii: bool, first: int, data: st.DataObject
 ) -> None:
     heads = [f"functions.{name}:{index}" for index, (name, _) in enumerate(calls, first)]
-    given = [json.dumps(arguments, ensure_ascii=ascii) for _, arguments in calls]
-    text = before + section(*map(one, heads, given)) + behind
+    arguments_of = [json.dumps(arguments, ensure_ascii=ascii) for _, arguments in calls]
+    text = before + section(*map(one, heads, arguments_of)) + after
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     events = parse([text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)], KIMI)
     assert [(name, json.loads(arguments)) for name, arguments, whole in calls_of(events) if whole] == calls
     assert [event.text for event in events if isinstance(event, Content)] == [
-        part for part in (before.rstrip(" \n"), behind if behind.strip(" \n") else "") if part
+        part for part in (before.rstrip(" \n"), after if after.strip(" \n") else "") if part
     ]
 
 
@@ -191,7 +191,7 @@ USER = {"role": "user", "content": "Hi"}
                 message(("functions.f:2", "f")),
             ],
         ),
-        # Those that clients took from elsewhere: from the model itself, anew in each answer, or of what is cut off.
+        # Ids from elsewhere: from the model itself, restarting in each answer, or of calls that are not in the chat.
         (
             [message(("functions.f:0", "f")), result("functions.f:0"), message(("functions.g:1", "g"))],
             [message(("functions.f:0", "f")), result("functions.f:0"), message(("functions.g:1", "g"))],

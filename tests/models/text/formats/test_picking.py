@@ -24,7 +24,7 @@ def template(name: str) -> str:
         ("granitemoehybrid", "granite", "granite4"),
         ("nemotron_h", "nemotron_v2", "nemotron_v2"),
         ("nemotron_h", "xml_tools", "qwen3_coder"),
-        # The template is right where it says something else than the family.
+        # If template and family differ, the template counts.
         ("nemotron_h", "hermes", "hermes"),
         ("qwen3_next", "xml_tools", "qwen3_coder"),
         ("mamba2", "hermes", "hermes"),
@@ -32,7 +32,7 @@ def template(name: str) -> str:
         ("qwen3_next", "kimi", "kimi"),
     ],
 )
-def test_templates_tell_the_format_of_calls(model_type: str, name: str, picked: str) -> None:
+def test_templates_determine_the_format_of_calls(model_type: str, name: str, picked: str) -> None:
     assert tool_format(model_type, [PLAIN, template(name)]) is TOOL_FORMATS[picked]
 
 
@@ -43,7 +43,7 @@ def test_templates_tell_the_format_of_calls(model_type: str, name: str, picked: 
         *(("granitemoehybrid", "granite4"), ("kimi_linear", "kimi"), ("mamba2", None)),
     ],
 )
-def test_families_tell_it_where_templates_do_not(model_type: str, picked: str | None) -> None:
+def test_families_determine_it_if_templates_do_not(model_type: str, picked: str | None) -> None:
     found = tool_format(model_type, [PLAIN])
     assert (found and found.name) == picked
 
@@ -59,7 +59,7 @@ def test_families_tell_it_where_templates_do_not(model_type: str, picked: str | 
         ("rag", None),
     ],
 )
-def test_templates_tell_the_format_of_reasoning(name: str, picked: str | None) -> None:
+def test_templates_determine_the_format_of_reasoning(name: str, picked: str | None) -> None:
     found = reasoning_format([template(name)])
     assert (found and found.name) == picked
     assert picked is None or found is REASONING_FORMATS[picked]
@@ -77,12 +77,12 @@ ASKED = {"role": "user", "content": "Edit."}
 
 
 def answer(content: str, calls: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    called = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls]
+    called = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name, arguments in calls]
     return {"role": "assistant", "content": content, "tool_calls": called}
 
 
 def written(name: str, message: dict[str, Any]) -> str:
-    """What the template has the model write for a message."""
+    """Return the text of a message that the template would have the model write."""
     shown, format = ChatTemplate({"default": template(name)}, {"bos_token": ""}), tool_format("", [template(name)])
     assert format is not None
     prompt = shown.render([ASKED], add_generation_prompt=False)
@@ -115,10 +115,10 @@ def parsed(name: str, text: str) -> list[OutputEvent]:
 def test_what_templates_write_is_parsed_and_written_again(
     name: str, content: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    """So that the next turn's prompt goes on from the tokens that the model wrote."""
+    """So the next turn's prompt begins with the tokens that the model wrote, and resumes from their state."""
     text = written(name, answer(content, calls))
     events = parsed(name, text)
-    found = [(called, json.loads(given)) for called, given, _ in calls_of(events)]
+    found = [(called, json.loads(arguments)) for called, arguments, _ in calls_of(events)]
     assert (content_of(events), found) == (content, calls)
     assert not any(isinstance(event, Reasoning) for event in events)
     assert written(name, answer(content_of(events), found)) == text

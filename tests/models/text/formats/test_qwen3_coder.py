@@ -1,4 +1,4 @@
-"""Calls in tags, as Qwen3-Coder, Qwen3.5 and Nemotron 3 write them."""
+"""Calls written as tags, as in Qwen3-Coder, Qwen3.5 and Nemotron 3."""
 
 import json
 import re
@@ -81,7 +81,7 @@ def path(text: str, index: int = 0) -> list[OutputEvent]:
         ("\n<<</</parameter\n", "<<</</parameter"),
     ],
 )
-def test_what_is_in_a_string(value: str, shown: str) -> None:
+def test_contents_of_a_string(value: str, shown: str) -> None:
     check(one(value), path(shown))
 
 
@@ -96,7 +96,7 @@ def test_what_is_in_a_string(value: str, shown: str) -> None:
         ("<tool_call><function=now></tool_call>\n", called(0, "now", "{}")),
         ("<function=edit>\n<parameter=path>\nx\n</parameter>\n</function>\n</tool_call>", path("x")),
         ("a <function=edit><parameter=path>x</parameter></function> b", [Content("a"), *path("x"), Content(" b")]),
-        # Two in one.
+        # Two functions in one call.
         (
             "<tool_call><function=now></function>\n<function=edit><parameter=path>x</parameter></function></tool_call>",
             [*called(0, "now", "{}"), *path("x", 1)],
@@ -105,7 +105,7 @@ def test_what_is_in_a_string(value: str, shown: str) -> None:
             "<tool_call><function=now></function> <function=\n</function></tool_call>",
             [*called(0, "now", "{}"), Content(" <function=\n</function></tool_call>")],
         ),
-        # A tool and parameters that nobody gave.
+        # An unknown tool, and unknown parameters.
         (
             "<tool_call><function= new ><parameter=a>1</parameter><parameter=b>\n[1\n</parameter></tool_call>",
             called(0, "new", '{"a": 1, "b": "[1"}'),
@@ -116,7 +116,7 @@ def test_what_is_in_a_string(value: str, shown: str) -> None:
         ),
     ],
 )
-def test_calls_that_are_understood(text: str, expected: list[OutputEvent]) -> None:
+def test_well_formed_and_lenient_calls(text: str, expected: list[OutputEvent]) -> None:
     check(text, expected)
 
 
@@ -142,7 +142,7 @@ def test_calls_that_are_understood(text: str, expected: list[OutputEvent]) -> No
     ],
 )
 @pytest.mark.parametrize("begin", ["<tool_call>", "<tool_call> \n "])
-def test_calls_that_are_broken_are_text(begin: str, inside: str) -> None:
+def test_broken_calls_are_text(begin: str, inside: str) -> None:
     text = f"a\n {begin}{inside}"
     check(text, [Content(text)])
 
@@ -167,11 +167,11 @@ def test_without_the_first_marker_it_must_be_a_tool() -> None:
         ("<parameter=note>", '{"note": '),
     ],
 )
-def test_a_call_that_is_cut_off_keeps_what_was_told(text: str, arguments: str) -> None:
+def test_a_truncated_call_keeps_what_was_emitted(text: str, arguments: str) -> None:
     check(f"<tool_call>\n<function=edit>\n{text}", called(0, "edit", arguments, whole=False))
 
 
-def test_strings_go_out_as_they_come() -> None:
+def test_strings_are_emitted_while_they_are_generated() -> None:
     parser = OutputParser(tool_format=QWEN3_CODER, tools=TOOLS)
     assert parser.push("<tool_call>\n<function=edit>\n<param") == []
     assert parser.push("eter=path>\n") == [CallBegun(0, "edit"), CallArguments(0, '{"path": ')]
@@ -195,14 +195,14 @@ def written(name: str, arguments: dict[str, Any]) -> str:
 
 
 def whole_text_parse(text: str) -> list[tuple[str, dict[str, str]]]:
-    """The calls of well-formed text, their values as they are written."""
+    """Return the calls of well-formed text, with their values as written."""
     calls = re.findall(r"<tool_call>\n<function=(.*?)>\n(.*?)</function>\n</tool_call>", text, re.DOTALL)
     parameter = re.compile(r"<parameter=(.*?)>\n(.*?)\n</parameter>", re.DOTALL)
     return [(name, dict(parameter.findall(inside))) for name, inside in calls]
 
 
 NAMES = st.from_regex(r"[a-z_.-]{1,8}", fullmatch=True)
-# Nothing in them ends a value, in a whole-text parse.
+# Characters that do not end a value in a parse of the whole text.
 STRINGS = st.text(st.sampled_from('a <>\n{"é=,\\'), max_size=12)
 
 

@@ -52,7 +52,7 @@ def test_reasoning_that_the_prompt_began(text: str, expected: list[OutputEvent])
     check_every_split(text, expected, reasoning=THINK, begun=True)
 
 
-def test_calls_are_looked_for_behind_reasoning() -> None:
+def test_calls_are_found_after_reasoning() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     text = f"{call}</think>\n\n{call}"
     check_every_split(text, [Reasoning(call), *called(0, "f", "{}")], reasoning=THINK, begun=True, tool_format=HERMES)
@@ -71,7 +71,7 @@ CALL = "<tool_call>\n<function=f>\n</function>\n</tool_call>"
         ("Hm. <tool_call>\n<function=", [Reasoning("Hm. "), Content("<tool_call>\n<function=")]),
     ],
 )
-def test_a_call_ends_reasoning_where_models_forget_to(text: str, expected: list[OutputEvent]) -> None:
+def test_a_call_ends_unclosed_reasoning(text: str, expected: list[OutputEvent]) -> None:
     check_every_split(text, expected, reasoning=THINK, begun=True, tool_format=QWEN3_CODER)
 
 
@@ -87,11 +87,11 @@ def test_a_call_ends_reasoning_where_models_forget_to(text: str, expected: list[
         ("", False),
     ],
 )
-def test_the_prompt_tells_whether_reasoning_is_begun(prompt: str, begun: bool) -> None:
+def test_the_prompt_may_open_the_reasoning(prompt: str, begun: bool) -> None:
     assert THINK.begun_by(prompt) is begun
 
 
-def test_only_what_may_begin_a_marker_waits() -> None:
+def test_only_beginnings_of_markers_are_held_back() -> None:
     parser = OutputParser(THINK, begun=True)
     assert parser.push("Hm") == [Reasoning("Hm")]
     assert parser.push("\n\n") == []
@@ -102,7 +102,7 @@ def test_only_what_may_begin_a_marker_waits() -> None:
 
 
 def definition(text: str, begun: bool) -> list[OutputEvent]:
-    """Of the whole text."""
+    """Split a whole text into reasoning and content: the definition that the parser must match."""
     if text.lstrip(" \n").startswith("<think>"):
         text = text.partition("<think>")[2]
     elif not begun:
@@ -118,7 +118,7 @@ def definition(text: str, begun: bool) -> list[OutputEvent]:
     begun=st.booleans(),
 )
 @example(pieces=["<thi", "nk>", "\n", "a"], begun=False)
-def test_any_pieces_give_the_definition(pieces: list[str], begun: bool) -> None:
+def test_any_split_equals_the_definition(pieces: list[str], begun: bool) -> None:
     expected = definition("".join(pieces), begun)
     assert parse(pieces, reasoning=THINK, begun=begun) == expected
     assert parse(list("".join(pieces)), reasoning=THINK, begun=begun) == expected

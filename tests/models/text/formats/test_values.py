@@ -106,8 +106,8 @@ def test_text_is_converted_by_type(types: str, text: str, value: str) -> None:
         ("integer", ["1", "2"], ["", "", "12"]),
     ],
 )
-def test_strings_are_shown_as_they_come(types: str, pieces: list[str], shown: list[str]) -> None:
-    """After each piece, and at the end."""
+def test_strings_are_shown_while_they_are_generated(types: str, pieces: list[str], shown: list[str]) -> None:
+    """The text shown after each piece, and at the end."""
     found: list[str] = []
     value = value_of(frozenset(types.split()), lambda text: found.append(found.pop() + text))
     for piece in pieces:

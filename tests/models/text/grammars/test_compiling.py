@@ -1,4 +1,4 @@
-"""Grammars over the bundled model's tokens: what they let an output be, and what becomes of those that ask too much."""
+"""Grammars over the bundled model's tokens: the outputs that they allow, and the refusal of costly grammars."""
 
 import gc
 import json
@@ -35,7 +35,7 @@ def fed(written: str, text: str) -> GrammarMatcher:
 
 
 def follows(written: str, text: str) -> bool:
-    """Whether the text is one that the grammar lets the whole output be."""
+    """Return whether the grammar allows the text as a whole output."""
     try:
         return fed(written, text).accepts()
     except GrammarError:
@@ -69,7 +69,7 @@ def test_a_token_that_does_not_follow_is_an_error_that_stays() -> None:
         matcher.consume(ord("y"))
 
 
-def test_copies_know_nothing_of_each_other() -> None:
+def test_copies_are_independent() -> None:
     first, second = GRAMMARS.matcher(regex("ab")), GRAMMARS.matcher(regex("ab"))
     first.consume(ord("a"))
     assert allowed(first) == [ord("b")] and allowed(second) == [ord("a")]
@@ -82,7 +82,7 @@ def test_a_grammar_is_compiled_once_and_while_it_is_held() -> None:
     assert grammars.known(regex("b")) is None
 
 
-def test_the_latest_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_keeps_the_latest_within_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "KEPT_BYTES", 3 * compiling.bytes_of(regex("a")) + 1)
     grammars = BUNDLED.grammars(VOCABULARY)
     held = grammars.compile(regex("0"))
@@ -129,7 +129,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("written", HOSTILE.values(), ids=HOSTILE)
-def test_what_asks_too_much_is_refused_soon(written: str) -> None:
+def test_costly_grammars_are_refused_soon(written: str) -> None:
     before = time.thread_time()
     with pytest.raises(GrammarError, match=r"[a-z]"):
         GRAMMARS.compile(written)
@@ -144,8 +144,8 @@ def test_deep_schemas_are_refused() -> None:
         json_schema(deep)
 
 
-def test_an_output_that_takes_too_long_goes_wrong() -> None:
-    """As an ambiguous grammar does the more the longer the output is."""
+def test_an_output_that_takes_too_long_fails() -> None:
+    """The cost of an ambiguous grammar grows with the length of the output."""
     ambiguous = fed('start: a\na: a a | "x" | ""', "")
     with pytest.raises(GrammarError, match=r"too complex|items"):
         for _ in range(3000):
@@ -176,7 +176,7 @@ def test_a_schema_as_an_object_or_as_its_text() -> None:
             json_schema(wrong)
 
 
-def test_what_cannot_be_held_is_an_error_only_where_it_is_strict() -> None:
+def test_unsupported_keywords_are_an_error_only_if_strict() -> None:
     unique = {"type": "array", "uniqueItems": True}
     with pytest.raises(GrammarError, match="uniqueItems"):
         GRAMMARS.compile(json_schema(unique))
@@ -214,7 +214,7 @@ def test_a_grammar_in_lark_or_gbnf(text: str) -> None:
     assert follows(grammar(text), "Hi Bob") and not follows(grammar(text), "Hi bob")
 
 
-def test_what_is_neither_says_where() -> None:
+def test_the_error_for_neither_says_where() -> None:
     with pytest.raises(GrammarError, match="line 1"):
         grammar("root ::= (")
     with pytest.raises(GrammarError, match="at most"):

@@ -1,4 +1,4 @@
-"""JSON Schema's keywords, as its test suite sorts them: what each lets an output be, and those that are refused."""
+"""JSON Schema's keywords, in the order of its test suite: the outputs that each allows, and refused keywords."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from baton.models.text.tokenizer import load_text
 TEXT = load_text(Path(__file__).parents[4] / "models" / "bundled")
 GRAMMARS = TEXT.grammars(TEXT.vocab_size)
 INTEGER, STRING, ARRAY, OBJECT = ({"type": kind} for kind in ("integer", "string", "array", "object"))
-# Values that are right, and values that are wrong; properties stand in the schema's order, as in every output.
+# Valid and invalid values. Properties have the schema's order, as in every output.
 HELD: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "additionalProperties": (
         {**OBJECT, "properties": {"a": INTEGER}, "additionalProperties": {"type": "boolean"}},
@@ -102,7 +102,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 def follows(schema: dict[str, Any], value: Any) -> bool:
-    """Whether an output may be this, and end."""
+    """Return whether this is a complete output."""
     matcher = GRAMMARS.matcher(json_schema(schema))
     try:
         for token in TEXT.encode(json.dumps(value, ensure_ascii=False), add_special_tokens=False):
@@ -113,7 +113,7 @@ def follows(schema: dict[str, Any], value: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_an_output_is_what_the_keyword_says(name: str) -> None:
+def test_outputs_follow_the_keyword(name: str) -> None:
     schema, right, wrong = HELD[name]
     validator = jsonschema.Draft202012Validator(schema)
     for values, is_right in ((right, True), (wrong, False)):
@@ -122,20 +122,20 @@ def test_an_output_is_what_the_keyword_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_format_is_held(name: str) -> None:
+def test_formats_are_enforced(name: str) -> None:
     right, wrong = FORMATS[name]
     schema = {**STRING, "format": name}
     assert (follows(schema, right), follows(schema, wrong)) == (True, False)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_held_is_refused_by_name(name: str) -> None:
+def test_unsupported_keywords_are_refused_by_name(name: str) -> None:
     with pytest.raises(GrammarError) as caught:
         GRAMMARS.matcher(json_schema(REFUSED[name]))
     assert name in str(caught.value)
 
 
-def test_of_alternatives_that_exclude_each_other_several_may_hold() -> None:
-    """Alone among the keywords oneOf is held as anyOf is."""
+def test_one_of_allows_several_alternatives_to_match() -> None:
+    """oneOf is the only keyword that is enforced differently: like anyOf."""
     schema = {"oneOf": [INTEGER, {"minimum": 2}]}
     assert not jsonschema.Draft202012Validator(schema).is_valid(3) and follows(schema, 3)
