@@ -1,8 +1,8 @@
-// A turn as it is shown: what was said, the answer, its figures, and what can be done with it.
+// A turn as it is shown: the messages, the answer, its figures, and its buttons.
 
 const ENDS = {
   aborted: "Stopped", disconnected: "Cut off: the connection was lost", timeout: "Cut off: it took too long",
-  failed: "Failed on the server", length: "Cut at the limit of length",
+  failed: "Failed on the server", length: "Cut at the length limit",
 };
 
 function originOf({ session, turn }) {
@@ -17,7 +17,7 @@ function turnOf(turn) {
   const asked = messages.filter((message) => message.role === "user").map((message) => textOf(message.content)).join("\n");
   const before = chat.turns[chat.turns.indexOf(turn) - 1]?.turn ?? 0;
   const acts = make("div", { class: "acts" },
-    make("button", { class: "small", "data-id": `fork ${turn.turn}`, disabled: chat.gone, onclick: () => fork(turn.turn), title: "Go on from here in a chat of its own" }, icon("fork"), "Fork", make("span", { class: "unseen" }, ` at turn ${turn.turn}`)),
+    make("button", { class: "small", "data-id": `fork ${turn.turn}`, disabled: chat.gone, onclick: () => fork(turn.turn), title: "Continue from here in a new chat" }, icon("fork"), "Fork", make("span", { class: "unseen" }, ` at turn ${turn.turn}`)),
     !last && make("button", { class: "small", "data-id": `rewind ${turn.turn}`, disabled: still, onclick: () => rewind(turn.turn), title: "Forget what came after" }, icon("rewind"), "Rewind", make("span", { class: "unseen" }, ` to turn ${turn.turn}`)),
     navigator.clipboard && turn.text && make("button", { class: "small", "data-id": `copy ${turn.turn}`, onclick: () => navigator.clipboard.writeText(turn.text).then(() => toast("Copied.")) }, icon("copy"), "Copy", make("span", { class: "unseen" }, ` the answer of turn ${turn.turn}`)));
   return make("article", { class: "turn", "data-turn": turn.turn, "aria-label": `Turn ${turn.turn}` },

@@ -37,9 +37,9 @@ async def test_hints_reach_the_ring(path: str, keep: str) -> None:
     ("hint", "word"),
     [
         ({"checkpoints": [1, 2, 3, 4, 5]}, "at most 4"),
-        ({"checkpoints": [0]}, "0 does not lie inside the prompt"),
-        ({"checkpoints": [-1]}, "-1 does not lie inside"),
-        ({"checkpoints": [3, 10_000]}, "10000 does not lie inside"),
+        ({"checkpoints": [0]}, "0 is not inside the prompt"),
+        ({"checkpoints": [-1]}, "-1 is not inside"),
+        ({"checkpoints": [3, 10_000]}, "10000 is not inside"),
         ({"checkpoints": ["a"]}, "checkpoints"),
         ({"checkpoints": 3}, "checkpoints"),
         ({"keep": "always"}, "keep"),
@@ -60,7 +60,9 @@ async def test_the_last_token_of_a_prompt_is_inside_and_its_end_is_not() -> None
         status, _ = await served.post("/generate", {"text": "abcdefghij", "checkpoints": [9]})
         assert status == 200
         status, error = await served.error("/generate", {"text": "abcdefghij", "checkpoints": [10]})
-    assert status == 400 and error["message"] == "10 does not lie inside the prompt, which has 10 tokens"
+    assert (
+        status == 400 and error["message"] == "checkpoints: position 10 is not inside the prompt, which has 10 tokens"
+    )
 
 
 async def test_each_choice_has_the_hints_of_its_prompt() -> None:

@@ -65,7 +65,7 @@ async def test_a_streaming_session_is_append_only() -> None:
         for params in ({"replace": True}, {"drop_previous_output": True}, {"offset": 2}):
             assert "streaming sessions do not support" in await refusal(served, id, [5], 1, **params)
         assert "last request" in await refusal(served, id, [5], 1, first)
-        assert "nothing to feed" in await refusal(served, id, [], 1)
+        assert "the turn is empty" in await refusal(served, id, [], 1)
         assert "one prompt" in await refusal(served, id, [[1], [2]], 1)
         sent, _ = await turn(served, id, [5], 0)
         assert sent[-3:] == [4, REPLY_IDS[0], 5]
