@@ -127,7 +127,7 @@ def read_block(block: object, role: TurnRole, at: str) -> InputBlock:
     fields = read_object_at(block, at)
     kind, marked = fields.get("type"), read_mark(fields.get("cache_control"), at)
     if isinstance(kind, str) and WHERE.get(kind, role) != role:
-        message = f"{at}: a {kind} block must be in a message of role {WHERE[kind]}, not {role}"
+        message = f"{at}: {kind} blocks must be in messages of role {WHERE[kind]}, not {role}"
         raise errors.bad_request(message, at, "invalid_value")
     match kind:
         case "text":

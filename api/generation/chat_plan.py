@@ -22,7 +22,7 @@ class ChatInput:
 
     messages: list[Message]
     ending: Ending = "answer"
-    variables: dict[str, Any] = field(default_factory=dict)  # of the chat template, besides messages and tools
+    variables: dict[str, Any] = field(default_factory=dict)  # more variables of the chat template
     tools: ToolUse = NO_TOOLS
     output: GrammarWriters = field(default_factory=dict)  # the format of the answer; empty: any text
     beginnings: Sequence[Beginning] = ()  # parts of the chat after which the client asks for a checkpoint

@@ -1,4 +1,4 @@
-"""SGLang's session calls, as its clients send them."""
+"""SGLang's sessions, as its clients use them."""
 
 import asyncio
 from typing import Any
@@ -27,7 +27,7 @@ def body_of(session: str, ids: list[int], count: int, rid: str | None = None, **
 
 
 async def turn(served: Served, *args: Any, **params: Any) -> tuple[list[int], str]:
-    """What was sent into the ring, and the request's id."""
+    """Run a turn; return the prompt that the ring got, and the request's id."""
     status, answer = await served.post("/generate", body_of(*args, **params))
     assert status == 200, answer
     return tokens.unpack(served.ring.submitted()[-1].tokens), answer["meta_info"]["id"]
@@ -78,7 +78,7 @@ async def test_one_turn_at_a_time() -> None:
         served.ring.held = True
         first = asyncio.ensure_future(turn(served, id, [1], 1))
         await served.ring.until(lambda: served.ring.open)
-        assert "one at a time" in await refusal(served, id, [2], 1)
+        assert "is busy with another turn" in await refusal(served, id, [2], 1)
         served.ring.release()
         await first
         assert (await turn(served, id, [2], 1))[0] == [1, REPLY_IDS[0], 2]
