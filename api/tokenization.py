@@ -20,6 +20,8 @@ routes = web.RouteTableDef()
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /tokenize, with either `prompt` or `messages`."""
+
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | None = None
@@ -33,6 +35,7 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @routes.post("/tokenize")
 async def tokenize(request: web.Request) -> web.Response:
+    """Tokenize a prompt, or the rendered prompt of a chat."""
     body = convert(await read_object(request), TokenizeRequest)
     model = request.app[SERVER].ready(body.model)
     if (body.prompt is None) == (body.messages is None):

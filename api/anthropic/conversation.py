@@ -74,6 +74,7 @@ async def read_conversation(model: ServedModel, body: MessagesRequest, tools: Se
 
 
 def conversation(body: MessagesRequest, tools: Sequence[Tool]) -> ReadChat:
+    """Read system and messages, and the beginnings that cache_control marks. Raises ApiError 400."""
     system = read_system(body.system)
     turns = together([read_turn(message, f"messages[{index}]") for index, message in enumerate(body.messages)])
     if read_mark(body.cache_control, "cache_control"):
@@ -97,6 +98,7 @@ def without_billing(block: InputBlock) -> InputBlock:
 
 
 def read_turn(message: Mapping[str, Any], at: str) -> ChatTurn:
+    """Read one message. at: its place in the body. Raises ApiError 400."""
     role = message.get("role")
     if role != "user" and role != "assistant" and role != "system":
         text = f"{at}.role: expected one of user, assistant, system, got {errors.shown(role)}"
@@ -124,6 +126,7 @@ def read_blocks(content: object, role: TurnRole, at: str) -> list[InputBlock]:
 
 
 def read_block(block: object, role: TurnRole, at: str) -> InputBlock:
+    """Read one content block of a message of this role. Raises ApiError 400."""
     fields = read_object_at(block, at)
     kind, marked = fields.get("type"), read_mark(fields.get("cache_control"), at)
     if isinstance(kind, str) and WHERE.get(kind, role) != role:

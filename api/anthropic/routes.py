@@ -31,6 +31,7 @@ class TokenCount(Struct):
 
 @routes.post("/v1/messages")
 async def create_message(request: web.Request) -> web.StreamResponse:
+    """Answer a conversation, whole or as a stream."""
     server = request.app[SERVER]
     body = convert(await read_body(request), MessagesRequest, IGNORED, UNSUPPORTED)
     model = server.ready(body.model)

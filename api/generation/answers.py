@@ -28,6 +28,7 @@ class Answer:
     stop_reason: str | int | None = None  # the stop string or token id that ended the answer, if one did
 
     def add(self, output: Output) -> None:
+        """Append the member's next output."""
         self.texts.append(output.text)
         self.ids += tokens.unpack(output.tokens)
         self.logprobs += output.logprobs
@@ -71,6 +72,8 @@ class CompletionTokensDetails(Struct):
 
 
 class Usage(Struct):
+    """Token counts of an answer, in OpenAI's form."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int

@@ -49,6 +49,8 @@ class Observer(Protocol):
 
 
 class Unobserved:
+    """An Observer that measures nothing."""
+
     def first_tokens(self, waited: float, count: int) -> None:
         pass
 
@@ -67,6 +69,8 @@ class SessionRegistry(Protocol):
 
 
 class NoSessions:
+    """The registry of a server without sessions."""
+
     def on_kept(self, message: Kept) -> None:
         pass
 

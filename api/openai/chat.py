@@ -59,6 +59,7 @@ class ChatRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
 
 @routes.post("/v1/chat/completions")
 async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """Answer a chat, whole or as a stream."""
     server = request.app[SERVER]
     body = convert(await read_body(request), ChatRequest, IGNORED_IN_CHAT, UNSUPPORTED_IN_CHAT)
     model = server.ready(body.model)

@@ -128,6 +128,7 @@ def choice_of(index: int, answer: Answer, parsed: ParsedAnswer, logprobs: Choice
 
 
 def message_of(parsed: ParsedAnswer) -> ChatMessage:
+    """Return the message of a complete answer."""
     calls = [ChatToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in parsed.calls]
     return ChatMessage(
         "assistant",

@@ -28,11 +28,13 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
-    prompt: str | Annotated[list[Any], Meta(min_length=1)]
+    """The body of POST /v1/completions."""
+
+    prompt: str | Annotated[list[Any], Meta(min_length=1)]  # text, token ids, or a list of either
     max_tokens: Count = DEFAULT_MAX_TOKENS
     n: Choices = 1
-    best_of: int | None = None
-    echo: bool = False
+    best_of: int | None = None  # must equal n
+    echo: bool = False  # the answer begins with the prompt
     add_special_tokens: bool = True
     logprobs: TopLogprobs | None = None
     stream_options: StreamOptions | None = None
@@ -45,10 +47,12 @@ class CompletionRequest(StructuredFields, forbid_unknown_fields=True, kw_only=Tr
 
 
 class CompletionLogprobs(Struct):
+    """Log probabilities of tokens, in parallel lists."""
+
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
+    text_offset: list[int]  # in characters of the choice's text
 
 
 class CompletionChoice(Struct):
@@ -72,6 +76,7 @@ class Completion(Struct, kw_only=True):
 
 @routes.post("/v1/completions")
 async def completions(request: web.Request) -> web.StreamResponse:
+    """Complete one prompt or several, whole or as a stream."""
     server = request.app[SERVER]
     body = convert(await read_body(request), CompletionRequest, IGNORED, UNSUPPORTED)
     model = server.ready(body.model)
@@ -176,6 +181,7 @@ class ChoiceWriter:
         return CompletionChoice(index, text, self.logprobs(index, items), answer.finish_reason, answer.stop_reason)
 
     def logprobs(self, index: int, items: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
+        """Return the next tokens' log probabilities in OpenAI's form; None if the client asks for none."""
         if self._body.logprobs is None:
             return None
         result = CompletionLogprobs([], [], [], [])
@@ -190,6 +196,7 @@ class ChoiceWriter:
             else:
                 result.token_logprobs.append(finite(item.logprob))
                 top = {token_text(self._text, id): finite(logprob) for id, logprob in item.top}
+                # OpenAI lists the drawn token too, even if it is not among the most likely.
                 top.setdefault(token, finite(item.logprob))
                 result.top_logprobs.append(top)
         return result

@@ -46,6 +46,7 @@ def read_limit(query: Mapping[str, str]) -> int:
 
 
 def read_start(items: Sequence[Item], query: Mapping[str, str]) -> int:
+    """Return the index of the page's first item: the one after the item that `after` names. Raises 400."""
     after = query.get("after")
     if after is None:
         return 0

@@ -21,6 +21,7 @@ routes = web.RouteTableDef()
 
 @routes.post("/v1/responses")
 async def create_response(request: web.Request) -> web.StreamResponse:
+    """Create a response, and answer when it has ended, with its events, or at once if it runs in the background."""
     server = request.app[SERVER]
     body = read_request(await read_body(request))
     with await start_response(request, body, caller_records=not body.background) as run:

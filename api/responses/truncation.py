@@ -36,6 +36,7 @@ async def render_what_fits(
     system, rest = messages[:first], messages[first:]
 
     async def prompt_from(cut: int) -> Prompt | None:
+        """Render the chat without the first `cut` messages after the system's; None if it does not fit."""
         try:
             prompt = await render(model, system + rest[cut:], ending, template_kwargs, tools, beginnings, salt=salt)
         except ApiError as error:

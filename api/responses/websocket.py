@@ -37,6 +37,7 @@ MAX_UNANSWERED_PINGS = 8
 
 @routes.get("/v1/responses", allow_head=False)
 async def connect(request: web.Request) -> web.StreamResponse:
+    """Open a websocket, and serve it until it is closed."""
     server = request.app[SERVER]
     server.ready()
     check_subprotocol(request)

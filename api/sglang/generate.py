@@ -144,6 +144,7 @@ def is_batch(body: GenerateRequest) -> bool:
 
 
 async def read_prompts(model: ServedModel, body: GenerateRequest) -> list[Prompt]:
+    """Read the prompts, of which there is one unless the body is a batch. Raises ApiError 400."""
     if (body.text is None) == (body.input_ids is None):
         raise errors.bad_request("give one of text and input_ids", "text", "invalid_value")
     if body.text is not None:
@@ -345,6 +346,7 @@ class GenerateWriter:
 
 
 def finish(answer: Answer, count: int) -> dict[str, Any] | None:
+    """Return SGLang's finish_reason. count: tokens of the answer."""
     match answer.finish_reason:
         case None:
             return None

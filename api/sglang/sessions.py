@@ -99,6 +99,7 @@ async def read_generate(request: web.Request) -> tuple[plain.GenerateRequest, Se
 
 
 async def generate_turn(request: web.Request, body: plain.GenerateRequest, params: SessionParams) -> web.StreamResponse:
+    """Run a turn of a session. Raises ApiError."""
     server = request.app[SERVER]
     model = server.ready(body.model)
     if plain.is_batch(body) or isinstance(body.rid, list):
@@ -120,6 +121,7 @@ async def generate_turn(request: web.Request, body: plain.GenerateRequest, param
         if session.closed:
             raise invalid(f"session {params.id!r} was closed", "id")
         turn.prefill_only = items[0].scoring
+        # The ring knows the request by an id that no other API key can use; the client sees its own.
         own = replace(turn.bind(items[0].request), id=ring_id(request, id))
         with submit(request, [own]) as generation:
             turn.attach(generation, model.text.decode)
