@@ -238,14 +238,14 @@ async def test_two_hundred_chats_at_once() -> None:
             expected, previous = "", None
             async with served.client.ws_connect(PATH) as socket:
                 for turn in range(2):
-                    text, count = f"{number}.{turn}", chance.randint(1, 13)
-                    await create(socket, input=text, max_output_tokens=count, previous_response_id=previous)
+                    question, count = f"{number}.{turn}", chance.randint(1, 13)
+                    await create(socket, input=question, max_output_tokens=count, previous_response_id=previous)
                     events = await until_end(socket)
                     response = events[-1]["response"]
                     text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
                     assert text == response["output"][0]["content"][0]["text"] == REPLY[: len(text)] != ""
                     assert [event["sequence_number"] for event in events] == list(range(len(events)))
-                    expected += f"user:{text}\nassistant:"
+                    expected += f"user:{question}\nassistant:"
                     assert response["usage"]["input_tokens"] == len(expected.encode())
                     expected += text + "\n"
                     previous = response["id"]
