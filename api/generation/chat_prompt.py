@@ -43,8 +43,8 @@ def read_ending(add_generation_prompt: bool | None, continue_final_message: bool
 def effort_variables(model: ServedModel, effort: str | None, at: str) -> dict[str, Any]:
     """Return the template variables that set the reasoning effort. Raises ApiError 400 for an effort it cannot express.
 
-    A template may know all levels (`reasoning_effort`) or have a switch only (see SWITCHES). With neither, a model that
-    reasons always does: every level but "none" is accepted, without effect.
+    A template may know all levels (`reasoning_effort`), or have only a switch (see SWITCHES). With neither, a reasoning
+    model always reasons: it accepts every level but "none", without effect. Other models accept only "none".
 
     at: the field's name, for error messages.
     """

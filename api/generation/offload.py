@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-THREAD_ABOVE = 20_000  # characters of input, about a millisecond of tokenizing
+THREAD_ABOVE = 20_000  # characters of input; work on more goes to a thread
 
 
 class OutOfTime(BaseException):

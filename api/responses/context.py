@@ -53,5 +53,5 @@ def chain_messages(last: StoredResponse | None) -> list[dict[str, Any]]:
             raise errors.bad_request(message, "previous_response_id", "previous_response_not_found")
         messages = chat_messages(first.turn)
     for response in responses:
-        messages += response.said
+        messages += response.exchange
     return messages

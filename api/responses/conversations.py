@@ -14,7 +14,7 @@ from baton.api.generation.served_model import ServedModel
 from baton.api.parsing import convert, read_object
 from baton.api.responses.events import item_id
 from baton.api.responses.input import join_answers, read_item
-from baton.api.responses.input_items import items_said, page_of, said_in_turn
+from baton.api.responses.input_items import items_by_message, page_of, turn_items
 from baton.api.responses.items import Item, items_of
 from baton.api.security import owner_of
 from baton.api.server import SERVER
@@ -93,7 +93,7 @@ async def create_conversation_items(request: web.Request) -> web.Response:
     session = find(request)
     turn = session.put(new_id("items"), messages)
     await session.wait_saved()
-    items = said_in_turn(turn)
+    items = turn_items(turn)
     ends = {"first_id": items[0]["id"] if items else None, "last_id": items[-1]["id"] if items else None}
     return answer_json({"object": "list", "data": items, **ends, "has_more": False})
 
@@ -112,7 +112,7 @@ async def delete_conversation_item(request: web.Request) -> web.Response:
     """Delete one item. Later items stay; the next turn computes them again, from the state before the deleted one."""
     session = find(request)
     session.check_idle()
-    turn, messages = left_without(session, request.match_info["item"])
+    turn, messages = turns_without(session, request.match_info["item"])
     request.app[SESSIONS].rewind(session, turn.previous.number if turn.previous is not None else 0)
     if messages:
         session.put(new_id("items"), messages)
@@ -154,28 +154,28 @@ async def read_items(model: ServedModel, items: list[dict[str, Any]]) -> list[Me
 
 def items_in(session: Session) -> list[Item]:
     """Return all items of a session, oldest first."""
-    return [item for turn in turns(session.head) for item in said_in_turn(turn)]
+    return [item for turn in turns(session.head) for item in turn_items(turn)]
 
 
-def left_without(session: Session, id: str) -> tuple[Turn, list[Message]]:
+def turns_without(session: Session, id: str) -> tuple[Turn, list[Message]]:
     """Find the turn of an item; return it, and all messages from that turn on without the item.
 
     The messages keep the ids of their other items. Raises 404; 400 if one of these turns has no messages.
     """
     all_turns = turns(session.head)
-    at = next((n for n, turn in enumerate(all_turns) if any(item["id"] == id for item in said_in_turn(turn))), None)
+    at = next((n for n, turn in enumerate(all_turns) if any(item["id"] == id for item in turn_items(turn))), None)
     if at is None:
         raise no_item(session, id)
     if any(turn.messages is None for turn in all_turns[at:]):
         raise errors.bad_request("the item cannot be deleted: a later turn is not chat", "item_id", "not_a_chat")
-    rest = [left for turn in all_turns[at:] for message, items in said_with_items(turn)
+    rest = [left for turn in all_turns[at:] for message, items in messages_with_items(turn)
             if (left := without(message, items, id)) is not None]  # fmt: skip
     return all_turns[at], rest
 
 
-def said_with_items(turn: Turn) -> list[tuple[Message, list[Item]]]:
+def messages_with_items(turn: Turn) -> list[tuple[Message, list[Item]]]:
     """Return the messages of a turn, the model's included, each with its items."""
-    pairs = list(zip(turn.messages or (), items_said(turn.request, turn.messages or ()), strict=True))
+    pairs = list(zip(turn.messages or (), items_by_message(turn.request, turn.messages or ()), strict=True))
     return [*pairs, *([(turn.reply, items_of(item_id(turn.request), turn.reply))] if turn.reply is not None else [])]
 
 

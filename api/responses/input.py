@@ -14,7 +14,7 @@ from baton.api.generation.messages import (
     read_string,
 )
 from baton.api.generation.served_model import ServedModel
-from baton.api.responses.offered import prefix_of
+from baton.api.responses.response_tools import prefix_of
 
 NOT_SHOWN = ("type", "phase")
 Item = Mapping[str, Any]

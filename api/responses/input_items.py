@@ -59,23 +59,23 @@ def read_start(items: Sequence[Item], query: Mapping[str, str]) -> int:
 def input_items(response: StoredResponse) -> list[Item]:
     """Return the items of the context that the response continues, then its own input, oldest first."""
     earlier = chain(response)
-    items = [item for turn in turns(earlier[0].base) for item in said_in_turn(turn)]
+    items = [item for turn in turns(earlier[0].base) for item in turn_items(turn)]
     for previous in earlier[:-1]:
-        items += [*said(previous.id, previous.messages), *previous.body["output"]]
-    return items + said(response.id, response.messages)
+        items += [*flat_items(previous.id, previous.messages), *previous.body["output"]]
+    return items + flat_items(response.id, response.messages)
 
 
-def said_in_turn(turn: Turn) -> list[Item]:
+def turn_items(turn: Turn) -> list[Item]:
     answer = [] if turn.reply is None else items_of(item_id(turn.request), turn.reply)
-    return [*said(turn.request, turn.messages or ()), *answer]
+    return [*flat_items(turn.request, turn.messages or ()), *answer]
 
 
-def said(request: str, messages: Sequence[Mapping[str, Any]]) -> list[Item]:
+def flat_items(request: str, messages: Sequence[Mapping[str, Any]]) -> list[Item]:
     """Return the input items of one response or turn, in one list."""
-    return [item for items in items_said(request, messages) for item in items]
+    return [item for items in items_by_message(request, messages) for item in items]
 
 
-def items_said(request: str, messages: Sequence[Mapping[str, Any]]) -> list[list[Item]]:
+def items_by_message(request: str, messages: Sequence[Mapping[str, Any]]) -> list[list[Item]]:
     """Return the items of each message. Their ids are those that the message has stored, else derive from its place."""
     id = item_id(request)
     made = [items_of(f"{id}-{index}", message) for index, message in enumerate(messages)]

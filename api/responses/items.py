@@ -9,7 +9,7 @@ import msgspec
 
 from baton.api.generation.messages import call_message
 from baton.api.generation.parsed_answer import CalledTool
-from baton.api.responses.offered import prefix_of
+from baton.api.responses.response_tools import prefix_of
 
 Event: TypeAlias = dict[str, Any]
 Item: TypeAlias = dict[str, Any]

@@ -24,8 +24,8 @@ from baton.api.openai.chat_answers import choice_logprobs
 from baton.api.responses.context import chain_messages, find_previous, open_turn
 from baton.api.responses.events import Transcript
 from baton.api.responses.input import Find, read_input
-from baton.api.responses.offered import read_response_tool
 from baton.api.responses.request import ResponseRequest, params_of, wanted_in
+from baton.api.responses.response_tools import read_response_tool
 from baton.api.responses.run import ResponseRun
 from baton.api.responses.store import RESPONSES, StoredResponse
 from baton.api.responses.truncation import render_what_fits

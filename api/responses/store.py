@@ -49,7 +49,7 @@ class StoredResponse:
         self.size = self.transcript.size + len(msgspec.json.encode(self.messages))
 
     @property
-    def said(self) -> list[dict[str, Any]]:
+    def exchange(self) -> list[dict[str, Any]]:
         """The messages of its input and its answer."""
         if self.transcript.prefill_only:
             return self.messages

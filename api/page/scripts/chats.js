@@ -162,14 +162,14 @@ async function attempt(action) {
   } catch (failure) {
     if (!(failure instanceof Failure)) throw failure;
     if (failure.code === "session_not_found") vanished(one);
-    else if (failure.status === 409) complain(one, `${said(failure)} Nothing was changed.`, [["Look again", () => openChat(one.id)]]);
+    else if (failure.status === 409) complain(one, `${explain(failure)} Nothing was changed.`, [["Look again", () => openChat(one.id)]]);
     else if (failure.status !== 401) complain(one, failure.message);
     showChat();
     toBottom();
   }
 }
 
-function said(failure) {
+function explain(failure) {
   if (failure.code === "session_busy") return "A turn is running in this chat.";
   if (failure.code === "session_moved_on") return "This chat has gone on elsewhere.";
   return failure.message;

@@ -161,7 +161,7 @@ function refused(one, { status, error }) {
   if (error.code === "session_not_found") return vanished(one);
   one.running = null;
   if (error.code === "session_busy" || error.code === "session_moved_on") {
-    giveBack(one, text, `${said(error)} Your message is back in the box.`);
+    giveBack(one, text, `${explain(error)} Your message is back in the box.`);
     refresh(one);
   } else {
     giveBack(one, text, `${error.message} Your message is back in the box.`);
