@@ -306,7 +306,7 @@ class Gateway:
         for generation in {id(m.generation): m.generation for m in self._open.values()}.values():
             generation.fail(error)
 
-    # Inside
+    # Internals
 
     def _post(self, to: Literal["scheduler", "cache"], message: Message) -> None:
         if self._send is None:

@@ -238,7 +238,7 @@ async def test_keys() -> None:
             assert response.status == 200
 
 
-async def test_a_model_without_tools_says_so() -> None:
+async def test_a_model_without_tools_refuses_them() -> None:
     async with serving() as served:
         status, kind, message = await refused(served, {"messages": HELLO, "max_tokens": 9, "tools": [WEATHER]})
         assert (status, kind) == (400, "invalid_request_error") and message.startswith("tools is not supported")

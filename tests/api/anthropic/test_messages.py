@@ -256,7 +256,7 @@ async def test_a_whole_conversation_reaches_the_template() -> None:
         assert last_prompt(served) == "system:Be brief.\nuser:Hi\nassistant:"
 
 
-async def test_an_answer_goes_back_as_it_came() -> None:
+async def test_an_answer_is_sent_back_unchanged() -> None:
     async with client(THOUGHT + "I look." + CALL) as (api, served):
         for answer in (await create(api, tools=[WEATHER]), await streamed(api, tools=[WEATHER])):
             call = answer.content[-1]

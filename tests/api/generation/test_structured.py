@@ -142,7 +142,7 @@ async def test_a_wrong_grammar_is_a_400_that_names_the_field(path: str, fields: 
     assert status == 400 and answer["error"]["param"] == param, answer
 
 
-async def test_a_model_without_grammars_says_so() -> None:
+async def test_a_model_without_grammars_refuses_constraints() -> None:
     async with serving() as served:
         body = PATHS["/v1/completions"] | {"guided_regex": "a"}
         status, answer = await served.post("/v1/completions", body)

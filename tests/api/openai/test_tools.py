@@ -209,7 +209,7 @@ async def test_errors_name_the_field(body: dict[str, Any], param: str) -> None:
         assert served.ring.submitted() == []
 
 
-async def test_a_model_without_tools_says_so() -> None:
+async def test_a_model_without_tools_refuses_them() -> None:
     async with serving() as served:
         status, error = await served.error("/v1/chat/completions", {"messages": HELLO, "tools": [WEATHER]})
         assert (status, error["param"], error["code"]) == (400, "tools", "unsupported_parameter")

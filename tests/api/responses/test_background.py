@@ -101,7 +101,7 @@ async def test_a_refused_background_response_is_stored_as_failed() -> None:
         assert events[-1].type == "response.failed"
 
 
-async def test_what_cannot_run_in_the_background() -> None:
+async def test_refusals_in_the_background() -> None:
     async with serving() as served:
         status, error = await served.error(PATH, {"input": "a", "background": True, "store": False})
         assert (status, error["param"]) == (400, "store")

@@ -104,7 +104,7 @@ async def test_turns_and_responses_are_one_history() -> None:
         assert prompts(served)[-1] == b"system:New.\nuser:e\nassistant:"
 
 
-async def test_what_is_refused() -> None:
+async def test_refusals() -> None:
     async with serving() as served, client_of(served) as client, served.client.ws_connect(PATH) as socket:
         id = await open_session(served)
         with pytest.raises(openai.NotFoundError) as gone:
@@ -269,7 +269,7 @@ async def test_a_refused_response_cannot_be_continued() -> None:
         assert caught.value.code == "previous_response_not_found"
 
 
-async def test_a_session_whose_log_is_full_says_so() -> None:
+async def test_a_session_with_a_full_log_refuses_turns() -> None:
     async with serving(session_log=300, max_model_len=1000) as served, client_of(served) as client:
         id = await open_session(served)
         answers = [await client.responses.create(model="fake", input="a" * 20, conversation=id) for _ in range(2)]

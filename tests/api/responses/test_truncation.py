@@ -75,7 +75,7 @@ async def test_the_cut_stays_for_some_turns_so_that_the_cache_hits() -> None:
     assert len(set(begins)) <= len(begins) // 2, f"it moves with nearly every turn: {begins}"
 
 
-async def test_a_conversation_goes_on_beyond_the_length() -> None:
+async def test_a_conversation_continues_beyond_the_length() -> None:
     async with client_for() as (client, served):
         conversation = await client.conversations.create()
         for turn in range(12):
