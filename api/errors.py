@@ -1,4 +1,4 @@
-"""Errors as clients see them: OpenAI's error object, with the HTTP status that belongs to it."""
+"""Errors as clients see them: OpenAI's error object with its HTTP status."""
 
 from collections.abc import Mapping
 
@@ -6,17 +6,17 @@ import msgspec
 from msgspec import Struct
 
 RETRY_QUEUE_S = 1
-MAX_SHOWN = 100
+MAX_SHOWN = 100  # characters of a client's value that an error message repeats
 RETRY_UNAVAILABLE_S = 5
 CLIENT_LEFT = 499
-DO_NOT_RETRY = {"x-should-retry": "false"}
+DO_NOT_RETRY = {"x-should-retry": "false"}  # respected by OpenAI's and Anthropic's clients
 
 
 class ErrorDetail(Struct):
     message: str
     type: str
-    param: str | None
-    code: str | None
+    param: str | None  # the field of the request that is wrong
+    code: str | None  # for programs
 
 
 class ErrorBody(Struct):
@@ -24,7 +24,7 @@ class ErrorBody(Struct):
 
 
 class ApiError(Exception):
-    """An answer other than 200. `param` names the offending field of the request, `code` is for programs."""
+    """An error that becomes the HTTP answer. See ErrorDetail for `type`, `param` and `code`."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message.encode(errors="backslashreplace").decode()  # Headers may bring bytes that are no text.
+        self.message = message.encode(errors="backslashreplace").decode()  # May repeat a header's bytes.
         self.type = type
         self.param = param
         self.code = code
@@ -51,7 +51,7 @@ class ApiError(Exception):
 
 
 def shown(value: object) -> str:
-    """What a client sent, in a message. Lists and objects may be nested deeper than `repr` goes."""
+    """Show a client's value in a message. `repr` of lists and objects could exceed the recursion limit."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     return repr(value[:MAX_SHOWN] if isinstance(value, str) else value)[:MAX_SHOWN]
@@ -76,8 +76,8 @@ def forbidden(message: str) -> ApiError:
     return ApiError(403, message, "permission_error", code="forbidden")
 
 
-def unknown_model(asked: str, served: str) -> ApiError:
-    message = f"the model {asked!r} does not exist; this server has {served!r}"
+def unknown_model(name: str, served: str) -> ApiError:
+    message = f"the model {name!r} does not exist; this server has {served!r}"
     return ApiError(404, message, "not_found_error", "model", "model_not_found")
 
 
@@ -104,19 +104,19 @@ def loading() -> ApiError:
 
 
 def timed_out(seconds: float) -> ApiError:
-    """504, with the header that keeps the openai client from trying the same again."""
+    """Return 504, with the header that keeps OpenAI's client from retrying."""
     message = f"the request was not finished within {seconds:g} s"
     return ApiError(504, message, "timeout_error", code="request_timeout", headers=DO_NOT_RETRY)
 
 
 def not_retryable(error: ApiError) -> ApiError:
-    """`error` for a client whose turn is in the session nonetheless: to send it again would say it twice."""
+    """Mark `error` as not to be retried: the turn is in the session already, and a retry would add it twice."""
     headers = {name: value for name, value in error.headers.items() if name != "Retry-After"} | DO_NOT_RETRY
     return ApiError(error.status, error.message, error.type, error.param, error.code, headers)
 
 
 def client_left() -> ApiError:
-    """The error that ends a generation whose client has left. Nobody reads it; its code is for logs and figures."""
+    """Return the error that ends a generation whose client has disconnected. Its code goes to logs and metrics only."""
     return ApiError(CLIENT_LEFT, "the client has left", "client_error", code="client_left")
 
 
@@ -125,7 +125,7 @@ def internal(message: str) -> ApiError:
 
 
 def from_status(status: int, reason: str, headers: Mapping[str, str] | None = None) -> ApiError:
-    """The error for a status that aiohttp itself gives: unknown path, wrong method, body too large."""
+    """Return the error for a status that aiohttp itself answers: unknown path, wrong method, body too large."""
     kind = "not_found_error" if status == 404 else "invalid_request_error" if status < 500 else "server_error"
     codes = {404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}
     return ApiError(status, reason, kind, code=codes.get(status), headers=headers)

@@ -1,4 +1,4 @@
-"""One HTTP request and its answer: ids, what is noted of it for its log line, submission to the ring, JSON answers."""
+"""Helpers for one HTTP request and its answer: ids, values for its log line, submission to the ring, JSON answers."""
 
 import uuid
 from collections.abc import Sequence
@@ -19,22 +19,22 @@ from baton.api.server import SERVER
 GENERATION: web.RequestKey[Generation] = web.RequestKey("generation", Generation)
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 TRACE: web.RequestKey[TraceContext] = web.RequestKey("trace", TraceContext)
-STREAM_ERROR: web.RequestKey[str] = web.RequestKey("stream_error", str)
+STREAM_ERROR: web.RequestKey[str] = web.RequestKey("stream_error", str)  # the code of an error sent after the status
 
 
 def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
-async def read_asked(request: web.Request) -> dict[str, Any]:
-    """The body, of a request that needs the model. Raises ApiError: 400 to 503."""
+async def read_body(request: web.Request) -> dict[str, Any]:
+    """Read the body of a request that needs the model. Raises ApiError: 400 to 503, if the model is not ready."""
     body = await read_object(request)
     request.app[SERVER].ready()
     return body
 
 
 def submit(request: web.Request, requests: Sequence[Request]) -> Generation:
-    """Send the requests into the ring, to be read in a `with` block. Raises ApiError: 400, 429 or 503."""
+    """Submit requests to the ring. Read the generation in a `with` block. Raises ApiError: 400, 429 or 503."""
     check_batch(request, len(requests))
     generation = request.app[SERVER].gateway.submit(requests, request_context(request))
     request[GENERATION] = generation
@@ -42,31 +42,32 @@ def submit(request: web.Request, requests: Sequence[Request]) -> Generation:
 
 
 def check_batch(request: web.Request, sequences: int) -> None:
-    """Raise ApiError 400 for more sequences than can wait at once; to be asked before work is done for each."""
+    """Raise ApiError 400 for more sequences than can run or wait at once. Call it before doing work for each."""
     config = request.app[SERVER].config
     most = config.max_running + config.max_queue
     if sequences > most:
         raise errors.bad_request(
-            f"{sequences} sequences in one request; at most {most} can wait", code="batch_too_large"
+            f"{sequences} sequences in one request: at most {most} can run or wait at once", code="batch_too_large"
         )
 
 
-def salt_of(request: web.Request, asked: str = "") -> str:
-    """The cache salt of a request: prompts under different ones share nothing. Each API key has its own.
+def salt_of(request: web.Request, client_salt: str = "") -> str:
+    """Return the cache salt of a request. Prompts under different salts share no states. Each API key has its own salt.
 
-    asked: the salt that the client gives besides.
+    client_salt: the salt that the body gives, which separates further.
     """
     owner = owner_of(request)
-    return f"{owner.hex()}/{asked}" if owner and not request.app[SERVER].config.share_cache else asked
+    return f"{owner.hex()}/{client_salt}" if owner and not request.app[SERVER].config.share_cache else client_salt
 
 
 def ring_id(request: web.Request, id: str) -> str:
-    """The id in the ring of a request whose client chose `id`: no other API key can take it, or end what has it."""
+    """Return the id in the ring of a request whose client chose `id`. Other API keys cannot use or abort it."""
     owner = owner_of(request)
     return f"{owner.hex()[:16]}/{id}" if owner else id
 
 
 def request_context(request: web.Request) -> RequestContext:
+    """Collect what a generation needs to know about its HTTP request."""
     resource = request.match_info.route.resource
     return RequestContext(
         request[TRACE],
@@ -83,7 +84,7 @@ def answer_json(value: object, status: int = 200) -> web.Response:
 
 
 def answer_with_error(request: web.Request, answer: object, error: ApiError) -> web.Response:
-    """An answer that is all there, and what went wrong with it: the error in it, and its status."""
+    """Answer with a complete result and an error, such as a failed save: the error's object and status are added."""
     request[STREAM_ERROR] = error.code or error.type
     whole = msgspec.to_builtins(answer) | msgspec.to_builtins(error.body())
     response = answer_json(whole, error.status)

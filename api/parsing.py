@@ -11,13 +11,13 @@ from baton.api import errors
 from baton.api.connections.body import whole_body
 
 T = TypeVar("T")
-Unsupported: TypeAlias = Mapping[str, tuple[Any, ...]]
+Unsupported: TypeAlias = Mapping[str, tuple[Any, ...]]  # refused fields, each with the values that are accepted anyway
 NOTHING: Unsupported = {}
 MAX_DIGITS = 10
 
 
 async def read_object(request: web.Request) -> dict[str, Any]:
-    """The body as a JSON object, without top-level nulls (null means: not given).
+    """Read the body as a JSON object. Top-level nulls are dropped: null means that a field is absent.
 
     Raises ApiError 400, and what `whole_body` raises.
     """
@@ -38,32 +38,34 @@ def convert(
     unsupported: Unsupported = NOTHING,
     at: str = "",
 ) -> T:
-    """`value` as the Struct `kind`; fields in `ignored` are dropped. Raises ApiError 400 naming the field.
+    """Convert `value` to the Struct `kind`. Raises ApiError 400, which names the field.
 
-    unsupported: fields that would change the answer and cannot be honoured, with the values at which they do not.
-    at: where `value` stands in the body, for the name of the field.
+    ignored: fields that are dropped.
+    unsupported: fields that would change the answer and are not implemented, each with the values that change nothing.
+    at: the place of `value` in the body, for error messages.
     """
     for name, item in value.items():
         if name in unsupported and item not in unsupported[name]:
             raise errors.unsupported(f"{at}.{name}" if at else name)
-    kept = {name: item for name, item in value.items() if name not in ignored and name not in unsupported}
+    known = {name: item for name, item in value.items() if name not in ignored and name not in unsupported}
     try:
-        return msgspec.convert(kept, kind)
+        return msgspec.convert(known, kind)
     except msgspec.ValidationError as error:
         raise invalid(str(error), at) from None
 
 
 def read_number(query: Mapping[str, str], name: str, what: str) -> int | None:
-    """A number in the query, None if it is not there. Raises ApiError 400, saying that it must be `what`."""
-    given = query.get(name)
-    if given is None:
+    """Read a number from the query; None if it is absent. Raises ApiError 400, which says that it must be `what`."""
+    text = query.get(name)
+    if text is None:
         return None
-    if not (given.isascii() and given.isdigit() and len(given) <= MAX_DIGITS):
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
         raise errors.bad_request(f"{name} must be {what}", name, "invalid_value")
-    return int(given)
+    return int(text)
 
 
 def invalid(message: str, at: str) -> errors.ApiError:
+    """Turn the message of a msgspec.ValidationError into an ApiError that names the field. at: as in `convert`."""
     if unknown := re.search(r"unknown field `([^`]*)`", message):
         place = place_in(message)
         field = ".".join(part for part in (at, place, unknown[1]) if part)
@@ -78,6 +80,6 @@ def invalid(message: str, at: str) -> errors.ApiError:
 
 
 def place_in(message: str) -> str:
-    """`messages[0].content` of a msgspec error's `$.messages[0].content`."""
+    """Return `messages[0].content` from a msgspec error that ends in `$.messages[0].content`."""
     match = re.search(r"`\$\.?([^`]*)`$", message)
     return match[1] if match else ""

@@ -1,4 +1,4 @@
-"""Server-sent events: opening late enough for a refusal to be a status, and errors afterwards as events."""
+"""Server-sent events. The status is sent late enough for refusals to have one; later errors are events."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -23,30 +23,37 @@ HEADERS = {
 }
 
 
-Save: TypeAlias = Callable[[], Awaitable[None]]
+Save: TypeAlias = Callable[[], Awaitable[None]]  # waits until the answer is saved; raises ApiError if it cannot be
 
 
 class Encoder(Protocol):
-    """Turns outputs into the events of one endpoint."""
+    """Encoder of outputs as the events of one endpoint."""
 
-    def opening(self) -> Sequence[object]: ...
+    def opening(self) -> Sequence[object]:
+        """Return the events before any output."""
+        ...
 
-    def delta(self, index: int, output: Output) -> Sequence[object]: ...
+    def delta(self, index: int, output: Output) -> Sequence[object]:
+        """Return the events for an output of member `index`."""
+        ...
 
-    def closing(self) -> Sequence[object]: ...
+    def closing(self) -> Sequence[object]:
+        """Return the events after the last output."""
+        ...
 
 
 def frames(events: Sequence[object]) -> bytes:
+    """Encode events that have data only, no names."""
     return b"".join([b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events])
 
 
 @dataclass(frozen=True)
 class Framing:
-    """How a protocol writes a stream: its events, one that tells an error, a sign of life, and its end."""
+    """The way in which a protocol writes a stream."""
 
-    frames: Callable[[Sequence[object]], bytes] = frames
-    error: Callable[[ApiError], object] = ApiError.body
-    ping: bytes = PING
+    frames: Callable[[Sequence[object]], bytes] = frames  # encodes events
+    error: Callable[[ApiError], object] = ApiError.body  # makes an event of an error
+    ping: bytes = PING  # sent after `ping_interval` without events
     end: bytes = DONE
 
 
@@ -67,10 +74,10 @@ async def stream(
 ) -> web.StreamResponse:
     """Answer with the events of `generation`.
 
-    save: awaited before the last of them; an ApiError that it raises becomes one more, as OpenAI's protocols have it.
+    Waits for the first output, or `ping_interval` seconds, before the status is sent. An ApiError before that is
+    raised; later it becomes an event. Raises ConnectionResetError if the client is gone.
 
-    Waits for its first output, or `ping_interval` seconds, before the status goes out: an ApiError until then is
-    raised, later it becomes an event. Raises ConnectionResetError if the client is gone.
+    save: awaited before the last events are sent; an ApiError that it raises becomes one more event, in OpenAI's form.
     """
     batch = await generation.next(ping_interval)
     response = web.StreamResponse(headers=HEADERS)
@@ -101,7 +108,7 @@ async def stream(
 
 
 async def try_save(request: web.Request, save: Save) -> list[object]:
-    """Await `save`. Returns the ApiError that it raised, as an event, and notes it for the log line."""
+    """Await `save`. If it raises an ApiError, note that for the log line, and return it as an event."""
     try:
         await save()
     except ApiError as error:

@@ -20,6 +20,8 @@ routes = web.RouteTableDef()
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /tokenize, with either `prompt` or `messages`."""
+
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | None = None
@@ -33,23 +35,24 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @routes.post("/tokenize")
 async def tokenize(request: web.Request) -> web.Response:
-    asked = convert(await read_object(request), TokenizeRequest)
-    model = request.app[SERVER].ready(asked.model)
-    if (asked.prompt is None) == (asked.messages is None):
-        raise errors.bad_request("give either prompt or messages", "prompt", "invalid_value")
-    if asked.prompt is not None:
-        prompt = await encode(model, asked.prompt, asked.add_special_tokens)
+    """Tokenize a prompt, or the rendered prompt of a chat."""
+    body = convert(await read_object(request), TokenizeRequest)
+    model = request.app[SERVER].ready(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise errors.bad_request("give one of prompt and messages", "prompt", "invalid_value")
+    if body.prompt is not None:
+        prompt = await encode(model, body.prompt, body.add_special_tokens)
     else:
-        messages = await read_messages(model, asked.messages or [])
-        ending = read_ending(asked.add_generation_prompt, asked.continue_final_message)
-        tools = await read_tools(model, asked.tools, read_tool)
-        prompt = await render(model, messages, ending, asked.chat_template_kwargs, tools, salt=salt_of(request))
+        messages = await read_messages(model, body.messages or [])
+        ending = read_ending(body.add_generation_prompt, body.continue_final_message)
+        tools = await read_tools(model, body.tools, read_tool)
+        prompt = await render(model, messages, ending, body.chat_template_kwargs, tools, salt=salt_of(request))
     answer: dict[str, Any] = {
         "tokens": prompt.tokens,
         "count": len(prompt.tokens),
         "max_model_len": model.max_model_len,
     }
-    if asked.return_token_strs:
+    if body.return_token_strs:
         ids = prompt.tokens
         answer["token_strs"] = await off_loop(len(ids) * 10, lambda: [token_text(model.text, id) for id in ids])
     return answer_json(answer)
@@ -63,15 +66,15 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @routes.post("/detokenize")
 async def detokenize(request: web.Request) -> web.Response:
-    asked = convert(await read_object(request), DetokenizeRequest)
-    model = request.app[SERVER].ready(asked.model)
-    check_ids(model, asked.tokens, "tokens")
-    ids, skip = asked.tokens, asked.skip_special_tokens
+    body = convert(await read_object(request), DetokenizeRequest)
+    model = request.app[SERVER].ready(body.model)
+    check_ids(model, body.tokens, "tokens")
+    ids, skip = body.tokens, body.skip_special_tokens
     text = await off_loop(len(ids), lambda: model.text.decode(ids, skip_special_tokens=skip))
     return answer_json({"prompt": text, "text": text})
 
 
 @routes.get("/tokenizer_info")
 async def tokenizer_info(request: web.Request) -> web.Response:
-    """What a client needs to render and count by itself."""
+    """Return what a client needs to render and tokenize by itself."""
     return web.json_response(request.app[SERVER].ready().text.tokenizer_info)

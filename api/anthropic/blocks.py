@@ -1,4 +1,4 @@
-"""A model's answer as content blocks: as they come, and whole."""
+"""The content blocks of an answer: as the events of a stream, and complete."""
 
 import hashlib
 import re
@@ -12,6 +12,7 @@ from baton.api.generation.parsed_answer import CalledTool
 from baton.models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
 
 NO_INPUT = Raw(b"{}")
+# One token of JSON: a bracket, a comma or colon, or a complete value.
 PIECE = re.compile(
     r"""[ \t\r\n]*(?:(?P<opens>[{\[])|(?P<closes>[}\]])|(?P<mark>[:,])
     |(?P<value>"[^"\\]*(?:\\.[^"\\]*)*"|(?:true|false|null|-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)(?![0-9.eE+-])))""",
@@ -72,18 +73,18 @@ BlockEvent: TypeAlias = BlockStart | BlockDelta | BlockStop
 
 @dataclass
 class ReplyBlock:
-    """A block so far. call: None of what is no call."""
+    """A content block of which there may be more to come."""
 
     kind: Literal["text", "thinking", "tool_use"]
-    call: CalledTool | None = None
-    pieces: list[str] = field(default_factory=list)
+    call: CalledTool | None = None  # of a tool_use block
+    pieces: list[str] = field(default_factory=list)  # of its text, or of its input as JSON
 
     @property
     def text(self) -> str:
         return "".join(self.pieces)
 
     def empty(self) -> WholeBlock:
-        """As it begins."""
+        """Return the block as its first event shows it."""
         if self.call is not None:
             return ReplyToolUse(tool_use_id(self.call), self.call.name, NO_INPUT)
         return ReplyThinking("", "") if self.kind == "thinking" else ReplyText("")
@@ -105,10 +106,10 @@ class ReplyBlock:
 
 
 class BlockWriter:
-    """Puts what is read of an answer into content blocks, one behind another."""
+    """Writer of an answer's parts as consecutive content blocks."""
 
     def __init__(self, calls: Sequence[CalledTool]) -> None:
-        """calls: those of the answer, to which more may come."""
+        """calls: the answer's list of calls, which grows while it is parsed."""
         self.blocks: list[ReplyBlock] = []
         self._calls = calls
         self._open = False
@@ -117,7 +118,7 @@ class BlockWriter:
         return [event for each in events for event in self._write(each)]
 
     def close(self) -> list[BlockEvent]:
-        """The last block is over, if there is one that is not."""
+        """End the open block, if there is one."""
         if not self._open:
             return []
         self._open = False
@@ -139,7 +140,7 @@ class BlockWriter:
                 return self.close()
 
     def _begin(self, kind: Literal["text", "thinking"]) -> list[BlockEvent]:
-        """Nothing, if the open block is of that kind."""
+        """Make the open block one of this kind: return no event if it is, else end it and start another."""
         if self._open and self.blocks[-1].kind == kind:
             return []
         return [*self.close(), self._start(ReplyBlock(kind))]
@@ -159,12 +160,16 @@ def tool_use_id(call: CalledTool) -> str:
 
 
 def signature(thinking: str) -> str:
-    """Clients send no thoughts back that are without one. Nobody checks it."""
+    """Return a signature, without which clients would not send a thinking block back. It is never verified."""
     return hashlib.sha256(thinking.encode()).hexdigest()
 
 
 def completed(json: str) -> str:
-    """An object of which there is the beginning, with what is whole in it; their client completes a stream so too."""
+    """Complete a JSON object that was cut off: keep what is whole, close what is open.
+
+    Anthropic's client does the same with a stream. A key without its value is dropped: only a whole value or a bracket
+    moves `end`.
+    """
     end, open_, closers = 0, "", list[str]()
     at, is_key = 0, False
     while piece := PIECE.match(json, at):

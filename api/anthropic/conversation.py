@@ -1,4 +1,4 @@
-"""Content blocks as clients send them, made into the messages that templates show."""
+"""From the content blocks that clients send to the messages that chat templates read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +15,10 @@ from baton.api.generation.tools import Tool
 from baton.models.text.template import Beginning
 
 BILLING = "x-anthropic-billing-header:"
-MAX_MARKS = 4
+MAX_MARKS = 4  # blocks with cache_control in one request
 TTLS = (None, "5m", "1h")
-NO_QUESTION: Message = {"role": "user", "content": ""}
+NO_QUESTION: Message = {"role": "user", "content": ""}  # many templates refuse a chat without a user's message
+# The only role whose messages may have blocks of a type.
 WHERE = {"thinking": "assistant", "redacted_thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
 
 TurnRole: TypeAlias = Literal["system", "user", "assistant"]
@@ -25,23 +26,24 @@ TurnRole: TypeAlias = Literal["system", "user", "assistant"]
 
 @dataclass(frozen=True)
 class InputBlock:
-    """text: of a text, a thought or a tool's result. call: as templates know it. marked: by cache_control."""
+    """A content block that a client sent."""
 
     type: str
-    text: str = ""
-    call: Message | None = None
-    call_id: str = ""
-    marked: bool = False
+    text: str = ""  # of a text, a thought or a tool's result
+    call: Message | None = None  # of a tool_use block, as templates know it
+    call_id: str = ""  # of a tool_result block
+    marked: bool = False  # by cache_control
 
 
 @dataclass(frozen=True)
 class ChatTurn:
-    """What one side says before the other does; beginning: of it, up to and with a block."""
+    """Consecutive messages of one role, as one turn."""
 
     role: TurnRole
     blocks: Sequence[InputBlock]
 
     def messages(self) -> list[Message]:
+        """Return the turn as messages for templates."""
         if self.role == "assistant":
             return [assistant_message(self.blocks)]
         if not any(block.type == "tool_result" for block in self.blocks):
@@ -49,51 +51,54 @@ class ChatTurn:
         return user_messages(self.blocks)
 
     def beginning(self, last: int) -> "ChatTurn":
+        """Return the turn up to and including the block of this index."""
         return ChatTurn(self.role, self.blocks[: last + 1])
 
 
 @dataclass(frozen=True)
 class ReadChat:
-    """messages: of the whole chat. beginnings: at whose ends the client wants a checkpoint."""
+    """The system text and the messages of a body, as templates know them."""
 
-    messages: list[Message]
-    beginnings: list[Beginning]
+    messages: list[Message]  # of the whole chat
+    beginnings: list[Beginning]  # parts of it after which cache_control asks for a checkpoint
 
 
-async def read_conversation(model: ServedModel, asked: MessagesRequest, tools: Sequence[Tool]) -> ReadChat:
-    """The body's system and messages. Raises ApiError 400 naming the place."""
-    if len(asked.messages) > model.max_model_len:
-        raise too_long(model, f"{len(asked.messages)} messages", "messages")
-    system = asked.system if isinstance(asked.system, list) else []
-    contents = [message.get("content") for message in asked.messages]
+async def read_conversation(model: ServedModel, body: MessagesRequest, tools: Sequence[Tool]) -> ReadChat:
+    """Read the body's system and messages. Raises ApiError 400, which names the place."""
+    if len(body.messages) > model.max_model_len:
+        raise too_long(model, f"{len(body.messages)} messages", "messages")
+    system = body.system if isinstance(body.system, list) else []
+    contents = [message.get("content") for message in body.messages]
     blocks = sum(len(content) if isinstance(content, list) else 1 for content in [*contents, system])
-    return await off_loop(blocks * MESSAGE_SIZE, lambda: conversation(asked, tools))
+    return await off_loop(blocks * MESSAGE_SIZE, lambda: conversation(body, tools))
 
 
-def conversation(asked: MessagesRequest, tools: Sequence[Tool]) -> ReadChat:
-    system = read_system(asked.system)
-    turns = together([read_turn(message, f"messages[{index}]") for index, message in enumerate(asked.messages)])
-    if read_mark(asked.cache_control, "cache_control"):
+def conversation(body: MessagesRequest, tools: Sequence[Tool]) -> ReadChat:
+    """Read system and messages, and the beginnings that cache_control marks. Raises ApiError 400."""
+    system = read_system(body.system)
+    turns = together([read_turn(message, f"messages[{index}]") for index, message in enumerate(body.messages)])
+    if read_mark(body.cache_control, "cache_control"):
         turns[-1] = with_mark(turns[-1])
-    marked_tools = [read_mark(tool.get("cache_control"), f"tools[{at}]") for at, tool in enumerate(asked.tools)]
+    marked_tools = [read_mark(tool.get("cache_control"), f"tools[{at}]") for at, tool in enumerate(body.tools)]
     check_marks(marked_tools, [*system, *turns])
     messages = [message for turn in [*system, *turns] for message in turn.messages()]
     return ReadChat(messages, [*of_tools(system, tools, marked_tools), *of_system(system), *of_turns(system, turns)])
 
 
 def read_system(system: str | list[Any]) -> list[ChatTurn]:
-    """None, or one."""
+    """Read the system text as one turn, or as none if it is empty."""
     blocks = [without_billing(block) for block in read_blocks(system, "system", "system")] if system else []
-    said = [block for block in blocks if block.text]
-    return [ChatTurn("system", said)] if said else []
+    filled = [block for block in blocks if block.text]
+    return [ChatTurn("system", filled)] if filled else []
 
 
 def without_billing(block: InputBlock) -> InputBlock:
-    """Claude Code begins with a line that differs from request to request: behind it nothing would be found again."""
+    """Remove Claude Code's first line, which differs with each request: no prompt would match the cache after it."""
     return replace(block, text=block.text.partition("\n")[2]) if block.text.startswith(BILLING) else block
 
 
 def read_turn(message: Mapping[str, Any], at: str) -> ChatTurn:
+    """Read one message. at: its place in the body. Raises ApiError 400."""
     role = message.get("role")
     if role != "user" and role != "assistant" and role != "system":
         text = f"{at}.role: expected one of user, assistant, system, got {errors.shown(role)}"
@@ -107,7 +112,7 @@ def read_turn(message: Mapping[str, Any], at: str) -> ChatTurn:
 
 
 def together(turns: Sequence[ChatTurn]) -> list[ChatTurn]:
-    """Messages that one side sends in succession are one turn."""
+    """Merge consecutive messages of one role into one turn."""
     groups = groupby(turns, key=lambda turn: turn.role)
     return [ChatTurn(role, [block for turn in group for block in turn.blocks]) for role, group in groups]
 
@@ -121,24 +126,26 @@ def read_blocks(content: object, role: TurnRole, at: str) -> list[InputBlock]:
 
 
 def read_block(block: object, role: TurnRole, at: str) -> InputBlock:
-    given = read_object_at(block, at)
-    kind, marked = given.get("type"), read_mark(given.get("cache_control"), at)
+    """Read one content block of a message of this role. Raises ApiError 400."""
+    fields = read_object_at(block, at)
+    kind, marked = fields.get("type"), read_mark(fields.get("cache_control"), at)
     if isinstance(kind, str) and WHERE.get(kind, role) != role:
-        message = f"{at}: {kind} blocks belong to the role {WHERE[kind]}, not to {role}"
+        message = f"{at}: {kind} blocks must be in messages of role {WHERE[kind]}, not {role}"
         raise errors.bad_request(message, at, "invalid_value")
     match kind:
         case "text":
-            return InputBlock(kind, read_string(given.get("text"), f"{at}.text"), marked=marked)
+            return InputBlock(kind, read_string(fields.get("text"), f"{at}.text"), marked=marked)
         case "thinking":
-            return InputBlock(kind, read_string(given.get("thinking"), f"{at}.thinking"), marked=marked)
+            return InputBlock(kind, read_string(fields.get("thinking"), f"{at}.thinking"), marked=marked)
         case "redacted_thinking":
             return InputBlock(kind, marked=marked)
         case "tool_use":
-            return InputBlock(kind, call=read_tool_call(given, at), marked=marked)
+            return InputBlock(kind, call=read_tool_call(fields, at), marked=marked)
         case "tool_result":
-            id = read_string(given.get("tool_use_id"), f"{at}.tool_use_id")
-            return InputBlock(kind, read_result(given, at), call_id=id, marked=marked or marks_inside(given, at))
-    raise errors.unsupported(at, f"is of type {errors.shown(kind)}: only text and calls of tools are supported")
+            id = read_string(fields.get("tool_use_id"), f"{at}.tool_use_id")
+            return InputBlock(kind, read_result(fields, at), call_id=id, marked=marked or marks_inside(fields, at))
+    known = "text, thinking, redacted_thinking, tool_use or tool_result"
+    raise errors.unsupported(at, f"has type {errors.shown(kind)}: expected {known}")
 
 
 def read_tool_call(block: Mapping[str, Any], at: str) -> Message:
@@ -148,7 +155,7 @@ def read_tool_call(block: Mapping[str, Any], at: str) -> Message:
 
 
 def read_result(block: Mapping[str, Any], at: str) -> str:
-    """What a tool said. Templates have no other place for its having failed."""
+    """Return the text of a tool's result. "Error: " marks a failure, for which templates have no other place."""
     content = block.get("content")
     text = joined(read_blocks(content, "system", f"{at}.content")) if content is not None else ""
     failed = block.get("is_error")
@@ -163,13 +170,13 @@ def marks_inside(block: Mapping[str, Any], at: str) -> bool:
     return any(read_mark(each.get("cache_control"), f"{at}.content[{index}]") for index, each in enumerate(inner))
 
 
-def read_mark(given: object, at: str) -> bool:
-    """Whether there is a cache_control. Raises ApiError 400 for one that is not ephemeral."""
-    if given is None:
+def read_mark(mark: object, at: str) -> bool:
+    """Return whether there is a cache_control. Raises ApiError 400 for one that is not ephemeral."""
+    if mark is None:
         return False
-    if not isinstance(given, dict) or given.get("type") != "ephemeral" or given.get("ttl") not in TTLS:
+    if not isinstance(mark, dict) or mark.get("type") != "ephemeral" or mark.get("ttl") not in TTLS:
         field = at if at == "cache_control" else f"{at}.cache_control"
-        message = f'{field} must be {{"type": "ephemeral"}}, with a ttl of "5m" or "1h" or without'
+        message = f'{field} must be {{"type": "ephemeral"}}, optionally with a ttl of "5m" or "1h"'
         raise errors.bad_request(message, field, "invalid_value")
     return True
 
@@ -177,18 +184,21 @@ def read_mark(given: object, at: str) -> bool:
 def check_marks(tools: Sequence[bool], turns: Sequence[ChatTurn]) -> None:
     count = sum(tools) + sum(block.marked for turn in turns for block in turn.blocks)
     if count > MAX_MARKS:
-        message = f"at most {MAX_MARKS} blocks may have cache_control, and {count} have"
+        message = f"at most {MAX_MARKS} blocks may have cache_control, got {count}"
         raise errors.bad_request(message, "cache_control", "invalid_value")
 
 
 def with_mark(turn: ChatTurn) -> ChatTurn:
-    """With its last block marked."""
+    """Mark the last block of a turn."""
     *others, last = turn.blocks or [InputBlock("text")]
     return ChatTurn(turn.role, [*others, replace(last, marked=True)])
 
 
 def of_tools(system: Sequence[ChatTurn], tools: Sequence[Tool], marked: Sequence[bool]) -> list[Beginning]:
-    """What prompts have in common that begin with these tools. Many templates show the system's text before them."""
+    """Return a beginning for each marked tool: the prompt up to it.
+
+    The system text is included, because many templates show it before the tools.
+    """
     opening = [message for turn in system for message in turn.messages()]
     return [
         Beginning([*opening, NO_QUESTION], {"tools": [tool.shown() for tool in tools[: index + 1]]})
@@ -198,6 +208,7 @@ def of_tools(system: Sequence[ChatTurn], tools: Sequence[Tool], marked: Sequence
 
 
 def of_system(system: Sequence[ChatTurn]) -> list[Beginning]:
+    """Return a beginning for each marked block of the system text."""
     return [
         Beginning([*turn.beginning(index).messages(), NO_QUESTION])
         for turn in system
@@ -207,6 +218,7 @@ def of_system(system: Sequence[ChatTurn]) -> list[Beginning]:
 
 
 def of_turns(system: Sequence[ChatTurn], turns: Sequence[ChatTurn]) -> list[Beginning]:
+    """Return a beginning for each marked block of a message."""
     so_far = [message for turn in system for message in turn.messages()]
     found = []
     for turn in turns:
@@ -217,7 +229,7 @@ def of_turns(system: Sequence[ChatTurn], turns: Sequence[ChatTurn]) -> list[Begi
 
 
 def assistant_message(blocks: Sequence[InputBlock]) -> Message:
-    """Texts as they stand behind one another in the answer, and what belongs to them."""
+    """Join the blocks of an answer: its texts without separator, its reasoning, and its tool calls."""
     message: Message = {"role": "assistant", "content": "".join(block.text for block in blocks if block.type == "text")}
     if thoughts := [block.text for block in blocks if block.type == "thinking"]:
         message["reasoning_content"] = "\n\n".join(thoughts)
@@ -227,7 +239,7 @@ def assistant_message(blocks: Sequence[InputBlock]) -> Message:
 
 
 def user_messages(blocks: Sequence[InputBlock]) -> list[Message]:
-    """Results of tools are messages of their own; the texts between them are one each."""
+    """Make a message of each tool result, and one of the texts between two results."""
     messages: list[Message] = []
     for is_result, group in groupby(blocks, key=lambda block: block.type == "tool_result"):
         if is_result:

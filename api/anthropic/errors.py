@@ -1,11 +1,11 @@
-"""Errors in Anthropic's form, and by its statuses."""
+"""Errors in Anthropic's form, with its statuses and types."""
 
 from msgspec import Struct
 
 from baton.api.errors import ApiError
 
 PATH = "/v1/messages"
-OVERLOADED = 529
+OVERLOADED = 529  # Anthropic's counterpart of 503
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -17,7 +17,7 @@ TYPES = {
     504: "timeout_error",
     OVERLOADED: "overloaded_error",
 }
-# By these words its clients know that they have to send less.
+# Clients recognize this wording, and shorten the conversation.
 TOO_LONG = "prompt is too long: "
 
 
@@ -32,7 +32,7 @@ class MessagesErrorBody(Struct, tag_field="type", tag="error"):
 
 
 def is_messages(path: str) -> bool:
-    """Whether it is this API that answers there."""
+    """Return whether this API answers at `path`."""
     return path == PATH or path.startswith(f"{PATH}/")
 
 
@@ -47,7 +47,7 @@ def error_body(error: ApiError, request_id: str) -> MessagesErrorBody:
 
 
 def message_of(error: ApiError) -> str:
-    """With the name of the field, for which there is no other place."""
+    """Return the message with the field's name in it: Anthropic's errors have no other place for that."""
     if error.code == "context_length_exceeded":
         return TOO_LONG + error.message
     named = error.param is None or error.param in error.message

@@ -1,4 +1,4 @@
-"""The answer to a message, whole and as the events of a stream."""
+"""The answer to a message: complete, and as the events of a stream."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -23,17 +23,14 @@ class OutputTokensDetails(Struct):
 
 
 class MessagesUsage(Struct, omit_defaults=True):
-    """Tokens of the prompt: all three together. What cache_control asked to be kept was created, unless read.
+    """Token counts. The first three add up to the prompt. `lost` is an extension of Anthropic's format."""
 
-    lost: beyond Anthropic's, why states further on are gone, if some are.
-    """
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
+    input_tokens: int  # all others of the prompt
+    cache_creation_input_tokens: int  # up to the last checkpoint that cache_control asks for, unless read
+    cache_read_input_tokens: int  # not computed again
     output_tokens: int
     output_tokens_details: OutputTokensDetails
-    lost: str = ""
+    lost: str = ""  # why deeper states are gone, if some are
 
 
 class ReplyMessage(Struct, kw_only=True):
@@ -66,14 +63,12 @@ class MessageStop(Struct, tag_field="type", tag="message_stop"):
 
 
 class Reply:
-    """An answer as it comes; the encoder of a stream of it.
-
-    prompt_only: nothing was asked for but that the prompt is computed; of that comes a token that does not count.
-    """
+    """An answer: complete by `whole`, or as the encoder of a stream."""
 
     def __init__(
         self, id: str, model: str, parsed: ParsedAnswer, generation: Generation, prompt_only: bool = False
     ) -> None:
+        """prompt_only: max_tokens is 0, so the prompt is only computed. The one token that this draws is dropped."""
         self._id = id
         self._model = model
         self._parsed = parsed
@@ -92,7 +87,7 @@ class Reply:
         return [MessageDelta(self._stop, self._usage()), MessageStop()]
 
     def whole(self, answer: Answer) -> ReplyMessage:
-        """One that is all there."""
+        """Return a complete answer."""
         self._read(answer.text, answer.ids, answer.finish_reason, answer.stop_reason)
         return ReplyMessage(
             id=self._id,
@@ -115,7 +110,7 @@ class Reply:
         return events
 
     def _usage(self) -> MessagesUsage:
-        """Counts up to here."""
+        """Return the counts so far."""
         [member] = self._generation.members
         read = member.cached_tokens
         created = max(max(member.request.checkpoints, default=0) - read, 0)
@@ -125,7 +120,7 @@ class Reply:
 
 
 def stopped(parsed: ParsedAnswer, stop_reason: str | int | None) -> tuple[StopReason, str | None]:
-    """Why it ended, and the stop sequence if it was one. stop_reason: the member's."""
+    """Return Anthropic's stop reason, and the stop sequence if one ended the answer. stop_reason: the member's."""
     match parsed.finish_reason:
         case "tool_calls":
             return "tool_use", None
@@ -136,7 +131,7 @@ def stopped(parsed: ParsedAnswer, stop_reason: str | int | None) -> tuple[StopRe
 
 
 def frames(events: Sequence[object]) -> bytes:
-    """Events with their names, which their data repeat as type."""
+    """Encode events with their names, which their data repeat as `type`."""
     return b"".join([frame(event) for event in events])
 
 

@@ -1,4 +1,4 @@
-"""The body of POST /v1/messages and of its count_tokens, and what of it is said to the template and to the ring."""
+"""The body of POST /v1/messages and of its count_tokens, and how its fields are read."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,7 +9,7 @@ from baton.api.generation.chat_prompt import SWITCHES, effort_variables
 from baton.api.generation.fields import Count, RequestFields, Salt
 from baton.api.generation.messages import read_object_at
 from baton.api.generation.served_model import ServedModel
-from baton.api.generation.structured import Wanted, of_schema
+from baton.api.generation.structured import GrammarWriters, of_schema
 from baton.api.generation.tool_choice import read_tool_use
 from baton.api.generation.tools import Tool, ToolUse, read_function
 from baton.api.parsing import Unsupported
@@ -24,11 +24,11 @@ UNSUPPORTED: Unsupported = {"container": (), "mcp_servers": ([],)}
 
 
 class Thinking(Struct, forbid_unknown_fields=True):
-    """budget_tokens, display: nobody holds the model to the one, and thoughts are always shown."""
+    """Whether the model is to reason."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    budget_tokens: Annotated[int, Meta(ge=1)] | None = None  # accepted, but not enforced
+    display: Literal["summarized", "omitted"] | None = None  # accepted, but reasoning is always shown
 
 
 class MessagesToolChoice(Struct, forbid_unknown_fields=True):
@@ -48,68 +48,67 @@ class OutputConfig(Struct, forbid_unknown_fields=True):
 
 
 class MessagesRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
-    """max_tokens: required but for counting; 0 asks only for what the cache keeps of the prompt.
-
-    cache_control: as if it stood at the last block.
-    """
+    """The body of POST /v1/messages and of its count_tokens."""
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
-    max_tokens: Count | None = None
+    max_tokens: Count | None = None  # required by /v1/messages; 0 only computes the prompt, for the cache
     system: str | list[Any] = ""
     stop_sequences: list[str] = field(default_factory=list)
     tools: list[Any] = field(default_factory=list)
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    cache_control: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None  # the same as cache_control of the last block
     cache_salt: Salt = ""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def stop_strings(self) -> list[str]:
+        """The stop strings of both fields: `stop`, which all endpoints know, and Anthropic's `stop_sequences`."""
         return [*([self.stop] if isinstance(self.stop, str) else self.stop), *self.stop_sequences]
 
 
-def wanted_in(asked: MessagesRequest) -> Wanted:
-    """The schema that the answer is to follow, if there is one. Raises ApiError 400."""
-    format = asked.output_config.format if asked.output_config is not None else None
+def wanted_in(body: MessagesRequest) -> GrammarWriters:
+    """Read the schema of the answer, if there is one. Raises ApiError 400."""
+    format = body.output_config.format if body.output_config is not None else None
     at = "output_config.format"
     return of_schema(format.type, format.schema, True, at, f"{at}.schema") if format is not None else {}
 
 
-async def read_offer(model: ServedModel, asked: MessagesRequest) -> ToolUse:
-    """The tools, and which of them are to be called. Raises ApiError 400."""
-    choice = asked.tool_choice
+async def read_offer(model: ServedModel, body: MessagesRequest) -> ToolUse:
+    """Read tools and tool_choice. Raises ApiError 400."""
+    choice = body.tool_choice
     if choice is None:
-        return await read_tool_use(model, asked.tools, None, True, read_custom_tool)
-    wanted: str | dict[str, Any] = "required" if choice.type == "any" else choice.type
+        return await read_tool_use(model, body.tools, None, True, read_custom_tool)
+    # The same choice in OpenAI's form.
+    mode: str | dict[str, Any] = "required" if choice.type == "any" else choice.type
     if choice.type == "tool":
-        wanted = {"type": "function", "name": choice.name}
-    return await read_tool_use(model, asked.tools, wanted, not choice.disable_parallel_tool_use, read_custom_tool)
+        mode = {"type": "function", "name": choice.name}
+    return await read_tool_use(model, body.tools, mode, not choice.disable_parallel_tool_use, read_custom_tool)
 
 
 def read_custom_tool(tool: object, at: str) -> list[Tool]:
-    """{name, description, input_schema, strict}. Raises ApiError 400, which names a tool that the server would run."""
-    given = read_object_at(tool, at)
-    kind = given.get("type")
+    """Read {name, description, input_schema, strict}. Raises ApiError 400, also for Anthropic's server-side tools."""
+    fields = read_object_at(tool, at)
+    kind = fields.get("type")
     if kind not in (None, "custom"):
         raise errors.unsupported(f"{at}.type", f"is {errors.shown(kind)}: only custom tools are supported")
-    if given.get("input_schema") is None:
+    if fields.get("input_schema") is None:
         raise errors.bad_request(f"{at}.input_schema is required", f"{at}.input_schema", "missing_required_parameter")
-    return [read_function(given, at, "input_schema")]
+    return [read_function(fields, at, "input_schema")]
 
 
-def thinking_variables(model: ServedModel, asked: MessagesRequest) -> dict[str, Any]:
-    """What the template is told of whether and how much to think.
+def thinking_variables(model: ServedModel, body: MessagesRequest) -> dict[str, Any]:
+    """Return the template variables that set whether and how much to reason.
 
-    What is enabled is a permission, of which a model that does not reason makes no use. Raises ApiError 400 where a
-    model that always reasons is told not to.
+    `thinking` enabled is only a permission: a model that does not reason ignores it. Raises ApiError 400 if thinking is
+    disabled and the model always reasons.
     """
-    effort = asked.output_config.effort if asked.output_config is not None else None
-    if asked.thinking is not None and asked.thinking.type == "disabled":
+    effort = body.output_config.effort if body.output_config is not None else None
+    if body.thinking is not None and body.thinking.type == "disabled":
         return effort_variables(model, "none", "thinking.type")
     known = model.text.template_variables
     if "reasoning_effort" in known:
         return effort_variables(model, effort, "output_config.effort")
     switches = [name for name in SWITCHES if name in known]
-    return {switches[0]: True} if asked.thinking is not None and switches else {}
+    return {switches[0]: True} if body.thinking is not None and switches else {}

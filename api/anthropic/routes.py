@@ -11,15 +11,13 @@ from baton.api.anthropic.conversation import read_conversation
 from baton.api.anthropic.errors import error_body
 from baton.api.anthropic.reply import PING, Reply, frames
 from baton.api.anthropic.request import IGNORED, UNSUPPORTED, MessagesRequest, read_offer, thinking_variables, wanted_in
-from baton.api.exchange import REQUEST_ID, answer_json, read_asked, salt_of, submit
+from baton.api.exchange import REQUEST_ID, answer_json, read_body, salt_of, submit
 from baton.api.generation.answers import collect
-from baton.api.generation.chat_prompt import Ending, render
+from baton.api.generation.chat_plan import ChatInput, ChatPlan, plan_chat, render_input
+from baton.api.generation.chat_prompt import Ending
 from baton.api.generation.fields import request_params
-from baton.api.generation.parsed_answer import ParsedAnswer
-from baton.api.generation.request_builder import Prompt, build_request
+from baton.api.generation.request_builder import build_request
 from baton.api.generation.served_model import ServedModel
-from baton.api.generation.tool_choice import grammar_of
-from baton.api.generation.tools import ToolUse
 from baton.api.parsing import convert
 from baton.api.server import SERVER
 from baton.api.sse import Framing, stream
@@ -33,19 +31,18 @@ class TokenCount(Struct):
 
 @routes.post("/v1/messages")
 async def create_message(request: web.Request) -> web.StreamResponse:
+    """Answer a conversation, whole or as a stream."""
     server = request.app[SERVER]
-    asked = convert(await read_asked(request), MessagesRequest, IGNORED, UNSUPPORTED)
-    model = server.ready(asked.model)
-    if asked.max_tokens is None:
+    body = convert(await read_body(request), MessagesRequest, IGNORED, UNSUPPORTED)
+    model = server.ready(body.model)
+    if body.max_tokens is None:
         raise errors.bad_request("max_tokens is required", "max_tokens", "missing_required_parameter")
-    use = await read_offer(model, asked)
-    salt = salt_of(request, asked.cache_salt)
-    prompt = await read_prompt(model, asked, use, salt)
+    salt = salt_of(request, body.cache_salt)
+    plan = await plan_chat(model, await read_chat(model, body), salt)
     id = f"msg_{uuid.uuid4().hex}"
-    member = await message_request(model, asked, prompt, use, id, salt)
-    with submit(request, [member]) as generation:
-        reply = Reply(id, server.name, ParsedAnswer(model, prompt, use), generation, asked.max_tokens == 0)
-        if asked.stream:
+    with submit(request, [message_request(body, plan, id, salt)]) as generation:
+        reply = Reply(id, server.name, plan.parser(), generation, prompt_only=body.max_tokens == 0)
+        if body.stream:
             framing = Framing(frames, lambda error: error_body(error, request[REQUEST_ID]), PING, b"")
             return await stream(request, generation, reply, server.config.ping_interval, framing=framing)
         [answer] = await collect(generation)
@@ -54,40 +51,45 @@ async def create_message(request: web.Request) -> web.StreamResponse:
 
 @routes.post("/v1/messages/count_tokens")
 async def count_tokens(request: web.Request) -> web.Response:
-    """As many as an answer's usage has in all of its input tokens."""
-    asked = convert(await read_asked(request), MessagesRequest, IGNORED, UNSUPPORTED)
-    model = request.app[SERVER].ready(asked.model)
-    prompt = await read_prompt(model, asked, await read_offer(model, asked), salt_of(request, asked.cache_salt))
+    """Count the prompt's tokens: the sum of all input tokens in the usage of an answer."""
+    body = convert(await read_body(request), MessagesRequest, IGNORED, UNSUPPORTED)
+    model = request.app[SERVER].ready(body.model)
+    prompt = await render_input(model, await read_chat(model, body), salt_of(request, body.cache_salt))
     return answer_json(TokenCount(len(prompt.tokens)))
 
 
-async def read_prompt(model: ServedModel, asked: MessagesRequest, use: ToolUse, salt: str) -> Prompt:
-    """The prompt; the answer goes on in a final message of the assistant. Raises ApiError 400."""
-    chat = await read_conversation(model, asked, use.tools)
+async def read_chat(model: ServedModel, body: MessagesRequest) -> ChatInput:
+    """Read the parts of the body that decide prompt and output. Raises ApiError 400.
+
+    A final message of the assistant is left open, and the answer continues it.
+    """
+    tools = await read_offer(model, body)
+    chat = await read_conversation(model, body, tools.tools)
     last = chat.messages[-1]
     if "tool_calls" in last:
-        at = f"messages[{len(asked.messages) - 1}]"
-        raise errors.bad_request(f"{at}: calls of tools want their results behind them", at, "invalid_value")
+        at = f"messages[{len(body.messages) - 1}]"
+        message = f"{at}: each tool_use block must be followed by its tool_result in the next message"
+        raise errors.bad_request(message, at, "invalid_value")
+    variables = thinking_variables(model, body) | body.chat_template_kwargs
     ending: Ending = "message" if last["role"] == "assistant" else "answer"
-    variables = thinking_variables(model, asked) | asked.chat_template_kwargs
-    return await render(model, chat.messages, ending, variables, use.tools, chat.beginnings, salt=salt)
+    return ChatInput(chat.messages, ending, variables, tools, wanted_in(body), chat.beginnings)
 
 
-async def message_request(
-    model: ServedModel, asked: MessagesRequest, prompt: Prompt, use: ToolUse, id: str, salt: str
-) -> Request:
-    grammar = await grammar_of(model, prompt, use, wanted_in(asked))
+def message_request(body: MessagesRequest, plan: ChatPlan, id: str, salt: str) -> Request:
+    """Build the ring's request. Raises ApiError 400."""
+    # A checkpoint must lie inside the prompt. Near its end the scheduler asks for one anyway.
+    marks = [end for end in plan.prompt.checkpoints if end < len(plan.prompt.tokens)]
     return build_request(
-        model,
+        plan.model,
         id,
-        prompt,
+        plan.prompt,
         request_params(
-            asked,
-            max_tokens=asked.max_tokens,
-            stop=asked.stop_strings,
-            checkpoints=(*asked.checkpoints, *(end for end in prompt.checkpoints if end < len(prompt.tokens))),
+            body,
+            max_tokens=body.max_tokens,
+            stop=body.stop_strings,
+            checkpoints=(*body.checkpoints, *marks),
             salt=salt,
-            grammar=grammar,
+            grammar=plan.grammar,
             names={"prompt": "messages", "stop": "stop_sequences"},
         ),
     )

@@ -1,4 +1,4 @@
-"""What came back for one request of the ring, put together; and what is said of it in usage and logs."""
+"""Complete answers, collected from the outputs of the ring's requests; their usage and their fields of the log line."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,22 +12,23 @@ from baton.actors.requests import Output, TokenLogprob
 from baton.api.generation.outputs import Generation, Member
 from baton.api.generation.served_model import Text
 
-LEAST_LOGPROB = -9999.0
-TOKEN_SIZE = 10  # characters whose encoding takes as long as decoding a token
+LEAST_LOGPROB = -9999.0  # stands for -inf, which JSON cannot express
+TOKEN_SIZE = 10  # decoding one token takes as long as encoding this many characters
 
 
 @dataclass
 class Answer:
-    """All outputs of one member so far."""
+    """All outputs of one member so far, joined."""
 
     texts: list[str] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
-    stop_reason: str | int | None = None
+    stop_reason: str | int | None = None  # the stop string or token id that ended the answer, if one did
 
     def add(self, output: Output) -> None:
+        """Append the member's next output."""
         self.texts.append(output.text)
         self.ids += tokens.unpack(output.tokens)
         self.logprobs += output.logprobs
@@ -44,7 +45,7 @@ class Answer:
 
 
 async def collect(generation: Generation) -> list[Answer]:
-    """Read to the end. Raises ApiError."""
+    """Read a generation to its end: one answer for each member. Raises ApiError."""
     answers = [Answer() for _ in generation.members]
     while not generation.finished:
         for index, output in await generation.next():
@@ -53,19 +54,17 @@ async def collect(generation: Generation) -> list[Answer]:
 
 
 def logprobs_size(answers: Sequence[Answer]) -> int:
-    """About the characters whose encoding takes as long as to tell all log probabilities, with the tokens as text."""
-    told = (item for answer in answers for item in (*answer.prompt_logprobs, *answer.logprobs))
-    return TOKEN_SIZE * sum(1 + len(item.top) + len(item.asked) for item in told)
+    """Estimate the work of writing all log probabilities, tokens as text, for `off_loop`: in characters to encode."""
+    items = (item for answer in answers for item in (*answer.prompt_logprobs, *answer.logprobs))
+    return TOKEN_SIZE * sum(1 + len(item.top) + len(item.asked) for item in items)
 
 
 class PromptTokensDetails(Struct, omit_defaults=True):
-    """Of the prompt: tokens not computed again, and (beyond OpenAI's) tokens that the cache knew at all, and why states
-    further on are lost, if some are.
-    """
+    """How much of the prompt came from the cache. `matched_tokens` and `lost` are extensions of OpenAI's format."""
 
-    cached_tokens: int
-    matched_tokens: int
-    lost: str = ""
+    cached_tokens: int  # tokens that were not computed again
+    matched_tokens: int  # tokens that the cache knew, with or without a state
+    lost: str = ""  # why deeper states are gone, if some are: the miss reasons, comma-separated
 
 
 class CompletionTokensDetails(Struct):
@@ -73,6 +72,8 @@ class CompletionTokensDetails(Struct):
 
 
 class Usage(Struct):
+    """Token counts of an answer, in OpenAI's form."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -83,9 +84,11 @@ class Usage(Struct):
 def usage(
     generation: Generation, choices: int = 1, scoring: bool = False, reasoning_tokens: int | None = None
 ) -> Usage:
-    """Token counts up to here. A prompt with several choices counts once; scoring draws a token that does not.
+    """Return the token counts so far. A prompt with several choices is counted once.
 
-    reasoning_tokens: None where reasoning is not told apart.
+    choices: members of each prompt.
+    scoring: only prompts are scored; the token that this needs to draw is not counted.
+    reasoning_tokens: None if the endpoint does not separate reasoning.
     """
     firsts = generation.members[::choices]
     prompt = sum(member.prompt_tokens for member in firsts)
@@ -98,12 +101,12 @@ def usage(
 
 
 def why_lost(members: Sequence[Member]) -> str:
-    """The reasons for which states that they would have gone on from are gone; empty if none is."""
+    """Return why deeper states of these prompts are gone: distinct reasons, comma-separated; empty if none is."""
     return ",".join(sorted({member.miss_reason for member in members if member.miss_reason}))
 
 
 def summary(generation: Generation) -> dict[str, Any]:
-    """The fields of the canonical log line. Times in milliseconds from the request's submission."""
+    """Return the fields of the canonical log line. Times are milliseconds since the request's submission."""
     members = generation.members
     start = generation.created_at
     admitted = [m.admitted_at for m in members if m.admitted_at is not None]
@@ -128,17 +131,17 @@ def milliseconds(seconds: float) -> float:
 
 
 def token_text(text: Text, id: int) -> str:
-    """One token alone: a part of a character shows as U+FFFD."""
+    """Decode one token by itself. A part of a character becomes U+FFFD."""
     return text.decode([id], skip_special_tokens=False)
 
 
 def finite(logprob: float) -> float:
-    """JSON knows no infinity."""
+    """Replace -inf, which JSON cannot express, by LEAST_LOGPROB."""
     return max(logprob, LEAST_LOGPROB)
 
 
 def drop_output(answers: Sequence[Answer]) -> None:
-    """Forget the token that was drawn only to score the prompt."""
+    """Remove from each answer the token that was drawn only because scoring a prompt needs a step."""
     for answer in answers:
         answer.texts, answer.ids, answer.logprobs = [], [], []
         answer.finish_reason, answer.stop_reason = "length", None

@@ -1,4 +1,4 @@
-"""A chat's messages, made into the prompt that the model's template renders."""
+"""From the messages of a chat to its prompt, rendered by the model's chat template."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,21 +15,23 @@ from baton.api.generation.tools import Tool
 from baton.models.text.formats.content import Chat
 from baton.models.text.template import Beginning
 
+# Template variables that the server sets itself.
 RESERVED = frozenset(
     {"self", "messages", "beginnings", "add_generation_prompt", "continue_final_message", "salt", "tools", "documents"}
 )
 MAX_TEMPLATE_KWARGS = 64
 TEMPLATE_LIMIT_S = 10.0
-MAX_ESCAPE = 6  # characters as which JSON writes one
-PROMPT_END = 64  # tokens in which the marker of reasoning that the prompt begins is looked for
+MAX_ESCAPE = 6  # most characters that JSON needs to write one
+PROMPT_END = 64  # tokens at the prompt's end that are searched for an open reasoning marker
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-SWITCHES = ("enable_thinking", "thinking")
+SWITCHES = ("enable_thinking", "thinking")  # template variables that turn reasoning on or off
 
+# How a prompt ends: at the beginning of an answer, inside the final message, which the model continues, or after it.
 Ending: TypeAlias = Literal["answer", "message", "closed"]
 
 
 def read_ending(add_generation_prompt: bool | None, continue_final_message: bool) -> Ending:
-    """How the prompt ends: where an answer begins, in the open final message, or behind that. Raises ApiError 400."""
+    """Decide how the prompt ends, from the fields of the same names. Raises ApiError 400."""
     if add_generation_prompt and continue_final_message:
         message = "add_generation_prompt and continue_final_message cannot both be true"
         raise errors.bad_request(message, "continue_final_message", "invalid_value")
@@ -39,10 +41,12 @@ def read_ending(add_generation_prompt: bool | None, continue_final_message: bool
 
 
 def effort_variables(model: ServedModel, effort: str | None, at: str) -> dict[str, Any]:
-    """What the template is told of how much to reason. Raises ApiError 400 for what it cannot be told.
+    """Return the template variables that set the reasoning effort. Raises ApiError 400 for an effort it cannot express.
 
-    A template knows the levels, or only whether to reason at all. One that knows neither, of a model that reasons,
-    always does so, whatever the level.
+    A template may know all levels (`reasoning_effort`), or have only a switch (see SWITCHES). With neither, a reasoning
+    model always reasons: it accepts every level but "none", without effect. Other models accept only "none".
+
+    at: the field's name, for error messages.
     """
     if effort is None:
         return {}
@@ -55,13 +59,13 @@ def effort_variables(model: ServedModel, effort: str | None, at: str) -> dict[st
     if switches := [name for name in SWITCHES if name in known]:
         return {switches[0]: effort != "none"}
     if (effort != "none") != (model.formats.reasoning is not None):
-        does = "does not reason" if effort != "none" else "reasons, and its chat template has no switch for that"
+        does = "does not reason" if effort != "none" else "always reasons; its chat template cannot turn that off"
         raise errors.unsupported(at, f"cannot be {effort!r}: the model {does}")
     return {}
 
 
 class Render(Protocol):
-    """`render`, or what makes a prompt of the same as it does."""
+    """The signature of `render`, for functions that can take its place."""
 
     async def __call__(
         self,
@@ -70,6 +74,7 @@ class Render(Protocol):
         ending: Ending,
         template_kwargs: Mapping[str, Any],
         tools: Sequence[Tool] = (),
+        beginnings: Sequence[Beginning] = (),
         *,
         salt: str,
     ) -> Prompt: ...
@@ -85,18 +90,19 @@ async def render(
     *,
     salt: str,
 ) -> Prompt:
-    """The prompt, and where its messages end. Raises ApiError 400 if the model has no template or it refuses.
+    """Render a chat with the model's template. Raises ApiError 400 if there is no template, or it refuses the chat.
 
-    beginnings: at whose ends the client wants a checkpoint. salt: who has another shares nothing that is remembered.
+    beginnings: parts of the chat at whose ends the client asks for a checkpoint.
+    salt: the cache salt; rendered pieces are remembered and reused only under the same salt.
     """
     if not model.text.has_chat_template:
         message = "the model has no chat template: use /v1/completions"
         raise errors.bad_request(message, "messages", "no_chat_template")
     reserved = RESERVED & template_kwargs.keys()
     if reserved:
-        raise errors.unsupported(f"chat_template_kwargs.{min(reserved)}")
+        raise errors.unsupported(f"chat_template_kwargs.{min(reserved)}", "is set by the server: remove it")
     if len(template_kwargs) > MAX_TEMPLATE_KWARGS:
-        message = f"at most {MAX_TEMPLATE_KWARGS} of them"
+        message = f"chat_template_kwargs: at most {MAX_TEMPLATE_KWARGS} variables, got {len(template_kwargs)}"
         raise errors.bad_request(message, "chat_template_kwargs", "invalid_value")
     check_calls(model, messages)
     check_length(model, sum(map(least_length, messages)), "messages")
@@ -114,33 +120,35 @@ async def render(
     try:
         return await within(TEMPLATE_LIMIT_S, work)
     except OutOfTime:
-        raise errors.internal(f"the chat template did not end within {TEMPLATE_LIMIT_S:g} s") from None
+        raise errors.internal(f"the chat template did not finish within {TEMPLATE_LIMIT_S:g} s") from None
     except ValueError as error:
-        raise errors.bad_request(f"the chat template: {error}", "messages", "chat_template_error") from None
+        raise errors.bad_request(
+            f"the model's chat template cannot render these messages: {error}", "messages", "chat_template_error"
+        ) from None
 
 
 def with_own_ids(model: ServedModel, chat: Chat) -> Chat:
-    """With the ids of calls that the model writes itself, whatever clients know them by."""
+    """Replace the call ids that clients use by those that the model writes itself, if its format has such."""
     return chat if model.formats.tools is None else model.formats.tools.own_ids(chat)
 
 
 def least_length(message: Message) -> int:
-    """Characters that the template shows of it at least: reasoning may be left out."""
+    """Return a lower bound of the characters that the template shows of a message. It may leave out reasoning."""
     calls = message.get("tool_calls", ())
     return len(message["content"]) + sum(len(msgspec.json.encode(call["function"])) // MAX_ESCAPE for call in calls)
 
 
 def check_calls(model: ServedModel, messages: Sequence[Message]) -> None:
-    """Raise ApiError 400 if there are calls of tools, and the template does not show them."""
+    """Raise ApiError 400 if a message has tool calls and the template would silently drop them."""
     if any("tool_calls" in message for message in messages):
         shown = any("tool_calls" in source for source in model.text.templates.values())
         if not shown:
-            message = "the model's chat template shows no tool_calls"
+            message = "messages with tool_calls are not supported: the model's chat template does not show them"
             raise errors.bad_request(message, "messages", "unsupported_parameter")
 
 
 def in_reasoning(model: ServedModel, ids: Sequence[int], messages: Sequence[Message], ending: Ending) -> bool:
-    """Whether what follows the prompt is reasoning, which began in it."""
+    """Return whether the prompt ends inside reasoning, so that the output continues it."""
     format = model.formats.reasoning
     if format is None or ending == "closed":
         return False

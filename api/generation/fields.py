@@ -1,7 +1,6 @@
-"""The fields of a request for tokens: one table, from which the endpoints' Structs and the ring's parameters are made.
+"""The sampling fields of all generating endpoints: one table with types and ranges.
 
-An endpoint's Struct inherits the table, so that its types are the ranges that clients may use; what the ring gets is
-taken from it by name (request_builder).
+The Struct of each endpoint inherits the table. `request_builder` reads from it, by name, values for the ring's Request.
 """
 
 from collections.abc import Mapping
@@ -26,20 +25,20 @@ KeepHint: TypeAlias = Literal["soon", "never"]
 
 
 class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The table: how to sample and when to stop, under the names that every generating endpoint has.
+    """The table: how to sample and when to stop, under the names that every generating endpoint uses.
 
-    None: the model's default, which its generation_config says, else the ring's Sampling.
+    None means the model's default from its generation_config.json, or else the default of the ring's Sampling.
     """
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # 0 and -1: no limit
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    logit_bias: dict[str, Bias] = field(default_factory=dict)
-    seed: int | None = None
+    logit_bias: dict[str, Bias] = field(default_factory=dict)  # by token id, as a decimal string
+    seed: int | None = None  # None: a random seed
     stop: str | list[str] = field(default_factory=list)
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
@@ -47,26 +46,22 @@ class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class DefaultFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """What a model's generation_config.json may set: what clients may."""
+    """The fields that a model's generation_config.json may set, with the ranges that hold for clients."""
 
     max_new_tokens: Annotated[int, Meta(ge=1)] | None = None
 
 
 class RequestFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """The sampling fields, and what chat completions, completions, responses and turns have in common besides.
-
-    checkpoints: positions of the prompt at which the client asks for a state. keep: whether it will go on from the end
-    soon, or never; one that names its conversation with a prompt_cache_key will soon.
-    """
+    """The sampling fields, and the other fields that chat completions, completions, responses and turns share."""
 
     model: str | None = None
     min_tokens: Count = 0
     include_stop_str_in_output: bool = False
     stream: bool = False
     priority: Priority = 0
-    checkpoints: list[int] = field(default_factory=list)
-    keep: KeepHint | None = None
-    prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None
+    checkpoints: list[int] = field(default_factory=list)  # positions in the prompt at which the client asks for a state
+    keep: KeepHint | None = None  # whether the client will continue from the answer's end: soon, or never
+    prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None  # names the conversation; implies keep "soon"
 
     @property
     def keep_hint(self) -> Keep:
@@ -74,49 +69,47 @@ class RequestFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 
 
 class SamplingParams(SamplingFields, kw_only=True):
-    """What is asked of one sequence, under the same names for all endpoints; `build_request` reads it.
+    """The parameters of one sequence, under the same names for all endpoints. `build_request` reads them."""
 
-    max_tokens: None for the model's default, else all that is left. logprobs, prompt_logprobs_from, logprob_ids,
-    grammar, checkpoints, keep: as in the ring's Request. names: what the endpoint calls a field where that differs, for
-    error messages.
-    """
-
-    max_tokens: int | None = None
+    max_tokens: int | None = None  # None: the model's default, or else all that its context length leaves
     min_tokens: int = 0
-    keep_stop: bool = False
+    keep_stop: bool = False  # the answer's text includes the stop string that ended it
     priority: int = 0
     salt: str = ""
+    # The next six are those of the ring's Request.
     logprobs: int | None = None
     prompt_logprobs_from: int | None = None
     logprob_ids: tuple[int, ...] = ()
     grammar: str = ""
     checkpoints: tuple[int, ...] = ()
     keep: Keep = ""
-    names: Mapping[str, str] = {}
+    names: Mapping[str, str] = {}  # the endpoint's own names of fields, for error messages
 
     def name(self, field: str) -> str:
+        """Return the name that the client knows the field by."""
         return self.names.get(field, field)
 
 
-def sampling_params(asked: SamplingFields, **own: Any) -> SamplingParams:
-    """own: the fields of SamplingParams that the endpoint names or computes itself."""
-    shared = {name: getattr(asked, name) for name in SamplingFields.__struct_fields__}
+def sampling_params(fields: SamplingFields, **own: Any) -> SamplingParams:
+    """Copy the table's fields, and add `own`: those that the endpoint names differently or computes."""
+    shared = {name: getattr(fields, name) for name in SamplingFields.__struct_fields__}
     return SamplingParams(**shared | own)
 
 
-def request_params(asked: RequestFields, **own: Any) -> SamplingParams:
+def request_params(fields: RequestFields, **own: Any) -> SamplingParams:
+    """Copy the shared fields of a request, and add `own` as `sampling_params` does."""
     shared = {
-        "min_tokens": asked.min_tokens,
-        "keep_stop": asked.include_stop_str_in_output,
-        "priority": asked.priority,
-        "checkpoints": tuple(asked.checkpoints),
-        "keep": asked.keep_hint,
+        "min_tokens": fields.min_tokens,
+        "keep_stop": fields.include_stop_str_in_output,
+        "priority": fields.priority,
+        "checkpoints": tuple(fields.checkpoints),
+        "keep": fields.keep_hint,
     }
-    return sampling_params(asked, **shared | own)
+    return sampling_params(fields, **shared | own)
 
 
 def check_defaults(defaults: Mapping[str, float]) -> None:
-    """ValueError for a default of generation_config.json that is out of the field's range."""
+    """Raise ValueError if a default of generation_config.json is out of its field's range."""
     for name, value in defaults.items():
         whole = int(value) if isinstance(value, float) and value.is_integer() else value
         try:
@@ -126,5 +119,5 @@ def check_defaults(defaults: Mapping[str, float]) -> None:
 
 
 def seed_of(seed: int | None, index: int) -> int | None:
-    """The seed of choice `index`: different for each, and the same each time."""
+    """Return the seed of choice `index`: choices differ from each other, and a repeated request gets the same."""
     return None if seed is None else seed + index

@@ -1,4 +1,4 @@
-"""The api's actor: HTTP requests go into the ring as Submit, and come back as outputs, one reader each."""
+"""The actor named api: submits HTTP requests to the ring, and hands their outputs to one reader each."""
 
 import asyncio
 import time
@@ -39,14 +39,18 @@ from baton.api.generation.request_context import RequestContext
 
 
 class Observer(Protocol):
-    """Told when tokens arrive, whatever the client's reading speed. Times in seconds."""
+    """Measures when tokens arrive from the ring, independent of how fast clients read. Times are in seconds."""
 
-    def first_tokens(self, waited: float, count: int) -> None: ...
+    def first_tokens(self, waited: float, count: int) -> None:
+        """Note the first `count` tokens of a request, which arrived `waited` seconds after its submission."""
 
-    def tokens(self, gap: float, count: int) -> None: ...
+    def tokens(self, gap: float, count: int) -> None:
+        """Note `count` more tokens; `gap` is the inter-token latency."""
 
 
 class Unobserved:
+    """An Observer that measures nothing."""
+
     def first_tokens(self, waited: float, count: int) -> None:
         pass
 
@@ -55,17 +59,18 @@ class Unobserved:
 
 
 class SessionRegistry(Protocol):
-    """The open sessions, as the gateway needs them.
+    """The open sessions, as the gateway needs them."""
 
-    on_kept: told where a session's state is now. names: each session's name and tokens, for a ring that knows none.
-    """
+    def on_kept(self, message: Kept) -> None:
+        """Note where a session's state is now."""
 
-    def on_kept(self, message: Kept) -> None: ...
-
-    def names(self) -> Iterable[Name]: ...
+    def names(self) -> Iterable[Name]:
+        """Return the name and tokens of every session, for a ring that does not know them yet."""
 
 
 class NoSessions:
+    """The registry of a server without sessions."""
+
     def on_kept(self, message: Kept) -> None:
         pass
 
@@ -74,39 +79,38 @@ class NoSessions:
 
 
 class Gateway:
-    """The actor named api. Its mailbox brings Delta, Ended, Flushed, Suspended, Kept, Paused, Drained and Restarted;
-    handlers call the others.
+    """The actor named api. Its mailbox receives messages of the ring; HTTP handlers call its methods.
 
-    Everything runs in one event loop. An id stays taken until the ring has given its last word on it, so that a late
-    output of an aborted request can never reach another one. It outlives the unit of the other actors: what was open
-    when that was made anew is submitted again. on_end: told of each request when no more of it will reach a reader.
-    hold_grammar: what keeps a request's grammar compiled while it is open.
+    Everything runs in one event loop. A request id stays in use until the ring's last message about it, so that a late
+    output of an aborted request cannot reach another request. The gateway outlives the other actors: when they restart,
+    it submits every open request again.
     """
 
     def __init__(
         self, timeout: float, observer: Observer | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        """timeout: seconds after which a request ends with 504."""
         self.clock = clock
         self.sessions: SessionRegistry = NoSessions()
-        self.on_end: Callable[[Member], None] | None = None
-        self.hold_grammar: Callable[[str], object] = lambda grammar: None
+        self.on_end: Callable[[Member], None] | None = None  # called when no more output of a member can reach a reader
+        self.hold_grammar: Callable[[str], object] = lambda grammar: None  # returns a handle that keeps it compiled
         self.draining = False
-        self.paused: PauseMode | None = None
+        self.paused: PauseMode | None = None  # the mode of the pause in effect
         self._timeout = timeout
         self._observer: Observer = observer or Unobserved()
         self._send: Send | None = None
-        self._open: dict[str, Member] = {}
-        self._abandoned: set[str] = set()
-        self._tickets = count(1)
+        self._open: dict[str, Member] = {}  # by request id: members that still get outputs
+        self._abandoned: set[str] = set()  # aborted ids whose last message is still to come
+        self._tickets = count(1)  # numbers that match Flush, Suspend and Pause with their replies
         self._flushes: dict[int, asyncio.Future[None]] = {}
         self._suspending: dict[int, asyncio.Future[Suspended]] = {}
         self._pausing: dict[int, asyncio.Future[None]] = {}
         self._drained: asyncio.Future[list[str]] | None = None
-        self._lost: ApiError | None = None
-        self._changed = asyncio.Event()
+        self._lost: ApiError | None = None  # why the ring is gone for good
+        self._changed = asyncio.Event()  # set when a request id is released
 
     def bind(self, send: Send) -> Self:
-        """Connect to the ring: messages leave through `send`. Returns itself, as the relay wants its actor made."""
+        """Connect to the ring: messages leave through `send`. Returns the gateway, as the relay's factories do."""
         self._send = send
         return self
 
@@ -127,8 +131,8 @@ class Gateway:
                 if (flush := self._flushes.pop(message.ticket, None)) is not None and not flush.done():
                     flush.set_result(None)
             case Suspended():
-                if (asked := self._suspending.pop(message.ticket, None)) is not None and not asked.done():
-                    asked.set_result(message)
+                if (suspension := self._suspending.pop(message.ticket, None)) is not None and not suspension.done():
+                    suspension.set_result(message)
             case Paused():
                 if (pause := self._pausing.pop(message.ticket, None)) is not None and not pause.done():
                     pause.set_result(None)
@@ -143,7 +147,7 @@ class Gateway:
                 raise TypeError(f"the api got a {type(message).__name__}")
 
     def act(self) -> None:
-        """Nothing: readers are woken as outputs arrive."""
+        """Do nothing: `receive` wakes readers as outputs arrive."""
 
     def leases(self) -> Iterable[Lease]:
         return ()
@@ -151,7 +155,10 @@ class Gateway:
     # For handlers
 
     def submit(self, requests: Sequence[Request], call: RequestContext | None = None) -> Generation:
-        """Send these into the ring, as part of the call's trace. Raises 400 for an id in use, 503 while draining."""
+        """Submit the requests of one HTTP request to the ring. Raises 400 for an id in use, 503 while draining.
+
+        call: the HTTP request, whose trace and flow the requests get.
+        """
         if self.draining:
             raise errors.draining()
         ids = [request.id for request in requests]
@@ -159,7 +166,9 @@ class Gateway:
             flow = call.flow or ids[0]
             requests = [replace(request, flow=flow, trace=call.trace.trace_id) for request in requests]
         if len(set(ids)) < len(ids) or any(i in self._open or i in self._abandoned for i in ids):
-            raise errors.bad_request("the request id is in use, or given twice", "rid", "duplicate_request_id")
+            raise errors.bad_request(
+                "the request id is in use already, or appears twice", "rid", "duplicate_request_id"
+            )
         generation = Generation(self, self._timeout, call)
         now = self.clock()
         for index, request in enumerate(requests):
@@ -172,31 +181,35 @@ class Gateway:
         return generation
 
     def abandon(self, generation: Generation, reason: AbandonReason) -> None:
-        """Abort the members that have not ended; their late outputs are dropped."""
+        """Abort the members that have not ended, and drop what the ring still sends of them."""
         for member in generation.members:
             id = member.request.id
-            if self._open.get(id) is member:  # Once it has ended, another call may have the id.
+            if self._open.get(id) is member:  # After the member's end another request may have the same id.
                 self._close(id)
                 self._abandoned.add(id)
                 self._post("scheduler", Abort(id, reason))
 
     def abort(self, id: str) -> None:
-        """End this request, as if it had finished."""
+        """End a request early; its reader gets finish_reason "abort". Does nothing if it is not open."""
         if id in self._open:
             self._abort([id])
 
     def abort_batch(self, rid: str) -> int:
-        """End the request `rid`, and the members of the batch `rid`, as if each had finished; returns how many."""
+        """Abort the request `rid` and the members of the batch `rid`, which are named `rid_0`, `rid_1`, …
+
+        Returns how many were open.
+        """
         own = [id for id in self._open if id == rid or (id.startswith(f"{rid}_") and id[len(rid) + 1 :].isdigit())]
         self._abort(own)
         return len(own)
 
     def abort_all(self) -> int:
+        """Abort every open request; returns how many there were."""
         self._abort(self._open)
         return len(self._open)
 
     async def flush(self) -> None:
-        """Forget the tree and the copies below it; returns when that is done, on disk too."""
+        """Drop the radix tree and all copies of states; returns when that is done, on disk too."""
         ticket = next(self._tickets)
         self._flushes[ticket] = asyncio.get_running_loop().create_future()
         try:
@@ -206,7 +219,7 @@ class Gateway:
             self._flushes.pop(ticket, None)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Run nothing until `resume`; returns when no step is under way, and what `mode` gives back is given back."""
+        """Stop stepping until `resume`. Returns when no step is in flight and, with "retract", all leases are home."""
         ticket = next(self._tickets)
         self._pausing[ticket] = asyncio.get_running_loop().create_future()
         try:
@@ -217,30 +230,30 @@ class Gateway:
             self._pausing.pop(ticket, None)
 
     def resume(self) -> None:
-        """Go on after `pause`; does nothing otherwise."""
+        """End a pause; does nothing otherwise."""
         self._post("scheduler", Continue())
         self.paused = None
 
     def name(self, session: str, salt: str, tokens: Tokens) -> None:
         """Ask the cache to put the session's name on the deepest state at or below the end of `tokens`.
 
-        Does nothing before there is a ring; `name_all` does it then.
+        Does nothing before the ring exists: `name_all` names all sessions when it does.
         """
         if self._send is not None:
             self._post("cache", Name(session, salt, tokens))
 
     def unname(self, session: str) -> None:
-        """The session is closed."""
+        """Remove the name of a closed session."""
         if self._send is not None:
             self._post("cache", Unname(session))
 
     def name_all(self) -> None:
-        """The ring is new, and knows no session."""
+        """Name every session to a ring that is new."""
         for name in self.sessions.names():
             self._post("cache", name)
 
     async def suspend(self, session: str) -> Suspended:
-        """Let the session's state leave its slot; returns where it is when that is done."""
+        """Move the session's state out of its slot; returns where it is after that."""
         ticket = next(self._tickets)
         self._suspending[ticket] = asyncio.get_running_loop().create_future()
         try:
@@ -250,10 +263,10 @@ class Gateway:
             self._suspending.pop(ticket, None)
 
     async def drain(self, timeout_s: float, grace_s: float = 10.0) -> list[str]:
-        """Refuse new requests, give open ones `timeout_s` seconds, tell the rest 503; then send Drain around the ring.
+        """Refuse new requests, give open ones `timeout_s` seconds, answer the rest 503; then send Drain round the ring.
 
-        Returns what was not home at the end. Raises TimeoutError if the ring does not answer within `grace_s` seconds,
-        ApiError if it is lost.
+        Returns descriptions of leases that were not home at the end. Raises TimeoutError if the ring does not answer
+        within `grace_s` seconds, and ApiError if it is lost.
         """
         self.draining = True
         try:
@@ -274,7 +287,7 @@ class Gateway:
             return await self._drained
 
     def lose_ring(self, error: ApiError) -> None:
-        """The ring is gone for good: answer everyone with `error`, and wait for nothing more from it."""
+        """Give up the ring for good: answer all requests with `error`, and stop waiting for its messages."""
         self.draining, self._lost = True, error
         self.fail_all(error)
         self._abandoned.clear()
@@ -283,7 +296,7 @@ class Gateway:
             self._drained.set_exception(error)
 
     def fail_all(self, error: ApiError) -> None:
-        """Answer every open request, and whoever waits for a flush, a suspension or a pause, with `error`."""
+        """Fail every open request and every pending flush, suspension and pause with `error`."""
         waiting: list[asyncio.Future[Any]] = [
             *self._flushes.values(), *self._suspending.values(), *self._pausing.values()
         ]  # fmt: skip
@@ -293,7 +306,7 @@ class Gateway:
         for generation in {id(m.generation): m.generation for m in self._open.values()}.values():
             generation.fail(error)
 
-    # Inside
+    # Internals
 
     def _post(self, to: Literal["scheduler", "cache"], message: Message) -> None:
         if self._send is None:
@@ -306,14 +319,17 @@ class Gateway:
             self._post("scheduler", Abort(id))
 
     def _resubmit(self) -> None:
-        """The unit was made anew, with an empty tree: whatever the old one owed is asked for again, or is done."""
+        """Repeat to the restarted actors everything that the old ones still owed, or settle it here.
+
+        Their tree and pools are empty, so suspended states are lost, and their sessions continue from tokens.
+        """
         self._abandoned.clear()
         self._changed.set()
         for ticket in self._flushes:
             self._post("cache", Flush(ticket))
-        for ticket, asked in self._suspending.items():
-            if not asked.done():
-                asked.set_result(Suspended(ticket, "tokens", 0))
+        for ticket, suspension in self._suspending.items():
+            if not suspension.done():
+                suspension.set_result(Suspended(ticket, "tokens", 0))
         self.name_all()
         self._pause_again()
         for id, member in list(self._open.items()):
@@ -326,7 +342,7 @@ class Gateway:
             self._post("scheduler", Drain())
 
     def _pause_again(self) -> None:
-        """The new scheduler knows of no pause. Whoever waits for one that was continued meanwhile waits for nothing."""
+        """Pause the new scheduler too. If the pause was ended by now, release the callers that still wait for it."""
         if self.paused is None:
             for pause in self._pausing.values():
                 if not pause.done():
@@ -343,7 +359,7 @@ class Gateway:
             return
         now = self.clock()
         if member.admitted_at is None and not output.tokens and output.finish_reason is None:
-            member.admitted_at = now  # An output without tokens says just that.
+            member.admitted_at = now  # Results reports an admission as an output without tokens.
         if output.completion_tokens > member.completion_tokens:
             self._time_tokens(member, now, output.completion_tokens - member.completion_tokens)
         first = member.first = member.first or output
@@ -380,7 +396,8 @@ class Gateway:
         self._last_word(ended.request)
         if member is None:
             return
-        # With output out already, a request that was submitted again and fits no more has reached the pool's limit.
+        # A resubmitted request may no longer fit the pool together with its output: then it ends like one that hit the
+        # length limit. Without output it is an error of the client.
         grown = ended.reason == "too_large" and member.completion_tokens > 0
         if ended.reason == "aborted" or grown:
             member.finish_reason = "length" if grown else "abort"
@@ -402,7 +419,7 @@ class Gateway:
 
 
 def refusal(ended: Ended, timeout: float) -> ApiError:
-    """The HTTP error for a request that ended in the queue."""
+    """Return the HTTP error for a request that the ring ended before it ran."""
     match ended.reason:
         case "queue_full":
             return errors.queue_full(ended.message)

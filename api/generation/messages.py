@@ -1,4 +1,4 @@
-"""Chat messages as clients send them, made into those that templates show."""
+"""From the chat messages that clients send to those that chat templates read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -10,10 +10,12 @@ from baton.api.generation.offload import off_loop
 from baton.api.generation.request_builder import too_long
 from baton.api.generation.served_model import ServedModel
 
+# The role that templates know, by the role that clients send.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
-PASSED_ON = frozenset({"name"})
-OF_ASSISTANTS = ("reasoning_content", "reasoning")
+PASSED_ON = frozenset({"name"})  # optional strings that go to the template unchanged
+OF_ASSISTANTS = ("reasoning_content", "reasoning")  # two names of the same field
+# Fields of answers that clients send back with their history.
 IGNORED = frozenset(
     {
         "type",
@@ -27,8 +29,8 @@ IGNORED = frozenset(
         "thinking_blocks",
     }
 )
-TEXT_ONLY = "only text is supported"
-MESSAGE_SIZE = 100  # characters whose encoding takes as long as reading a message
+TEXT_ONLY = "only text parts are supported"
+MESSAGE_SIZE = 100  # reading one message takes as long as encoding this many characters
 MAX_CALLS = 128
 
 T = TypeVar("T")
@@ -37,14 +39,14 @@ Message: TypeAlias = dict[str, Any]
 
 
 async def read_messages(model: ServedModel, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Messages with plain text contents. Raises ApiError 400 naming the place."""
+    """Read messages whose contents are text. Raises ApiError 400, which names the place."""
     return await read_each(model, messages, read_message, "messages")
 
 
 async def read_each(model: ServedModel, items: Sequence[T], read: Callable[[T, str, str], R], field: str) -> list[R]:
-    """`read(item, place, between)` of each. Each is a token at least: more than fit are refused at once.
+    """Call `read(item, place, between)` on each item; `between` is what the template puts between the parts of a text.
 
-    between: what the model's template puts between the parts of a message's text.
+    Each item is at least one token, so more items than the model's length are refused before any is read.
     """
     if len(items) > model.max_model_len:
         raise too_long(model, f"{len(items)} messages", field)
@@ -58,7 +60,7 @@ async def read_each(model: ServedModel, items: Sequence[T], read: Callable[[T, s
 
 
 def read_message(message: Mapping[str, Any], at: str, between: str = "") -> Message:
-    """One message, of which templates see role and content, and what else belongs to its role."""
+    """Read one message. Templates see its role, its content, and the fields that belong to its role."""
     fields = {name: value for name, value in message.items() if value is not None and name not in IGNORED}
     role = read_role(fields.pop("role", None), f"{at}.role")
     own: Message = {}
@@ -66,7 +68,7 @@ def read_message(message: Mapping[str, Any], at: str, between: str = "") -> Mess
         own = read_assistant(fields, at)
     elif role == "tool":
         own = {"tool_call_id": read_string(fields.pop("tool_call_id", None), f"{at}.tool_call_id")}
-    # Its content is null, as clients send what said nothing.
+    # Clients send content null for an assistant that said nothing, or only called tools.
     silent = role == "assistant" and ("content" in message or "tool_calls" in own)
     content = fields.pop("content", "" if silent else None)
     if content is None:
@@ -82,7 +84,7 @@ def read_message(message: Mapping[str, Any], at: str, between: str = "") -> Mess
 
 def read_role(role: object, at: str) -> str:
     if role == "function":
-        raise errors.unsupported(at, "'function' is not supported: results of tools have the role tool")
+        raise errors.unsupported(at, "'function' is not supported: send results of tools with the role tool")
     if not isinstance(role, str) or role not in ROLES:
         expected = f"{at}: expected one of {', '.join(ROLES)}, got {errors.shown(role)}"
         raise errors.bad_request(expected, at, "invalid_value")
@@ -90,9 +92,9 @@ def read_role(role: object, at: str) -> str:
 
 
 def read_assistant(fields: Message, at: str) -> Message:
-    """Takes out of the fields what only an assistant's message has: its reasoning, and calls of tools."""
+    """Take out of `fields` what only an assistant's message has: its reasoning and its tool calls."""
     if fields.pop("function_call", None):
-        raise errors.unsupported(f"{at}.function_call", "is not supported: calls stand in tool_calls")
+        raise errors.unsupported(f"{at}.function_call", "is not supported: use tool_calls")
     calls = fields.pop("tool_calls", None)
     thoughts = {name: fields.pop(name) for name in OF_ASSISTANTS if name in fields}
     own: Message = {}
@@ -107,28 +109,31 @@ def read_calls(calls: object, at: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise errors.bad_request(f"{at} must be a list", at, "invalid_value")
     if len(calls) > MAX_CALLS:
-        raise errors.bad_request(f"{at}: at most {MAX_CALLS} calls", at, "invalid_value")
+        raise errors.bad_request(f"{at}: at most {MAX_CALLS} calls, got {len(calls)}", at, "invalid_value")
     return [read_call(call, f"{at}[{index}]") for index, call in enumerate(calls)]
 
 
 def read_call(call: object, at: str) -> dict[str, Any]:
-    given = read_object_at(call, at)
-    if given.get("type", "function") != "function":
-        raise errors.unsupported(f"{at}.type", f"is {errors.shown(given['type'])}: only functions are supported")
-    function = read_object_at(given.get("function"), f"{at}.function")
-    id = read_string(given.get("id"), f"{at}.id")
+    fields = read_object_at(call, at)
+    if fields.get("type", "function") != "function":
+        raise errors.unsupported(f"{at}.type", f"is {errors.shown(fields['type'])}: only functions are supported")
+    function = read_object_at(fields.get("function"), f"{at}.function")
+    id = read_string(fields.get("id"), f"{at}.id")
     name = read_string(function.get("name"), f"{at}.function.name")
     arguments = read_string(function.get("arguments", ""), f"{at}.function.arguments")
     return call_message(id, name, arguments)
 
 
 def call_message(id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A call as templates know it. arguments: JSON; what is no object's, as of a call that was cut, stays as it is."""
+    """Return a call as templates know it.
+
+    arguments: JSON. If it is not an object, as in a call that was cut off, the template gets the text itself.
+    """
     try:
-        given = msgspec.json.decode(arguments or "{}")
+        parsed = msgspec.json.decode(arguments or "{}")
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        given = arguments
-    shown = given if isinstance(given, dict) else arguments
+        parsed = arguments
+    shown = parsed if isinstance(parsed, dict) else arguments
     return {"id": id, "type": "function", "function": {"name": name, "arguments": shown}}
 
 
@@ -147,7 +152,7 @@ def read_string(value: object, at: str) -> str:
 
 
 def read_content(content: object, at: str, between: str) -> str:
-    """A string, or text parts with `between` between them."""
+    """Read a string, or join a list of text parts with `between`."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -160,7 +165,7 @@ def read_part(part: object, at: str) -> str:
         raise errors.bad_request(f"{at} must be an object", at, "invalid_value")
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
-        raise errors.unsupported(at, f"is of type {errors.shown(kind)}: {TEXT_ONLY}")
+        raise errors.unsupported(at, f"has type {errors.shown(kind)}: {TEXT_ONLY}")
     if not isinstance(part.get("text"), str):
         raise errors.bad_request(f"{at}.text must be a string", f"{at}.text", "invalid_value")
     return str(part["text"])

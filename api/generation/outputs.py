@@ -1,4 +1,4 @@
-"""What has come back for one HTTP request, and its one reader."""
+"""The ring's outputs for one HTTP request, and the queue between the ring and the request's reader."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from baton.api import errors
 from baton.api.errors import ApiError
 from baton.api.generation.request_context import RequestContext
 
-MERGE_ABOVE = 64
+MERGE_ABOVE = 64  # pending outputs beyond which they are merged into one
 AbandonReason: TypeAlias = Literal["aborted", "timeout"]
 
 
@@ -21,20 +21,15 @@ class GenerationGateway(Protocol):
 
     clock: Callable[[], float]
 
-    def abandon(self, generation: "Generation", reason: AbandonReason) -> None: ...
+    def abandon(self, generation: "Generation", reason: AbandonReason) -> None:
+        """Abort the members that have not ended."""
 
 
 @dataclass
 class Member:
-    """One request in the ring, and what has come back for it. Times are seconds on the gateway's clock.
+    """One request in the ring, and its outputs so far. Times are seconds on the gateway's clock, None until then."""
 
-    A time is None until then. first: the first output, which says what came out of the cache; it stays, also after a
-    retraction or a restart. delivered, shown: all output tokens so far, and how many characters of text came with them,
-    for a resubmission. grammar: keeps the request's compiled. pending: outputs that the reader has not taken; beyond
-    MERGE_ABOVE they become one.
-    """
-
-    index: int
+    index: int  # its place in the generation
     request: Request
     generation: "Generation"
     submitted_at: float
@@ -45,11 +40,12 @@ class Member:
     completion_tokens: int = 0
     finish_reason: str | None = None
     first: Output | None = None
-    delivered: bytearray = field(default_factory=bytearray)
-    shown: int = 0
+    """The first output, which says what the cache had. Not replaced after a retraction or a restart."""
+    delivered: bytearray = field(default_factory=bytearray)  # all output tokens so far, packed, for a resubmission
+    shown: int = 0  # characters of text that came with them
     aborted: bool = False
-    grammar: object = None
-    pending: list[Output] = field(default_factory=list)
+    grammar: object = None  # a handle that keeps the request's grammar compiled
+    pending: list[Output] = field(default_factory=list)  # not yet read; merged beyond MERGE_ABOVE
 
     @property
     def cached_tokens(self) -> int:
@@ -68,20 +64,22 @@ class Member:
         return self.first.origin if self.first is not None else "tokens"
 
     def put(self, output: Output) -> None:
+        """Queue an output for the reader."""
         self.pending.append(output)
         if len(self.pending) > MERGE_ABOVE:
             self.pending = [merge(self.pending)]
 
     def take(self) -> Output | None:
+        """Return everything pending as one output; None if nothing is."""
         if not self.pending:
             return None
-        taken = self.pending[0] if len(self.pending) == 1 else merge(self.pending)
+        output = self.pending[0] if len(self.pending) == 1 else merge(self.pending)
         self.pending = []
-        return taken
+        return output
 
 
 def merge(outputs: Sequence[Output]) -> Output:
-    """Consecutive outputs of one request as one: texts and tokens joined, counts of the last."""
+    """Merge consecutive outputs of one request: join texts, tokens and log probabilities, keep the last counts."""
     return replace(
         outputs[-1],
         text="".join(o.text for o in outputs),
@@ -94,8 +92,8 @@ def merge(outputs: Sequence[Output]) -> Output:
 class Generation:
     """The ring's requests of one HTTP request (several for n > 1 or a batch), read together by one reader.
 
-    A slow reader costs no more memory than the outputs themselves: what waits is merged. Leaving the `with` block
-    aborts whatever is not finished.
+    A slow reader costs no more memory than the outputs themselves, because pending outputs are merged. Leaving the
+    `with` block aborts every member that has not finished.
     """
 
     def __init__(self, gateway: GenerationGateway, timeout: float, call: RequestContext | None = None) -> None:
@@ -117,12 +115,12 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Every member has ended and the reader has taken everything."""
+        """Whether every member has ended and the reader has read everything."""
         return all(m.finish_reason is not None and not m.pending for m in self.members)
 
     @property
     def error(self) -> ApiError | None:
-        """What its reader gets, or got, instead of an end."""
+        """The error that the reader gets, or got, instead of the end of the outputs."""
         return self._error
 
     @property
@@ -131,21 +129,21 @@ class Generation:
         return (self.ended_at if self.ended_at is not None else self._gateway.clock()) - self.created_at
 
     async def next(self, wait: float | None = None) -> list[tuple[int, Output]]:
-        """What has come since the last call, as (member, output); empty after `wait` seconds of silence.
+        """Return the outputs since the last call, as (member's index, output); empty after `wait` seconds without any.
 
-        Raises ApiError if the request failed: then there is nothing more to come.
+        Raises ApiError if the request failed: then nothing more will come.
         """
         while True:
             if self._error is not None:
                 raise self._error
-            taken = [(m.index, output) for m in self.members if (output := m.take()) is not None]
-            if taken or self.finished:
-                return taken
+            outputs = [(m.index, output) for m in self.members if (output := m.take()) is not None]
+            if outputs or self.finished:
+                return outputs
             if not await self._woken(wait):
                 return []
 
     async def _woken(self, wait: float | None) -> bool:
-        """Wait for `wake`; whether it came within so many seconds. asyncio.timeout would cost each token 10 µs more."""
+        """Wait at most `wait` seconds for `wake`; return whether it came. asyncio.timeout costs 10 µs more a token."""
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
         timer = loop.call_later(wait, self._answer_waiter, False) if wait is not None else None
@@ -156,7 +154,7 @@ class Generation:
                 timer.cancel()
 
     def wake(self) -> None:
-        """Something has come: outputs, an end, an error."""
+        """Wake the reader for new outputs, an end or an error."""
         self._answer_waiter(True)
 
     def _answer_waiter(self, woken: bool) -> None:
@@ -164,13 +162,14 @@ class Generation:
             self._waiter.set_result(woken)
 
     def fail(self, error: ApiError, reason: AbandonReason = "aborted") -> None:
-        """Abort what is left; the reader gets `error`."""
+        """Abort the members that have not ended, and raise `error` in the reader."""
         if self._error is None and not self.finished:
             self._error = error
             self._gateway.abandon(self, reason)
             self.wake()
 
     def close(self) -> None:
+        """Stop the timeout, and abort the members that have not ended."""
         self._timer.cancel()
         self._gateway.abandon(self, "aborted")
         if self.ended_at is None:

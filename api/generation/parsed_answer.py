@@ -1,4 +1,4 @@
-"""What one member's outputs say: its answer, its reasoning, and the calls of tools in it."""
+"""Parsing of one member's outputs into answer text, reasoning and tool calls."""
 
 import re
 import uuid
@@ -16,18 +16,20 @@ from baton.api.generation.tools import NO_TOOLS, ToolUse
 from baton.models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
 from baton.models.text.formats.parser import OutputParser
 
-WINDOW, OVERLAP = 64, 32  # tokens; a marker and what stands at it have fewer than OVERLAP
+# Tokens. The end of reasoning is searched for in windows that overlap, so that no marker is cut: a marker with its
+# surroundings is shorter than OVERLAP.
+WINDOW, OVERLAP = 64, 32
 
 
 @dataclass
 class CalledTool:
-    """A call of a tool. whole: its arguments are a JSON object; else they are the beginning of one."""
+    """A tool call in an answer."""
 
     id: str
     name: str
     namespace: str = ""
-    pieces: list[str] = field(default_factory=list)
-    whole: bool = False
+    pieces: list[str] = field(default_factory=list)  # of its arguments, as JSON
+    whole: bool = False  # the arguments are a complete JSON object; else the beginning of one
 
     @property
     def arguments(self) -> str:
@@ -35,23 +37,24 @@ class CalledTool:
 
 
 class ParsedAnswer:
-    """Outputs of one member, taken apart as they come; the sum does not depend on how they are split.
-
-    The prompt says whether reasoning has begun, `use` which calls to look for. id: of the request, from which the ids
-    of calls are made; by chance without. calls: those so far, by the index that events have. One that was cut off is
-    there too, not whole; where an answer may have one call only, the others are dropped. finish_reason: the member's,
-    but "tool_calls" where it stopped by itself and there is a whole call.
-    """
+    """The outputs of one member, parsed as they come. The result does not depend on how the text is split."""
 
     def __init__(self, model: ServedModel, prompt: Prompt, use: ToolUse = NO_TOOLS, id: str = "") -> None:
+        """prompt: says whether the output begins inside reasoning.
+
+        use: the tools whose calls are looked for.
+        id: of the request; the ids of its calls derive from it, and are random without it.
+        """
         formats = model.formats
         self._id = id.replace("_", "-").partition("-")[2] or uuid.uuid4().hex
         schemas = {tool.name: tool.parameters for tool in use.callable}
         self._namespaces = {tool.name: tool.namespace for tool in use.callable}
         self.calls: list[CalledTool] = []
+        """The calls so far, by the index in events. A call that was cut off is among them, with `whole` False."""
         self.finish_reason: str | None = None
+        """The member's; but "tool_calls" if the model stopped by itself and made a whole call."""
         self._parser = OutputParser(formats.reasoning, prompt.in_reasoning, formats.tools if schemas else None, schemas)
-        self._most = None if use.parallel else 1
+        self._most = None if use.parallel else 1  # calls beyond this many are dropped
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._finished = False
@@ -59,7 +62,7 @@ class ParsedAnswer:
 
     @classmethod
     def of(cls, answer: Answer, model: ServedModel, prompt: Prompt, use: ToolUse = NO_TOOLS, id: str = "") -> Self:
-        """One that is all there."""
+        """Parse a complete answer."""
         parsed = cls(model, prompt, use, id)
         parsed.read(answer.text, answer.ids)
         parsed.finish(answer.finish_reason)
@@ -75,17 +78,17 @@ class ParsedAnswer:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens up to the end of reasoning, markers included; 0 without any."""
+        """The tokens up to the end of reasoning, markers included; 0 without reasoning."""
         return self._counter.count if self._reasoning else 0
 
     @property
     def plain(self) -> bool:
-        """Whether there is neither reasoning nor a call, not even one that was cut off."""
+        """Whether there is neither reasoning nor a call, not even a call that was cut off."""
         return not self._reasoning and not self.calls
 
     @property
     def message(self) -> Message:
-        """What was said, as templates know it; without calls that were cut off, which they could not show."""
+        """The answer as a message for templates, without calls that were cut off, which they could not show."""
         message: Message = {"role": "assistant", "content": self.content}
         if self._reasoning:
             message["reasoning_content"] = self.reasoning
@@ -95,22 +98,23 @@ class ParsedAnswer:
 
     @property
     def called(self) -> bool:
-        """Whether there is a whole call."""
+        """Whether the answer has a whole call."""
         return any(call.whole for call in self.calls)
 
     def add(self, output: Output) -> list[OutputEvent]:
-        """The next output, and what is certain by now."""
+        """Parse the next output; return the events that are certain by now."""
         events = self.read(output.text, tokens.unpack(output.tokens))
         if output.finish_reason is not None:
             events += self.finish(output.finish_reason)
         return events
 
     def read(self, text: str, ids: Sequence[int]) -> list[OutputEvent]:
+        """Parse the next piece of text, with the tokens that it came from."""
         self._counter.add(ids)
         return self._note(self._parser.push(text))
 
     def finish(self, finish_reason: str | None) -> list[OutputEvent]:
-        """Nothing more comes, whether the member has ended or failed: what was held back. Later calls do nothing."""
+        """Parse the text that was held back, at the end of the member or after its failure. Later calls do nothing."""
         if self._finished:
             return []
         self._finished = True
@@ -120,8 +124,8 @@ class ParsedAnswer:
         return events
 
     def _note(self, events: Sequence[OutputEvent]) -> list[OutputEvent]:
-        kept = [event for event in events if not self._is_one_too_many(event)]
-        for event in kept:
+        events = [event for event in events if not self._is_one_too_many(event)]
+        for event in events:
             if not isinstance(event, Reasoning):
                 self._counter.end()
             match event:
@@ -136,7 +140,7 @@ class ParsedAnswer:
                     self.calls[index].pieces.append(json)
                 case CallEnded(index, whole):
                     self.calls[index].whole = whole
-        return kept
+        return events
 
     def _is_one_too_many(self, event: OutputEvent) -> bool:
         if isinstance(event, Content | Reasoning) or self._most is None:
@@ -145,12 +149,13 @@ class ParsedAnswer:
 
 
 class ReasoningTokens:
-    """Counts the tokens up to where reasoning ends.
-
-    decode: the text of tokens, special ones included. ending: what ends reasoning; None if there is none.
-    """
+    """A count of the tokens up to the end of reasoning."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], ending: re.Pattern[str] | None) -> None:
+        """decode: turns tokens into text, special tokens included.
+
+        ending: matches the marker that ends reasoning; None if the model has none.
+        """
         self._decode = decode
         self._ending = ending
         self._ids: list[int] = []
@@ -158,7 +163,7 @@ class ReasoningTokens:
 
     @property
     def count(self) -> int:
-        """Up to here, all of them."""
+        """The tokens of reasoning; all tokens so far while it has not ended."""
         return self._count if self._count is not None else len(self._ids)
 
     def add(self, ids: Sequence[int]) -> None:
@@ -166,12 +171,13 @@ class ReasoningTokens:
             self._ids += ids
 
     def end(self) -> None:
-        """Reasoning is over: where it ended is in the tokens that have come, unless they ended first."""
+        """Note that reasoning is over, and find its end in the tokens so far."""
         if self._count is None:
             self._count = self._find()
             self._ids = []
 
     def _find(self) -> int:
+        """Return how many tokens it takes until the end marker is complete; all of them if there is no marker."""
         for begin in range(0, len(self._ids), WINDOW):
             first = max(begin - OVERLAP, 0)
             low, high = first, min(begin + WINDOW, len(self._ids))

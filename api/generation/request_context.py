@@ -1,4 +1,4 @@
-"""The W3C trace context of an HTTP request: the client's, or a new one."""
+"""The HTTP request that a generation belongs to: its W3C trace context, route and flow."""
 
 import re
 import secrets
@@ -11,33 +11,26 @@ SAMPLED = 1
 
 
 class TraceContext(Struct, frozen=True):
-    """The trace of an HTTP request, as W3C's trace context has it. Ids are lower-case hex.
-
-    parent_id: the client's span; empty in a trace that begins here. flags: the client's trace flags.
-    """
+    """The W3C trace context of an HTTP request. Ids are lower-case hex."""
 
     trace_id: str
-    parent_id: str = ""
-    flags: int = SAMPLED
+    parent_id: str = ""  # the client's span; empty in a trace that begins here
+    flags: int = SAMPLED  # the client's trace flags
 
 
 class RequestContext(Struct, frozen=True):
-    """Who asked for a generation: the trace and the route of the HTTP request, and the address that it went to.
-
-    conversation: the session that the route names. flow: with whose requests it takes turns for rows and prompts; a
-    call is a flow of its own unless it says.
-    """
+    """The HTTP request that a generation belongs to."""
 
     trace: TraceContext
-    route: str
-    address: str
+    route: str  # the path's pattern, such as /v1/sessions/{session}/turns
+    address: str  # the host name that the client used
     port: int
-    conversation: str = ""
-    flow: str = ""
+    conversation: str = ""  # the id of the session that the route names
+    flow: str = ""  # the scheduler shares rows fairly between flows; empty: the HTTP request is a flow of its own
 
 
 def read_trace_context(headers: Sequence[str]) -> TraceContext:
-    """From the `traceparent` headers. As the standard wants it, one that is not valid counts as none."""
+    """Read the `traceparent` headers. As the standard requires, an invalid header counts as none."""
     match = TRACEPARENT.fullmatch(headers[0].strip(" \t")) if len(headers) == 1 else None
     if match is None:
         return new_trace_context()

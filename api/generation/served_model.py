@@ -1,4 +1,4 @@
-"""The loaded model as requests see it: its text side, and its limits."""
+"""The loaded model as request handlers see it: tokenizer, chat template, output formats and limits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from baton.models.text.template import Beginning
 
 
 class Text(Protocol):
-    """The tokenizer and chat template, as models.text has them."""
+    """The tokenizer and the chat template, as models/text implements them."""
 
     @property
     def has_chat_template(self) -> bool: ...
@@ -20,7 +20,7 @@ class Text(Protocol):
 
     @property
     def max_token_bytes(self) -> int | None:
-        """No token stands for more bytes of a text than this; None where that cannot be told."""
+        """The most bytes of a text that one token stands for; None if that is not known."""
         ...
 
     @property
@@ -28,27 +28,27 @@ class Text(Protocol):
 
     @property
     def added_tokens(self) -> frozenset[str]:
-        """The texts for which the tokenizer has a token each, special or not."""
+        """The texts of the tokens that were added to the vocabulary, special or not."""
         ...
 
     @property
     def templates(self) -> Mapping[str, str]:
-        """The sources of its chat templates by name."""
+        """The sources of the chat templates, by name."""
         ...
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """All names that its chat templates read."""
+        """All variables that the chat templates read."""
         ...
 
     @property
     def between_parts(self) -> str:
-        """What its chat template puts between two parts of a message's text."""
+        """The string that the chat template puts between two parts of a message's text."""
         ...
 
     @property
     def tokenizer_info(self) -> dict[str, Any]:
-        """tokenizer_config.json, and the chat template."""
+        """The content of tokenizer_config.json, and the chat template."""
         ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
@@ -60,7 +60,7 @@ class Text(Protocol):
         continue_final_message: bool = False,
         **variables: Any,
     ) -> tuple[list[int], list[int]]:
-        """The prompt's tokens, and the positions at which messages end. ValueError if the template refuses the chat."""
+        """Return the prompt's tokens and its messages' ends. Raises ValueError if the template refuses it."""
         ...
 
     def encode_marked_chat(
@@ -72,9 +72,9 @@ class Text(Protocol):
         salt: str = "",
         **variables: Any,
     ) -> tuple[list[int], list[int], list[int]]:
-        """As `encode_chat`, and the positions up to which the chat's tokens are those of its beginnings.
+        """Do as `encode_chat`, and also return for each beginning the position up to which the tokens match it.
 
-        What is remembered of it serves those of the same salt only.
+        Remembered pieces are reused only under the same `salt`.
         """
         ...
 
@@ -83,15 +83,11 @@ class Text(Protocol):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A loaded model. max_model_len counts prompt and answer together; `info` is shown by /model_info.
-
-    formats: how it writes reasoning and calls of tools.
-    grammars: compiles what an output has to follow.
-    """
+    """A loaded model."""
 
     text: Text
     vocab_size: int
-    max_model_len: int
-    info: dict[str, Any] = field(default_factory=dict)
-    formats: OutputFormats = field(default_factory=OutputFormats)
+    max_model_len: int  # tokens of prompt and answer together
+    info: dict[str, Any] = field(default_factory=dict)  # the answer of /model_info
+    formats: OutputFormats = field(default_factory=OutputFormats)  # how it writes reasoning and tool calls
     grammars: GrammarCompiler = field(default_factory=no_grammars)

@@ -1,4 +1,4 @@
-"""What clients may ask the output to follow, in the words of OpenAI, vLLM and SGLang; compiled off the event loop."""
+"""Structured output: the fields of OpenAI, vLLM and SGLang that constrain it, and the compiler of their grammars."""
 
 import asyncio
 import threading
@@ -15,30 +15,29 @@ from baton.models.text.grammars import writing
 from baton.models.text.grammars.compiling import CompiledGrammar, Grammars
 from baton.models.text.grammars.matcher import GrammarError
 
-# Seconds that a client waits for its grammar, and how many are compiled at once.
-MOST_SECONDS = 1.0
-MOST_AT_ONCE = 2
+MOST_SECONDS = 1.0  # for which a request waits for a free compiler, and again for its grammar
+MOST_AT_ONCE = 2  # grammars that are compiled at the same time
 
 
 class JsonSchemaFormat(Struct):
-    """OpenAI's: the schema, and whether what of it cannot be held is an error."""
+    """OpenAI's `json_schema`."""
 
     name: str = ""
     schema: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: bool | None = None  # a part of the schema that a grammar cannot enforce is an error
     description: str | None = None
 
 
 class ResponseFormat(Struct, forbid_unknown_fields=True):
-    """schema: where it stands beside the type json_object, as llama.cpp's and Together's clients send it."""
+    """OpenAI's `response_format`, with the extension of llama.cpp and Together."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
-    schema: dict[str, Any] | None = None
+    schema: dict[str, Any] | None = None  # the extension: a schema together with type json_object
 
 
 class TextFormat(Struct):
-    """The same in Responses, where the schema's fields stand beside the type."""
+    """The same in Responses, where the schema's fields are on the same level as the type."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = ""
@@ -48,22 +47,19 @@ class TextFormat(Struct):
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """vLLM's: one of these. disable_fallback, disable_any_whitespace: taken, and without effect."""
+    """vLLM's `structured_outputs`: at most one constraint."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    disable_fallback: bool | None = None
-    disable_any_whitespace: bool | None = None
+    disable_fallback: bool | None = None  # accepted, without effect
+    disable_any_whitespace: bool | None = None  # accepted, without effect
 
 
 class StructuredFields(RequestFields, forbid_unknown_fields=True, kw_only=True):
-    """What chat completions, completions and turns may ask for: one of these at most.
-
-    guided_decoding_backend: taken, and without effect.
-    """
+    """The constraints of chat completions, completions and turns. A request may use at most one."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -71,44 +67,47 @@ class StructuredFields(RequestFields, forbid_unknown_fields=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    guided_decoding_backend: str | None = None
+    guided_decoding_backend: str | None = None  # accepted, without effect
 
 
-# What writes a grammar, by the field that asked for it.
-Wanted = dict[str, Callable[[], str]]
+# Functions that write a grammar's text, by the field of the body that asks for it. Empty: the output may be any text.
+GrammarWriters = dict[str, Callable[[], str]]
 
 
-def wanted_in(asked: StructuredFields) -> Wanted:
-    wanted = of_format(asked.response_format, "response_format")
-    if (given := asked.structured_outputs) is not None:
-        wanted |= of_kinds(given.json, given.regex, given.choice, given.grammar, named("structured_outputs."))
-        if given.json_object:
-            wanted["structured_outputs.json_object"] = any_object
-    kinds = asked.guided_json, asked.guided_regex, asked.guided_choice, asked.guided_grammar
-    return wanted | of_kinds(*kinds, named("guided_"))
+def wanted_in(body: StructuredFields) -> GrammarWriters:
+    """Collect every constraint in a body. Raises ApiError 400."""
+    writers = of_format(body.response_format, "response_format")
+    if (outputs := body.structured_outputs) is not None:
+        writers |= of_kinds(outputs.json, outputs.regex, outputs.choice, outputs.grammar, named("structured_outputs."))
+        if outputs.json_object:
+            writers["structured_outputs.json_object"] = any_object
+    kinds = body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar
+    return writers | of_kinds(*kinds, named("guided_"))
 
 
-def of_format(format: ResponseFormat | None, field: str) -> Wanted:
+def of_format(format: ResponseFormat | None, field: str) -> GrammarWriters:
+    """Read a response_format. Raises ApiError 400, which names `field`."""
     if format is None:
         return {}
     if format.type == "json_schema" and format.json_schema is None:
         raise errors.bad_request(f"{field}.json_schema is required", field, "missing_required_parameter")
     if format.type == "json_object" and format.schema is not None:
         return of_schema("json_schema", format.schema, None, field, f"{field}.schema")
-    given = format.json_schema or JsonSchemaFormat()
-    return of_schema(format.type, given.schema, given.strict, field, f"{field}.json_schema.schema")
+    inner = format.json_schema or JsonSchemaFormat()
+    return of_schema(format.type, inner.schema, inner.strict, field, f"{field}.json_schema.schema")
 
 
-def of_text(format: Mapping[str, Any], field: str) -> Wanted:
-    """Of Responses' text.format. Raises ApiError 400."""
+def of_text(format: Mapping[str, Any], field: str) -> GrammarWriters:
+    """Read Responses' text.format. Raises ApiError 400."""
     try:
-        given = convert(format, TextFormat)
+        text = convert(format, TextFormat)
     except ValidationError as error:
         raise invalid(str(error), field) from None
-    return of_schema(given.type, given.schema, given.strict, field, f"{field}.schema")
+    return of_schema(text.type, text.schema, text.strict, field, f"{field}.schema")
 
 
-def of_schema(type: str, schema: dict[str, Any] | None, strict: bool | None, field: str, place: str) -> Wanted:
+def of_schema(type: str, schema: dict[str, Any] | None, strict: bool | None, field: str, place: str) -> GrammarWriters:
+    """Return the writer for a format's type and schema. place: where the schema belongs. Raises ApiError 400."""
     if type == "text":
         return {}
     if type == "json_object":
@@ -124,21 +123,22 @@ def of_kinds(
     choice: list[str] | None,
     grammar: str | None,
     names: Mapping[str, str],
-) -> Wanted:
-    """names: of the fields, by kind."""
-    wanted: Wanted = {}
+) -> GrammarWriters:
+    """Return the writers for the constraints that are set. names: of their fields, by kind."""
+    writers: GrammarWriters = {}
     if json is not None:
-        wanted["json"] = lambda: writing.json_schema(json)
+        writers["json"] = lambda: writing.json_schema(json)
     if regex is not None:
-        wanted["regex"] = lambda: writing.regex(regex)
+        writers["regex"] = lambda: writing.regex(regex)
     if choice is not None:
-        wanted["choice"] = lambda: writing.choice(choice)
+        writers["choice"] = lambda: writing.choice(choice)
     if grammar is not None:
-        wanted["grammar"] = lambda: writing.grammar(grammar)
-    return {names[kind]: write for kind, write in wanted.items()}
+        writers["grammar"] = lambda: writing.grammar(grammar)
+    return {names[kind]: write for kind, write in writers.items()}
 
 
 def named(prefix: str) -> dict[str, str]:
+    """Return the field name of each kind of constraint, for `of_kinds`."""
     return {kind: f"{prefix}{kind}" for kind in ("json", "regex", "choice", "grammar")}
 
 
@@ -146,38 +146,43 @@ def any_object() -> str:
     return writing.json_schema(writing.ANY_OBJECT)
 
 
-def check_one(wanted: Wanted) -> str:
-    """The field that asks. Raises ApiError 400 for several."""
-    field, *others = wanted
+def check_one(writers: GrammarWriters) -> str:
+    """Return the one field that asks for a grammar. Raises ApiError 400 if there are several."""
+    field, *others = writers
     if others:
-        raise errors.bad_request(f"give one of {' and '.join(wanted)}", field, "mutually_exclusive_parameters")
+        raise errors.bad_request(f"give only one of {' and '.join(writers)}", field, "mutually_exclusive_parameters")
     return field
 
 
 class GrammarCompiler:
-    """Compiles what clients ask for, each in a thread of its own: native code cannot be ended, only left alone.
+    """A compiler for the grammars of requests.
 
-    problem: why the model's outputs can follow no grammar, where `grammars` is None.
+    Each compilation has a thread of its own, because it is native code that cannot be interrupted: one that takes too
+    long is abandoned, and occupies its place among MOST_AT_ONCE until it ends.
     """
 
     def __init__(self, grammars: Grammars | None, problem: str = "", most_seconds: float = MOST_SECONDS) -> None:
+        """problem: where `grammars` is None, why outputs of this model cannot follow a grammar."""
         self.grammars = grammars
         self._problem, self._most_seconds = problem, most_seconds
         self._free = asyncio.Semaphore(MOST_AT_ONCE)
 
     def hold(self, grammar: str) -> CompiledGrammar | None:
-        """What keeps it compiled, as long as it is held."""
+        """Return a handle that keeps the grammar compiled while it is referenced."""
         return self.grammars.known(grammar) if grammar and self.grammars is not None else None
 
-    async def written(self, wanted: Wanted) -> str:
-        """The grammar that is wanted, compiled; empty if none is. Raises ApiError 400 naming the field."""
-        if not wanted:
+    async def written(self, writers: GrammarWriters) -> str:
+        """Write and compile the grammar that is asked for; empty without one. Raises ApiError as `compiled` does."""
+        if not writers:
             return ""
-        field = check_one(wanted)
-        return await self.compiled(wanted[field], field)
+        field = check_one(writers)
+        return await self.compiled(writers[field], field)
 
     async def compiled(self, write: Callable[[], str], field: str) -> str:
-        """What `write` writes, compiled. Raises ApiError: 400 naming the field, 503 where others take too long."""
+        """Call `write`, compile the grammar and return its text.
+
+        Raises ApiError: 400, which names the field; 503 if other compilations take too long.
+        """
         if self.grammars is None:
             raise errors.bad_request(f"{field}: {self._problem}", field, "unsupported_parameter")
         grammars = self.grammars
@@ -191,18 +196,18 @@ class GrammarCompiler:
             async with asyncio.timeout(self._most_seconds):
                 await self._free.acquire()
         except TimeoutError:
-            raise errors.unavailable("other grammars are being compiled", "grammars_busy") from None
+            raise errors.unavailable("the compiler of grammars is busy: try again", "grammars_busy") from None
         try:
             async with asyncio.timeout(self._most_seconds):
                 return await self._in_thread(work)
         except GrammarError as error:
             raise errors.bad_request(f"{field}: {error}", field, "invalid_value") from None
         except TimeoutError:
-            message = f"{field}: it is not compiled within {self._most_seconds:g} s: it is too complex"
+            message = f"{field}: too complex: it did not compile within {self._most_seconds:g} s"
             raise errors.bad_request(message, field, "invalid_value") from None
 
     def _in_thread(self, work: Callable[[], str]) -> "asyncio.Future[str]":
-        """Makes room for another when the work is done, whoever waits for it still."""
+        """Run `work` in a new thread. Its place is free again when the work ends, even if the caller has given up."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[str] = loop.create_future()
 
@@ -221,7 +226,7 @@ class GrammarCompiler:
                 result = work()
             except BaseException as error:
                 failed = error
-            with suppress(RuntimeError):  # The loop is closed: nobody waits.
+            with suppress(RuntimeError):  # The event loop is closed: nothing waits for the result.
                 loop.call_soon_threadsafe(end, result, failed)
 
         threading.Thread(target=run, name="grammar", daemon=True).start()
@@ -229,4 +234,5 @@ class GrammarCompiler:
 
 
 def no_grammars() -> GrammarCompiler:
+    """Return a compiler that refuses every grammar."""
     return GrammarCompiler(None, "this model's outputs cannot follow a grammar")

@@ -1,4 +1,4 @@
-"""Which of the tools a request wants called, and the grammar that makes a model call them."""
+"""tool_choice: which tools the model may or must call, and the grammar that enforces it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -7,7 +7,7 @@ from baton.api import errors
 from baton.api.generation.messages import read_object_at, read_string
 from baton.api.generation.request_builder import Prompt
 from baton.api.generation.served_model import ServedModel
-from baton.api.generation.structured import Wanted, check_one
+from baton.api.generation.structured import GrammarWriters, check_one
 from baton.api.generation.tools import Mode, ReadTool, ToolUse, read_tools
 from baton.models.text.formats.grammars import CallableTool, WantedCalls, output_grammar
 
@@ -19,19 +19,25 @@ async def read_tool_use(
     parallel: bool,
     read: ReadTool,
 ) -> ToolUse:
-    """A request's fields tools, tool_choice and parallel_tool_calls, as OpenAI has them. Raises ApiError 400."""
+    """Read the fields tools, tool_choice and parallel_tool_calls, in OpenAI's form. Raises ApiError 400.
+
+    read: reads one entry of `tools`, in the form of the API.
+    """
     offered = await read_tools(model, tools, read)
     mode, names = read_choice(choice)
     known = {tool.name for tool in offered}
     if not offered and (mode == "required" or names is not None):
-        raise errors.bad_request("tool_choice: there are no tools to call", "tool_choice", "invalid_value")
+        raise errors.bad_request("tool_choice asks for a call, but there are no tools", "tool_choice", "invalid_value")
     for name in sorted((names or frozenset()) - known):
-        raise errors.bad_request(f"tool_choice: there is no tool {name!r}", "tool_choice", "invalid_value")
+        raise errors.bad_request(f"tool_choice: there is no tool {name!r} in tools", "tool_choice", "invalid_value")
     return ToolUse(offered, mode, names, parallel)
 
 
 def read_choice(choice: str | Mapping[str, Any] | None) -> tuple[Mode, frozenset[str] | None]:
-    """Whether tools are to be called, and which, None for any; in the form of chat completions or of Responses."""
+    """Return whether tools may or must be called, and the names of those allowed, None for all.
+
+    choice: in the form of chat completions or of Responses.
+    """
     if choice is None:
         return "auto", None
     if isinstance(choice, str):
@@ -43,12 +49,13 @@ def read_choice(choice: str | Mapping[str, Any] | None) -> tuple[Mode, frozenset
             allowed = read_object_at(choice.get("allowed_tools", choice), "tool_choice.allowed_tools")
             tools = allowed.get("tools")
             if not isinstance(tools, list) or not tools:
-                message = "tool_choice.tools must be a list with a tool at least"
+                message = "tool_choice.tools must be a list of at least one tool"
                 raise errors.bad_request(message, "tool_choice.tools", "invalid_value")
             places = [(tool, f"tool_choice.tools[{index}]") for index, tool in enumerate(tools)]
             names = frozenset(read_name(read_object_at(tool, at), at) for tool, at in places)
             return read_mode(allowed.get("mode"), "tool_choice.mode", ("auto", "required")), names
-    raise errors.unsupported("tool_choice", f"is of type {errors.shown(choice.get('type'))}")
+    kind = errors.shown(choice.get("type"))
+    raise errors.unsupported("tool_choice", f"has type {kind}: expected function or allowed_tools")
 
 
 def read_mode(mode: object, at: str, modes: Sequence[Mode] = get_args(Mode)) -> Mode:
@@ -60,34 +67,39 @@ def read_mode(mode: object, at: str, modes: Sequence[Mode] = get_args(Mode)) -> 
 
 
 def read_name(tool: Mapping[str, Any], at: str) -> str:
-    """Of {"type": "function", "name": …} or {"type": "function", "function": {"name": …}}."""
+    """Return the name in {"type": "function", "name": …} or {"type": "function", "function": {"name": …}}."""
     if tool.get("type") != "function":
         raise errors.unsupported(f"{at}.type", f"is {errors.shown(tool.get('type'))}: only functions are supported")
     inner = tool.get("function", tool)
     return read_string(read_object_at(inner, f"{at}.function").get("name"), f"{at}.name")
 
 
-async def grammar_of(model: ServedModel, prompt: Prompt, use: ToolUse, wanted: Wanted) -> str:
-    """What the output must follow, compiled, for SamplingParams; empty if it may be anything. Raises ApiError 400.
+async def grammar_of(model: ServedModel, prompt: Prompt, use: ToolUse, output: GrammarWriters) -> str:
+    """Compile the grammar of the whole output, for SamplingParams; empty if any output is allowed.
 
-    wanted: what the answer is to follow. Calls that must be there follow their schemas, and so do all calls where one
-    of the tools is strict, not all are allowed, or an answer is wanted, in whose place they stand. Reasoning may come
-    before.
+    Reasoning may come before everything else. Calls follow the schemas of their tools if a call is required, a tool is
+    strict, not all tools are allowed, or the answer has a format. In that last case, the output is either the answer or
+    calls. If a call is required, the format of the answer is ignored.
+
+    output: the format of the answer. Raises ApiError: 400, 503.
     """
-    calls = calls_of(model, use, answers=bool(wanted))
-    if not wanted and calls is None:
+    calls = calls_of(model, use, answers=bool(output))
+    if not output and calls is None:
         return ""
-    field = check_one(wanted) if wanted and not (calls and calls.required) else None
+    field = check_one(output) if output and not (calls and calls.required) else None
 
     def write() -> str:
-        answer = wanted[field]() if field is not None else None
+        answer = output[field]() if field is not None else None
         return output_grammar(answer, calls, model.text.added_tokens, model.formats.reasoning, prompt.in_reasoning)
 
     return await model.grammars.compiled(write, field or "tools")
 
 
 def calls_of(model: ServedModel, use: ToolUse, answers: bool) -> WantedCalls | None:
-    """The calls that a grammar is to have, if it is to have some. answers: whether there is one for the answer."""
+    """Return the tool calls that a grammar has to describe; None if calls stay unconstrained.
+
+    answers: whether the answer has a format.
+    """
     format, tools, required = model.formats.tools, use.callable, use.mode == "required"
     bound = required or answers or use.names is not None or any(tool.strict for tool in tools)
     if format is None or not tools or not bound:

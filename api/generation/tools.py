@@ -1,4 +1,4 @@
-"""The tools that a request offers, and which of them are to be called."""
+"""The tools that a request offers to the model."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +13,12 @@ from baton.api.generation.offload import off_loop
 from baton.api.generation.served_model import ServedModel
 
 MAX_TOOLS = 512
-MAX_BYTES = 2**20
-MAX_DEPTH = 64
+MAX_BYTES = 2**20  # of all tools of a request, as JSON
+MAX_DEPTH = 64  # of lists and objects in a schema
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 Mode: TypeAlias = Literal["none", "auto", "required"]
+# Reads one entry of a request's tools. Its arguments are the entry and its place in the body, for error messages.
 ReadTool: TypeAlias = Callable[[object, str], "list[Tool]"]
 
 
@@ -26,37 +27,31 @@ def no_parameters() -> dict[str, Any]:
 
 
 class Tool(Struct, frozen=True):
-    """A function that the model may call. parameters: the JSON schema of its arguments, an object's.
+    """A function that the model may call."""
 
-    strict: its arguments follow the schema. namespace: what its name begins with for the model, but not for the client.
-    """
-
-    name: str
+    name: str  # as the model knows it, with the namespace
     description: str | None = None
-    parameters: dict[str, Any] = field(default_factory=no_parameters)
-    strict: bool = False
-    namespace: str = ""
+    parameters: dict[str, Any] = field(default_factory=no_parameters)  # the JSON schema of its arguments, an object's
+    strict: bool = False  # a grammar makes the arguments follow the schema
+    namespace: str = ""  # Responses: clients know the tool by the namespace and the rest of its name
 
     def shown(self) -> dict[str, Any]:
-        """As templates know it."""
+        """Return the tool as templates know it."""
         described = {"description": self.description} if self.description is not None else {}
         return {"type": "function", "function": {"name": self.name, **described, "parameters": self.parameters}}
 
 
 class ToolUse(Struct, frozen=True):
-    """tools: all that the prompt shows. mode: whether some are to be called; names: of which, None for any.
+    """The tools of a request, and how the model may use them."""
 
-    parallel: in one answer there may be several calls.
-    """
-
-    tools: tuple[Tool, ...] = ()
-    mode: Mode = "auto"
-    names: frozenset[str] | None = None
-    parallel: bool = True
+    tools: tuple[Tool, ...] = ()  # all that the prompt shows
+    mode: Mode = "auto"  # the model must not, may, or must call tools
+    names: frozenset[str] | None = None  # those that it may call; None: all
+    parallel: bool = True  # one answer may have several calls
 
     @property
     def callable(self) -> tuple[Tool, ...]:
-        """Those that the model may call."""
+        """The tools that the model may call."""
         if self.mode == "none":
             return ()
         return tuple(tool for tool in self.tools if self.names is None or tool.name in self.names)
@@ -66,49 +61,53 @@ NO_TOOLS = ToolUse()
 
 
 def read_tool(tool: object, at: str) -> list[Tool]:
-    """As chat completions have it: {"type": "function", "function": {…}}. Raises ApiError 400."""
-    given = read_object_at(tool, at)
-    if given.get("type") != "function":
-        raise errors.unsupported(f"{at}.type", f"is {errors.shown(given.get('type'))}: only functions are supported")
-    return [read_function(read_object_at(given.get("function"), f"{at}.function"), f"{at}.function")]
+    """Read a tool in the form of chat completions: {"type": "function", "function": {…}}. Raises ApiError 400."""
+    fields = read_object_at(tool, at)
+    if fields.get("type") != "function":
+        raise errors.unsupported(f"{at}.type", f"is {errors.shown(fields.get('type'))}: only functions are supported")
+    return [read_function(read_object_at(fields.get("function"), f"{at}.function"), f"{at}.function")]
 
 
 def read_function(function: Mapping[str, Any], at: str, parameters: str = "parameters") -> Tool:
-    """{name, description, parameters, strict}; parameters: the name of that field. Raises ApiError 400."""
+    """Read {name, description, parameters, strict}. parameters: the API's name of that field. Raises ApiError 400."""
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        message = f"{at}.name must be a string of 1 to 128 of A-Z a-z 0-9 _ . -"
+        message = f"{at}.name must be 1 to 128 characters, each of A-Z a-z 0-9 _ . -"
         raise errors.bad_request(message, f"{at}.name", "invalid_value")
     if not isinstance(description, str | None):
         raise errors.bad_request(f"{at}.description must be a string", f"{at}.description", "invalid_value")
     strict = function.get("strict")
     if not isinstance(strict, bool | None):
         raise errors.bad_request(f"{at}.strict must be true or false", f"{at}.strict", "invalid_value")
-    given = function.get(parameters)
-    schema = read_schema(given, f"{at}.{parameters}") if given is not None else no_parameters()
-    return Tool(name, description, schema, bool(strict))
+    schema = function.get(parameters)
+    checked = read_schema(schema, f"{at}.{parameters}") if schema is not None else no_parameters()
+    return Tool(name, description, checked, bool(strict))
 
 
 def read_schema(value: object, at: str) -> dict[str, Any]:
-    """An object's, as far as its outermost part says. Raises ApiError 400."""
+    """Check the outermost level of an object's JSON schema. Raises ApiError 400."""
     schema = read_object_at(value, at)
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if schema.get("type", "object") != "object" or not isinstance(properties, dict):
-        raise errors.bad_request(f"{at} must be the schema of an object", at, "invalid_value")
+        raise errors.bad_request(f"{at} must be the JSON schema of an object", at, "invalid_value")
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        raise errors.bad_request(f"{at}.required must be a list of names", f"{at}.required", "invalid_value")
+        raise errors.bad_request(f"{at}.required must be a list of property names", f"{at}.required", "invalid_value")
     for name, property in properties.items():
         if not isinstance(property, dict | bool):
-            raise errors.bad_request(f"{at}: {name!r} has no schema", f"{at}.properties", "invalid_value")
+            raise errors.bad_request(
+                f"{at}: property {name!r} must be a schema: an object or a boolean", f"{at}.properties", "invalid_value"
+            )
         if isinstance(property, dict) and not isinstance(property.get("enum", []), list):
-            raise errors.bad_request(f"{at}: the enum of {name!r} is no list", f"{at}.properties", "invalid_value")
+            raise errors.bad_request(
+                f"{at}: the enum of property {name!r} must be a list", f"{at}.properties", "invalid_value"
+            )
     if is_deeper(schema, MAX_DEPTH):
-        raise errors.bad_request(f"{at} is nested deeper than {MAX_DEPTH}", at, "invalid_value")
+        raise errors.bad_request(f"{at} is nested deeper than {MAX_DEPTH} levels", at, "invalid_value")
     return schema
 
 
 def is_deeper(value: object, depth: int) -> bool:
-    """Whether lists and objects are nested deeper than so many."""
+    """Return whether lists and objects are nested deeper than `depth` levels."""
     layer: list[object] = [value]
     for _ in range(depth + 1):
         inside = [
@@ -126,14 +125,14 @@ def is_deeper(value: object, depth: int) -> bool:
 async def read_tools(
     model: ServedModel, tools: Sequence[object], read: ReadTool, at: str = "tools"
 ) -> tuple[Tool, ...]:
-    """What `read(tool, place)` makes of each that a request offers. Raises ApiError 400."""
+    """Read all tools of a request with `read`. Raises ApiError 400."""
     if tools:
         check_model(model, at)
     if len(tools) > MAX_TOOLS:
-        raise errors.bad_request(f"{at}: at most {MAX_TOOLS} tools", at, "invalid_value")
+        raise errors.bad_request(f"{at}: at most {MAX_TOOLS} tools, got {len(tools)}", at, "invalid_value")
     size = json_bytes(tools, at)
     if size > MAX_BYTES:
-        raise errors.bad_request(f"{at}: more than {MAX_BYTES} bytes of JSON", at, "invalid_value")
+        raise errors.bad_request(f"{at}: at most {MAX_BYTES} bytes of JSON, got {size}", at, "invalid_value")
 
     def work() -> list[Tool]:
         return [each for index, tool in enumerate(tools) for each in read(tool, f"{at}[{index}]")]
@@ -145,23 +144,23 @@ def json_bytes(value: object, at: str) -> int:
     try:
         return len(msgspec.json.encode(value))
     except RecursionError:
-        raise errors.bad_request(f"{at}: nested too deep", at, "invalid_value") from None
+        raise errors.bad_request(f"{at}: nested too deeply", at, "invalid_value") from None
 
 
 def check_model(model: ServedModel, at: str) -> None:
-    """Raise ApiError 400 if the model cannot be shown tools, or nobody knows how it calls them."""
+    """Raise ApiError 400 if the model's template cannot show tools, or the format of its calls is unknown."""
     if model.formats.tools is None:
-        raise errors.unsupported(at, "is not supported: no format is known in which the model calls tools")
+        raise errors.unsupported(at, "is not supported: the format in which this model calls tools is unknown")
     if "tools" not in model.text.template_variables:
-        raise errors.unsupported(at, "is not supported: the model's chat template shows no tools")
+        raise errors.unsupported(at, "is not supported: the model's chat template does not show tools")
 
 
 def check_names(tools: Sequence[Tool], at: str) -> tuple[Tool, ...]:
-    """Raise ApiError 400 if two have the same."""
+    """Raise ApiError 400 if two tools have the same name."""
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         if tool.name in seen:
-            message = f"{at}[{index}]: there are two tools {tool.name!r}"
+            message = f"{at}[{index}]: there is another tool named {tool.name!r}"
             raise errors.bad_request(message, f"{at}[{index}]", "invalid_value")
         seen.add(tool.name)
     return tuple(tools)

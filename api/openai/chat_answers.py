@@ -1,4 +1,4 @@
-"""Answers of chat completions, whole and as chunks of a stream."""
+"""The answers of chat completions: whole, and as chunks of a stream."""
 
 import time
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class ChoiceLogprobs(Struct):
 
 
 class CalledFunction(Struct, omit_defaults=True):
-    """In a delta the name comes first, and then the arguments in pieces."""
+    """A function in a call. Deltas of a stream bring the name first, then the arguments in pieces."""
 
     name: str | None = None
     arguments: str | None = None
@@ -54,10 +54,10 @@ class ToolCallDelta(Struct, omit_defaults=True):
 
 
 class ChatMessage(Struct):
-    """content: null where there are calls and nothing else. reasoning_content, tool_calls: only where there are any."""
+    """The message of a choice. `reasoning_content` and `tool_calls` are left out if there are none."""
 
     role: str
-    content: str | None
+    content: str | None  # null if there are tool calls and no text
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
@@ -119,7 +119,7 @@ def token_logprob(text: Text, item: TokenLogprob) -> ChatTokenLogprob:
 
 
 def utf8(token: str) -> list[int] | None:
-    """A token's bytes; None for a part of a character, which its text does not tell."""
+    """Return a token's bytes; None if it is a part of a character, whose bytes its text does not have."""
     return None if "\ufffd" in token else list(token.encode())
 
 
@@ -128,6 +128,7 @@ def choice_of(index: int, answer: Answer, parsed: ParsedAnswer, logprobs: Choice
 
 
 def message_of(parsed: ParsedAnswer) -> ChatMessage:
+    """Return the message of a complete answer."""
     calls = [ChatToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in parsed.calls]
     return ChatMessage(
         "assistant",
@@ -138,7 +139,7 @@ def message_of(parsed: ParsedAnswer) -> ChatMessage:
 
 
 def delta_of(events: Sequence[OutputEvent], calls: Sequence[CalledTool]) -> ChatDelta:
-    """What has come, as one delta. calls: those so far, by their index."""
+    """Merge events into one delta. calls: the calls so far, by the index in events."""
     delta = ChatDelta()
     for event in events:
         match event:
@@ -157,7 +158,7 @@ def delta_of(events: Sequence[OutputEvent], calls: Sequence[CalledTool]) -> Chat
 
 
 def add_arguments(delta: ChatDelta, index: int, json: str) -> None:
-    """To the call in the delta, which is the last one in it, or to one that is not begun in it."""
+    """Append arguments to the last call of the delta, or add an entry if the call began in an earlier delta."""
     last = delta.tool_calls[-1] if delta.tool_calls else None
     if last is None or last.index != index or last.function is None:
         more = ToolCallDelta(index, function=CalledFunction(arguments=json))
@@ -167,7 +168,7 @@ def add_arguments(delta: ChatDelta, index: int, json: str) -> None:
 
 
 class ChatEncoder:
-    """The events of a streamed chat completion. parsed: of each choice."""
+    """Encoder of a streamed chat completion."""
 
     def __init__(
         self,
@@ -179,6 +180,7 @@ class ChatEncoder:
         logprobs: bool,
         options: StreamOptions,
     ) -> None:
+        """parsed: one parser for each choice."""
         self._id = id
         self._model = model
         self._created = int(time.time())

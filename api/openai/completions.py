@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from baton.actors.requests import Output, Request, TokenLogprob
 from baton.api import errors
-from baton.api.exchange import answer_json, check_batch, new_id, read_asked, salt_of, submit
+from baton.api.exchange import answer_json, check_batch, new_id, read_body, salt_of, submit
 from baton.api.generation.answers import Answer, Usage, collect, drop_output, finite, logprobs_size, token_text, usage
 from baton.api.generation.fields import Choices, Count, Salt, TopLogprobs, request_params, seed_of
 from baton.api.generation.offload import off_loop
@@ -28,11 +28,13 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
-    prompt: str | Annotated[list[Any], Meta(min_length=1)]
+    """The body of POST /v1/completions."""
+
+    prompt: str | Annotated[list[Any], Meta(min_length=1)]  # text, token ids, or a list of either
     max_tokens: Count = DEFAULT_MAX_TOKENS
     n: Choices = 1
-    best_of: int | None = None
-    echo: bool = False
+    best_of: int | None = None  # must equal n
+    echo: bool = False  # the answer begins with the prompt
     add_special_tokens: bool = True
     logprobs: TopLogprobs | None = None
     stream_options: StreamOptions | None = None
@@ -40,15 +42,17 @@ class CompletionRequest(StructuredFields, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def scoring(self) -> bool:
-        """Only the prompt's log probabilities are wanted."""
+        """Whether the client asks only for log probabilities of the prompt."""
         return self.max_tokens == 0
 
 
 class CompletionLogprobs(Struct):
+    """Log probabilities of tokens, in parallel lists."""
+
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
+    text_offset: list[int]  # in characters of the choice's text
 
 
 class CompletionChoice(Struct):
@@ -60,7 +64,7 @@ class CompletionChoice(Struct):
 
 
 class Completion(Struct, kw_only=True):
-    """The whole answer, or one chunk of a stream."""
+    """A complete answer, or one chunk of a stream."""
 
     id: str
     object: str = "text_completion"
@@ -72,45 +76,46 @@ class Completion(Struct, kw_only=True):
 
 @routes.post("/v1/completions")
 async def completions(request: web.Request) -> web.StreamResponse:
+    """Complete one prompt or several, whole or as a stream."""
     server = request.app[SERVER]
-    asked = convert(await read_asked(request), CompletionRequest, IGNORED, UNSUPPORTED)
-    model = server.ready(asked.model)
-    check(asked)
+    body = convert(await read_body(request), CompletionRequest, IGNORED, UNSUPPORTED)
+    model = server.ready(body.model)
+    check(body)
     id = new_id("cmpl")
-    check_batch(request, asked.n * (len(asked.prompt) if holds_many(asked.prompt) else 1))
-    prompts = await read_prompts(model, asked)
-    grammar = await model.grammars.written(wanted_in(asked))
-    requests = completion_requests(model, asked, prompts, id, salt_of(request, asked.cache_salt), grammar)
+    check_batch(request, body.n * (len(body.prompt) if holds_many(body.prompt) else 1))
+    prompts = await read_prompts(model, body)
+    grammar = await model.grammars.written(wanted_in(body))
+    requests = completion_requests(model, body, prompts, id, salt_of(request, body.cache_salt), grammar)
     with submit(request, requests) as generation:
-        writer = ChoiceWriter(model.text, asked, prompts)
-        if asked.stream:
-            encoder = CompletionEncoder(id, server, asked, writer, generation)
+        writer = ChoiceWriter(model.text, body, prompts)
+        if body.stream:
+            encoder = CompletionEncoder(id, server, body, writer, generation)
             return await stream(request, generation, encoder, server.config.ping_interval)
         answers = await collect(generation)
-        if asked.scoring:
+        if body.scoring:
             drop_output(answers)
         choices = await off_loop(
             logprobs_size(answers), lambda: [writer.whole(index, answer) for index, answer in enumerate(answers)]
         )
-        total = usage(generation, asked.n, asked.scoring)
+        total = usage(generation, body.n, body.scoring)
         return answer_json(Completion(id=id, created=int(time.time()), model=server.name, choices=choices, usage=total))
 
 
-def check(asked: CompletionRequest) -> None:
-    """What single fields cannot say."""
-    if asked.best_of is not None and asked.best_of != asked.n:
+def check(body: CompletionRequest) -> None:
+    """Check what depends on several fields. Raises ApiError 400."""
+    if body.best_of is not None and body.best_of != body.n:
         raise errors.unsupported("best_of", "other than n is not supported")
-    if asked.scoring and not asked.echo:
-        raise errors.bad_request("0 needs echo: true", "max_tokens", "invalid_value")
+    if body.scoring and not body.echo:
+        raise errors.bad_request("max_tokens: 0 needs echo: true", "max_tokens", "invalid_value")
 
 
-async def read_prompts(model: ServedModel, asked: CompletionRequest) -> list[Prompt]:
-    """One prompt or several, as strings or as lists of tokens."""
-    prompt = asked.prompt
+async def read_prompts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
+    """Read one prompt or several, as strings or as lists of token ids. Raises ApiError 400."""
+    prompt = body.prompt
     if isinstance(prompt, str):
-        return [await encode(model, prompt, asked.add_special_tokens)]
+        return [await encode(model, prompt, body.add_special_tokens)]
     if all(isinstance(item, str) for item in prompt):
-        return await encode_all(model, prompt, asked.add_special_tokens)
+        return await encode_all(model, prompt, body.add_special_tokens)
     if is_tokens(prompt):
         return [Prompt(prompt)]
     if all(isinstance(item, list) and is_tokens(item) for item in prompt):
@@ -120,7 +125,7 @@ async def read_prompts(model: ServedModel, asked: CompletionRequest) -> list[Pro
 
 
 def holds_many(prompt: str | list[Any]) -> bool:
-    """Whether it is a list of prompts, and not one of tokens."""
+    """Return whether `prompt` is a list of prompts, rather than text or a list of token ids."""
     return isinstance(prompt, list) and type(prompt[0]) is not int
 
 
@@ -129,54 +134,55 @@ def is_tokens(items: list[Any]) -> bool:
 
 
 def completion_requests(
-    model: ServedModel, asked: CompletionRequest, prompts: Sequence[Prompt], id: str, salt: str, grammar: str
+    model: ServedModel, body: CompletionRequest, prompts: Sequence[Prompt], id: str, salt: str, grammar: str
 ) -> list[Request]:
-    """The ring's requests: n for the first prompt, n for the second, …"""
-    single = len(prompts) * asked.n == 1
+    """Build the ring's requests: n for the first prompt, n for the second, and so on."""
+    single = len(prompts) * body.n == 1
     return [
         build_request(
             model,
-            id if single else f"{id}_{position * asked.n + index}",
+            id if single else f"{id}_{position * body.n + index}",
             prompt,
             request_params(
-                asked,
-                max_tokens=asked.max_tokens,
-                seed=seed_of(asked.seed, index),
+                body,
+                max_tokens=body.max_tokens,
+                seed=seed_of(body.seed, index),
                 salt=salt,
-                logprobs=asked.logprobs,
-                prompt_logprobs_from=0 if asked.echo and asked.logprobs is not None else None,
+                logprobs=body.logprobs,
+                prompt_logprobs_from=0 if body.echo and body.logprobs is not None else None,
                 grammar=grammar,
             ),
         )
         for position, prompt in enumerate(prompts)
-        for index in range(asked.n)
+        for index in range(body.n)
     ]
 
 
 class ChoiceWriter:
-    """Texts and log probabilities of choices, with the running offset that each has reached in its text."""
+    """Writer of texts and log probabilities of choices. It counts the text offset of each choice."""
 
-    def __init__(self, text: Text, asked: CompletionRequest, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, text: Text, body: CompletionRequest, prompts: Sequence[Prompt]) -> None:
         self._text = text
-        self._asked = asked
+        self._body = body
         self._prompts = prompts
-        self._offsets = [0] * (len(prompts) * asked.n)
+        self._offsets = [0] * (len(prompts) * body.n)
 
     def echo(self, index: int, prompt_logprobs: Sequence[TokenLogprob]) -> tuple[str, CompletionLogprobs | None]:
-        """What echo puts before the answer."""
-        prompt = self._prompts[index // self._asked.n]
+        """Return the prompt, which `echo` puts before the answer, with its log probabilities."""
+        prompt = self._prompts[index // self._body.n]
         text = prompt.text if prompt.text is not None else self._text.decode(prompt.tokens, skip_special_tokens=False)
         return text, self.logprobs(index, prompt_logprobs)
 
     def whole(self, index: int, answer: Answer) -> CompletionChoice:
         text, items = answer.text, answer.logprobs
-        if self._asked.echo:
+        if self._body.echo:
             before, _ = self.echo(index, ())
             text, items = before + text, [*answer.prompt_logprobs, *items]
         return CompletionChoice(index, text, self.logprobs(index, items), answer.finish_reason, answer.stop_reason)
 
     def logprobs(self, index: int, items: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
-        if self._asked.logprobs is None:
+        """Return the next tokens' log probabilities in OpenAI's form; None if the client asks for none."""
+        if self._body.logprobs is None:
             return None
         result = CompletionLogprobs([], [], [], [])
         for item in items:
@@ -190,25 +196,27 @@ class ChoiceWriter:
             else:
                 result.token_logprobs.append(finite(item.logprob))
                 top = {token_text(self._text, id): finite(logprob) for id, logprob in item.top}
+                # OpenAI lists the drawn token too, even if it is not among the most likely.
                 top.setdefault(token, finite(item.logprob))
                 result.top_logprobs.append(top)
         return result
 
 
 class CompletionEncoder:
-    """The events of a streamed completion."""
+    """Encoder of a streamed completion."""
 
     def __init__(
-        self, id: str, server: Server, asked: CompletionRequest, writer: ChoiceWriter, generation: Generation
+        self, id: str, server: Server, body: CompletionRequest, writer: ChoiceWriter, generation: Generation
     ) -> None:
         self._id = id
         self._model = server.name
         self._created = int(time.time())
-        self._asked = asked
+        self._body = body
         self._writer = writer
         self._generation = generation
-        self._echo_due = set(range(len(generation.members))) if asked.echo else set()
-        options = asked.stream_options or StreamOptions()
+        # The choices whose prompt is still to be sent. It waits for the first output, which has its log probabilities.
+        self._echo_due = set(range(len(generation.members))) if body.echo else set()
+        options = body.stream_options or StreamOptions()
         self._usage = options.include_usage or options.continuous_usage_stats
         self._continuous = options.continuous_usage_stats
 
@@ -221,7 +229,7 @@ class CompletionEncoder:
             self._echo_due.discard(index)
             chunks.append(self._chunk(CompletionChoice(index, *self._writer.echo(index, output.prompt_logprobs))))
         reason, stop_reason = output.finish_reason, output.stop_reason if output.finish_reason == "stop" else None
-        if self._asked.scoring:
+        if self._body.scoring:
             if reason is not None:
                 chunks.append(self._chunk(CompletionChoice(index, "", None, "length")))
         elif output.text or output.logprobs or reason is not None:
@@ -232,11 +240,11 @@ class CompletionEncoder:
     def closing(self) -> list[Completion]:
         if not self._usage:
             return []
-        total = usage(self._generation, self._asked.n, self._asked.scoring)
+        total = usage(self._generation, self._body.n, self._body.scoring)
         return [Completion(id=self._id, created=self._created, model=self._model, choices=[], usage=total)]
 
     def _chunk(self, choice: CompletionChoice) -> Completion:
         shown: Usage | UnsetType | None = None if self._usage else UNSET
         if self._continuous:
-            shown = usage(self._generation, self._asked.n, self._asked.scoring)
+            shown = usage(self._generation, self._body.n, self._body.scoring)
         return Completion(id=self._id, created=self._created, model=self._model, choices=[choice], usage=shown)

@@ -1,4 +1,4 @@
-"""Fields that both OpenAI endpoints know: those that may be ignored, and those that must be refused."""
+"""OpenAI's fields that completions and chat completions ignore, and those that they refuse."""
 
 from msgspec import Struct
 
@@ -11,6 +11,7 @@ IGNORED = frozenset(
     }
 )  # fmt: skip
 
+# Refused, except with these values, which ask for nothing.
 UNSUPPORTED: Unsupported = {
     "tools": ([],),
     "functions": ([],),
@@ -27,7 +28,7 @@ UNSUPPORTED: Unsupported = {
 
 
 class StreamOptions(Struct):
-    """include_usage: a last chunk with the counts; continuous_usage_stats (vLLM's): counts in every chunk."""
+    """Options of a stream."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool = False  # one more chunk at the end, with the token counts
+    continuous_usage_stats: bool = False  # vLLM's: token counts in every chunk

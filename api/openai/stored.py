@@ -1,4 +1,4 @@
-"""Chat completions that a client wants to see again: they are not stored."""
+"""OpenAI's endpoints for stored chat completions, which answer that this server does not store them."""
 
 from aiohttp import web
 
@@ -13,6 +13,6 @@ routes = web.RouteTableDef()
 @routes.post("/v1/chat/completions/{completion}")
 @routes.delete("/v1/chat/completions/{completion}")
 async def not_stored(_: web.Request) -> web.Response:
-    """404 for all of them, also those that were asked for with `store`."""
-    message = "chat completions are not stored here, whatever store says: use /v1/responses or /v1/conversations"
+    """Answer 404, also for completions that were requested with `store`."""
+    message = "this server stores no chat completions, even with store: use /v1/responses or /v1/conversations"
     raise ApiError(404, message, "not_found_error", code="chat_completions_not_stored")

@@ -1,7 +1,7 @@
-"""GET /: the chat page, which asks nothing of anybody but this server.
+"""GET /: the chat page, which makes requests to this server only.
 
-Its parts are files of one purpose each; the browser gets them as one, with its styles and scripts in it, so that a
-digest of each is all that the content policy lets in. The scripts share one scope.
+The page is built from small files. The browser gets one document with styles and scripts inline, so that the content
+security policy can allow exactly these by their digests. The scripts share one scope.
 """
 
 import base64
@@ -13,7 +13,7 @@ from aiohttp import web
 
 routes = web.RouteTableDef()
 FOLDER = Path(__file__).parent
-# In the order in which they are read: a rule overrules those before it, a constant is known to those behind it.
+# The order matters: a later rule overrides earlier ones, and a script sees only the constants of earlier ones.
 STYLES = ("base", "sides", "chat", "welcome", "composer", "slots", "dialogs", "adapt")
 SCRIPTS = (
     *("elements", "storage", "state", "http", "link", "chats", "turns"),
@@ -29,7 +29,7 @@ async def page(request: web.Request) -> web.Response:
 
 @cache
 def load() -> tuple[str, dict[str, str]]:
-    """The page, and headers under which nothing runs in it but its own script and style."""
+    """Build the page, and its headers, which allow no other scripts or styles than its own."""
     style = joined([FOLDER / "styles" / f"{name}.css" for name in STYLES])
     script = '\n"use strict";\n' + joined([FOLDER / "scripts" / f"{name}.js" for name in SCRIPTS])
     text = (FOLDER / "index.html").read_text(encoding="utf-8")
@@ -63,5 +63,5 @@ def policy(style: str, script: str) -> str:
 
 
 def digest_of(content: str) -> str:
-    """The policy's source for what stands in an inline element."""
+    """Return the policy's source expression that allows an inline element with this content."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

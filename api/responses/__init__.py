@@ -1,1 +1,1 @@
-"""OpenAI's Responses, over HTTP and websocket."""
+"""OpenAI's Responses API, over HTTP and websocket, and its conversations."""

@@ -1,4 +1,4 @@
-"""What a response goes on from: a chain of stored responses, or the turns of a session."""
+"""The context that a response continues: a chain of stored responses, or the turns of a session."""
 
 from typing import Any
 
@@ -10,26 +10,26 @@ from baton.api.sessions.session import OpenTurn
 from baton.api.sessions.store import SessionStore
 
 
-def open_turn(sessions: SessionStore, owner: bytes, asked: ResponseRequest, id: str) -> OpenTurn | None:
-    """The turn of the conversation that the response is to be. Raises 404, 409."""
-    if asked.session is None:
+def open_turn(sessions: SessionStore, owner: bytes, body: ResponseRequest, id: str) -> OpenTurn | None:
+    """Begin the response's turn in its conversation; None if it has none. Raises 404, 409."""
+    if body.session is None:
         return None
-    session = sessions.find(owner, asked.session)
+    session = sessions.find(owner, body.session)
     if session is None:
-        raise errors.unknown_session(asked.session, "conversation")
+        raise errors.unknown_session(body.session, "conversation")
     session.check_idle()
-    session.check_after(asked.after)
+    session.check_after(body.after)
     turn = session.begin(id)
-    turn.prefill_only = not asked.generate
+    turn.prefill_only = not body.generate
     return turn
 
 
 def find_previous(
     responses: ResponseStore, owner: bytes, id: str | None, latest: StoredResponse | None
 ) -> StoredResponse | None:
-    """The response that `id` names; None without an id. Raises 400 if it is unknown or still runs.
+    """Return the response that `id` names; None without an id. Raises 400 if it is unknown or still running.
 
-    latest: one that may be gone on from although it is not stored.
+    latest: a response that may be continued although it is not stored.
     """
     if id is None:
         return None
@@ -37,21 +37,21 @@ def find_previous(
     if previous is None:
         raise no_previous(id)
     if previous.running:
-        message = f"response {id!r} is not finished"
+        message = f"response {id!r} is still running"
         raise errors.bad_request(message, "previous_response_id", "previous_response_in_progress")
     return previous
 
 
 def chain_messages(last: StoredResponse | None) -> list[dict[str, Any]]:
-    """The messages up to `last` and its answer. Instructions are not handed on. Raises 400."""
+    """Return the messages up to and including `last`'s answer, without instructions. Raises 400."""
     responses = chain(last)
     messages: list[dict[str, Any]] = []
     if last is not None and responses[0].body["conversation"] is not None:
         first = responses.pop(0)
         if first.turn is None:
-            message = f"response {first.id!r} left no turn in its conversation"
+            message = f"response {first.id!r} has no turn in its conversation to continue"
             raise errors.bad_request(message, "previous_response_id", "previous_response_not_found")
         messages = chat_messages(first.turn)
     for response in responses:
-        messages += response.said
+        messages += response.exchange
     return messages

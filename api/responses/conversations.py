@@ -1,4 +1,4 @@
-"""/v1/conversations: sessions as OpenAI's clients use them, with what was said in them as items."""
+"""/v1/conversations: sessions as OpenAI's clients use them, with their messages as items."""
 
 import uuid
 from typing import Annotated, Any, TypeAlias
@@ -8,13 +8,13 @@ from msgspec import Meta, Struct, field
 
 from baton.api import errors
 from baton.api.errors import ApiError
-from baton.api.exchange import answer_json, new_id, read_asked, salt_of
+from baton.api.exchange import answer_json, new_id, read_body, salt_of
 from baton.api.generation.messages import Message, read_each
 from baton.api.generation.served_model import ServedModel
 from baton.api.parsing import convert, read_object
 from baton.api.responses.events import item_id
 from baton.api.responses.input import join_answers, read_item
-from baton.api.responses.input_items import items_said, page_of, said_in_turn
+from baton.api.responses.input_items import items_by_message, page_of, turn_items
 from baton.api.responses.items import Item, items_of
 from baton.api.security import owner_of
 from baton.api.server import SERVER
@@ -46,11 +46,11 @@ class ItemsRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 @routes.post("/v1/conversations")
 async def create_conversation(request: web.Request) -> web.Response:
     sessions = request.app[SESSIONS]
-    asked = convert(await read_asked(request), ConversationRequest)
-    messages = await read_items(request.app[SERVER].ready(), asked.items)
+    body = convert(await read_body(request), ConversationRequest)
+    messages = await read_items(request.app[SERVER].ready(), body.items)
     session = sessions.create(owner_of(request), f"conv_{uuid.uuid4().hex}", salt_of(request))
-    if asked.metadata:
-        session.describe_as(asked.metadata)
+    if body.metadata:
+        session.describe_as(body.metadata)
     if messages:
         session.put(new_id("items"), messages)
     await sessions.wait_created(session)
@@ -64,16 +64,16 @@ async def get_conversation(request: web.Request) -> web.Response:
 
 @routes.post("/v1/conversations/{conversation}")
 async def update_conversation(request: web.Request) -> web.Response:
-    asked = convert(await read_object(request), MetadataRequest)
+    body = convert(await read_object(request), MetadataRequest)
     session = find(request)
-    session.describe_as(asked.metadata)
+    session.describe_as(body.metadata)
     await session.wait_saved()
     return answer_json(describe(session))
 
 
 @routes.delete("/v1/conversations/{conversation}")
 async def delete_conversation(request: web.Request) -> web.Response:
-    """A response that is its turn ends as cancelled; those that are stored stay."""
+    """Delete a conversation. Its running response ends as cancelled; stored responses stay."""
     session = find(request)
     close(request, session)
     await session.wait_saved()
@@ -87,13 +87,13 @@ async def list_conversation_items(request: web.Request) -> web.Response:
 
 @routes.post("/v1/conversations/{conversation}/items")
 async def create_conversation_items(request: web.Request) -> web.Response:
-    """They are fed to the model with the next turn."""
-    asked = convert(await read_asked(request), ItemsRequest)
-    messages = await read_items(request.app[SERVER].ready(), asked.items)
+    """Add items to a conversation. The model reads them with the next turn."""
+    body = convert(await read_body(request), ItemsRequest)
+    messages = await read_items(request.app[SERVER].ready(), body.items)
     session = find(request)
     turn = session.put(new_id("items"), messages)
     await session.wait_saved()
-    items = said_in_turn(turn)
+    items = turn_items(turn)
     ends = {"first_id": items[0]["id"] if items else None, "last_id": items[-1]["id"] if items else None}
     return answer_json({"object": "list", "data": items, **ends, "has_more": False})
 
@@ -109,10 +109,10 @@ async def get_conversation_item(request: web.Request) -> web.Response:
 
 @routes.delete("/v1/conversations/{conversation}/items/{item}")
 async def delete_conversation_item(request: web.Request) -> web.Response:
-    """What was said after it stays, and is read anew with the next turn, from the state before it on."""
+    """Delete one item. Later items stay; the next turn computes them again, from the state before the deleted one."""
     session = find(request)
     session.check_idle()
-    turn, messages = left_without(session, request.match_info["item"])
+    turn, messages = turns_without(session, request.match_info["item"])
     request.app[SESSIONS].rewind(session, turn.previous.number if turn.previous is not None else 0)
     if messages:
         session.put(new_id("items"), messages)
@@ -121,7 +121,7 @@ async def delete_conversation_item(request: web.Request) -> web.Response:
 
 
 def find(request: web.Request) -> Session:
-    """Raises 404, 503."""
+    """Return the session of the path. Raises 404, 503."""
     request.app[SERVER].ready()
     id = request.match_info["conversation"]
     session = request.app[SESSIONS].find(owner_of(request), id)
@@ -138,6 +138,7 @@ def no_item(session: Session, id: str) -> ApiError:
 
 
 def describe(session: Session) -> dict[str, Any]:
+    """Return the conversation object of a session."""
     return {
         "id": session.id,
         "object": "conversation",
@@ -147,43 +148,43 @@ def describe(session: Session) -> dict[str, Any]:
 
 
 async def read_items(model: ServedModel, items: list[dict[str, Any]]) -> list[Message]:
-    """Raises 400 naming the place."""
+    """Read items as messages. Raises 400, which names the place."""
     return join_answers(await read_each(model, items, read_item, "items"))
 
 
 def items_in(session: Session) -> list[Item]:
-    """Oldest first."""
-    return [item for turn in turns(session.head) for item in said_in_turn(turn)]
+    """Return all items of a session, oldest first."""
+    return [item for turn in turns(session.head) for item in turn_items(turn)]
 
 
-def left_without(session: Session, id: str) -> tuple[Turn, list[Message]]:
-    """The turn with the item of this id; and the messages from there on without it, which keep the ids of theirs.
+def turns_without(session: Session, id: str) -> tuple[Turn, list[Message]]:
+    """Find the turn of an item; return it, and all messages from that turn on without the item.
 
-    Raises 404, and 400 if these turns are not all of chat.
+    The messages keep the ids of their other items. Raises 404; 400 if one of these turns has no messages.
     """
     all_turns = turns(session.head)
-    at = next((n for n, turn in enumerate(all_turns) if any(item["id"] == id for item in said_in_turn(turn))), None)
+    at = next((n for n, turn in enumerate(all_turns) if any(item["id"] == id for item in turn_items(turn))), None)
     if at is None:
         raise no_item(session, id)
     if any(turn.messages is None for turn in all_turns[at:]):
-        raise errors.bad_request("what follows the item is not chat", "item_id", "not_a_chat")
-    kept = [left for turn in all_turns[at:] for message, items in said_with_items(turn)
+        raise errors.bad_request("the item cannot be deleted: a later turn is not chat", "item_id", "not_a_chat")
+    rest = [left for turn in all_turns[at:] for message, items in messages_with_items(turn)
             if (left := without(message, items, id)) is not None]  # fmt: skip
-    return all_turns[at], kept
+    return all_turns[at], rest
 
 
-def said_with_items(turn: Turn) -> list[tuple[Message, list[Item]]]:
-    """The messages of a turn, the model's too, each with its items."""
-    said = list(zip(turn.messages or (), items_said(turn.request, turn.messages or ()), strict=True))
-    return [*said, *([(turn.reply, items_of(item_id(turn.request), turn.reply))] if turn.reply is not None else [])]
+def messages_with_items(turn: Turn) -> list[tuple[Message, list[Item]]]:
+    """Return the messages of a turn, the model's included, each with its items."""
+    pairs = list(zip(turn.messages or (), items_by_message(turn.request, turn.messages or ()), strict=True))
+    return [*pairs, *([(turn.reply, items_of(item_id(turn.request), turn.reply))] if turn.reply is not None else [])]
 
 
 def without(message: Message, items: list[Item], id: str) -> Message | None:
-    """The message less one of its items; None if nothing is left of it."""
-    kept = [item for item in items if item["id"] != id]
-    if not kept:
+    """Return the message without one of its items; None if it has no other item."""
+    others = [item for item in items if item["id"] != id]
+    if not others:
         return None
-    left: Message = {**message, ITEM_IDS: [item["id"] for item in kept]}
+    left: Message = {**message, ITEM_IDS: [item["id"] for item in others]}
     gone = next((item for item in items if item["id"] == id), None)
     match gone["type"] if gone is not None else None:
         case "reasoning":

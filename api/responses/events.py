@@ -1,4 +1,4 @@
-"""One response as clients see it: the object, and the events of its stream, which are made from what has come of it."""
+"""One response as clients see it: the object, and the events of its stream, generated from the outputs so far."""
 
 import asyncio
 import time
@@ -18,8 +18,10 @@ from baton.api.responses.items import Event, FunctionCallItem, MessageItem, Outp
 from baton.models.text.formats.events import CallArguments, CallBegun, CallEnded, Content, OutputEvent, Reasoning
 
 DescribeLogprobs: TypeAlias = Callable[[Output], list[msgspec.Raw]]
-QUEUED = ("response.created", "response.queued")
+QUEUED = ("response.created", "response.queued")  # the first events in the background, before the first output
+# The last event, by the response's status; else response.incomplete.
 ENDS = {"completed": "response.completed", "failed": "response.failed"}
+# Fields of the response object in the events before its end.
 UNENDED: dict[str, Any] = {
     "completed_at": None,
     "error": None,
@@ -27,15 +29,16 @@ UNENDED: dict[str, Any] = {
     "output": [],
     "usage": None,
 }
-MAX_AT_ONCE = 256
+MAX_AT_ONCE = 256  # events that a reader gets in one piece
 
 
 class Transcript:
-    """What has come of one response. Events are not kept but made from it, as often as they are read.
+    """The output of one response so far. Events are not stored: each reader has them generated from it by number.
 
-    An item begins with the first of its text, and ends where the next one begins. body: the object, always up to date.
-    parsed: takes the outputs apart. logprobs_of: an output's log probabilities as clients see them, if they are wanted:
-    those of messages. prefill_only: what the model says is not wanted.
+    An item begins with its first piece of text, and ends where the next one begins. The events are numbered:
+
+        created, (queued,) in_progress | item 0: opening, deltas, closing | item 1: … | the end
+        _first                           _numbers[0]                        _numbers[1]
     """
 
     def __init__(
@@ -45,22 +48,28 @@ class Transcript:
         logprobs_of: DescribeLogprobs | None = None,
         prefill_only: bool = False,
     ) -> None:
+        """body: the response object, which is kept up to date.
+
+        parsed: parses the outputs.
+        logprobs_of: returns an output's log probabilities in the client's form; None if the client asks for none.
+        prefill_only: the prompt is only computed, and the model's output is dropped.
+        """
         self.body = body
         self.over = False
         self.changed = asyncio.Event()
         self.prefill_only = prefill_only
         self._parsed: ParsedAnswer | None = parsed
         self._logprobs_of = logprobs_of
-        self._logprobs: list[msgspec.Raw] = []
+        self._logprobs: list[msgspec.Raw] = []  # not yet given to an item
         self._items: list[OutputItem] = []
         # The number of each item's first event.
         self._numbers: list[int] = []
-        self._opened: OutputItem | None = None
+        self._opened: OutputItem | None = None  # the last item, while its text grows
         self._first = (*QUEUED, "response.in_progress") if body["background"] else (QUEUED[0], "response.in_progress")
 
     @property
     def count(self) -> int:
-        """How many events there are; until it is over, without a delta for what has come since the last."""
+        """The number of events so far. Text after the last mark is no event yet, unless the item is closed."""
         if self.body["status"] == "queued":
             return len(QUEUED)
         if not self._items:
@@ -71,12 +80,12 @@ class Transcript:
 
     @property
     def size(self) -> int:
-        """Bytes of the body as JSON, and of the marks."""
+        """The bytes of the body as JSON, and of the marks."""
         return len(msgspec.json.encode(self.body)) + sum(item.growing.size for item in self._items)
 
     @property
     def message(self) -> Message:
-        """What was said, as templates know it; without calls that were cut off, which they could not show."""
+        """The answer as a message for templates, without calls that were cut off, which they could not show."""
         items = self._items
         message: Message = {
             "role": "assistant",
@@ -89,6 +98,7 @@ class Transcript:
         return message
 
     def add(self, output: Output) -> None:
+        """Take in the next output."""
         if self.body["status"] == "queued":
             self.body["status"] = "in_progress"
         if not self.prefill_only and self._parsed is not None:
@@ -98,9 +108,10 @@ class Transcript:
         self.changed.set()
 
     def finish(self, status: str, member: Member, error: ApiError | None = None) -> None:
+        """End the response: close its items, and complete its body."""
         assert self._parsed is not None
         parsed = self._parsed
-        self.body["status"] = status  # It is queued no more: items have their numbers behind all of the first events.
+        self.body["status"] = status  # Not "queued" from here on: items are numbered after all of the first events.
         self._note(parsed, parsed.finish(member.finish_reason))
         if not self.prefill_only:
             if not self._items:
@@ -130,7 +141,10 @@ class Transcript:
         self.changed.set()
 
     def events(self, start: int, most: int = MAX_AT_ONCE) -> list[Event]:
-        """Those from number `start` on that there are, at most so many. A reader who has all sets a mark."""
+        """Return the events from number `start` on, at most `most`. A reader that has read all sets a mark.
+
+        The mark makes an event of the text since the last one. Slow readers so get fewer and longer deltas.
+        """
         if start >= self.count and self._opened is not None:
             self._opened.growing.mark()
         return [self._event(number) for number in range(start, min(self.count, start + most))]
@@ -172,16 +186,16 @@ class Transcript:
             self._opened = None
 
     def _give_logprobs(self) -> None:
-        """Those that have come belong to what is open."""
+        """Give the log probabilities since the last call to the open message; those of other items are dropped."""
         if isinstance(self._opened, MessageItem):
             self._opened.growing.logprobs += self._logprobs
         self._logprobs = []
 
     def _id(self, kind: str) -> str:
-        """The first message's is made from the response's alone."""
+        """Derive a new item's id from the response's, and, but for the first message, from its place."""
         id, earlier = item_id(self.body["id"], kind), len(self._items)
-        said = any(isinstance(item, MessageItem) for item in self._items)
-        return id if kind == "msg" and not said else f"{id}.{earlier}"
+        has_message = any(isinstance(item, MessageItem) for item in self._items)
+        return id if kind == "msg" and not has_message else f"{id}.{earlier}"
 
     def _event(self, number: int) -> Event:
         if number < len(self._first):
@@ -197,15 +211,16 @@ class Transcript:
 
 
 def event_of(item: OutputItem, number: int) -> Event:
-    """The event of this number among the item's own."""
+    """Return the event of this number among the item's own events."""
     delta, done = number - item.opening, number - item.opening - len(item.growing)
     return item.first()[number] if delta < 0 else item.delta(delta) if done < 0 else item.last()[done]
 
 
 class EventCursor:
-    """One client's place in the events of a response. after: the last one that it has. Raises 400."""
+    """One reader's place in the events of a response."""
 
     def __init__(self, transcript: Transcript, after: int = -1) -> None:
+        """after: the number of the last event that the client has. Raises 400 if there is no such event."""
         if after >= transcript.count:
             message = f"the response has no event {after} yet"
             raise errors.bad_request(message, "starting_after", "invalid_value")
@@ -214,11 +229,11 @@ class EventCursor:
 
     @property
     def over(self) -> bool:
-        """It has got the last one."""
+        """Whether the reader has got the last event."""
         return self._transcript.over and self._next == self._transcript.count
 
     async def next(self, wait: float | None = None) -> list[Event]:
-        """The next events; none after `wait` seconds of silence."""
+        """Return the next events; none after `wait` seconds without any."""
         while True:
             self._transcript.changed.clear()
             if events := self._transcript.events(self._next):
@@ -232,5 +247,5 @@ class EventCursor:
 
 
 def item_id(response: str, kind: str = "msg") -> str:
-    """The id of the output message of a response or a turn, made from the id of that, or of another item."""
+    """Return the id of an output item, derived from the id of its response or turn."""
     return f"{kind}_" + response.replace("_", "-").partition("-")[2]

@@ -1,4 +1,4 @@
-"""A response's input: items as clients send them, made into the messages that templates show."""
+"""From the input items that clients send to the messages that chat templates read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,30 +14,33 @@ from baton.api.generation.messages import (
     read_string,
 )
 from baton.api.generation.served_model import ServedModel
-from baton.api.responses.offered import prefix_of
+from baton.api.responses.response_tools import prefix_of
 
 NOT_SHOWN = ("type", "phase")
 Item = Mapping[str, Any]
-Find = Callable[[str, str], Item]
+Find = Callable[[str, str], Item]  # returns the stored item of an id; its error names the field that is passed
 
 
-async def read_input(model: ServedModel, given: str | Sequence[Item], find: Find) -> list[Message]:
-    """find: the item of an id, for a field that its error names. Raises ApiError: 400 naming the place, 404 by find."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    items = [referred(item, find, f"input[{index}]") for index, item in enumerate(given)]
+async def read_input(model: ServedModel, content: str | Sequence[Item], find: Find) -> list[Message]:
+    """Read a response's `input`. Raises ApiError: 400, which names the place; 404 for an unknown reference."""
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    items = [referred(item, find, f"input[{index}]") for index, item in enumerate(content)]
     return join_answers(await read_each(model, items, read_item, "input"))
 
 
 def referred(item: Item, find: Find, at: str) -> Item:
-    """The item itself, or the one that it stands for. OpenAI's clients may leave out the type of a reference."""
+    """Resolve an item_reference; return other items as they are. OpenAI's clients may leave out a reference's type."""
     if item.get("type") == "item_reference" or item.keys() == {"id"}:
         return find(read_string(item.get("id"), f"{at}.id"), f"{at}.id")
     return item
 
 
 def read_item(item: Item, at: str, between: str) -> Message:
-    """A message, or a part of one: the reasoning or a call of an earlier response, the result of a call."""
+    """Read an item as a message.
+
+    Reasoning and calls of an earlier response become messages of their own, which `join_answers` merges.
+    """
     match item.get("type", "message"):
         case "message":
             return read_message({name: value for name, value in item.items() if name not in NOT_SHOWN}, at, between)
@@ -57,7 +60,7 @@ def read_item(item: Item, at: str, between: str) -> Message:
 
 
 def read_reasoning(item: Mapping[str, Any], at: str) -> str:
-    """Its text; nothing where there is only a summary, or what another server has encrypted."""
+    """Return the text of reasoning; empty if it has only a summary, or is encrypted by another server."""
     parts = item.get("content") or []
     if not isinstance(parts, list):
         raise errors.bad_request(f"{at}.content must be a list", f"{at}.content", "invalid_value")
@@ -69,7 +72,7 @@ def read_reasoning(item: Mapping[str, Any], at: str) -> str:
 
 
 def join_answers(messages: Sequence[Message]) -> list[Message]:
-    """Reasoning, text and calls that follow one another in this order are one message of the model."""
+    """Merge reasoning, text and calls that follow one another in this order into one message of the model."""
     joined: list[Message] = []
     for message in messages:
         last = joined[-1] if joined else None
@@ -84,6 +87,7 @@ def join_answers(messages: Sequence[Message]) -> list[Message]:
 
 
 def follows(last: Message, message: Message) -> bool:
+    """Return whether `message` continues the answer that `last` begins."""
     if last["role"] != "assistant" or message["role"] != "assistant" or "reasoning_content" in message:
         return False
     if "tool_calls" in message:
@@ -92,5 +96,5 @@ def follows(last: Message, message: Message) -> bool:
 
 
 def is_something(message: Message) -> bool:
-    """Not what is left of reasoning that cannot be read."""
+    """Return whether a message says anything. Reasoning that cannot be read leaves an empty one."""
     return message.get("reasoning_content") != "" or bool(message["content"] or message.get("tool_calls"))

@@ -1,4 +1,4 @@
-"""GET /v1/responses/{id}/input_items: what the model was given, as OpenAI lists it."""
+"""GET /v1/responses/{id}/input_items: the items that the model got before it answered, in pages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,17 +10,17 @@ from baton.api.responses.items import Item, items_of
 from baton.api.responses.store import StoredResponse, chain
 from baton.api.sessions.log import ITEM_IDS, Turn, turns
 
-MAX_LIMIT = 100
+MAX_LIMIT = 100  # items on a page
 DEFAULT = 20
 
 
 def list_items(response: StoredResponse, query: Mapping[str, str]) -> dict[str, Any]:
-    """One page. Raises 400."""
+    """Return one page of a response's input items. Raises 400."""
     return page_of(input_items(response), query)
 
 
 def page_of(items: list[Item], query: Mapping[str, str]) -> dict[str, Any]:
-    """A page of these items, which come oldest first, as the query wants it. Raises 400."""
+    """Return the page that the query asks for. items: oldest first. Raises 400."""
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise errors.bad_request("order must be asc or desc", "order", "invalid_value")
@@ -46,6 +46,7 @@ def read_limit(query: Mapping[str, str]) -> int:
 
 
 def read_start(items: Sequence[Item], query: Mapping[str, str]) -> int:
+    """Return the index of the page's first item: the one after the item that `after` names. Raises 400."""
     after = query.get("after")
     if after is None:
         return 0
@@ -56,26 +57,26 @@ def read_start(items: Sequence[Item], query: Mapping[str, str]) -> int:
 
 
 def input_items(response: StoredResponse) -> list[Item]:
-    """Oldest first: what it goes on from, then its own input."""
+    """Return the items of the context that the response continues, then its own input, oldest first."""
     earlier = chain(response)
-    items = [item for turn in turns(earlier[0].base) for item in said_in_turn(turn)]
+    items = [item for turn in turns(earlier[0].base) for item in turn_items(turn)]
     for previous in earlier[:-1]:
-        items += [*said(previous.id, previous.messages), *previous.body["output"]]
-    return items + said(response.id, response.messages)
+        items += [*flat_items(previous.id, previous.messages), *previous.body["output"]]
+    return items + flat_items(response.id, response.messages)
 
 
-def said_in_turn(turn: Turn) -> list[Item]:
+def turn_items(turn: Turn) -> list[Item]:
     answer = [] if turn.reply is None else items_of(item_id(turn.request), turn.reply)
-    return [*said(turn.request, turn.messages or ()), *answer]
+    return [*flat_items(turn.request, turn.messages or ()), *answer]
 
 
-def said(request: str, messages: Sequence[Mapping[str, Any]]) -> list[Item]:
-    """What was said to the model in one response or turn."""
-    return [item for items in items_said(request, messages) for item in items]
+def flat_items(request: str, messages: Sequence[Mapping[str, Any]]) -> list[Item]:
+    """Return the input items of one response or turn, in one list."""
+    return [item for items in items_by_message(request, messages) for item in items]
 
 
-def items_said(request: str, messages: Sequence[Mapping[str, Any]]) -> list[list[Item]]:
-    """The items of each message, with the ids that it tells, else with those that follow from its place."""
+def items_by_message(request: str, messages: Sequence[Mapping[str, Any]]) -> list[list[Item]]:
+    """Return the items of each message. Their ids are those that the message has stored, else derive from its place."""
     id = item_id(request)
     made = [items_of(f"{id}-{index}", message) for index, message in enumerate(messages)]
     for message, items in zip(messages, made, strict=True):

@@ -1,4 +1,4 @@
-"""The items of a response's output, each with the events that tell of it: messages, reasoning, function calls."""
+"""The items of a response's output, each with its events: messages, reasoning, function calls."""
 
 import io
 from array import array
@@ -9,29 +9,29 @@ import msgspec
 
 from baton.api.generation.messages import call_message
 from baton.api.generation.parsed_answer import CalledTool
-from baton.api.responses.offered import prefix_of
+from baton.api.responses.response_tools import prefix_of
 
 Event: TypeAlias = dict[str, Any]
 Item: TypeAlias = dict[str, Any]
 
 
 class GrowingText:
-    """A text that grows, and the marks in it: between two of them is a delta.
+    """A text that grows, with marks in it. The text between two marks is one delta.
 
-    A mark is set when the first reader comes so far: who reads slowly gets fewer and longer deltas, and who reads again
-    gets the same. logprobs: of the tokens of the text.
+    A mark is set when the first reader reaches the end: slow readers get fewer and longer deltas, and a second reader
+    gets the same deltas.
     """
 
     def __init__(self) -> None:
-        self.logprobs: list[msgspec.Raw] = []
-        self._whole: str | None = None
-        self._written = io.StringIO()
-        self._length = 0
-        self._marks = array("Q")
-        self._logprob_marks = array("Q")
+        self.logprobs: list[msgspec.Raw] = []  # of the text's tokens
+        self._whole: str | None = None  # the text, once it is complete
+        self._written = io.StringIO()  # the text, until it is complete
+        self._length = 0  # in characters
+        self._marks = array("Q")  # the end of each delta in the text
+        self._logprob_marks = array("Q")  # the end of each delta in `logprobs`
 
     def __len__(self) -> int:
-        """How many deltas there are."""
+        """Return the number of deltas."""
         return len(self._marks)
 
     @property
@@ -40,7 +40,7 @@ class GrowingText:
 
     @property
     def size(self) -> int:
-        """Bytes of the marks."""
+        """The bytes of the marks."""
         return 8 * (len(self._marks) + len(self._logprob_marks))
 
     def add(self, text: str) -> None:
@@ -49,7 +49,7 @@ class GrowingText:
         self._length += len(text)
 
     def mark(self) -> None:
-        """What has come since the last delta is the next."""
+        """Make the text since the last mark a delta, if there is any."""
         at = self._marks[-1] if self._marks else 0
         logprobs_at = self._logprob_marks[-1] if self._logprob_marks else 0
         if self._whole is None and (self._length > at or len(self.logprobs) > logprobs_at):
@@ -57,7 +57,7 @@ class GrowingText:
             self._logprob_marks.append(len(self.logprobs))
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Complete the text; the rest of it becomes the last delta."""
         self.mark()
         self._whole = self._written.getvalue()
         self._written.close()
@@ -73,23 +73,28 @@ class GrowingText:
 
 
 class OutputItem(Protocol):
-    """One item. whole: as it is in the body; complete: nothing is missing.
-
-    first, last: its events but the deltas; opening, closing: how many these are.
-    """
+    """One item of a response's output."""
 
     growing: GrowingText
-    complete: bool
-    opening: int
-    closing: int
+    complete: bool  # nothing is missing; only then its status is "completed"
+    opening: int  # the number of events before the deltas
+    closing: int  # the number of events after them
 
-    def whole(self) -> Item: ...
+    def whole(self) -> Item:
+        """Return the item as the response object shows it."""
+        ...
 
-    def first(self) -> list[Event]: ...
+    def first(self) -> list[Event]:
+        """Return the events before the deltas."""
+        ...
 
-    def delta(self, index: int) -> Event: ...
+    def delta(self, index: int) -> Event:
+        """Return the event of one delta."""
+        ...
 
-    def last(self) -> list[Event]: ...
+    def last(self) -> list[Event]:
+        """Return the events after the deltas."""
+        ...
 
 
 class MessageItem:
@@ -162,7 +167,7 @@ class ReasoningItem:
 
 
 class FunctionCallItem:
-    """complete: its arguments are an object."""
+    """A function call. It is complete if its arguments are a whole JSON object."""
 
     opening, closing = 1, 2
 
@@ -178,7 +183,7 @@ class FunctionCallItem:
         return call_item(self._id, self._call, self.growing.text, status_of(self))
 
     def message(self) -> dict[str, Any]:
-        """As templates know it."""
+        """Return the call as templates know it."""
         return call_message(self._call.id, self._call.name, self.growing.text)
 
     def first(self) -> list[Event]:
@@ -212,16 +217,18 @@ def reasoning_item(id: str, text: str, status: str) -> Item:
 
 
 def call_item(id: str, call: CalledTool, arguments: str, status: str) -> Item:
-    """Clients know a tool of a namespace by that and the name that it has there."""
+    """Return a call as an item. Clients know a tool by its namespace and its name in it, the model by both in one."""
     name = call.name.removeprefix(prefix_of(call.namespace))
     item: Item = {"id": id, "type": "function_call", "call_id": call.id, "name": name, "arguments": arguments}
     return item | ({"namespace": call.namespace} if call.namespace else {}) | {"status": status}
 
 
 def items_of(id: str, message: Mapping[str, Any]) -> list[Item]:
-    """A message as items: its reasoning, what it says, and its calls. id: of what it says; others' are made from it.
+    """Split a message into items: reasoning, text and calls, in this order.
 
-    An answer's are those that its response has given, unless that had them in another order.
+    For an answer the ids are those that its response gave, unless the model wrote the parts in another order.
+
+    id: of the text's item; the ids of the others derive from it.
     """
     content, calls = message["content"], message.get("tool_calls", ())
     if message["role"] == "tool":

@@ -1,4 +1,4 @@
-"""What a client asks of /v1/responses: the body's fields, those that are refused, and those that are ignored."""
+"""The body of POST /v1/responses: its fields, and those that are ignored or refused."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, field
 from baton.api import errors
 from baton.api.generation.fields import Count, RequestFields, Salt, SamplingParams, TopLogprobs, request_params
 from baton.api.generation.messages import read_string
-from baton.api.generation.structured import Wanted, of_text
+from baton.api.generation.structured import GrammarWriters, of_text
 from baton.api.openai.fields import IGNORED as IGNORED_EVERYWHERE
 from baton.api.parsing import Unsupported, convert
 
@@ -29,10 +29,10 @@ UNSUPPORTED: Unsupported = {
 
 
 class TextOptions(Struct, forbid_unknown_fields=True):
-    """verbosity is ignored."""
+    """The format of the answer's text."""
 
     format: dict[str, Any] | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None  # accepted, without effect
 
 
 class Conversation(Struct, forbid_unknown_fields=True):
@@ -40,19 +40,16 @@ class Conversation(Struct, forbid_unknown_fields=True):
 
 
 class ResponseRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
-    """As OpenAI has it, and with the sampling fields that the other endpoints know.
-
-    conversation: a session, of which the response is the next turn; after: the last turn that the client knows of.
-    """
+    """OpenAI's fields, and the sampling fields that the other endpoints have too."""
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     previous_response_id: str | None = None
-    conversation: str | Conversation | None = None
-    after: Count | None = None
+    conversation: str | Conversation | None = None  # a session, whose next turn is the response
+    after: Count | None = None  # the last turn that the client knows; the session must not have a later one
     store: bool = True
-    background: bool = False
-    generate: bool = True
+    background: bool = False  # the response runs to its end, whether or not the client stays connected
+    generate: bool = True  # False: only compute the prompt
     max_output_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     text: TextOptions = field(default_factory=TextOptions)
     include: list[str] = field(default_factory=list)
@@ -80,42 +77,43 @@ class ResponseRequest(RequestFields, forbid_unknown_fields=True, kw_only=True):
         return self.conversation.id if isinstance(self.conversation, Conversation) else self.conversation
 
 
-def read_request(body: Mapping[str, Any]) -> ResponseRequest:
-    """Raises 400."""
-    asked = convert(body, ResponseRequest, IGNORED, UNSUPPORTED)
-    if not asked.input:
-        raise errors.bad_request("input: there is nothing to answer", "input", "empty_input")
-    check(asked)
-    return asked
+def read_request(fields: Mapping[str, Any]) -> ResponseRequest:
+    """Read the body of a response to create. Raises ApiError 400."""
+    body = convert(fields, ResponseRequest, IGNORED, UNSUPPORTED)
+    if not body.input:
+        raise errors.bad_request("input is empty: there is nothing to answer", "input", "empty_input")
+    check(body)
+    return body
 
 
-def check(asked: ResponseRequest) -> None:
-    """What single fields cannot say."""
-    if asked.session is not None and asked.previous_response_id is not None:
-        message = "give one of previous_response_id and conversation"
+def check(body: ResponseRequest) -> None:
+    """Check what depends on several fields. Raises ApiError 400."""
+    if body.session is not None and body.previous_response_id is not None:
+        message = "give only one of previous_response_id and conversation"
         raise errors.bad_request(message, "previous_response_id", "mutually_exclusive_parameters")
-    if asked.session is not None and asked.cache_salt:
-        raise errors.bad_request("a conversation has the cache_salt of its session", "cache_salt", "invalid_value")
-    if asked.session is None and asked.after is not None:
+    if body.session is not None and body.cache_salt:
+        message = "cache_salt cannot be set with a conversation, which has its session's own"
+        raise errors.bad_request(message, "cache_salt", "invalid_value")
+    if body.session is None and body.after is not None:
         raise errors.bad_request("after needs a conversation", "after", "invalid_value")
-    if asked.background and not asked.store:
-        raise errors.bad_request("a response in the background is stored: leave out store", "store", "invalid_value")
-    if unknown := asked.reasoning.keys() - OF_REASONING:
+    if body.background and not body.store:
+        raise errors.bad_request("background: true needs store: true", "store", "invalid_value")
+    if unknown := body.reasoning.keys() - OF_REASONING:
         field = f"reasoning.{min(unknown)}"
         raise errors.bad_request(f"unknown or unsupported field {field!r}", field, "unknown_parameter")
 
 
-def wanted_in(asked: ResponseRequest) -> Wanted:
-    """What text.format asks for. Raises ApiError 400."""
-    return of_text(asked.text.format, "text.format") if asked.text.format else {}
+def wanted_in(body: ResponseRequest) -> GrammarWriters:
+    """Read text.format. Raises ApiError 400."""
+    return of_text(body.text.format, "text.format") if body.text.format else {}
 
 
-def params_of(asked: ResponseRequest, salt: str, grammar: str) -> SamplingParams:
+def params_of(body: ResponseRequest, salt: str, grammar: str) -> SamplingParams:
     return request_params(
-        asked,
-        max_tokens=asked.max_output_tokens if asked.generate else 0,
+        body,
+        max_tokens=body.max_output_tokens if body.generate else 0,
         salt=salt,
-        logprobs=asked.top_logprobs if asked.logprobs else None,
+        logprobs=body.top_logprobs if body.logprobs else None,
         grammar=grammar,
         names={"prompt": "input", "max_tokens": "max_output_tokens"},
     )

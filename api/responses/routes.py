@@ -1,10 +1,10 @@
-"""/v1/responses: the conversation is kept here, and a next response names the last."""
+"""/v1/responses over HTTP. The server stores the conversation; the next response names the last one."""
 
 import msgspec
 from aiohttp import web
 
 from baton.api import errors
-from baton.api.exchange import GENERATION, STREAM_ERROR, answer_json, answer_with_error, read_asked
+from baton.api.exchange import GENERATION, STREAM_ERROR, answer_json, answer_with_error, read_body
 from baton.api.parsing import read_number
 from baton.api.responses.events import EventCursor
 from baton.api.responses.input_items import list_items
@@ -21,25 +21,26 @@ routes = web.RouteTableDef()
 
 @routes.post("/v1/responses")
 async def create_response(request: web.Request) -> web.StreamResponse:
+    """Create a response, and answer when it has ended, with its events, or at once if it runs in the background."""
     server = request.app[SERVER]
-    asked = read_request(await read_asked(request))
-    with await start_response(request, asked, caller_records=not asked.background) as run:
-        if not asked.background:
+    body = read_request(await read_body(request))
+    with await start_response(request, body, caller_records=not body.background) as run:
+        if not body.background:
             request[GENERATION] = run.generation
-        if asked.stream:
-            if not asked.background:
+        if body.stream:
+            if not body.background:
                 await run.wait_begun(server.config.ping_interval)
             return await stream(request, run.response)
-        if asked.background:
+        if body.background:
             return answer_json(run.response.body)
-        body = await run.read()
+        response = await run.read()
         if run.error is not None:
-            return answer_with_error(request, body, run.error)
-        return answer_json(body)
+            return answer_with_error(request, response, run.error)
+        return answer_json(response)
 
 
 async def stream(request: web.Request, stored: StoredResponse, after: int = -1) -> web.StreamResponse:
-    """Answer with the events of `stored` behind number `after`. Raises 400."""
+    """Answer with the events of `stored` that have numbers above `after`. Raises 400."""
     reader = EventCursor(stored.transcript, after)
     response = web.StreamResponse(headers=HEADERS)
     await response.prepare(request)
@@ -52,7 +53,7 @@ async def stream(request: web.Request, stored: StoredResponse, after: int = -1) 
 
 @routes.get("/v1/responses/{response}")
 async def get_response(request: web.Request) -> web.StreamResponse:
-    """With ?stream=true its events, those of the past too, and after `starting_after` only."""
+    """Return the response, or with ?stream=true all its events, or those after number `starting_after`."""
     response = find(request)
     if request.query.get("stream") != "true":
         if "starting_after" in request.query:
@@ -70,7 +71,7 @@ async def get_input_items(request: web.Request) -> web.Response:
 
 @routes.delete("/v1/responses/{response}")
 async def delete_response(request: web.Request) -> web.Response:
-    """Later responses keep what they went on from. One that is running is aborted."""
+    """Delete a response; abort it if it is running. Later responses keep the ones that they continue."""
     response = find(request)
     request.app[RESPONSES].delete(owner_of(request), response.id)
     request.app[SERVER].gateway.abort(response.id)
@@ -79,7 +80,7 @@ async def delete_response(request: web.Request) -> web.Response:
 
 @routes.post("/v1/responses/{response}/cancel")
 async def cancel_response(request: web.Request) -> web.Response:
-    """The response as it is when the ring has ended it; one that is over stays as it is."""
+    """Abort a response, and return it when the ring has ended it. A response that is over stays as it is."""
     response = find(request)
     request.app[SERVER].gateway.abort(response.id)
     await response.finished.wait()
@@ -87,7 +88,7 @@ async def cancel_response(request: web.Request) -> web.Response:
 
 
 def find(request: web.Request) -> StoredResponse:
-    """Raises 404."""
+    """Return the response of the path. Raises 404."""
     return request.app[RESPONSES].get(owner_of(request), request.match_info["response"])
 
 

@@ -1,4 +1,4 @@
-"""A response that runs, to its end, whether anybody reads it or not."""
+"""The task of a response, which reads the ring's outputs to their end, whether or not a client reads along."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -17,14 +17,14 @@ from baton.api.server import Server
 from baton.api.sessions.saver import NOT_SAVED
 from baton.api.sessions.session import OpenTurn, refused
 
+# The response's status by the member's finish_reason; else "cancelled".
 ENDS = {"stop": "completed", "length": "incomplete"}
 
 
 class ResponseRun:
-    """Reads what the ring makes of a response into its transcript; clients read that, each at its own speed.
+    """A running response: its outputs go into its transcript, from which clients read, each at its own speed.
 
-    As a context it ends the response when it is left, unless that runs in the background. error: why it failed. log:
-    for its end; None if the caller accounts for that.
+    Leaving it as a context aborts the response, unless that runs in the background.
     """
 
     def __init__(
@@ -37,15 +37,19 @@ class ResponseRun:
         turn: OpenTurn | None,
         log: structlog.typing.FilteringBoundLogger | None,
     ) -> None:
+        """turn: the session's turn that the response is.
+
+        log: gets the response's end; None if the caller logs that.
+        """
         self.response = response
         self.generation = generation
-        self.error: ApiError | None = None
+        self.error: ApiError | None = None  # why the response failed, or its turn was not saved
         self._server = server
         self._responses = responses
         self._owner = owner
         self._turn = turn
         self._log = log
-        self._said = asyncio.Event()
+        self._begun = asyncio.Event()  # the first output has come, or the end
 
     def __enter__(self) -> Self:
         return self
@@ -59,17 +63,17 @@ class ResponseRun:
         return self.response.transcript
 
     async def wait_begun(self, wait: float | None = None) -> None:
-        """Until the ring has said something, or `wait` seconds. Raises ApiError if the response has failed by then."""
+        """Wait for the first output, at most `wait` seconds. Raises ApiError if the response has failed by then."""
         try:
             async with asyncio.timeout(wait):
-                await self._said.wait()
+                await self._begun.wait()
         except TimeoutError:
             return
         if self.error is not None:
             raise self.error
 
     async def read(self) -> dict[str, Any]:
-        """To the end; the body. Raises ApiError."""
+        """Wait for the end; return the response object. Raises ApiError."""
         await self.response.finished.wait()
         if self.error is not None and not self.unsaved:
             raise self.error
@@ -77,11 +81,11 @@ class ResponseRun:
 
     @property
     def unsaved(self) -> bool:
-        """The answer is there, but the turn that it is did not come to the disk."""
+        """Whether the answer is complete, but its turn could not be saved to disk."""
         return self.error is not None and self.error.code == NOT_SAVED
 
     async def run_to_end(self) -> None:
-        """The task of the response."""
+        """Run the response to its end. This is its task."""
         try:
             with self.generation:
                 self.error = await failure(self._read())
@@ -92,7 +96,7 @@ class ResponseRun:
             self._end()
 
     async def _read(self) -> None:
-        """Raises ApiError, unless the ring had said its last word before that."""
+        """Read all outputs. Raises ApiError if the response failed before its last output."""
         generation, [member] = self.generation, self.generation.members
         try:
             while not generation.finished:
@@ -106,15 +110,16 @@ class ResponseRun:
 
     def _add(self, output: Output) -> None:
         self.transcript.add(output)
-        self._said.set()
+        self._begun.set()
 
     def _end(self) -> None:
-        """The response is over, and stored as such, before anybody reads so."""
+        """End the response, and store that, before any reader sees the end."""
         response, status = self.response, self._status()
         self._settle()
         [member] = self.generation.members
         self.transcript.finish(status, member, self.error if status == "failed" else None)
         response.measure()
+        # The ring never took the request: an HTTP client gets that as a status, so the response never existed for it.
         if refused(self.generation) and not response.body["background"]:
             self._responses.delete(self._owner, response.id)
         self._responses.mark_ended(self._owner, response)
@@ -123,9 +128,10 @@ class ResponseRun:
             self._server.record_end(self.generation, (error.code or str(error.status)) if error is not None else None)
             self._log.info("response", response=response.id, **summary(self.generation))
         response.finished.set()
-        self._said.set()
+        self._begun.set()
 
     def _settle(self) -> None:
+        """Settle the turn. A failure that comes after its turn is in the session must not be retried."""
         if self._turn is not None:
             self._turn.settle()
             turn = self.response.turn = self._turn.settled
@@ -142,7 +148,7 @@ class ResponseRun:
 
 
 async def failure(work: Awaitable[None]) -> ApiError | None:
-    """What `work` raises, as clients see it."""
+    """Await `work`; return what it raises, as clients see it."""
     try:
         await work
     except ApiError as error:

@@ -1,8 +1,9 @@
-"""From what a client asks for to a response that runs."""
+"""From the body of a response to its running task."""
 
 import time
 import uuid
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,18 +14,18 @@ from aiohttp import web
 from baton.actors.requests import Output, Request
 from baton.api import errors
 from baton.api.exchange import REQUEST_ID, request_context, salt_of
+from baton.api.generation.chat_plan import ChatInput, plan_output, render_input
 from baton.api.generation.chat_prompt import Render, effort_variables, render
 from baton.api.generation.outputs import Generation
-from baton.api.generation.parsed_answer import ParsedAnswer
 from baton.api.generation.request_builder import build_request
 from baton.api.generation.served_model import ServedModel, Text
-from baton.api.generation.tool_choice import grammar_of, read_tool_use
+from baton.api.generation.tool_choice import read_tool_use
 from baton.api.openai.chat_answers import choice_logprobs
 from baton.api.responses.context import chain_messages, find_previous, open_turn
 from baton.api.responses.events import Transcript
-from baton.api.responses.input import read_input
-from baton.api.responses.offered import read_response_tool
+from baton.api.responses.input import Find, read_input
 from baton.api.responses.request import ResponseRequest, params_of, wanted_in
+from baton.api.responses.response_tools import read_response_tool
 from baton.api.responses.run import ResponseRun
 from baton.api.responses.store import RESPONSES, StoredResponse
 from baton.api.responses.truncation import render_what_fits
@@ -39,43 +40,42 @@ Messages = list[dict[str, Any]]
 
 
 async def start_response(
-    request: web.Request, asked: ResponseRequest, latest: StoredResponse | None = None, caller_records: bool = False
+    request: web.Request, body: ResponseRequest, latest: StoredResponse | None = None, caller_records: bool = False
 ) -> ResponseRun:
     """Render, submit and store a response, and start the task that reads it. Raises 400, 404, 409, 503.
 
-    latest: a response that may be gone on from although it is not stored. caller_records: the caller logs its end.
+    latest: a response that this one may continue although it is not stored.
+    caller_records: the caller logs the end of the response.
     """
     server, responses = request.app[SERVER], request.app[RESPONSES]
     owner, id = owner_of(request), f"resp_{uuid.uuid4().hex}"
-    model = server.ready(asked.model)
-    if asked.background and not responses.enabled:
+    model = server.ready(body.model)
+    if body.background and not responses.enabled:
         raise errors.unsupported("background", "needs stored responses: --response-retention is 0")
-    previous = find_previous(responses, owner, asked.previous_response_id, latest)
-    messages = await read_input(model, asked.input, partial(responses.item, owner))
-    use = await read_tool_use(model, asked.tools, asked.tool_choice, asked.parallel_tool_calls, read_response_tool)
-    variables = effort_variables(model, asked.effort, "reasoning.effort") | asked.chat_template_kwargs
-    make, salt = render_of(asked), salt_of(request, asked.cache_salt)
+    previous = find_previous(responses, owner, body.previous_response_id, latest)
+    chat = replace(await read_chat(model, body, partial(responses.item, owner)), output=wanted_in(body))
     with ExitStack() as unless_begun:
-        turn = open_turn(request.app[SESSIONS], owner, asked, id)
-        if turn is not None:
+        turn = open_turn(request.app[SESSIONS], owner, body, id)
+        if turn is None:
+            salt = salt_of(request, body.cache_salt)
+            whole = instructions(body) + chain_messages(previous) + chat.messages
+            prompt = await render_input(model, replace(chat, messages=whole), salt, render_of(body))
+        else:
             unless_begun.enter_context(turn)
             salt = turn.session.salt
-            prompt = await extend_chat(model, turn, opening(asked, turn.base) + messages, variables, use, make)
-        else:
-            whole = instructions(asked) + chain_messages(previous) + messages
-            prompt = await make(model, whole, "answer" if asked.generate else "closed", variables, use.tools, salt=salt)
-        grammar = await grammar_of(model, prompt, use, wanted_in(asked))
-        built = build_request(model, id, prompt, params_of(asked, salt, grammar))
+            added = opening(body, turn.base) + chat.messages
+            prompt = await extend_chat(model, turn, added, chat.variables, chat.tools, render_of(body))
+        plan = await plan_output(model, prompt, chat)
+        built = build_request(model, id, prompt, params_of(body, salt, plan.grammar))
         generation = submit(request, model, built, turn)
         unless_begun.pop_all()
-    logprobs = partial(encoded_logprobs, model.text) if asked.logprobs else None
-    body = new_body(server.name, asked, built, turn, store=asked.store and responses.enabled)
-    parsed = ParsedAnswer(model, prompt, use, id)
-    transcript = Transcript(body, parsed, logprobs, prefill_only=not asked.generate)
-    response = StoredResponse(id=id, transcript=transcript, previous=previous, messages=messages)
+    logprobs = partial(encoded_logprobs, model.text) if body.logprobs else None
+    description = describe(server.name, body, built, turn, store=body.store and responses.enabled)
+    transcript = Transcript(description, plan.parser(id), logprobs, prefill_only=not body.generate)
+    response = StoredResponse(id=id, transcript=transcript, previous=previous, messages=chat.messages)
     if turn is not None:
         response.base = turn.base
-    if body["store"]:
+    if description["store"]:
         responses.put(owner, response)
     log = None if caller_records else structlog.get_logger().bind(id=request[REQUEST_ID])
     run = ResponseRun(server, responses, owner, response, generation, turn, log)
@@ -83,21 +83,35 @@ async def start_response(
     return run
 
 
-def instructions(asked: ResponseRequest) -> Messages:
-    return [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+async def read_chat(model: ServedModel, body: ResponseRequest, find: Find) -> ChatInput:
+    """Read the parts of the body that decide the prompt, without what it continues. Raises ApiError: 400, 404.
+
+    find: returns the stored item that a reference names.
+    """
+    tools = await read_tool_use(model, body.tools, body.tool_choice, body.parallel_tool_calls, read_response_tool)
+    return ChatInput(
+        await read_input(model, body.input, find) if body.input else [],
+        "answer" if body.generate else "closed",
+        effort_variables(model, body.effort, "reasoning.effort") | body.chat_template_kwargs,
+        tools,
+    )
 
 
-def opening(asked: ResponseRequest, base: Turn | None) -> Messages:
-    """What comes before the input: a conversation has the instructions of its first turn."""
-    return [] if is_fed(base) else instructions(asked)
+def instructions(body: ResponseRequest) -> Messages:
+    return [{"role": "system", "content": body.instructions}] if body.instructions else []
 
 
-def render_of(asked: ResponseRequest) -> Render:
-    return render_what_fits if asked.truncation == "auto" else render
+def opening(body: ResponseRequest, base: Turn | None) -> Messages:
+    """Return the messages before the input in a conversation, which keeps the instructions of its first turn."""
+    return [] if is_fed(base) else instructions(body)
+
+
+def render_of(body: ResponseRequest) -> Render:
+    return render_what_fits if body.truncation == "auto" else render
 
 
 def submit(request: web.Request, model: ServedModel, built: Request, turn: OpenTurn | None) -> Generation:
-    """Raises 400, 404, 503."""
+    """Submit the response to the ring. Raises 400, 404, 503."""
     gateway = request.app[SERVER].gateway
     if turn is None:
         return gateway.submit([built], request_context(request))
@@ -109,40 +123,39 @@ def submit(request: web.Request, model: ServedModel, built: Request, turn: OpenT
 
 
 def encoded_logprobs(text: Text, output: Output) -> list[msgspec.Raw]:
-    """An output's log probabilities. As JSON they take a fraction of the memory of their objects."""
+    """Return an output's log probabilities as JSON, which takes a fraction of the memory of their objects."""
     return [msgspec.Raw(msgspec.json.encode(item)) for item in choice_logprobs(text, output.logprobs).content]
 
 
-def new_body(
-    model: str, asked: ResponseRequest, request: Request, turn: OpenTurn | None, store: bool
-) -> dict[str, Any]:
-    acted_on = asked.instructions if turn is None or not is_fed(turn.base) else None
-    body = {
+def describe(model: str, body: ResponseRequest, request: Request, turn: OpenTurn | None, store: bool) -> dict[str, Any]:
+    """Return the response object of a response that begins."""
+    effective = body.instructions if turn is None or not is_fed(turn.base) else None
+    description = {
         "id": request.id,
         "object": "response",
         "created_at": int(time.time()),
         "completed_at": None,
-        "status": "queued" if asked.background else "in_progress",
-        "background": asked.background,
+        "status": "queued" if body.background else "in_progress",
+        "background": body.background,
         "conversation": {"id": turn.session.id} if turn is not None else None,
         "error": None,
         "incomplete_details": None,
-        "instructions": acted_on,
-        "max_output_tokens": asked.max_output_tokens,
-        "metadata": asked.metadata,
+        "instructions": effective,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata,
         "model": model,
         "output": [],
-        "parallel_tool_calls": asked.parallel_tool_calls,
-        "previous_response_id": asked.previous_response_id,
-        "reasoning": {"effort": asked.effort, "summary": None},
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": body.effort, "summary": None},
         "store": store,
         "temperature": request.sampling.temperature,
-        "text": {"format": asked.text.format or {"type": "text"}},
-        "tool_choice": asked.tool_choice if asked.tool_choice is not None else "auto" if asked.tools else "none",
-        "tools": asked.tools,
-        "top_logprobs": asked.top_logprobs,
+        "text": {"format": body.text.format or {"type": "text"}},
+        "tool_choice": body.tool_choice if body.tool_choice is not None else "auto" if body.tools else "none",
+        "tools": body.tools,
+        "top_logprobs": body.top_logprobs,
         "top_p": request.sampling.top_p,
-        "truncation": asked.truncation,
+        "truncation": body.truncation,
         "usage": None,
     }
-    return body | ({"turn": turn.number} if turn is not None else {})
+    return description | ({"turn": turn.number} if turn is not None else {})

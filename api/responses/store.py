@@ -1,4 +1,4 @@
-"""Responses that later ones can go on from: kept for a time, at most so many, each for the owner that made it."""
+"""Stored responses, which later ones can continue: limited in age, number and bytes, and separate for each owner."""
 
 import asyncio
 import time
@@ -16,32 +16,28 @@ from baton.api.responses.events import Transcript
 from baton.api.sessions.by_owner import ByOwner, Key
 from baton.api.sessions.log import Turn, backwards
 
-MAX_RESPONSES = 10_000
+MAX_RESPONSES = 10_000  # that have ended
 
 
 @dataclass(eq=False, kw_only=True)
 class StoredResponse:
-    """One response, and the chain of those that it goes on from, which it keeps although they may be deleted.
-
-    messages: its input, without instructions. base, turn: if it is a turn of a session, the one that it goes on from,
-    and its own once it has ended; they never change, whatever becomes of the session. refcount: how many keep it (the
-    store, and responses that go on from it); its size counts while there are any.
-    """
+    """One response, linked to the chain of responses that it continues. The link holds even if these are deleted."""
 
     id: str
     transcript: Transcript
     previous: "StoredResponse | None" = None
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]]  # its input, without instructions
     base: Turn | None = None
-    turn: Turn | None = None
-    stored: float = 0.0
-    size: int = 0
-    refcount: int = 0
+    """If the response is a turn of a session: the turn before it. A rewind of the session does not change it."""
+    turn: Turn | None = None  # its own turn, once it has ended
+    stored: float = 0.0  # the time of its end, on the store's clock
+    size: int = 0  # bytes of its JSON
+    refcount: int = 0  # the store and the responses that continue it; its size counts while this is above 0
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def body(self) -> dict[str, Any]:
-        """As clients see it."""
+        """The response object as clients see it."""
         return self.transcript.body
 
     @property
@@ -49,19 +45,19 @@ class StoredResponse:
         return not self.transcript.over
 
     def measure(self) -> None:
-        """To be called when it is over."""
+        """Set the size. Call it when the response has ended."""
         self.size = self.transcript.size + len(msgspec.json.encode(self.messages))
 
     @property
-    def said(self) -> list[dict[str, Any]]:
-        """Its input and its answer."""
+    def exchange(self) -> list[dict[str, Any]]:
+        """The messages of its input and its answer."""
         if self.transcript.prefill_only:
             return self.messages
         return [*self.messages, self.transcript.message]
 
 
 def chain(last: StoredResponse | None) -> list[StoredResponse]:
-    """Those up to `last`, oldest first."""
+    """Return the responses up to and including `last`, oldest first."""
     responses = []
     while last is not None:
         responses.append(last)
@@ -70,24 +66,27 @@ def chain(last: StoredResponse | None) -> list[StoredResponse]:
 
 
 class ResponseStore:
-    """Stored responses by owner and id. Those that run are not dropped; of the others the oldest go first.
+    """Stored responses by owner and id. Running responses are never dropped.
 
-    For want of room they are the oldest of whoever holds most.
-
-    retention: seconds for which an ended one is kept; 0 stores none. cap: most `bytes`. At most MAX_RESPONSES that have
-    ended are kept. bytes: the JSON of all that have ended and are stored, or gone on from by such, and the logs of the
-    turns that these hold, each counted once.
+    An ended response is dropped after its retention. If there are too many, or too many bytes, the owner with the most
+    bytes loses its oldest.
     """
 
     def __init__(self, retention: float, cap: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """retention: seconds for which an ended response is stored; 0 stores none.
+
+        cap: the limit of `bytes`.
+        """
         self.enabled = retention > 0
         self.bytes = 0
+        """The JSON of all ended responses that are stored or that stored ones continue, and of the logs of the turns
+        that these hold. Each is counted once."""
         self._retention = retention
         self._cap = cap
         self._clock = clock
         self._running: dict[Key, StoredResponse] = {}
         self._ended: ByOwner[StoredResponse] = ByOwner()
-        self._turns: Counter[Turn] = Counter()
+        self._turns: Counter[Turn] = Counter()  # references to each turn
         self._bytes_of: Counter[bytes] = Counter()
 
     def __len__(self) -> int:
@@ -98,13 +97,13 @@ class ResponseStore:
         return len(self._running)
 
     def put(self, owner: bytes, response: StoredResponse) -> None:
-        """Store a response that runs. It has no age and does not count in `bytes` until it has ended."""
+        """Store a running response. It does not age or count in `bytes` until `mark_ended`."""
         self._running[owner, response.id] = response
 
     def mark_ended(self, owner: bytes, response: StoredResponse) -> None:
-        """Note that a stored response has ended: from now on it has an age, and counts in `bytes`.
+        """Note that a stored response has ended: from now on it ages and counts in `bytes`.
 
-        Does nothing if it was not put here, or was deleted.
+        Does nothing if it was never stored, or was deleted.
         """
         if self._running.pop((owner, response.id), None) is None:
             return
@@ -118,19 +117,22 @@ class ResponseStore:
         return self._running.get((owner, id)) or self._ended.get((owner, id))
 
     def get(self, owner: bytes, id: str) -> StoredResponse:
-        """Raises 404."""
+        """Return a stored response. Raises 404."""
         response = self.find(owner, id)
         if response is None:
             raise ApiError(404, f"there is no response {id!r}", "not_found_error", "response_id", "response_not_found")
         return response
 
     def item(self, owner: bytes, id: str, field: str) -> dict[str, Any]:
-        """An item of the output of a stored response, whose id is made from that one's. Raises 404 naming the field."""
+        """Return an output item of a stored response, found by its id, which derives from the response's. Raises 404.
+
+        field: the field that the error names.
+        """
         response = self.find(owner, "resp_" + id.partition("_")[2].partition(".")[0])
         for item in response.body["output"] if response is not None else ():
             if item["id"] == id:
                 return dict(item)
-        message = f"there is no item {id!r} in a response that is stored"
+        message = f"no stored response has an item {id!r}"
         raise ApiError(404, message, "not_found_error", field, "item_not_found")
 
     def delete(self, owner: bytes, id: str) -> None:
@@ -139,6 +141,7 @@ class ResponseStore:
             self._release(owner, response)
 
     def _drop(self) -> None:
+        """Drop expired responses, and others while a limit is exceeded."""
         expired = self._clock() - self._retention
         while self._ended:
             owner, oldest = next(self._ended.items())
@@ -150,7 +153,7 @@ class ResponseStore:
             self.delete(owner, oldest.id)
 
     def _hold(self, owner: bytes, response: StoredResponse | None) -> None:
-        """Count it, and what it goes on from."""
+        """Count a response, and the chain before it unless that is counted already."""
         while response is not None:
             response.refcount += 1
             if response.refcount > 1:
@@ -189,7 +192,7 @@ class ResponseStore:
 
 
 def no_previous(id: str) -> ApiError:
-    message = f"there is no response {id!r} to go on from"
+    message = f"there is no response {id!r} to continue"
     return errors.bad_request(message, "previous_response_id", "previous_response_not_found")
 
 

@@ -1,4 +1,4 @@
-"""truncation: "auto": a conversation that is too long for the model goes on without its oldest messages."""
+"""truncation: "auto", which drops the oldest messages of a conversation that is too long for the model."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +11,7 @@ from baton.api.generation.messages import Message
 from baton.api.generation.request_builder import Prompt, too_long
 from baton.api.generation.served_model import ServedModel
 from baton.api.generation.tools import Tool
+from baton.models.text.template import Beginning
 
 
 async def render_what_fits(
@@ -19,22 +20,25 @@ async def render_what_fits(
     ending: Ending,
     template_kwargs: Mapping[str, Any],
     tools: Sequence[Tool] = (),
+    beginnings: Sequence[Beginning] = (),
     *,
     salt: str,
 ) -> Prompt:
-    """`render`, without as many of the oldest messages as have to go so that a token of the answer fits.
+    """Do as `render`, without the oldest messages that must be dropped so that a token of the answer fits.
 
-    What stays begins with what a user says, if that can be, and the system's messages at the beginning stay. The end of
-    what goes moves in steps of half as many characters as the model takes tokens: so the next turns, which bring the
-    whole conversation again, begin with the same tokens, and go on from the state. Raises ApiError 400 as `render`
-    does, and if the last message does not fit.
+    System messages at the beginning stay. The rest begins with a user's message if possible. The cut moves in steps of
+    half as many characters as the model's length has tokens. So the next turns, which send the whole conversation
+    again, are cut at the same place, and resume from the cached state.
+
+    Raises ApiError 400 as `render` does, and if the last message alone does not fit.
     """
     first = next((index for index, message in enumerate(messages) if message["role"] != "system"), len(messages))
     system, rest = messages[:first], messages[first:]
 
     async def prompt_from(cut: int) -> Prompt | None:
+        """Render the chat without the first `cut` messages after the system's; None if it does not fit."""
         try:
-            prompt = await render(model, system + rest[cut:], ending, template_kwargs, tools, salt=salt)
+            prompt = await render(model, system + rest[cut:], ending, template_kwargs, tools, beginnings, salt=salt)
         except ApiError as error:
             if error.code == "context_length_exceeded":
                 return None
@@ -50,9 +54,12 @@ async def render_what_fits(
 
 
 def ways_to_cut(messages: Sequence[Message], step: int) -> list[list[int]]:
-    """Where what stays may begin: in steps, at each message of a user, and anywhere but at a result of a call.
+    """Return three lists of places where the rest may begin, in order of preference.
 
-    The last is looked at if nothing of the others leaves little enough.
+    First one place for each step, at a user's message; then every user's message; then every message but results of
+    calls, which would be without their call.
+
+    step: in characters of the messages as JSON.
     """
     users = [index for index, message in enumerate(messages) if index and message["role"] == "user"]
     others = [index for index, message in enumerate(messages) if index and message["role"] != "tool"]
@@ -65,7 +72,7 @@ def ways_to_cut(messages: Sequence[Message], step: int) -> list[list[int]]:
 
 
 async def first_that_fits(cuts: Sequence[int], prompt_from: Callable[[int], Awaitable[Prompt | None]]) -> Prompt | None:
-    """The prompt that begins at the first of these places from which it fits; later ones are shorter."""
+    """Return the prompt from the first of these places that fits. Bisects, as later places give shorter prompts."""
     low, high, found = 0, len(cuts) - 1, await prompt_from(cuts[-1])
     while found is not None and low < high:
         middle = (low + high) // 2

@@ -1,7 +1,7 @@
 """GET /v1/responses as a websocket: `response.create` comes in, the events of the response go out.
 
-`response.resume` asks for those of a response that another socket began. Events with the same stream_id are one lane:
-its responses come one after the other, those of other lanes beside them.
+`response.resume` asks for the events of a response that another socket began. Events with the same stream_id belong to
+one lane. The responses of a lane run one after another, and lanes run concurrently.
 """
 
 import asyncio
@@ -31,12 +31,13 @@ routes = web.RouteTableDef()
 
 OPEN_SOCKETS = web.AppKey("open_sockets", set[web.WebSocketResponse])
 MAX_LANES = 64
-MAX_WAITING = 16
+MAX_WAITING = 16  # events of one lane
 MAX_UNANSWERED_PINGS = 8
 
 
 @routes.get("/v1/responses", allow_head=False)
 async def connect(request: web.Request) -> web.StreamResponse:
+    """Open a websocket, and serve it until it is closed."""
     server = request.app[SERVER]
     server.ready()
     check_subprotocol(request)
@@ -44,7 +45,7 @@ async def connect(request: web.Request) -> web.StreamResponse:
         autoping=False, max_msg_size=server.config.body_limit, protocols=(SUBPROTOCOL,), timeout=1.0
     )
     if not socket.can_prepare(request).ok:
-        message = "this is a websocket's address: POST creates a response"
+        message = "GET here opens a websocket: use POST to create a response over HTTP"
         raise ApiError(426, message, "invalid_request_error", code="upgrade_required", headers={"Upgrade": "websocket"})
     await socket.prepare(request)
     request.app[OPEN_SOCKETS].add(socket)
@@ -56,39 +57,43 @@ async def connect(request: web.Request) -> web.StreamResponse:
 
 
 def check_subprotocol(request: web.Request) -> None:
-    """A client that offers some must offer the one that is spoken: a key among them is never sent back. Raises 400."""
+    """Check that a client which offers subprotocols offers the one that this server speaks. Raises 400.
+
+    Browsers send an API key as a subprotocol; the answer must name another one, so as never to send the key back.
+    """
     offered = subprotocols(request)
     if offered and SUBPROTOCOL not in offered:
-        raise errors.bad_request(f"offer the subprotocol {SUBPROTOCOL!r}, or none", code="unknown_subprotocol")
+        message = f"Sec-WebSocket-Protocol must include {SUBPROTOCOL!r}, or be absent"
+        raise errors.bad_request(message, code="unknown_subprotocol")
 
 
 async def close_all(app: web.Application) -> None:
+    """Close every websocket because the server shuts down."""
     sockets = app[OPEN_SOCKETS]
     for socket in list(sockets):
         await socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server is shutting down")
 
 
 class ResumeRequest(Struct, forbid_unknown_fields=True):
-    """starting_after: the last event that the client has seen."""
+    """The fields of `response.resume`."""
 
     response_id: str
-    starting_after: Count | None = None
+    starting_after: Count | None = None  # the number of the last event that the client has seen
 
 
 class Lane:
-    """Responses that are asked for in a row, each as the event's type, its fields and its bytes.
-
-    latest: the last one, which the next may go on from, stored or not.
-    """
+    """The responses of one stream_id, which run one after another."""
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[str, dict[str, Any], int]] = deque()
+        self.waiting: deque[tuple[str, dict[str, Any], int]] = deque()  # events: type, fields, bytes
         self.task: asyncio.Task[None] | None = None
-        self.running: str | None = None
-        self.latest: StoredResponse | None = None
+        self.running: str | None = None  # the id of the response
+        self.latest: StoredResponse | None = None  # the next response may continue it, even if it is not stored
 
 
 class Connection:
+    """One websocket and its lanes."""
+
     def __init__(self, request: web.Request, server: Server, socket: web.WebSocketResponse) -> None:
         self._request = request
         self._server = server
@@ -101,7 +106,7 @@ class Connection:
         self._unanswered = 0
 
     async def serve(self) -> None:
-        """Until the client leaves; then everything that it still waits for is aborted."""
+        """Serve the client until it disconnects; then abort what it still waits for."""
         self._connection.open_websocket()
         pinging = asyncio.ensure_future(self._ping(self._server.config.ping_interval))
         try:
@@ -119,7 +124,7 @@ class Connection:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ping(self, interval: float) -> None:
-        """Cut off a client that is owed a response and is not there: neither does it answer, nor does it read."""
+        """Ping the client. Disconnect it if it waits for a response, but neither answers pings nor reads events."""
         while not self._socket.closed:
             await asyncio.sleep(interval)
             owed = any(lane.task is not None and not lane.task.done() for lane in self._lanes.values())
@@ -149,7 +154,7 @@ class Connection:
             self._drop_idle_lanes()
         lane = self._lanes.setdefault(stream_id, Lane())
         if len(lane.waiting) >= MAX_WAITING:
-            raise errors.queue_full(f"{MAX_WAITING} responses wait already")
+            raise errors.queue_full(f"this stream has {MAX_WAITING} waiting responses already")
         lane.waiting.append((kind, body, size))
         self._connection.hold(queued=self._connection.queued + size)
         if lane.task is None or lane.task.done():
@@ -158,18 +163,18 @@ class Connection:
     def _drop_idle_lanes(self) -> None:
         self._lanes = {id: lane for id, lane in self._lanes.items() if lane.task is not None and not lane.task.done()}
         if len(self._lanes) >= MAX_LANES:
-            raise errors.queue_full(f"{MAX_LANES} lanes are busy already")
+            raise errors.queue_full(f"this connection has {MAX_LANES} busy streams already")
 
     def _cancel(self, stream_id: str | None, response_id: object) -> None:
-        """Abort what the lane is at, or the response named: it ends as `response.incomplete`."""
+        """Abort the response that is named, or else the lane's running one. It ends with `response.incomplete`."""
         running = {lane.running for lane in self._lanes.values()} - {None}
         id = response_id if response_id is not None else self._lanes.get(stream_id, Lane()).running
         if not (isinstance(id, str) and (id in running or self._runs_elsewhere(id))):
-            raise errors.bad_request("there is no such response running", "response_id", "response_not_found")
+            raise errors.bad_request("response_id: no such response is running", "response_id", "response_not_found")
         self._server.gateway.abort(id)
 
     def _runs_elsewhere(self, id: str) -> bool:
-        """In the background, or for another connection of the same owner."""
+        """Return whether the response runs in the background, or for another connection of the same owner."""
         stored = self._responses.find(self._owner, id)
         return stored is not None and stored.running
 
@@ -188,24 +193,24 @@ class Connection:
                 await self._send_error(stream_id, errors.internal("the server failed"))
 
     async def _respond(self, stream_id: str | None, lane: Lane, kind: str, body: dict[str, Any]) -> None:
-        given = {name: value for name, value in body.items() if value is not None and name != "stream"}
+        fields = {name: value for name, value in body.items() if value is not None and name != "stream"}
         try:
-            await (self._resume if kind == "response.resume" else self._create)(stream_id, lane, given)
+            await (self._resume if kind == "response.resume" else self._create)(stream_id, lane, fields)
         finally:
             lane.running = None
 
-    async def _create(self, stream_id: str | None, lane: Lane, body: dict[str, Any]) -> None:
-        asked = read_request(body)
-        with await start_response(self._request, asked, lane.latest) as run:
+    async def _create(self, stream_id: str | None, lane: Lane, fields: dict[str, Any]) -> None:
+        body = read_request(fields)
+        with await start_response(self._request, body, lane.latest) as run:
             lane.running, lane.latest = run.response.id, run.response
-            if not asked.background:
+            if not body.background:
                 await run.wait_begun()
             await self._send_all(stream_id, EventCursor(run.transcript))
 
-    async def _resume(self, stream_id: str | None, lane: Lane, body: dict[str, Any]) -> None:
-        asked = convert(body, ResumeRequest)
-        response = self._responses.get(self._owner, asked.response_id)
-        reader = EventCursor(response.transcript, asked.starting_after if asked.starting_after is not None else -1)
+    async def _resume(self, stream_id: str | None, lane: Lane, fields: dict[str, Any]) -> None:
+        body = convert(fields, ResumeRequest)
+        response = self._responses.get(self._owner, body.response_id)
+        reader = EventCursor(response.transcript, body.starting_after if body.starting_after is not None else -1)
         lane.running, lane.latest = response.id, response
         await self._send_all(stream_id, reader)
 
@@ -219,7 +224,7 @@ class Connection:
         await self._send(stream_id, {"type": "error", "status": error.status, "error": detail})
 
     async def _send(self, stream_id: str | None, event: Event) -> None:
-        """Waits while the client does not read; meanwhile what comes is merged."""
+        """Send an event. Waits while the client does not read; the text that comes meanwhile becomes one delta."""
         if stream_id is not None:
             event["stream_id"] = stream_id
         await self._socket.send_str(msgspec.json.encode(event).decode())
@@ -227,7 +232,7 @@ class Connection:
 
 
 def read_event(data: str | bytes) -> dict[str, Any]:
-    """Raises 400."""
+    """Decode an event. Raises 400."""
     try:
         event = msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -240,5 +245,5 @@ def read_event(data: str | bytes) -> dict[str, Any]:
 def read_stream_id(event: dict[str, Any]) -> str | None:
     stream_id = event.pop("stream_id", None)
     if stream_id is not None and not (isinstance(stream_id, str) and 0 < len(stream_id) <= 256):
-        raise errors.bad_request("stream_id must be a short string", "stream_id", "invalid_value")
+        raise errors.bad_request("stream_id must be a string of 1 to 256 characters", "stream_id", "invalid_value")
     return stream_id

@@ -1,1 +1,1 @@
-"""SGLang's /generate, and its sessions."""
+"""SGLang's API: /generate, and sessions."""

@@ -1,4 +1,4 @@
-"""POST /generate, as SGLang's clients send it. A stream's events carry everything so far, as theirs do."""
+"""POST /generate as in SGLang. Each event of a stream has the whole answer so far, as SGLang's own do."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from baton.api.generation.offload import off_loop
 from baton.api.generation.outputs import Generation
 from baton.api.generation.request_builder import Prompt, build_request, encode_all
 from baton.api.generation.served_model import ServedModel, Text
-from baton.api.generation.structured import Wanted, of_kinds
+from baton.api.generation.structured import GrammarWriters, of_kinds
 from baton.api.parsing import Unsupported, convert
 from baton.api.server import SERVER
 from baton.api.sse import stream
@@ -57,6 +57,7 @@ UNSUPPORTED_SAMPLING: Unsupported = {
     "beam_width": (1,),
 }
 IGNORED_SAMPLING = frozenset({"spaces_between_special_tokens", "stream_interval"})
+# The names of fields in error messages, where they differ from those of SamplingParams.
 NAMES = {
     "prompt": "text",
     "max_tokens": "sampling_params.max_new_tokens",
@@ -73,7 +74,10 @@ Start: TypeAlias = Annotated[int, Meta(ge=-1, lt=2**31)]
 
 
 class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """text or input_ids, single or a list of them; with a list, other fields may be lists of the same length."""
+    """The body: one prompt or a batch of them, in `text` or `input_ids`.
+
+    In a batch, fields that may be a list have one entry for each prompt, or one value for all.
+    """
 
     model: str | None = None
     text: str | list[str] | None = None
@@ -81,7 +85,7 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     sampling_params: dict[str, Any] | list[dict[str, Any]] = field(default_factory=dict)
     rid: Id | list[Id] | None = None
     return_logprob: bool | list[bool] = False
-    logprob_start_len: Start | list[Start] = -1
+    logprob_start_len: Start | list[Start] = -1  # the first prompt token with a log probability; -1: none has
     top_logprobs_num: TopLogprobs | list[TopLogprobs] = 0
     token_ids_logprob: list[int | list[int] | None] = field(default_factory=list)
     return_text_in_logprobs: bool = False
@@ -89,11 +93,13 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     priority: Priority = 0
     checkpoints: list[int | list[int] | None] = field(default_factory=list)
     keep: KeepHint | list[KeepHint | None] | None = None
-    extra_key: Salt = ""
+    extra_key: Salt = ""  # SGLang's name of cache_salt
     cache_salt: Salt = ""
 
 
 class GenerateParams(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+    """The body's sampling_params."""
+
     max_new_tokens: Count = DEFAULT_MAX_NEW_TOKENS
     min_new_tokens: Count = 0
     sampling_seed: int | None = None
@@ -106,22 +112,23 @@ class GenerateParams(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Item:
-    """One sequence to generate, and how its answer is shown."""
+    """One sequence to generate."""
 
     request: Request
-    scoring: bool
+    scoring: bool  # max_new_tokens is 0: only the prompt's log probabilities are shown
 
 
-async def generate(request: web.Request, asked: GenerateRequest) -> web.StreamResponse:
+async def generate(request: web.Request, body: GenerateRequest) -> web.StreamResponse:
+    """Answer a /generate without a session."""
     server = request.app[SERVER]
-    model = server.ready(asked.model)
-    check_batch(request, len(asked.text or asked.input_ids or ()) if is_batch(asked) else 1)
-    items = await read_items(model, asked, salt_of(request, salt_in(asked)))
-    alone = len(items) == 1 and not is_batch(asked)
+    model = server.ready(body.model)
+    check_batch(request, len(body.text or body.input_ids or ()) if is_batch(body) else 1)
+    items = await read_items(model, body, salt_of(request, salt_in(body)))
+    alone = len(items) == 1 and not is_batch(body)
     own = [replace(item.request, id=ring_id(request, item.request.id)) for item in items]
     with submit(request, own) as generation:
-        writer = GenerateWriter(model.text, asked, items, generation)
-        if asked.stream:
+        writer = GenerateWriter(model.text, body, items, generation)
+        if body.stream:
             return await stream(request, generation, GenerateEncoder(writer, alone), server.config.ping_interval)
         answers = await collect(generation)
         results = await off_loop(
@@ -130,20 +137,21 @@ async def generate(request: web.Request, asked: GenerateRequest) -> web.StreamRe
         return answer_json(results[0] if alone else results)
 
 
-def is_batch(asked: GenerateRequest) -> bool:
-    if asked.text is not None:
-        return isinstance(asked.text, list)
-    return bool(asked.input_ids) and isinstance((asked.input_ids or [0])[0], list)
+def is_batch(body: GenerateRequest) -> bool:
+    if body.text is not None:
+        return isinstance(body.text, list)
+    return bool(body.input_ids) and isinstance((body.input_ids or [0])[0], list)
 
 
-async def read_prompts(model: ServedModel, asked: GenerateRequest) -> list[Prompt]:
-    if (asked.text is None) == (asked.input_ids is None):
-        raise errors.bad_request("give either text or input_ids", "text", "invalid_value")
-    if asked.text is not None:
-        prompts = await encode_all(model, asked.text if isinstance(asked.text, list) else [asked.text], field="text")
+async def read_prompts(model: ServedModel, body: GenerateRequest) -> list[Prompt]:
+    """Read the prompts, of which there is one unless the body is a batch. Raises ApiError 400."""
+    if (body.text is None) == (body.input_ids is None):
+        raise errors.bad_request("give one of text and input_ids", "text", "invalid_value")
+    if body.text is not None:
+        prompts = await encode_all(model, body.text if isinstance(body.text, list) else [body.text], field="text")
     else:
         try:
-            rows = msgspec.convert(asked.input_ids if is_batch(asked) else [asked.input_ids], list[list[int]])
+            rows = msgspec.convert(body.input_ids if is_batch(body) else [body.input_ids], list[list[int]])
         except msgspec.ValidationError:
             message = "expected a list of token ids, or a list of such lists"
             raise errors.bad_request(f"input_ids: {message}", "input_ids", "invalid_value") from None
@@ -153,43 +161,45 @@ async def read_prompts(model: ServedModel, asked: GenerateRequest) -> list[Promp
     return prompts
 
 
-async def read_items(model: ServedModel, asked: GenerateRequest, salt: str) -> list[Item]:
-    prompts = await read_prompts(model, asked)
+async def read_items(model: ServedModel, body: GenerateRequest, salt: str) -> list[Item]:
+    """Read all sequences: n for the first prompt, n for the second, and so on. Raises ApiError: 400, 503."""
+    prompts = await read_prompts(model, body)
     size = len(prompts)
-    given = broadcast_params(asked.sampling_params, size)
-    params, places = [read_sampling(p, at) for p, at in given], [at for _, at in given]
-    logprob = broadcast(asked.return_logprob, size, "return_logprob")
-    start = broadcast(asked.logprob_start_len, size, "logprob_start_len")
-    top = broadcast(asked.top_logprobs_num, size, "top_logprobs_num")
-    rids, ids = read_rids(asked, size), read_logprob_ids(asked, size)
-    checkpoints = lists_of_each(asked.checkpoints, asked, size, "checkpoints", "positions")
-    keep = broadcast(asked.keep, size, "keep")
+    placed = broadcast_params(body.sampling_params, size)
+    params, places = [read_sampling(p, at) for p, at in placed], [at for _, at in placed]
+    logprob = broadcast(body.return_logprob, size, "return_logprob")
+    start = broadcast(body.logprob_start_len, size, "logprob_start_len")
+    top = broadcast(body.top_logprobs_num, size, "top_logprobs_num")
+    rids, ids = read_rids(body, size), read_logprob_ids(body, size)
+    checkpoints = lists_of_each(body.checkpoints, body, size, "checkpoints", "positions")
+    keep = broadcast(body.keep, size, "keep")
     items = []
     for i, prompt in enumerate(prompts):
-        own, wanted = params[i], bool(logprob[i])
+        own, has_logprobs = params[i], bool(logprob[i])
         grammar = await model.grammars.written(wanted_in(own, places[i]))
-        begin = start[i] if wanted and start[i] >= 0 else None
+        begin = start[i] if has_logprobs and start[i] >= 0 else None
         for choice in range(own.n):
             id = rids[i] if own.n == 1 else f"{rids[i]}_{choice}"
-            asked_ids, tops = ids[i] if wanted else (), top[i] if wanted else None
-            neutral = params_of(own, asked, salt, choice, tops, begin, asked_ids, grammar)
+            logprob_ids, tops = (ids[i], top[i]) if has_logprobs else ((), None)
+            neutral = params_of(own, body, salt, choice, tops, begin, logprob_ids, grammar)
             neutral = replace(neutral, checkpoints=checkpoints[i], keep=keep[i] or "")
             items.append(Item(build_request(model, id, prompt, neutral), own.max_new_tokens == 0))
     return items
 
 
-def wanted_in(params: GenerateParams, at: str) -> Wanted:
+def wanted_in(params: GenerateParams, at: str) -> GrammarWriters:
+    """Collect the constraints on the output. at: the place of `params` in the body."""
     names = {"json": f"{at}.json_schema", "regex": f"{at}.regex", "grammar": f"{at}.ebnf"}
     return of_kinds(params.json_schema, params.regex, None, params.ebnf, names)
 
 
-def salt_in(asked: GenerateRequest) -> str:
-    return asked.cache_salt or asked.extra_key
+def salt_in(body: GenerateRequest) -> str:
+    return body.cache_salt or body.extra_key
 
 
 def params_of(
     params: GenerateParams,
-    asked: GenerateRequest,
+    body: GenerateRequest,
     salt: str,
     choice: int,
     logprobs: int | None,
@@ -197,6 +207,13 @@ def params_of(
     ids: tuple[int, ...],
     grammar: str,
 ) -> SamplingParams:
+    """Return the parameters of one sequence.
+
+    choice: its number among those of its prompt.
+    logprobs: alternatives to report for each token; None reports no log probabilities.
+    start: the first prompt token whose log probability is reported.
+    ids: tokens whose log probabilities are always reported.
+    """
     seed = params.sampling_seed if params.sampling_seed is not None else params.seed
     return sampling_params(
         params,
@@ -204,60 +221,69 @@ def params_of(
         min_tokens=params.min_new_tokens,
         seed=seed_of(seed, choice),
         keep_stop=params.no_stop_trim,
-        priority=asked.priority,
+        priority=body.priority,
         salt=salt,
         logprobs=logprobs,
         prompt_logprobs_from=start,
         logprob_ids=ids,
         grammar=grammar,
-        names=NAMES if asked.text is not None else {**NAMES, "prompt": "input_ids"},
+        names=NAMES if body.text is not None else {**NAMES, "prompt": "input_ids"},
     )
 
 
 def read_sampling(params: dict[str, Any], at: str) -> GenerateParams:
-    given = {name: value for name, value in params.items() if value is not None}
-    return convert(given, GenerateParams, IGNORED_SAMPLING, UNSUPPORTED_SAMPLING, at)
+    """Read sampling_params; null means that a field is absent. Raises ApiError 400."""
+    fields = {name: value for name, value in params.items() if value is not None}
+    return convert(fields, GenerateParams, IGNORED_SAMPLING, UNSUPPORTED_SAMPLING, at)
 
 
 def broadcast_params(params: dict[str, Any] | list[dict[str, Any]], size: int) -> list[tuple[dict[str, Any], str]]:
+    """Return the sampling_params of each prompt with their place in the body. Raises ApiError 400."""
     if isinstance(params, dict):
         return [(params, "sampling_params")] * size
     if len(params) != size:
-        raise errors.bad_request(f"{len(params)} entries for {size} prompts", "sampling_params", "invalid_value")
+        message = f"sampling_params: {len(params)} entries for {size} prompts"
+        raise errors.bad_request(message, "sampling_params", "invalid_value")
     return [(each, f"sampling_params[{index}]") for index, each in enumerate(params)]
 
 
 def broadcast(value: Any, size: int, name: str) -> list[Any]:
-    """One value for each prompt."""
+    """Return one value for each prompt. Raises ApiError 400."""
     if not isinstance(value, list):
         return [value] * size
     if len(value) != size:
-        raise errors.bad_request(f"{len(value)} entries for {size} prompts", name, "invalid_value")
+        raise errors.bad_request(f"{name}: {len(value)} entries for {size} prompts", name, "invalid_value")
     return value
 
 
-def read_rids(asked: GenerateRequest, size: int) -> list[str]:
-    if isinstance(asked.rid, list):
-        rids: list[str] = broadcast(asked.rid, size, "rid")
+def read_rids(body: GenerateRequest, size: int) -> list[str]:
+    """Return the request id of each prompt: the client's, or a new one, with the prompt's number in a batch."""
+    if isinstance(body.rid, list):
+        rids: list[str] = broadcast(body.rid, size, "rid")
         return rids
-    rid = asked.rid or new_id("gen")
-    return [f"{rid}_{index}" for index in range(size)] if is_batch(asked) else [rid]
+    rid = body.rid or new_id("gen")
+    return [f"{rid}_{index}" for index in range(size)] if is_batch(body) else [rid]
 
 
-def read_logprob_ids(asked: GenerateRequest, size: int) -> list[tuple[int, ...]]:
-    """The token ids whose log probabilities each prompt wants."""
-    found = lists_of_each(asked.token_ids_logprob, asked, size, "token_ids_logprob", "token ids")
+def read_logprob_ids(body: GenerateRequest, size: int) -> list[tuple[int, ...]]:
+    """Return for each prompt the token ids whose log probabilities it asks for. Raises ApiError 400."""
+    found = lists_of_each(body.token_ids_logprob, body, size, "token_ids_logprob", "token ids")
     if max(map(len, found)) > MAX_LOGPROB_IDS:
-        raise errors.bad_request(f"at most {MAX_LOGPROB_IDS} ids", "token_ids_logprob", "invalid_value")
+        message = f"token_ids_logprob: at most {MAX_LOGPROB_IDS} ids for a prompt"
+        raise errors.bad_request(message, "token_ids_logprob", "invalid_value")
     return found
 
 
 def lists_of_each(
-    given: list[int | list[int] | None], asked: GenerateRequest, size: int, name: str, what: str
+    values: list[int | list[int] | None], body: GenerateRequest, size: int, name: str, what: str
 ) -> list[tuple[int, ...]]:
-    """The numbers of each prompt: a list for all or, in a batch, one for each."""
-    alike = all(isinstance(number, int) for number in given)
-    lists = [given] * size if alike or not is_batch(asked) else broadcast(given, size, name)
+    """Return the numbers of each prompt. Raises ApiError 400.
+
+    values: one list for all prompts or, in a batch, a list for each.
+    name: the field. what: what the numbers are, for error messages.
+    """
+    is_shared = all(isinstance(number, int) for number in values)
+    lists = [values] * size if is_shared or not is_batch(body) else broadcast(values, size, name)
     try:
         return msgspec.convert([each if each is not None else () for each in lists], list[tuple[int, ...]])
     except msgspec.ValidationError:
@@ -266,15 +292,16 @@ def lists_of_each(
 
 
 class GenerateWriter:
-    """Answers in SGLang's form."""
+    """Writer of answers in SGLang's form."""
 
-    def __init__(self, text: Text, asked: GenerateRequest, items: Sequence[Item], generation: Generation) -> None:
+    def __init__(self, text: Text, body: GenerateRequest, items: Sequence[Item], generation: Generation) -> None:
         self._text = text
-        self._asked = asked
+        self._body = body
         self._items = items
         self._generation = generation
 
     def result(self, index: int, answer: Answer) -> dict[str, Any]:
+        """Return the answer of one sequence, complete or so far."""
         item, member = self._items[index], self._generation.members[index]
         if item.scoring and answer.finish_reason is not None:
             drop_output([answer])
@@ -298,8 +325,8 @@ class GenerateWriter:
                 meta["input_top_logprobs"] = [self._top(item) for item in answer.prompt_logprobs]
                 meta["output_top_logprobs"] = [self._top(item) for item in answer.logprobs]
             if ids := item.request.logprob_ids:
-                meta["input_token_ids_logprobs"] = [self._given(ids, item) for item in answer.prompt_logprobs]
-                meta["output_token_ids_logprobs"] = [self._given(ids, item) for item in answer.logprobs]
+                meta["input_token_ids_logprobs"] = [self._chosen(ids, item) for item in answer.prompt_logprobs]
+                meta["output_token_ids_logprobs"] = [self._chosen(ids, item) for item in answer.logprobs]
         return {"text": answer.text, "output_ids": answer.ids, "meta_info": meta}
 
     def _row(self, item: TokenLogprob) -> list[Any]:
@@ -308,17 +335,18 @@ class GenerateWriter:
     def _top(self, item: TokenLogprob) -> list[list[Any]] | None:
         return [self._entry(id, logprob) for id, logprob in item.top] if item.logprob is not None else None
 
-    def _given(self, ids: tuple[int, ...], item: TokenLogprob) -> list[list[Any]] | None:
+    def _chosen(self, ids: tuple[int, ...], item: TokenLogprob) -> list[list[Any]] | None:
         if item.logprob is None:
             return None
         return [self._entry(id, logprob) for id, logprob in zip(ids, item.asked, strict=True)]
 
     def _entry(self, id: int, logprob: float | None) -> list[Any]:
-        text = token_text(self._text, id) if self._asked.return_text_in_logprobs else None
+        text = token_text(self._text, id) if self._body.return_text_in_logprobs else None
         return [None if logprob is None else finite(logprob), id, text]
 
 
 def finish(answer: Answer, count: int) -> dict[str, Any] | None:
+    """Return SGLang's finish_reason. count: tokens of the answer."""
     match answer.finish_reason:
         case None:
             return None
@@ -331,7 +359,7 @@ def finish(answer: Answer, count: int) -> dict[str, Any] | None:
 
 
 class GenerateEncoder:
-    """The events of a stream: each holds the whole answer so far; in a batch, with its index."""
+    """Encoder of a stream. Each event has the whole answer so far and, in a batch, the sequence's index."""
 
     def __init__(self, writer: GenerateWriter, alone: bool) -> None:
         self._writer = writer

@@ -1,4 +1,4 @@
-"""Sessions as SGLang's clients use them: /open_session, /close_session, and /generate with session_params."""
+"""Sessions as in SGLang: /open_session, /close_session, and /generate with session_params."""
 
 from contextlib import suppress
 from typing import Annotated
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from baton.actors.tokens import count, cut, unpack
 from baton.api import errors
 from baton.api.errors import ApiError
-from baton.api.exchange import answer_json, new_id, read_asked, ring_id, salt_of, submit
+from baton.api.exchange import answer_json, new_id, read_body, ring_id, salt_of, submit
 from baton.api.generation.answers import collect
 from baton.api.generation.fields import Count
 from baton.api.generation.request_builder import encode
@@ -31,12 +31,12 @@ routes = web.RouteTableDef()
 
 
 class OpenSessionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """capacity_of_str_len is SGLang's and means nothing here. streaming: turns are only ever appended."""
+    """The body of POST /open_session."""
 
-    capacity_of_str_len: Count
+    capacity_of_str_len: Count  # required by SGLang, without effect here
     session_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
-    streaming: bool = False
-    timeout: Annotated[float, Meta(gt=0)] | None = None
+    streaming: bool = False  # turns can only be appended, without branches
+    timeout: Annotated[float, Meta(gt=0)] | None = None  # seconds without use after which the session is closed
 
 
 class CloseSessionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -44,29 +44,26 @@ class CloseSessionRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class SessionParams(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the turn goes on from: the request `rid`, of whose history only `[:offset]`, or not its output.
-
-    replace: what came after `rid` is forgotten, and `rid` itself aborted if it is running.
-    """
+    """The body's session_params: the session, and the point in its history that the turn continues."""
 
     id: str
-    rid: str | None = None
-    offset: int | None = None
-    replace: bool | None = None
-    drop_previous_output: bool | None = None
+    rid: str | None = None  # the request whose history the turn continues; in a branching session None: the beginning
+    offset: int | None = None  # use only this many tokens of that history
+    replace: bool | None = None  # forget the turns after `rid`, and abort `rid` itself if it is running
+    drop_previous_output: bool | None = None  # leave out the output of `rid`
 
 
 @routes.post("/open_session")
 async def open_session(request: web.Request) -> web.Response:
     sessions = request.app[SESSIONS]
-    asked = convert(await read_object(request), OpenSessionRequest)
+    body = convert(await read_object(request), OpenSessionRequest)
     request.app[SERVER].ready()
     session = sessions.create(
         owner_of(request),
-        asked.session_id,
+        body.session_id,
         salt_of(request),
-        idle_timeout=asked.timeout,
-        branching=not asked.streaming,
+        idle_timeout=body.timeout,
+        branching=not body.streaming,
         id_field="session_id",
     )
     await sessions.wait_created(session)
@@ -75,10 +72,10 @@ async def open_session(request: web.Request) -> web.Response:
 
 @routes.post("/close_session")
 async def close_session(request: web.Request) -> web.Response:
-    """200 also for a session that is not there (any more)."""
-    asked = convert(await read_object(request), CloseSessionRequest)
+    """Close a session. Answers 200 also if there is no such session."""
+    body = convert(await read_object(request), CloseSessionRequest)
     request.app[SERVER].loaded()
-    session = request.app[SESSIONS].find(owner_of(request), asked.session_id)
+    session = request.app[SESSIONS].find(owner_of(request), body.session_id)
     if session is not None:
         close(request, session)
         with suppress(ApiError):
@@ -88,49 +85,50 @@ async def close_session(request: web.Request) -> web.Response:
 
 @routes.post("/generate")
 async def generate(request: web.Request) -> web.StreamResponse:
-    """/generate: within a session, or without one."""
-    asked, params = await read_generate(request)
-    return await (generate_turn(request, asked, params) if params is not None else plain.generate(request, asked))
+    """Answer a /generate, within a session or without one."""
+    body, params = await read_generate(request)
+    return await (generate_turn(request, body, params) if params is not None else plain.generate(request, body))
 
 
 async def read_generate(request: web.Request) -> tuple[plain.GenerateRequest, SessionParams | None]:
-    body = await read_asked(request)
-    params = body.pop("session_params", None)
-    asked = convert(body, plain.GenerateRequest, plain.IGNORED, plain.UNSUPPORTED)
-    return asked, read_params(params) if params else None
+    """Read the body, and its session_params if it has some. Raises ApiError: 400, 503."""
+    fields = await read_body(request)
+    params = fields.pop("session_params", None)
+    body = convert(fields, plain.GenerateRequest, plain.IGNORED, plain.UNSUPPORTED)
+    return body, read_params(params) if params else None
 
 
-async def generate_turn(
-    request: web.Request, asked: plain.GenerateRequest, params: SessionParams
-) -> web.StreamResponse:
+async def generate_turn(request: web.Request, body: plain.GenerateRequest, params: SessionParams) -> web.StreamResponse:
+    """Run a turn of a session. Raises ApiError."""
     server = request.app[SERVER]
-    model = server.ready(asked.model)
-    if plain.is_batch(asked) or isinstance(asked.rid, list):
-        raise errors.bad_request("a turn of a session is one prompt, not a batch", "text", "invalid_value")
+    model = server.ready(body.model)
+    if plain.is_batch(body) or isinstance(body.rid, list):
+        raise errors.bad_request("a turn of a session has one prompt, not a batch", "text", "invalid_value")
     session = request.app[SESSIONS].find(owner_of(request), params.id)
     if session is None:
         raise invalid(f"session {params.id!r} does not exist", "id")
     await end_replaced(request, session, params)
     if session.is_busy():
-        raise invalid(f"session {params.id!r} is in a turn, and has one at a time", "id")
+        raise invalid(f"session {params.id!r} is busy with another turn", "id")
     base = pick_base(session, params)
-    id = asked.rid or new_id("gen")
+    id = body.rid or new_id("gen")
     if id in session.turns_by_request:
-        raise errors.bad_request(f"the session has a request {id!r} already", "rid", "duplicate_request_id")
+        raise errors.bad_request(f"rid: the session has a request {id!r} already", "rid", "duplicate_request_id")
     async with session.begin(id) as turn:
         turn.go_on_from(base)
-        salt = salt_of(request, plain.salt_in(asked))
-        items = await read_items(model, asked, params, turn, salt)
+        salt = salt_of(request, plain.salt_in(body))
+        items = await read_items(model, body, params, turn, salt)
         if session.closed:
             raise invalid(f"session {params.id!r} was closed", "id")
         turn.prefill_only = items[0].scoring
+        # The ring knows the request by an id that no other API key can use; the client sees its own.
         own = replace(turn.bind(items[0].request), id=ring_id(request, id))
         with submit(request, [own]) as generation:
             turn.attach(generation, model.text.decode)
             if params.replace:
                 session.forget_after(base)
-            writer = plain.GenerateWriter(model.text, asked, items, generation)
-            if asked.stream:
+            writer = plain.GenerateWriter(model.text, body, items, generation)
+            if body.stream:
                 encoder = plain.GenerateEncoder(writer, alone=True)
                 return await stream(request, generation, encoder, server.config.ping_interval, turn.save)
             [answer] = await collect(generation)
@@ -149,7 +147,7 @@ def invalid(message: str, field: str) -> errors.ApiError:
 
 
 async def end_replaced(request: web.Request, session: Session, params: SessionParams) -> None:
-    """`replace` aborts the turn that is running, if that is the one to go on from, or to be forgotten."""
+    """With `replace`, abort the running turn if the new turn continues it, or forgets it."""
     running = session.running
     if not (session.branching and params.replace and session.is_busy() and running is not None):
         return
@@ -159,6 +157,7 @@ async def end_replaced(request: web.Request, session: Session, params: SessionPa
 
 
 def pick_base(session: Session, params: SessionParams) -> Turn | None:
+    """Return the turn that the new one continues; None for the beginning. Raises ApiError 400."""
     if session.branching:
         if params.rid is not None and params.rid not in session.turns_by_request:
             raise invalid(f"the session has no request {params.rid!r}", "rid")
@@ -172,24 +171,27 @@ def pick_base(session: Session, params: SessionParams) -> Turn | None:
 
 
 async def read_items(
-    model: ServedModel, asked: plain.GenerateRequest, params: SessionParams, turn: OpenTurn, salt: str
+    model: ServedModel, body: plain.GenerateRequest, params: SessionParams, turn: OpenTurn, salt: str
 ) -> list[plain.Item]:
-    """The ring's request: the history that the turn goes on from, with the new input behind it."""
+    """Read the turn as one sequence, whose prompt is the history that the turn continues and the new input.
+
+    Raises ApiError: 400, 503.
+    """
     before = turn.base_tokens
     if params.drop_previous_output and turn.base is not None:
         before = cut(before, 0, turn.base.end - count(turn.base.output))
-    kept = unpack(before)
+    history = unpack(before)
     if params.offset:
-        kept = kept[: params.offset]
-    if asked.text is not None and asked.input_ids is None:
-        assert isinstance(asked.text, str)
-        new = (await encode(model, asked.text, not kept, "text")).tokens
-        asked = replace(asked, text=None, input_ids=new)
-    if not asked.input_ids and asked.text is None:
-        raise errors.bad_request("there is nothing to feed", "input_ids", "empty_turn")
+        history = history[: params.offset]
+    if body.text is not None and body.input_ids is None:
+        assert isinstance(body.text, str)
+        new = (await encode(model, body.text, not history, "text")).tokens
+        body = replace(body, text=None, input_ids=new)
+    if not body.input_ids and body.text is None:
+        raise errors.bad_request("the turn is empty: give text or input_ids", "input_ids", "empty_turn")
     items = await plain.read_items(
-        model, replace(asked, input_ids=[*kept, *(asked.input_ids or [])], rid=turn.request), salt
+        model, replace(body, input_ids=[*history, *(body.input_ids or [])], rid=turn.request), salt
     )
     if len(items) != 1:
-        raise errors.bad_request("a turn of a session has one answer", "sampling_params.n", "invalid_value")
+        raise errors.bad_request("sampling_params.n must be 1 in a session", "sampling_params.n", "invalid_value")
     return items

@@ -20,7 +20,7 @@ FLAGS = (
 )
 
 
-# Both end with the package: other tests run event loops, of which a thread has one at a time.
+# Both fixtures end with the package: playwright's event loop must be gone before other tests run theirs in the thread.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
@@ -39,7 +39,7 @@ def started(browser: Browser) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def server(started: ServerProcess) -> ServerProcess:
-    """As new: no chats, no states."""
+    """Return the server without chats or states of earlier tests."""
     for session in started.get("/v1/sessions")["data"]:
         delete(started, session["id"])
     started.post("/flush_cache", {})
@@ -61,7 +61,7 @@ def new_tab(browser: Browser) -> Iterator[Callable[..., Tab]]:
 
 @pytest.fixture
 def tab(new_tab: Callable[..., Tab], server: ServerProcess) -> Iterator[Tab]:
-    """Nothing may go wrong unseen in it, and it asks nothing of anybody but its server."""
+    """Return a new tab; check at the end that it logged no error and made requests to its server only."""
     tab = new_tab(server).open()
     yield tab
     assert tab.errors == []

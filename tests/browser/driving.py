@@ -1,4 +1,4 @@
-"""The chat page as somebody uses it: a tab of a real Chromium on a real server."""
+"""Driving the chat page as a user does: a tab of a real Chromium on a real server."""
 
 import re
 from urllib.parse import quote
@@ -10,7 +10,7 @@ from tests.api.server_process import ServerProcess
 
 PATIENCE_MS = 20_000
 PROSE = re.compile(r".{20}", re.DOTALL)
-# What is asked for at length is answered until somebody stops it.
+# Makes the answer to a message with "at length" go on until it is stopped.
 AT_LENGTH = """
 const send = WebSocket.prototype.send;
 WebSocket.prototype.send = function (text) {
@@ -19,7 +19,7 @@ WebSocket.prototype.send = function (text) {
   send.call(this, JSON.stringify(long ? { ...event, ignore_eos: true, max_output_tokens: 6000 } : event));
 };
 """
-# Every length that the words of the running answer have had.
+# Records every length that the text of the running answer has had.
 WATCH = """
 window.lengths = [];
 new MutationObserver(() => {
@@ -35,7 +35,7 @@ def delete(server: ServerProcess, session: str) -> None:
 
 
 class Tab:
-    """errors: what the console said was wrong. requests: the address of everything that was loaded."""
+    """One tab. `errors` are the console's errors and warnings; `requests` are the URLs of all requests."""
 
     def __init__(self, browser: Browser, server: ServerProcess, **options: object) -> None:
         options = {"viewport": {"width": 1200, "height": 800}, **options}
@@ -47,7 +47,7 @@ class Tab:
         self.errors: list[str] = []
         self.requests: list[str] = []
         self.page.on(
-            "console", lambda said: self.errors.append(said.text) if said.type in ("error", "warning") else None
+            "console", lambda entry: self.errors.append(entry.text) if entry.type in ("error", "warning") else None
         )
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
@@ -82,7 +82,7 @@ class Tab:
         self.box.press("Enter")
 
     def talk(self, *texts: str) -> list[str]:
-        """Say each and wait for its answer; the answers."""
+        """Send each message and wait for its answer; return all answers."""
         for text in texts:
             before = self.turns.count()
             self.say(text)
@@ -90,15 +90,15 @@ class Tab:
         return self.answers()
 
     def begin_long(self, text: str = "Tell me at length.") -> None:
-        """Until some of the answer is there."""
+        """Send a message with a long answer, and wait for the beginning of it."""
         self.say(text)
         expect(self.writing).to_have_text(PROSE, timeout=PATIENCE_MS)
 
     def answers(self) -> list[str]:
         return self.page.locator("article[data-turn] .answer .words").all_text_contents()
 
-    def kept(self) -> dict[str, object]:
-        """What the server has of this chat."""
+    def stored(self) -> dict[str, object]:
+        """Return the chat's session as the server has it."""
         info: dict[str, object] = self.server.get(f"/v1/sessions/{self.session}")
         return info
 

@@ -1,4 +1,4 @@
-"""Chats: listed, forked, rewound, edited, deleted, suspended."""
+"""Chats: list, fork, rewind, edit, delete, suspend."""
 
 from playwright.sync_api import expect
 
@@ -13,7 +13,7 @@ def test_fork_at_a_turn(tab: Tab) -> None:
     tab.sees("Forked at turn 1.")
     expect(tab.turns).to_have_count(1)
     assert tab.session != whole
-    assert tab.kept()["parent"] == {"session": whole, "turn": 1}
+    assert tab.stored()["parent"] == {"session": whole, "turn": 1}
     assert tab.talk("Hello!")[-1] == "Hello, Clara! How can I help you?"
     tab.button("Forked at turn 1 of another chat").click()
     expect(tab.turns).to_have_count(2)
@@ -45,7 +45,7 @@ def test_rewind_asks_first(tab: Tab) -> None:
     tab.button("Rewind to turn 1", turn=1).click()
     tab.page.locator("#confirm").get_by_role("button", name="Rewind", exact=True).click()
     expect(tab.turns).to_have_count(1)
-    assert tab.kept()["turn"] == 1
+    assert tab.stored()["turn"] == 1
     assert tab.talk("What is my name?")[-1] == "Your name is Clara."
 
 

@@ -1,8 +1,8 @@
-"""What the page looks like: the same after a reload, and the same as in the pictures of a folder that is given.
+"""Pictures of the page: the same after a reload, and the same as those in a folder.
 
     BATON_PICTURES=DIR scripts/test tests/browser/test_pictures.py
 
-takes those that DIR lacks and compares those that it has: run it before a change of the page, and after.
+takes the pictures that DIR lacks, and compares the others. Run it before and after a change of the page.
 """
 
 import os
@@ -68,7 +68,7 @@ def test_the_same_pictures(
 
 
 def scenes(tab: Tab, size: str) -> Iterator[str]:
-    """Brings the page to what is to be seen, and gives it a name. The chat is seen twice: again after a reload."""
+    """Bring the page to each scene, and yield its name. The chat comes twice, the second time after a reload."""
     yield "welcome"
     tab.talk("My name is Clara.", "What is my name?", "What is 7 plus 5?")
     if size == "desktop":
@@ -94,7 +94,7 @@ def scenes(tab: Tab, size: str) -> Iterator[str]:
 
 
 def take(page: Page) -> bytes:
-    """When the map of the slots has been asked for again, with nothing pointed at or focused."""
+    """Take a picture after the next poll of the slots, with nothing pointed at or focused."""
     page.mouse.move(0, 0)
     page.wait_for_timeout(SLOT_POLL_MS)
     page.evaluate("document.querySelector('#text').blur()")
@@ -103,6 +103,6 @@ def take(page: Page) -> bytes:
 
 
 def count_differing(page: Page, before: bytes, after: bytes) -> float:
-    """In how many pixels two pictures differ."""
+    """Return the number of pixels in which two pictures differ."""
     pictures = [b64encode(picture).decode() for picture in (before, after)]
     return float(page.evaluate(COUNT_DIFFERING, pictures))

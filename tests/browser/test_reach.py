@@ -1,4 +1,4 @@
-"""For everybody: by keyboard alone, on a phone, light and dark, without motion, read aloud."""
+"""Accessibility: keyboard only, phones, light and dark themes, reduced motion, screen readers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +10,10 @@ from tests.api.server_process import ServerProcess
 from tests.browser.driving import Tab
 
 PHONE = {"viewport": {"width": 360, "height": 640}, "has_touch": True, "is_mobile": True}
-# Wider than the phone, and a name that the model repeats and ends.
+# Wider than the phone's screen, and a name that the model can repeat.
 LONG_WORD = "Bergenkrakovalenciamarsellebristolhiroshimajakartamelbourne"
 ENOUGH_CONTRAST = 4.5
-# Every text's contrast to what is behind it, the least first. A canvas turns all colours into plain RGB.
+# The contrast of every text to its background, lowest first. A canvas converts all colours to plain RGB.
 CONTRASTS = """
 () => {
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
@@ -52,11 +52,11 @@ def focused(page: Page) -> str:
 
 
 def tab_to(page: Page, name: str, key: str = "Tab") -> None:
-    """Press Tab until what has this name has the focus; the focus can be seen at every stop."""
+    """Press Tab until the element of this name has the focus; check that the focus is visible at every stop."""
     for _ in range(40):
         page.keyboard.press(key)
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none" or page.evaluate(
-            "document.activeElement.id === 'text'"  # The box around it is outlined.
+            "document.activeElement.id === 'text'"  # Its surrounding box has the outline.
         )
         if focused(page) == name:
             return
@@ -104,7 +104,7 @@ def test_by_keyboard_alone(tab: Tab) -> None:
     expect(tab.turns).to_have_count(0)
 
 
-def test_the_focus_stays_when_the_chat_is_shown_anew(tab: Tab) -> None:
+def test_the_focus_stays_when_the_chat_is_rendered_again(tab: Tab) -> None:
     tab.talk("My name is Clara.", "What is my name?")
     for place, name in (("#log", "Copy the answer of turn 1"), ("#chats", "My name is Clara.")):
         button = tab.page.locator(place).get_by_role("button", name=name)
@@ -157,7 +157,7 @@ def test_on_a_phone(new_tab: Callable[..., Tab], server: ServerProcess) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark(new_tab: Callable[..., Tab], server: ServerProcess, scheme: str, tmp_path: Path) -> None:
-    # Without motion: on its way from one colour to another a slot has neither.
+    # Reduced motion, because a slot in a colour transition has neither colour.
     tab = new_tab(server, color_scheme=scheme, device_scale_factor=1, reduced_motion="reduce").open()
     assert tab.page.evaluate(CONTRASTS)[0][0] >= ENOUGH_CONTRAST
     tab.talk("My name is Clara.", "What is my name?")
@@ -188,7 +188,7 @@ def test_without_motion(new_tab: Callable[..., Tab], server: ServerProcess) -> N
     tab.sees("Stopped")
 
 
-def test_everything_has_a_name(tab: Tab) -> None:
+def test_every_control_has_an_accessible_name(tab: Tab) -> None:
     tab.talk("My name is Clara.", "What is my name?")
     unnamed = tab.page.evaluate(
         "[...document.querySelectorAll('button, input:not([hidden]), textarea')].filter((one) =>"

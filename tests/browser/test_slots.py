@@ -1,10 +1,10 @@
-"""The map of the slots: live, complete, and with this chat's own marked."""
+"""The map of the slots: live, complete, with this chat's slots marked."""
 
 from playwright.sync_api import expect
 
 from tests.browser.driving import PATIENCE_MS, Tab
 
-# Of each turn; the token that ended it may not have been consumed.
+# Every turn has a marked slot. Its state may not have consumed the turn's last token.
 ALL_MARKED = """
 (positions) => {
   const marked = [...document.querySelectorAll(".slot[data-place=cached].mine")].map((cell) => cell.entry.position);
@@ -47,19 +47,19 @@ def test_the_states_of_this_chat_are_marked(tab: Tab) -> None:
     tab.talk("My name is Ottilie.", "What is my name?")
     mine = tab.page.locator(".slot[data-place=cached].mine")
     expect(mine.first).to_be_visible()
-    positions = {turn["position"] for turn in tab.kept()["turns"]}  # type: ignore[attr-defined]
-    # The map is asked for once a second, and a turn's state comes home after its last token.
+    positions = {turn["position"] for turn in tab.stored()["turns"]}  # type: ignore[attr-defined]
+    # The map is polled once a second, and a turn's state returns to the cache after its last token.
     tab.page.wait_for_function(ALL_MARKED, arg=sorted(positions), timeout=PATIENCE_MS)
     tab.page.get_by_role("button", name="New chat").click()
     expect(mine).to_have_count(0)
 
 
-def test_nobody_asks_while_nobody_looks(tab: Tab) -> None:
+def test_the_slots_are_not_polled_while_hidden(tab: Tab) -> None:
     expect(tab.page.locator(".slot").first).to_be_visible()
     tab.page.get_by_role("button", name="Close the state slots").click()
-    asked = len(tab.requests)
+    count = len(tab.requests)
     tab.page.wait_for_timeout(1500)
-    assert len(tab.requests) == asked
+    assert len(tab.requests) == count
     tab.page.get_by_role("button", name="State slots").click()
     tab.page.wait_for_timeout(1500)
-    assert len([url for url in tab.requests[asked:] if "/debug/slots" in url]) >= 2
+    assert len([url for url in tab.requests[count:] if "/debug/slots" in url]) >= 2

@@ -1,4 +1,4 @@
-"""What goes wrong is said where it happened, mends itself where it can, and nothing typed is lost."""
+"""Errors in the page: they are shown in place, recovered from if possible, and no typed text is lost."""
 
 import re
 import socket
@@ -23,7 +23,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def rough_tab(new_tab: Callable[..., Tab], server: ServerProcess) -> Tab:
-    """One in which requests may fail, which the console reports."""
+    """Return a tab whose requests may fail, so that its console may report errors."""
     return new_tab(server)
 
 
@@ -42,20 +42,20 @@ def test_a_chat_that_is_gone(rough_tab: Tab) -> None:
     assert tab.answers() == ["You have not told me your name yet."]
 
 
-def test_a_link_to_a_chat_that_never_was(rough_tab: Tab) -> None:
+def test_a_link_to_an_unknown_chat(rough_tab: Tab) -> None:
     tab = rough_tab.open("/#nothing-here")
     tab.sees("This chat is gone")
     tab.button("Start a new chat").click()
     assert tab.talk("My name is Clara.") == ["Nice to meet you, Clara!"]
 
 
-def test_a_turn_elsewhere(rough_tab: Tab) -> None:
+def test_a_turn_that_runs_elsewhere(rough_tab: Tab) -> None:
     tab = rough_tab.open()
     tab.talk("My name is Clara.")
     body = {"messages": [{"role": "user", "content": "Hello!"}], "ignore_eos": True, "max_tokens": 2500}
     elsewhere = threading.Thread(target=tab.server.post, args=(f"/v1/sessions/{tab.session}/turns", body))
     elsewhere.start()
-    tab.server.wait_until(lambda: tab.kept()["status"] == "busy")
+    tab.server.wait_until(lambda: tab.stored()["status"] == "busy")
     tab.say("What is my name?")
     tab.sees("A turn is running in this chat. Your message is back in the box.")
     expect(tab.box).to_have_value("What is my name?")
@@ -88,14 +88,14 @@ def test_a_message_that_is_too_long(rough_tab: Tab) -> None:
 def test_a_lost_connection_comes_back(rough_tab: Tab) -> None:
     tab = rough_tab.open()
     tab.begin_long()
-    said = tab.writing.text_content() or ""
+    text = tab.writing.text_content() or ""
     tab.page.evaluate("link.socket.close()")
     expect(tab.page.locator("#link")).not_to_have_attribute("data-state", "open")
     tab.connected()
-    expect(tab.writing).to_have_text(re.compile(re.escape(said) + ".{20}", re.DOTALL), timeout=PATIENCE_MS)
+    expect(tab.writing).to_have_text(re.compile(re.escape(text) + ".{20}", re.DOTALL), timeout=PATIENCE_MS)
     tab.page.keyboard.press("Escape")
     tab.sees("Stopped")
-    assert [turn["text"] for turn in tab.kept()["turns"]] == tab.answers()  # type: ignore[attr-defined]
+    assert [turn["text"] for turn in tab.stored()["turns"]] == tab.answers()  # type: ignore[attr-defined]
 
 
 def test_a_restart_of_the_server(new_tab: Callable[..., Tab], browser: Browser, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Say something, read the answer as it comes, stop it, come back to it."""
+"""Turns: sending a message, reading the answer as it streams, stopping it, coming back to it."""
 
 import re
 from collections.abc import Callable
@@ -23,10 +23,10 @@ def test_an_answer_streams(tab: Tab) -> None:
     expect(tab.page.locator("#title")).to_have_text("What can you do?")
 
 
-def test_a_turn_goes_on_from_the_state(tab: Tab) -> None:
+def test_a_turn_resumes_from_the_state(tab: Tab) -> None:
     assert tab.talk("My name is Clara.", "What is my name?") == ["Nice to meet you, Clara!", "Your name is Clara."]
-    first, second = tab.kept()["turns"]  # type: ignore[misc]
-    # The last token has been consumed only if another step was under way already when it was drawn.
+    first, second = tab.stored()["turns"]  # type: ignore[misc]
+    # The state has consumed the last token only if another step was in flight when that was drawn.
     assert second["cached_tokens"] in (first["position"], first["position"] - 1)
     read = first["position"] + second["input_tokens"] - second["cached_tokens"]
     figures = tab.turns.nth(1).locator(".figures")
@@ -37,19 +37,19 @@ def test_a_turn_goes_on_from_the_state(tab: Tab) -> None:
     expect(tab.page.locator("#subtitle")).to_contain_text(f"2 turns · {second['position']} of 8,192 tokens")
 
 
-def test_stop_keeps_what_came(tab: Tab) -> None:
+def test_stop_keeps_the_text_so_far(tab: Tab) -> None:
     tab.begin_long()
     tab.page.get_by_role("button", name="Stop the answer").click()
     tab.sees("Stopped")
     expect(tab.box).to_be_focused()
-    [turn] = tab.kept()["turns"]  # type: ignore[misc]
+    [turn] = tab.stored()["turns"]  # type: ignore[misc]
     assert turn["status"] == "aborted"
     assert tab.answers() == [turn["text"]]
     tab.talk("What is 7 plus 5?")
-    assert [turn["status"] for turn in tab.kept()["turns"]] == ["aborted", "completed"]  # type: ignore[attr-defined]
+    assert [turn["status"] for turn in tab.stored()["turns"]] == ["aborted", "completed"]  # type: ignore[attr-defined]
 
 
-def test_what_was_said_is_there_after_a_reload(tab: Tab) -> None:
+def test_a_chat_survives_a_reload(tab: Tab) -> None:
     before = tab.talk("My favourite colour is teal.", "What is my favourite colour?")
     figures = tab.page.locator(".figures").all_text_contents()
     tab.box.fill("What was")
@@ -61,14 +61,14 @@ def test_what_was_said_is_there_after_a_reload(tab: Tab) -> None:
     assert tab.connected().talk("What is my favourite colour?")[-1] == before[-1]
 
 
-def test_an_answer_goes_on_through_a_reload(tab: Tab) -> None:
+def test_a_running_answer_survives_a_reload(tab: Tab) -> None:
     tab.begin_long()
-    said = tab.writing.text_content() or ""
+    text = tab.writing.text_content() or ""
     tab.page.reload()
-    expect(tab.writing).to_have_text(re.compile(re.escape(said) + ".{20}", re.DOTALL), timeout=PATIENCE_MS)
+    expect(tab.writing).to_have_text(re.compile(re.escape(text) + ".{20}", re.DOTALL), timeout=PATIENCE_MS)
     tab.page.keyboard.press("Escape")
     tab.sees("Stopped")
-    [turn] = tab.kept()["turns"]  # type: ignore[misc]
+    [turn] = tab.stored()["turns"]  # type: ignore[misc]
     assert tab.answers() == [turn["text"]]
 
 
@@ -96,8 +96,8 @@ def test_markup_is_only_text(tab: Tab) -> None:
     expect(tab.page.locator(".said .words")).to_have_text("<img src=x onerror=alert(1)> **bold** &amp;")
 
 
-def test_reasoning_is_shown_apart(new_tab: Callable[..., Tab], tmp_path: Path) -> None:
-    """As it comes, and then for who opens it: also after a reload."""
+def test_reasoning_is_shown_separately(new_tab: Callable[..., Tab], tmp_path: Path) -> None:
+    """The reasoning of a finished answer is folded, opens with a click, and survives a reload."""
     folder = make_checkpoint(tmp_path, ["<think>\nIs it <b>late</b>?\n</think>\n\nIt is."])
     with ServerProcess(["tests.api.scripted_server", str(folder)]) as server:
         tab = new_tab(server).open()

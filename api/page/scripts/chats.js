@@ -12,7 +12,7 @@ async function refreshList() {
   showHeading();
 }
 
-// Reads a session's log; true if it could be read.
+// Read a session's log; return whether that worked.
 async function refresh(one) {
   const first = one.info === null;
   try {
@@ -34,7 +34,7 @@ async function refresh(one) {
   return true;
 }
 
-// The turn that runs was begun in this tab, before it was loaded again.
+// Continue to show a running turn that this tab began before it was reloaded.
 function adopt(one) {
   const record = inTab.get("running:" + one.id);
   if (!record || !online()) return;
@@ -43,7 +43,7 @@ function adopt(one) {
   pickUp(one);
 }
 
-// A turn runs that this page does not stream: look again until it is over.
+// Poll a turn that runs, but is not streamed by this page, until it is over.
 async function follow(one) {
   if (!one.busy || !online()) return;
   if (one.running?.cut) await recover(one);
@@ -84,7 +84,7 @@ function startNew() {
   $("text").focus();
 }
 
-// The chat's id; null if what is in the address cannot be one.
+// Return the chat's id from the address; null if it cannot be decoded.
 function addressed() {
   try {
     return decodeURIComponent(location.hash.slice(1));
@@ -154,7 +154,7 @@ function remove() {
   ]);
 }
 
-// Run what a button asks for; a refusal is shown in the chat.
+// Run a button's action, and show a refusal in the chat.
 async function attempt(action) {
   const one = chat;
   try {
@@ -162,14 +162,14 @@ async function attempt(action) {
   } catch (failure) {
     if (!(failure instanceof Failure)) throw failure;
     if (failure.code === "session_not_found") vanished(one);
-    else if (failure.status === 409) complain(one, `${said(failure)} Nothing was changed.`, [["Look again", () => openChat(one.id)]]);
+    else if (failure.status === 409) complain(one, `${explain(failure)} Nothing was changed.`, [["Look again", () => openChat(one.id)]]);
     else if (failure.status !== 401) complain(one, failure.message);
     showChat();
     toBottom();
   }
 }
 
-function said(failure) {
+function explain(failure) {
   if (failure.code === "session_busy") return "A turn is running in this chat.";
   if (failure.code === "session_moved_on") return "This chat has gone on elsewhere.";
   return failure.message;

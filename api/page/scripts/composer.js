@@ -1,4 +1,4 @@
-// The box for a message, its draft, and the place in the chat.
+// The message box, its draft, and the scroll position of the chat.
 
 function showComposer() {
   const running = Boolean(chat.running);
@@ -15,7 +15,7 @@ function type(text) {
   showComposer();
 }
 
-// Where `field-sizing` is not known the box still grows.
+// Let the box grow in browsers without `field-sizing`.
 function fit() {
   if (CSS.supports("field-sizing", "content")) return;
   $("text").style.height = "auto";

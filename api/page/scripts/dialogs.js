@@ -1,4 +1,4 @@
-// What is said for a moment, and what is asked.
+// Toasts, questions, and the dialog for the API key.
 
 let toasting;
 function toast(message) {

@@ -1,4 +1,4 @@
-// The drawers at the sides.
+// The drawers at the sides: the list of chats, and the map of the slots.
 
 function showMap(shown) {
   $("map").hidden = !shown;
@@ -20,7 +20,7 @@ function showSide(shown) {
 const sideOpen = () => phone.matches && document.body.classList.contains("side");
 const mapOver = () => !wide.matches && !$("map").hidden;
 
-// An open drawer takes the focus; what is behind it cannot be reached.
+// Make the part of the page that an open drawer covers inert, so that it cannot get the focus.
 function veil() {
   const covered = sideOpen() || mapOver();
   $("veil").hidden = !covered;

@@ -1,4 +1,4 @@
-// Elements, and how numbers and times are written.
+// DOM elements, and the formats of numbers and times.
 
 const $ = (id) => document.getElementById(id);
 const wide = matchMedia("(min-width: 1100px)");

@@ -1,4 +1,4 @@
-// The server over HTTP.
+// Requests to the server over HTTP.
 
 class Failure extends Error {
   constructor(status, code, message) {

@@ -1,4 +1,4 @@
-// The websocket: one for all chats, a lane each.
+// The websocket, which all chats share, with a lane for each.
 
 const SLOWEST_RETRY_MS = 8000;
 
@@ -38,7 +38,7 @@ function open() {
   socket.onclose = (event) => lost(event.code);
 }
 
-// What a subprotocol may hold: the server decodes it.
+// Encode text so that a subprotocol may contain it. The server decodes it.
 function token(text) {
   return encodeURIComponent(text).replace(/[()]/g, (letter) => (letter === "(" ? "%28" : "%29"));
 }
@@ -77,7 +77,7 @@ async function resume() {
   await refreshList();
 }
 
-// An answer goes on being written while nobody reads it.
+// Resume the stream of an answer that continued while the connection was lost.
 async function pickUp(one) {
   const { id, seen } = one.running;
   if (!id) return recover(one);
@@ -85,7 +85,7 @@ async function pickUp(one) {
   sendEvent({ type: "response.resume", stream_id: one.id, response_id: id, starting_after: seen });
 }
 
-// Without its answer's id: a turn is either in the session's log by now, or was never taken.
+// Resolve a turn whose response id is unknown: it is in the session's log by now, or the server never took it.
 async function recover(one) {
   const { text, known } = one.running;
   if (!one.id || !(await refresh(one))) return;

@@ -1,10 +1,10 @@
-// The map of the slots.
+// The map of the state slots.
 
 const PLACES = {
-  free: ["Free", "nobody's", ""],
-  owned: ["Owned", "by the actor of this letter", "F"],
-  "in transit": ["In transit", "handed over in a message", "→"],
-  cached: ["Cached", "a state to go on from", ""],
+  free: ["Free", "not in use", ""],
+  owned: ["Owned", "held by the actor of this letter", "F"],
+  "in transit": ["In transit", "on its way in a message", "→"],
+  cached: ["Cached", "a state to resume from", ""],
   quarantined: ["Quarantined", "withdrawn after a fault", "✕"],
 };
 const ACTORS = { cache: "C", scheduler: "S", forward: "F", results: "R" };
@@ -35,7 +35,7 @@ function showSlots(entries) {
   describeSlot();
 }
 
-// A turn that runs is known by its request, a state that is kept by the session whose history it belongs to.
+// A slot of a running turn has its request; a slot of a cached state has the session whose history that belongs to.
 const isMine = (entry) => Boolean((entry.request && entry.request === chat.running?.id) || (chat.id && entry.session === chat.id));
 
 function showSlot(cell, entry) {
@@ -63,7 +63,7 @@ let pointed = null;
 function describeSlot() {
   const cell = pointed ?? document.activeElement?.closest?.(".slot");
   if (!cell?.entry) {
-    $("about").replaceChildren(make("span", {}, "Point at a slot to see who has it."));
+    $("about").replaceChildren(make("span", {}, "Point at a slot to see what holds it."));
     return;
   }
   const [first, ...others] = describeEntry(cell.entry);
@@ -77,7 +77,7 @@ function showLegend(entries) {
     return make("li", {}, make("i", { class: "sample", "data-place": place, "aria-hidden": "true" }, mark), make("span", {}, name, make("small", {}, holders)), make("b", {}, number(those.length)));
   });
   const own = entries.filter(isMine).length;
-  rows.push(make("li", {}, make("i", { class: "sample mine", "aria-hidden": "true" }), make("span", {}, "This chat", make("small", {}, "with a ring: its history")), make("b", {}, number(own))));
+  rows.push(make("li", {}, make("i", { class: "sample mine", "aria-hidden": "true" }), make("span", {}, "This chat", make("small", {}, "marked with a ring: its history")), make("b", {}, number(own))));
   $("legend").replaceChildren(...rows);
 }
 

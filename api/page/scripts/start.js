@@ -1,4 +1,4 @@
-// Who is told of what, and the first look.
+// Event handlers, and the first rendering.
 
 const EXAMPLES = [
   ["My name is Clara.", "then ask what your name is"],

@@ -1,4 +1,4 @@
-// Light and dark.
+// The theme: light, dark, or the system's.
 
 const THEMES = { auto: "as the system has it", light: "light", dark: "dark" };
 

@@ -1,8 +1,8 @@
-// A turn as it is shown: what was said, the answer, its figures, and what can be done with it.
+// A turn as it is shown: the messages, the answer, its figures, and its buttons.
 
 const ENDS = {
   aborted: "Stopped", disconnected: "Cut off: the connection was lost", timeout: "Cut off: it took too long",
-  failed: "Failed on the server", length: "Cut at the limit of length",
+  failed: "Failed on the server", length: "Cut at the length limit",
 };
 
 function originOf({ session, turn }) {
@@ -14,20 +14,20 @@ function turnOf(turn) {
   const still = Boolean(chat.running || chat.busy || chat.gone);
   const last = turn === chat.turns.at(-1);
   const messages = turn.messages ?? [];
-  const asked = messages.filter((message) => message.role === "user").map((message) => textOf(message.content)).join("\n");
+  const question = messages.filter((message) => message.role === "user").map((message) => textOf(message.content)).join("\n");
   const before = chat.turns[chat.turns.indexOf(turn) - 1]?.turn ?? 0;
   const acts = make("div", { class: "acts" },
-    make("button", { class: "small", "data-id": `fork ${turn.turn}`, disabled: chat.gone, onclick: () => fork(turn.turn), title: "Go on from here in a chat of its own" }, icon("fork"), "Fork", make("span", { class: "unseen" }, ` at turn ${turn.turn}`)),
+    make("button", { class: "small", "data-id": `fork ${turn.turn}`, disabled: chat.gone, onclick: () => fork(turn.turn), title: "Continue from here in a new chat" }, icon("fork"), "Fork", make("span", { class: "unseen" }, ` at turn ${turn.turn}`)),
     !last && make("button", { class: "small", "data-id": `rewind ${turn.turn}`, disabled: still, onclick: () => rewind(turn.turn), title: "Forget what came after" }, icon("rewind"), "Rewind", make("span", { class: "unseen" }, ` to turn ${turn.turn}`)),
     navigator.clipboard && turn.text && make("button", { class: "small", "data-id": `copy ${turn.turn}`, onclick: () => navigator.clipboard.writeText(turn.text).then(() => toast("Copied.")) }, icon("copy"), "Copy", make("span", { class: "unseen" }, ` the answer of turn ${turn.turn}`)));
   return make("article", { class: "turn", "data-turn": turn.turn, "aria-label": `Turn ${turn.turn}` },
-    ...messages.map((message) => saidOf(message, asked && message === messages.at(-1) && { turn: turn.turn, asked, before, still })),
+    ...messages.map((message) => saidOf(message, question && message === messages.at(-1) && { turn: turn.turn, question, before, still })),
     make("div", { class: "answer" }, make("h3", { class: "unseen" }, "Answer"), thoughtOf(turn.reasoning_content), make("div", { class: "words" }, turn.text ?? ""), figuresOf(turn), acts));
 }
 
 function saidOf({ role, content }, edit) {
   return make("div", { class: `said ${role}` }, make("h3", { class: "unseen" }, role === "user" ? "You" : role), make("div", { class: "words" }, textOf(content)),
-    edit && make("div", { class: "acts" }, make("button", { class: "small", "data-id": `edit ${edit.turn}`, disabled: edit.still, title: "Ask differently from here on", onclick: () => rewind(edit.before, edit.asked) }, icon("edit"), "Edit", make("span", { class: "unseen" }, ` turn ${edit.turn}`))));
+    edit && make("div", { class: "acts" }, make("button", { class: "small", "data-id": `edit ${edit.turn}`, disabled: edit.still, title: "Ask differently from here on", onclick: () => rewind(edit.before, edit.question) }, icon("edit"), "Edit", make("span", { class: "unseen" }, ` turn ${edit.turn}`))));
 }
 
 function figuresOf(turn) {

@@ -1,4 +1,4 @@
-// Turns: what is sent, what comes of it, and what becomes of a message that was not taken.
+// Turns: sending a message, streaming its answer, and giving back a message that the server did not take.
 
 async function send(text) {
   if (!text.trim() || chat.running || chat.gone) return;
@@ -20,7 +20,7 @@ async function send(text) {
   create(one);
 }
 
-// In the background an answer outlives the connection, and a reload; a server that stores no responses has none.
+// An answer in the background outlives the connection and a reload. A server that stores no responses does not offer that.
 function create(one) {
   const { text, known } = one.running;
   sendEvent({ type: "response.create", stream_id: one.id, conversation: one.id, after: known, input: text, ...(background ? { background } : { store: false }) });
@@ -138,7 +138,7 @@ async function finish(one, response) {
   if (read) refreshList();
 }
 
-// The server may have failed before the turn began, in the midst of it, or when it was to be saved.
+// The server may have failed before the turn began, during it, or while saving it.
 function failed(one, running, error) {
   const taken = (one.turns.at(-1)?.turn ?? 0) > running.known;
   if (taken) complain(one, error.message);
@@ -152,7 +152,7 @@ function refused(one, { status, error }) {
   const { text } = one.running;
   if (error.code === "response_not_found") {
     if (status === 404) recover(Object.assign(one, { running: { ...one.running, id: null, cut: true } }));
-    return;  // A stop that came too early is answered so, too.
+    return;  // With status 400: the response to stop has not begun yet.
   }
   if (error.param === "background" && background) {
     background = false;
@@ -161,7 +161,7 @@ function refused(one, { status, error }) {
   if (error.code === "session_not_found") return vanished(one);
   one.running = null;
   if (error.code === "session_busy" || error.code === "session_moved_on") {
-    giveBack(one, text, `${said(error)} Your message is back in the box.`);
+    giveBack(one, text, `${explain(error)} Your message is back in the box.`);
     refresh(one);
   } else {
     giveBack(one, text, `${error.message} Your message is back in the box.`);
@@ -172,7 +172,7 @@ function complain(one, message, actions = [], mild = false) {
   one.notice = { message, actions, mild };
 }
 
-// Nothing that was typed is lost: what was not taken goes back to where it was typed.
+// Put a message that was not taken back into the box, before anything typed since.
 function giveBack(one, text, message, actions) {
   if (message) complain(one, message, actions);
   const name = "draft:" + (one.id ?? "");
@@ -185,7 +185,7 @@ function giveBack(one, text, message, actions) {
   toBottom();
 }
 
-// The figures of a turn that only its own client knows, kept for a reload.
+// Store the figures of a turn that only this page can measure, so that they survive a reload.
 function measure(id, figures) {
   const all = JSON.parse(inTab.get("figures") ?? "{}");
   const recent = Object.entries(all).slice(-500);

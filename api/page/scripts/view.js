@@ -2,7 +2,7 @@
 
 const TIERS = { slot: "in a slot", host: "in host memory", disk: "on disk", tokens: "kept as tokens" };
 
-// Of the running answer, and of the reasoning before it.
+// The text nodes of the running answer and of its reasoning.
 let live = {};
 
 function showChat() {
@@ -46,7 +46,7 @@ function showList() {
   refill($("chats"), rows.map(rowOf));
 }
 
-// What had the focus has it afterwards.
+// Replace the children of `place`; the element that had the focus gets it again.
 function refill(place, nodes) {
   const held = place.contains(document.activeElement) ? document.activeElement.dataset.id : null;
   place.replaceChildren(...nodes.filter(Boolean));

@@ -1,4 +1,4 @@
-"""An agent by Anthropic's client against a real server: streamed and not, and what is computed again."""
+"""An agent with Anthropic's client on a real server: streamed and not, and how much of each prompt is cached."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,13 +35,13 @@ def client(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
         yield made
 
 
-def ask(client: anthropic.Anthropic, stream: bool = False, **asked: Any) -> Message:
-    given: Any = {"model": "scripted", "max_tokens": 400, "tools": [TOOL]} | asked
+def ask(client: anthropic.Anthropic, stream: bool = False, **fields: Any) -> Message:
+    arguments: Any = {"model": "scripted", "max_tokens": 400, "tools": [TOOL]} | fields
     if not stream:
-        answer = client.messages.create(**given)
+        answer = client.messages.create(**arguments)
         assert isinstance(answer, Message)
         return answer
-    with client.messages.stream(**given) as events:
+    with client.messages.stream(**arguments) as events:
         return events.get_final_message()
 
 
@@ -50,21 +50,21 @@ def read(answer: Message) -> int:
 
 
 def length(answer: Message) -> int:
-    """Of its prompt."""
+    """Return the prompt's tokens."""
     return answer.usage.input_tokens + read(answer) + (answer.usage.cache_creation_input_tokens or 0)
 
 
 def converse(client: anthropic.Anthropic, stream: bool) -> list[Message]:
-    """About every city a question, a call, its result, an answer."""
+    """Go through a question, a call, its result and an answer for every city."""
     messages: list[Any] = []
     answers = []
     for city in CITIES:
         new: list[Any] = [{"type": "text", "text": f"How is the weather in {city}?"}]
         while new:
             messages.append({"role": "user", "content": new})
-            asked: Any = {"messages": messages, "system": RULES}
-            answers.append(ask(client, stream, **asked))
-            count = client.messages.count_tokens(model="scripted", tools=[TOOL], **asked)
+            fields: Any = {"messages": messages, "system": RULES}
+            answers.append(ask(client, stream, **fields))
+            count = client.messages.count_tokens(model="scripted", tools=[TOOL], **fields)
             assert count.input_tokens == length(answers[-1])
             messages.append({"role": "assistant", "content": answers[-1].content})
             calls = [block.id for block in answers[-1].content if block.type == "tool_use"]
@@ -73,15 +73,15 @@ def converse(client: anthropic.Anthropic, stream: bool) -> list[Message]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_agent_calls_answers_and_goes_on(client: anthropic.Anthropic, stream: bool) -> None:
+def test_an_agent_calls_and_answers(client: anthropic.Anthropic, stream: bool) -> None:
     answers = converse(client, stream)
-    told = [
+    outlines = [
         [block.to_dict() | ({"id": ""} if block.type == "tool_use" else {}) for block in answer.content]
         for answer in answers
     ]
-    for blocks in told:
+    for blocks in outlines:
         assert len(str(blocks[0].pop("signature"))) == 64
-    assert told == [
+    assert outlines == [
         blocks
         for city in CITIES
         for blocks in (
@@ -95,29 +95,29 @@ def test_an_agent_calls_answers_and_goes_on(client: anthropic.Anthropic, stream:
     ]
     assert [answer.stop_reason for answer in answers] == ["tool_use", "end_turn"] * len(CITIES)
     for first, second in zip(answers[::2], answers[1::2], strict=True):
-        # The result goes on from the call: all is known up to the token that ended it.
+        # The prompt with the result resumes after the call: everything up to the call's last token is cached.
         history = length(first) + first.usage.output_tokens
         assert history - 2 <= read(second) <= history < length(second)
     assert all(read(answer) > 0 for answer in answers[1:])
 
 
-def test_a_tool_that_is_named_is_called_whatever_the_model_would_do(tmp_path: Path) -> None:
+def test_tool_choice_forces_the_named_tool(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, [call("Rom")])
     rest: Any = {"name": "rest", "input_schema": {"type": "object", "properties": {}, "additionalProperties": False}}
-    asked: Any = {"messages": HELLO, "tools": [TOOL, rest], "extra_body": {"temperature": 0}}
+    fields: Any = {"messages": HELLO, "tools": [TOOL, rest], "extra_body": {"temperature": 0}}
     with (
         ServerProcess(["tests.api.scripted_server", str(folder), "served_model_name=scripted"]) as running,
         anthropic.Anthropic(base_url=running.url, api_key="none", max_retries=0) as client,
     ):
         for choice, name in (({"type": "any"}, "weather"), ({"type": "tool", "name": "rest"}, "rest")):
             for stream in (False, True):
-                answer = ask(client, stream, tool_choice=choice, **asked)
+                answer = ask(client, stream, tool_choice=choice, **fields)
                 assert [block.name for block in answer.content if block.type == "tool_use"] == [name]
                 assert answer.stop_reason == "tool_use"
 
 
-def text(said: str, **more: Any) -> dict[str, Any]:
-    return {"type": "text", "text": said, **more}
+def text(words: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": words, **more}
 
 
 def in_system(end: str, **mark: Any) -> dict[str, Any]:
@@ -132,13 +132,13 @@ def in_tools(end: str, **mark: Any) -> dict[str, Any]:
     return {"tools": [{**TOOL, "description": RULES, **mark}, {**NOW, "description": end}]}
 
 
-def behind_tools(end: str, **mark: Any) -> dict[str, Any]:
+def after_tools(end: str, **mark: Any) -> dict[str, Any]:
     return {"tools": [TOOL, {**NOW, "description": RULES, **mark}], "messages": [{"role": "user", "content": end}]}
 
 
-@pytest.mark.parametrize("part", [in_system, in_question, in_tools, behind_tools])
+@pytest.mark.parametrize("part", [in_system, in_question, in_tools, after_tools])
 def test_a_mark_is_a_checkpoint(client: anthropic.Anthropic, server: ServerProcess, part: Any) -> None:
-    """Chats that begin alike go on from where the client marked that: there is none of Baton's own."""
+    """Chats with a common beginning share the state at the mark. Baton by itself keeps none there."""
     known = []
     for mark in ({}, MARK):
         server.post("/flush_cache", {})
@@ -150,14 +150,13 @@ def test_a_mark_is_a_checkpoint(client: anthropic.Anthropic, server: ServerProce
     assert created == reused > len(RULES)
 
 
-def test_what_is_marked_as_agents_do_is_found(client: anthropic.Anthropic) -> None:
-    """The end of each prompt."""
+def test_a_mark_at_the_end_of_each_prompt_is_read_by_the_next(client: anthropic.Anthropic) -> None:
     question: Any = {"role": "user", "content": [text("Weather?", **MARK)]}
     first = ask(client, messages=[question])
     [id] = [block.id for block in first.content if block.type == "tool_use"]
     result: Any = {"type": "tool_result", "tool_use_id": id, "content": "rain " * 50, **MARK}
-    said: Any = {"role": "assistant", "content": first.content}
-    chat: list[Any] = [question, said, {"role": "user", "content": [result]}]
+    answer: Any = {"role": "assistant", "content": first.content}
+    chat: list[Any] = [question, answer, {"role": "user", "content": [result]}]
     second = ask(client, messages=chat)
     created = second.usage.cache_creation_input_tokens or 0
     assert created > len("rain " * 50) and second.usage.input_tokens == 1 + len("assistant\n")
@@ -165,7 +164,7 @@ def test_what_is_marked_as_agents_do_is_found(client: anthropic.Anthropic) -> No
     assert created + read(second) <= read(again) < length(second)
 
 
-def test_what_was_computed_ahead_is_known(client: anthropic.Anthropic) -> None:
+def test_a_prompt_computed_ahead_is_read_from_the_cache(client: anthropic.Anthropic) -> None:
     ask(client, messages=HELLO, max_tokens=0)
     answer = ask(client, messages=HELLO)
     assert length(answer) - 2 <= read(answer) < length(answer)
@@ -182,14 +181,14 @@ class Person(BaseModel):
     tall: bool
 
 
-def test_an_answer_is_what_its_schema_says(bundled: ServerProcess) -> None:
+def test_an_answer_follows_its_schema(bundled: ServerProcess) -> None:
     with anthropic.Anthropic(base_url=bundled.url, api_key="mine", max_retries=0) as client:
-        asked: Any = {"model": "default", "max_tokens": 200, "messages": HELLO, "output_format": Person}
+        fields: Any = {"model": "default", "max_tokens": 200, "messages": HELLO, "output_format": Person}
         for temperature in (0, 1.5):
-            asked["extra_body"] = {"temperature": temperature, "seed": 3}
-            answer = client.messages.parse(**asked)
+            fields["extra_body"] = {"temperature": temperature, "seed": 3}
+            answer = client.messages.parse(**fields)
             assert isinstance(answer.parsed_output, Person)
-            with client.messages.stream(**asked) as events:
+            with client.messages.stream(**fields) as events:
                 assert events.get_final_message().parsed_output == answer.parsed_output
         wrong: Any = {"format": {"type": "json_schema", "schema": {"type": "objekt"}}}
         with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format\.schema"):
@@ -201,13 +200,13 @@ def test_the_bundled_model(bundled: ServerProcess) -> None:
         assert len(client.models.list().data) == 1
         messages: list[Any] = []
         seen = []
-        for said in ("My name is Clara.", "What is 3 plus 4?", "What is my name?"):
-            messages.append({"role": "user", "content": said})
-            asked: Any = {
+        for words in ("My name is Clara.", "What is 3 plus 4?", "What is my name?"):
+            messages.append({"role": "user", "content": words})
+            fields: Any = {
                 "model": "default", "messages": messages, "max_tokens": 40, "extra_body": {"temperature": 0}
             }  # fmt: skip
-            answer = client.messages.create(**asked)
-            with client.messages.stream(**asked) as events:
+            answer = client.messages.create(**fields)
+            with client.messages.stream(**fields) as events:
                 assert events.get_final_text() == answer.content[0].text
             seen.append(read(answer))
             messages.append({"role": "assistant", "content": answer.content})
@@ -215,11 +214,11 @@ def test_the_bundled_model(bundled: ServerProcess) -> None:
         assert "Clara" in block.text and answer.stop_reason == "end_turn"
         assert seen[0] == 0 and 0 < seen[1] < seen[2]
         prefill = [{"role": "user", "content": "What is 3 plus 4?"}, {"role": "assistant", "content": "3 plus 4 is"}]
-        asked = {"model": "default", "messages": prefill, "max_tokens": 20, "extra_body": {"temperature": 0}}
-        [block] = client.messages.create(**asked).content
+        fields = {"model": "default", "messages": prefill, "max_tokens": 20, "extra_body": {"temperature": 0}}
+        [block] = client.messages.create(**fields).content
         assert "7" in block.text and not block.text.startswith("3 plus")
-        asked["messages"] = [{"role": "user", "content": "Please get the weather in Bergen."}]
-        [block] = client.messages.create(**asked | {"max_tokens": 100}, tools=[GET_WEATHER]).content
+        fields["messages"] = [{"role": "user", "content": "Please get the weather in Bergen."}]
+        [block] = client.messages.create(**fields | {"max_tokens": 100}, tools=[GET_WEATHER]).content
         assert (block.type, block.name, block.input) == ("tool_use", "get_weather", {"city": "Bergen"})
     with (
         anthropic.Anthropic(base_url=bundled.url, api_key="yours", max_retries=0) as client,

@@ -1,4 +1,4 @@
-"""What is refused, in Anthropic's form: by status, and by the classes of its client."""
+"""Errors in Anthropic's form: statuses, messages, and the exceptions of its client."""
 
 import asyncio
 from typing import Any
@@ -23,12 +23,12 @@ def assistant(*blocks: object) -> dict[str, Any]:
     return {"messages": [*HELLO, {"role": "assistant", "content": list(blocks)}, *HELLO]}
 
 
-def text(said: object = "x", **more: object) -> dict[str, object]:
-    return {"type": "text", "text": said, **more}
+def text(words: object = "x", **more: object) -> dict[str, object]:
+    return {"type": "text", "text": words, **more}
 
 
 async def refused(served: Served, body: Any, path: str = PATH, **more: Any) -> tuple[int, str, str]:
-    """Status, type and message; the id of the request is in the body, and in both headers."""
+    """Return status, type and message; check that the request's id is in the body and in both headers."""
     async with served.client.post(path, json=body, **more) as response:
         answer = await response.json()
         assert answer == {"type": "error", "error": answer["error"], "request_id": response.headers["request-id"]}
@@ -50,8 +50,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (user(3), "messages[0].content[0]"),
     (user({"type": ["text"]}), "messages[0].content[0]"),
     (user(text(), text(3)), "messages[0].content[1].text"),
-    (user(IMAGE), "messages[0].content[0] is of type 'image'"),
-    (user({"type": "document", "source": {}}), "messages[0].content[0] is of type 'document'"),
+    (user(IMAGE), "messages[0].content[0] has type 'image'"),
+    (user({"type": "document", "source": {}}), "messages[0].content[0] has type 'document'"),
     (user(CALLED), "messages[0].content[0]: tool_use"),
     (user({"type": "thinking", "thinking": ""}), "messages[0].content[0]: thinking"),
     (user({"type": "tool_result"}), "messages[0].content[0].tool_use_id"),
@@ -62,13 +62,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (assistant({**CALLED, "id": None}), "messages[1].content[0].id"),
     (assistant({**CALLED, "name": 3}), "messages[1].content[0].name"),
     (assistant({"type": "thinking"}), "messages[1].content[0].thinking"),
-    ({"messages": assistant(CALLED)["messages"][:2]}, "messages[1]: calls of tools"),
+    (
+        {"messages": assistant(CALLED)["messages"][:2]},
+        "messages[1]: each tool_use block must be followed by its tool_result",
+    ),
     ({"system": 3}, "system"),
     ({"system": [IMAGE]}, "system[0]"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type is 'web_search_20250305'"),
     ({"tools": [{"name": "now"}]}, "tools[0].input_schema"),
     ({"tools": [{**NOW, "name": "a b"}]}, "tools[0].name"),
-    ({"tools": [{**NOW, "input_schema": {"type": "array"}}]}, "tools[0].input_schema must be the schema of an object"),
+    (
+        {"tools": [{**NOW, "input_schema": {"type": "array"}}]},
+        "tools[0].input_schema must be the JSON schema of an object",
+    ),
     ({"tools": [{**NOW, "input_schema": [3]}]}, "tools[0].input_schema"),
     ({"tools": [{**NOW, "strict": 1}]}, "tools[0].strict"),
     ({"tools": [NOW, NOW]}, "tools[1]"),
@@ -89,22 +95,22 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (user(text(cache_control={"type": "ephemeral", "ttl": "1d"})), "messages[0].content[0].cache_control"),
     ({"cache_control": 3}, "cache_control"),
     ({"tools": [{**NOW, "cache_control": True}]}, "tools[0].cache_control"),
-    (user(*[text(**MARK)] * 5), "at most 4 blocks may have cache_control, and 5 have"),
-    (user(*[text(**MARK)] * 3) | {"system": [text(**MARK)], "tools": [{**NOW, **MARK}]}, "and 5 have"),
+    (user(*[text(**MARK)] * 5), "at most 4 blocks may have cache_control, got 5"),
+    (user(*[text(**MARK)] * 3) | {"system": [text(**MARK)], "tools": [{**NOW, **MARK}]}, "got 5"),
     (user({"type": "tool_result", "tool_use_id": "t", "content": [text(cache_control=3)]}), "[0].cache_control"),
     ({"messages": [{"role": "user", "content": "refuse me"}]}, "roles must alternate"),
 ]
 
 
 @pytest.mark.parametrize("body, named", WRONG, ids=lambda value: None)
-async def test_what_is_wrong_is_named(body: dict[str, Any], named: str) -> None:
+async def test_errors_name_the_field(body: dict[str, Any], named: str) -> None:
     async with client() as (_, served):
         status, kind, message = await refused(served, {"messages": HELLO, "max_tokens": 9} | body)
         assert (status, kind) == (400, "invalid_request_error") and named in message, message
         assert served.ring.submitted() == []
 
 
-async def test_what_is_not_known_here_is_ignored() -> None:
+async def test_unsupported_hints_are_ignored() -> None:
     body = {
         "messages": HELLO, "max_tokens": 9, "metadata": {"user_id": "u"}, "service_tier": "auto", "system": None,
         "context_management": {"edits": []}, "tools": [], "stop_sequences": [],
@@ -118,7 +124,7 @@ async def test_what_is_not_known_here_is_ignored() -> None:
         assert response.headers["request-id"] == response.headers["x-request-id"]
 
 
-async def test_the_classes_of_the_client() -> None:
+async def test_errors_become_the_clients_exceptions() -> None:
     async with client("Hi", body_limit=20_000) as (api, served):
         ask: Any = {"model": "fake", "messages": HELLO, "max_tokens": 9}
         with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
@@ -145,7 +151,7 @@ async def test_the_classes_of_the_client() -> None:
             await api.messages.create(**ask)
 
 
-async def test_what_no_handler_sees_is_answered_in_the_same_form() -> None:
+async def test_errors_outside_of_handlers_have_the_same_form() -> None:
     async with client() as (_, served):
         assert (await refused(served, {}, f"{PATH}/nothing"))[:2] == (404, "not_found_error")
         assert (await refused(served, {}, headers={"Host": "evil.example"}))[:2] == (403, "permission_error")
@@ -163,7 +169,7 @@ async def test_what_no_handler_sees_is_answered_in_the_same_form() -> None:
             assert set((await response.json())["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_loading_and_draining_are_overloads() -> None:
+async def test_loading_and_draining_are_overloaded_errors() -> None:
     async with serving(ready=False) as served:
         for path in (PATH, f"{PATH}/count_tokens"):
             async with served.client.post(path, json={"messages": HELLO, "max_tokens": 9}) as response:
@@ -225,20 +231,20 @@ async def test_keys() -> None:
             await api.messages.create(**ask)
         salts = [request.salt for request in served.ring.submitted()]
         assert salts[0] != salts[1] == salts[2]
-        # Where both are given, Authorization is what counts.
+        # With both headers, Authorization counts.
         both = {"Authorization": "Bearer three", "x-api-key": "one"}
         assert (await refused(served, ask, headers=both))[:2] == (401, "authentication_error")
         async with served.client.get("/v1/models", headers={"x-api-key": "one"}) as response:
             assert response.status == 200
 
 
-async def test_a_model_without_tools_says_so() -> None:
+async def test_a_model_without_tools_refuses_them() -> None:
     async with serving() as served:
         status, kind, message = await refused(served, {"messages": HELLO, "max_tokens": 9, "tools": [WEATHER]})
         assert (status, kind) == (400, "invalid_request_error") and message.startswith("tools is not supported")
 
 
-async def test_a_model_that_always_reasons_cannot_be_told_not_to() -> None:
+async def test_disabling_thinking_is_refused_if_the_model_always_reasons() -> None:
     async with client("Hm.</think>Yes.") as (_, served):
         text_side: Any = served.server.ready().text
         text_side.template_variables = frozenset({"messages", "tools"})
@@ -252,15 +258,15 @@ async def test_a_model_that_always_reasons_cannot_be_told_not_to() -> None:
 
 async def test_counting() -> None:
     async with client("Hi") as (api, served):
-        asked: Any = {
+        fields: Any = {
             "model": "fake", "messages": [*HELLO, {"role": "assistant", "content": [CALLED]}, user(
                 {"type": "tool_result", "tool_use_id": "t", "content": "x"})["messages"][0]],
             "system": [text("é", **MARK)], "tools": [WEATHER, NOW], "tool_choice": {"type": "any"},
             "thinking": {"type": "enabled", "budget_tokens": 1024},
         }  # fmt: skip
-        count = await api.messages.count_tokens(**asked)
+        count = await api.messages.count_tokens(**fields)
         served.ring.cached = 5
-        usage = (await api.messages.create(**asked, max_tokens=9)).usage
+        usage = (await api.messages.create(**fields, max_tokens=9)).usage
         parts = (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens)
         assert count.input_tokens == sum(part or 0 for part in parts) == served.ring.submitted()[-1].prompt_len
         assert len(served.ring.submitted()) == 1

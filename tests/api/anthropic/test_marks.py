@@ -1,4 +1,4 @@
-"""Where marks stand in what templates render: behind the block, whatever comes after it."""
+"""Positions of cache_control marks in rendered prompts: at the block's end, whatever comes after it."""
 
 import shutil
 from pathlib import Path
@@ -29,19 +29,19 @@ def tool(name: str, **mark: Any) -> dict[str, Any]:
 
 
 def read(**body: Any) -> tuple[ReadChat, list[dict[str, Any]]]:
-    asked = msgspec.convert(body, MessagesRequest)
-    tools = [tool for each in asked.tools for tool in read_custom_tool(each, "tools")]
-    return conversation(asked, tools), [each.shown() for each in tools]
+    request = msgspec.convert(body, MessagesRequest)
+    tools = [tool for each in request.tools for tool in read_custom_tool(each, "tools")]
+    return conversation(request, tools), [each.shown() for each in tools]
 
 
 def parts(text: ModelText, **body: Any) -> list[tuple[str, str]]:
-    """What stands before each mark, and what behind it."""
+    """Return the text before and after each mark."""
     chat, tools = read(**body)
     ids, _, marks = text.encode_marked_chat(chat.messages, chat.beginnings, tools=tools)
     return [(text.decode(ids[:mark], False), text.decode(ids[mark:], False)) for mark in marks]
 
 
-def said(words: str, **mark: Any) -> dict[str, Any]:
+def says(words: str, **mark: Any) -> dict[str, Any]:
     return {"type": "text", "text": words, **mark}
 
 
@@ -56,15 +56,15 @@ def result(words: str, **mark: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": "t", "content": words, **mark}
 
 
-def test_marks_stand_behind_what_is_marked(text: ModelText) -> None:
-    system = [said("first words", **MARK), said("second words")]
-    answer = [said("fifth words"), CALLED]
+def test_marks_are_at_the_ends_of_marked_blocks(text: ModelText) -> None:
+    system = [says("first words", **MARK), says("second words")]
+    answer = [says("fifth words"), CALLED]
     messages = [
-        user(said("third words", **MARK), said("fourth words")),
+        user(says("third words", **MARK), says("fourth words")),
         {"role": "assistant", "content": answer},
         user(result("sixth words", **MARK), result("seventh words")),
-        {"role": "assistant", "content": [said("eighth words", **MARK)]},
-        user(said("ninth words")),
+        {"role": "assistant", "content": [says("eighth words", **MARK)]},
+        user(says("ninth words")),
     ]
     found = parts(text, system=system, messages=messages, tools=[tool(name) for name in TOOLS])
     assert len(found) == 4
@@ -75,19 +75,18 @@ def test_marks_stand_behind_what_is_marked(text: ModelText) -> None:
         assert f"{following} words" in after and len(before) - before.index(f"{last} words") < 80
 
 
-def test_marks_of_tools_are_what_prompts_with_these_tools_begin_with(text: ModelText) -> None:
-    """Whoever asks, and whatever tools come behind."""
+def test_marks_of_tools_do_not_depend_on_what_follows(text: ModelText) -> None:
     for system in ("", "kind words"):
-        given = {"system": system, "messages": [user(said("who"))]}
-        [(first, after)] = parts(text, tools=[tool("alpha", **MARK), tool("beta")], **given)
+        fields = {"system": system, "messages": [user(says("who"))]}
+        [(first, after)] = parts(text, tools=[tool("alpha", **MARK), tool("beta")], **fields)
         assert "Tells alpha." in first and "beta" not in first and "Tells beta." in after
-        [(both, after)] = parts(text, tools=[tool("alpha"), tool("beta", **MARK)], **given)
+        [(both, after)] = parts(text, tools=[tool("alpha"), tool("beta", **MARK)], **fields)
         assert both.startswith(first) and "Tells beta." in both and "who" in after
 
 
-def test_one_mark_for_all_is_at_the_end(text: ModelText) -> None:
-    given: dict[str, Any] = {"messages": [user(said("who"), said("else"))], "cache_control": {"type": "ephemeral"}}
-    [(before, after)] = parts(text, **given)
+def test_a_mark_of_the_whole_body_is_at_the_end(text: ModelText) -> None:
+    fields: dict[str, Any] = {"messages": [user(says("who"), says("else"))], "cache_control": {"type": "ephemeral"}}
+    [(before, after)] = parts(text, **fields)
     assert "else" in before and "else" not in after
-    given["messages"][0]["content"][1] |= MARK
-    assert parts(text, **given) == [(before, after)]
+    fields["messages"][0]["content"][1] |= MARK
+    assert parts(text, **fields) == [(before, after)]

@@ -1,4 +1,4 @@
-"""Anthropic's Messages by its official client: what the model writes is what the client sees, streamed and not."""
+"""Anthropic's Messages with its official client: it sees what the model writes, streamed and not."""
 
 import json
 from collections.abc import AsyncIterator
@@ -43,19 +43,19 @@ async def client(reply: str = "", **options: Any) -> AsyncIterator[tuple[anthrop
         yield api, served
 
 
-async def create(api: anthropic.AsyncAnthropic, **asked: Any) -> Message:
-    answer = await api.messages.create(**{"model": "fake", "messages": HELLO, "max_tokens": 2000, **asked})
+async def create(api: anthropic.AsyncAnthropic, **fields: Any) -> Message:
+    answer = await api.messages.create(**{"model": "fake", "messages": HELLO, "max_tokens": 2000, **fields})
     assert isinstance(answer, Message)
     return answer
 
 
-async def streamed(api: anthropic.AsyncAnthropic, **asked: Any) -> Message:
-    async with api.messages.stream(**{"model": "fake", "messages": HELLO, "max_tokens": 2000, **asked}) as stream:
+async def streamed(api: anthropic.AsyncAnthropic, **fields: Any) -> Message:
+    async with api.messages.stream(**{"model": "fake", "messages": HELLO, "max_tokens": 2000, **fields}) as stream:
         return await stream.get_final_message()
 
 
-def told(answer: Message) -> list[Any]:
-    """The blocks without what is made up for each answer."""
+def outline(answer: Message) -> list[Any]:
+    """Return the blocks of an answer without random ids and signatures, and the stop reason."""
     shown: list[Any] = []
     for block in answer.content:
         match block.type:
@@ -99,7 +99,7 @@ async def test_an_answer_is_the_same_streamed_and_not(reply: str, expected: list
     async with client(reply) as (api, served):
         served.ring.cached = 3
         answer = await create(api, tools=[WEATHER, NOW])
-        assert told(answer) == expected
+        assert outline(answer) == expected
         assert answer.id.startswith("msg_") and (answer.role, answer.type, answer.model) == (
             "assistant",
             "message",
@@ -117,7 +117,7 @@ async def test_an_answer_is_the_same_streamed_and_not(reply: str, expected: list
         for pause in (0.0, 0.001):
             served.ring.pause = pause
             again = await streamed(api, tools=[WEATHER, NOW])
-            assert told(again) == expected and again.usage.to_dict() == usage
+            assert outline(again) == expected and again.usage.to_dict() == usage
         served.ring.miss_reason = "evicted"
         assert (await create(api, tools=[WEATHER, NOW])).usage.to_dict() == usage | {"lost": "evicted"}
 
@@ -155,7 +155,7 @@ async def test_events_of_a_stream() -> None:
 
 
 def read(text: str) -> list[Any]:
-    """The data of events, each of which has a name that the data repeat."""
+    """Return the data of events; check that each has its type as its name."""
     assert text.endswith("\n\n")
     events = []
     for block in text.removesuffix("\n\n").split("\n\n"):
@@ -165,7 +165,7 @@ def read(text: str) -> list[Any]:
     return events
 
 
-async def test_silence_is_a_ping() -> None:
+async def test_pings() -> None:
     async with client("Hi", ping_interval=0.01) as (api, served):
         served.ring.held = True
         body = {"messages": HELLO, "max_tokens": 9, "stream": True}
@@ -185,7 +185,7 @@ async def test_silence_is_a_ping() -> None:
 
 async def test_why_an_answer_ended() -> None:
     async with client("one two three") as (api, served):
-        assert told(await create(api, max_tokens=3)) == ["one", "max_tokens"]
+        assert outline(await create(api, max_tokens=3)) == ["one", "max_tokens"]
         more = {"temperature": 0.5, "top_p": 0.5, "top_k": 5}
         await create(api, stop_sequences=["two", "x"], extra_body=more)
         request = last(served)
@@ -196,11 +196,11 @@ async def test_why_an_answer_ended() -> None:
 async def test_a_prompt_may_be_computed_ahead() -> None:
     async with client("Hello") as (api, served):
         for answer in (await create(api, max_tokens=0), await streamed(api, max_tokens=0)):
-            assert told(answer) == ["max_tokens"] and answer.usage.output_tokens == 0
+            assert outline(answer) == ["max_tokens"] and answer.usage.output_tokens == 0
             assert last(served).stops.max_tokens == 1
 
 
-async def test_what_is_aborted_was_cut_off() -> None:
+async def test_an_aborted_answer_ends_with_max_tokens() -> None:
     async with client("Hello " * 50) as (api, served):
         served.ring.pause = 0.001
         async with api.messages.stream(model="fake", messages=HELLO, max_tokens=900) as stream:
@@ -244,7 +244,7 @@ async def test_a_whole_conversation_reaches_the_template() -> None:
         ]
         system: Any = [{"type": "text", "text": "Be"}, {"type": "text", "text": "kind."}]
         answer = await create(api, messages=messages, system=system)
-        assert told(answer) == ["Fine.", "end_turn"]
+        assert outline(answer) == ["Fine.", "end_turn"]
         assert last_prompt(served) == (
             "system:Be\nkind.\nuser:a\nb\nc\n<CALLS>tool:rain\ntool:Error: no\nclock\ntool:\nuser:And?\nassistant:"
         ).replace(
@@ -256,7 +256,7 @@ async def test_a_whole_conversation_reaches_the_template() -> None:
         assert last_prompt(served) == "system:Be brief.\nuser:Hi\nassistant:"
 
 
-async def test_an_answer_goes_back_as_it_came() -> None:
+async def test_an_answer_is_sent_back_unchanged() -> None:
     async with client(THOUGHT + "I look." + CALL) as (api, served):
         for answer in (await create(api, tools=[WEATHER]), await streamed(api, tools=[WEATHER])):
             call = answer.content[-1]
@@ -265,8 +265,8 @@ async def test_an_answer_goes_back_as_it_came() -> None:
                 "role": "user",
                 "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "rain"}],
             }
-            said: Any = {"role": "assistant", "content": answer.content}
-            await create(api, messages=[*HELLO, said, result], tools=[WEATHER])
+            reply: Any = {"role": "assistant", "content": answer.content}
+            await create(api, messages=[*HELLO, reply, result], tools=[WEATHER])
             prompt = last_prompt(served)
             assert prompt.startswith(
                 f"tools:{json.dumps([SHOWN])}\nuser:Hi\nassistant:<think>Hm.</think>I look.<tool_call>"
@@ -274,8 +274,8 @@ async def test_an_answer_goes_back_as_it_came() -> None:
             assert prompt.endswith("</tool_call>\ntool:rain\nassistant:")
 
 
-async def test_a_line_that_is_never_the_same_is_left_out() -> None:
-    """Claude Code sends it first; behind it nothing would be found again."""
+async def test_the_billing_line_is_removed() -> None:
+    """Claude Code sends it first. It differs each time, so no prompt would match the cache after it."""
     billing = "x-anthropic-billing-header: cc_version=2.1.36; cch=1d3;"
     rules: Any = [{"type": "text", "text": text} for text in (billing, "You are an agent.")]
     async with client("Fine.") as (api, served):
@@ -288,8 +288,8 @@ async def test_a_line_that_is_never_the_same_is_left_out() -> None:
 
 async def test_a_final_message_of_the_assistant_is_continued() -> None:
     async with client(" is it.") as (api, served):
-        said: Any = [*HELLO, {"role": "assistant", "content": "That"}]
-        assert told(await create(api, messages=said)) == [" is it.", "end_turn"]
+        chat: Any = [*HELLO, {"role": "assistant", "content": "That"}]
+        assert outline(await create(api, messages=chat)) == [" is it.", "end_turn"]
         assert last_prompt(served) == "user:Hi\nassistant:That"
 
 
@@ -297,7 +297,7 @@ async def test_choices() -> None:
     async with client(CALL + SECOND) as (api, served):
 
         async def ask(**more: Any) -> tuple[list[Any], str]:
-            return told(await create(api, tools=[WEATHER, NOW], **more)), last(served).grammar
+            return outline(await create(api, tools=[WEATHER, NOW], **more)), last(served).grammar
 
         both = [KOELN, ("now", {}), "tool_use"]
         assert await ask() == await ask(tool_choice={"type": "auto"}) == (both, "")
@@ -319,7 +319,7 @@ async def test_an_answer_may_have_to_follow_a_schema() -> None:
     async with client('{"city": "Rom"}') as (api, served):
         format: Any = {"type": "json_schema", "schema": SCHEMA}
         answer = await create(api, output_config={"format": format})
-        assert told(answer) == ['{"city": "Rom"}', "end_turn"]
+        assert outline(answer) == ['{"city": "Rom"}', "end_turn"]
         grammar = last(served).grammar
         assert "city" in grammar and LLMatcher.validate_grammar(grammar) == ""
         await create(api, output_config={"format": format}, tools=[WEATHER])
@@ -332,12 +332,14 @@ async def test_thinking_is_turned_on_and_off() -> None:
             answer = await create(api, thinking=thinking)
             assert last_prompt(served).endswith("assistant:<think>")
             assert (
-                told(answer) == told(await streamed(api, thinking=thinking)) == [("thinks", "Hm."), "Yes.", "end_turn"]
+                outline(answer)
+                == outline(await streamed(api, thinking=thinking))
+                == [("thinks", "Hm."), "Yes.", "end_turn"]
             )
-        for asked in ({"thinking": {"type": "disabled"}}, {}):
-            answer = await create(api, output_config={"effort": "high"}, **asked)
+        for fields in ({"thinking": {"type": "disabled"}}, {}):
+            answer = await create(api, output_config={"effort": "high"}, **fields)
             assert last_prompt(served).endswith("assistant:")
-            assert told(answer) == ["Hm.</think>Yes.", "end_turn"]
+            assert outline(answer) == ["Hm.</think>Yes.", "end_turn"]
 
 
 MARK = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
@@ -351,8 +353,8 @@ async def test_marks_are_checkpoints() -> None:
             {"role": "assistant", "content": "c"},
             {"role": "user", "content": [{"type": "text", "text": "d", **MARK}]},
         ]
-        asked: Any = {"messages": messages, "system": system, "tools": [{**WEATHER, **MARK}, NOW]}
-        answer = await create(api, **asked)
+        fields: Any = {"messages": messages, "system": system, "tools": [{**WEATHER, **MARK}, NOW]}
+        answer = await create(api, **fields)
         prompt = last_prompt(served)
         assert prompt.endswith("\nsystem:One.\nTwo.\nuser:a\nb\nassistant:c\nuser:d\nassistant:")
         tools, *ends = [prompt[:end] for end in last(served).checkpoints]
@@ -364,7 +366,7 @@ async def test_marks_are_checkpoints() -> None:
         assert answer.usage.cache_creation_input_tokens == created
         assert answer.usage.input_tokens == len("assistant:")
         served.ring.cached = created + 2
-        usage = (await streamed(api, **asked)).usage
+        usage = (await streamed(api, **fields)).usage
         counts = (usage.input_tokens, usage.cache_creation_input_tokens, usage.cache_read_input_tokens)
         assert counts == (len("assistant:") - 2, 0, created + 2)
         served.ring.cached = 0
@@ -373,7 +375,7 @@ async def test_marks_are_checkpoints() -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 60))
-def test_what_is_cut_is_completed_as_the_client_does(cut: int) -> None:
+def test_a_cut_object_is_completed_as_by_the_client(cut: int) -> None:
     json_text = '{"a": [1, {"b": "x,\\" }", "c": null}, true], "é": {"d": -1.5e3, "f": [[], {}]}, "g" : 12}'[:cut]
     whole = completed(json_text)
     assert json.loads(whole) == from_json(json_text.encode(), partial_mode=True)

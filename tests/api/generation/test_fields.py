@@ -1,4 +1,4 @@
-"""The table of sampling fields covers the ring's parameters, and each of its fields reaches the ring."""
+"""The table of sampling fields: it covers the ring's parameters, and each field of it reaches the ring."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_the_table_covers_what_the_ring_takes() -> None:
+def test_the_table_covers_the_rings_sampling_parameters() -> None:
     assert set(Sampling.__struct_fields__) <= set(SamplingFields.__struct_fields__) == set(GIVEN)
     defaults = msgspec.to_builtins(SamplingFields())
     assert all(value != defaults[name] for name, value in GIVEN.items())
@@ -56,7 +56,7 @@ async def test_each_field_reaches_the_ring(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_what_is_not_given_is_the_models_default(path: str) -> None:
+async def test_a_missing_field_gets_the_models_default(path: str) -> None:
     async with serving() as served:
         served.server.ready().text.generation_defaults.update({"temperature": 0.5, "top_k": 3, "max_new_tokens": 4})
         await served.post("/v1/sessions", {"id": "s"})

@@ -1,4 +1,4 @@
-"""The api's actor alone: dispatch, coalescing, aborts, time-outs, ids, drain."""
+"""The api's actor by itself: dispatch, merging of outputs, aborts, timeouts, ids, drain."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Post:
-    """Records what is sent into the ring."""
+    """A gateway, and the messages that it sends to the ring."""
 
     def __init__(self, timeout: float = 60.0) -> None:
         self.gateway = Gateway(timeout).bind(lambda to, message: self.sent.append((to, message)))
@@ -55,7 +55,7 @@ async def test_outputs_arrive_in_order_and_end() -> None:
     assert post.gateway.open_requests == 0
 
 
-async def test_who_wants_to_know_is_told_once_of_each_end_and_what_came() -> None:
+async def test_on_end_is_called_once_for_each_member() -> None:
     post = Post()
     ends: list[tuple[str, bytes]] = []
     post.gateway.on_end = lambda member: ends.append((member.request.id, bytes(member.delivered)))
@@ -80,7 +80,7 @@ async def test_a_slow_reader_gets_merged_outputs() -> None:
     assert (merged.completion_tokens, merged.finish_reason) == (5 * MERGE_ABOVE, "length")
 
 
-async def test_leaving_early_aborts_and_late_outputs_reach_nobody() -> None:
+async def test_leaving_early_aborts_and_drops_late_outputs() -> None:
     post = Post()
     with post.gateway.submit([request("a")]):
         pass
@@ -94,7 +94,7 @@ async def test_leaving_early_aborts_and_late_outputs_reach_nobody() -> None:
         assert again.members[0].pending == []
 
 
-async def test_leaving_late_ends_nobody_who_has_the_id_by_then() -> None:
+async def test_leaving_after_the_end_does_not_abort_a_new_request_with_the_same_id() -> None:
     post = Post()
     with post.gateway.submit([request("a")]) as first:
         post.output("a", 0, "stop")
@@ -130,7 +130,7 @@ async def test_a_refusal_becomes_a_status(reason: str, status: int, retry: bool)
     assert [m.request for _, m in post.sent if isinstance(m, Abort)] == ["b"]
 
 
-async def test_the_timeout_aborts_even_if_nobody_reads() -> None:
+async def test_the_timeout_aborts_even_without_a_reader() -> None:
     post = Post(timeout=0.01)
     with post.gateway.submit([request("a")]) as generation:
         await asyncio.sleep(0.05)
@@ -162,7 +162,7 @@ async def test_a_failed_row_is_an_internal_error_that_names_the_cause() -> None:
     assert caught.value.status == 500
 
 
-async def test_a_restart_submits_what_is_open_again_where_its_client_stands() -> None:
+async def test_a_restart_resubmits_open_requests_with_their_delivered_tokens() -> None:
     post = Post()
     gateway = post.gateway
     with (
@@ -191,7 +191,7 @@ async def test_a_restart_submits_what_is_open_again_where_its_client_stands() ->
     assert gateway.submit([request("gone")]).members
 
 
-async def test_after_a_restart_what_no_longer_fits_has_reached_its_length() -> None:
+async def test_after_a_restart_a_request_that_no_longer_fits_ends_with_length() -> None:
     post = Post()
     with post.gateway.submit([request("a"), request("b")]) as generation:
         post.output("a", 0)
@@ -227,7 +227,7 @@ async def test_a_restart_flushes_and_drains_again() -> None:
     assert await draining == []
 
 
-async def test_a_lost_ring_leaves_nobody_waiting() -> None:
+async def test_a_lost_ring_fails_all_waiting_calls() -> None:
     post = Post()
     with post.gateway.submit([request("a")]) as generation:
         draining = asyncio.ensure_future(post.gateway.drain(60))
@@ -238,7 +238,7 @@ async def test_a_lost_ring_leaves_nobody_waiting() -> None:
                 await waiting
 
 
-async def test_silence_gives_an_empty_answer() -> None:
+async def test_next_returns_nothing_after_its_wait() -> None:
     post = Post()
     with post.gateway.submit([request("a")]) as generation:
         assert await generation.next(0.01) == []
@@ -277,7 +277,7 @@ async def test_drain_waits_for_open_requests_then_goes_round() -> None:
     assert await draining == ["slot 3"]
 
 
-async def test_drain_tells_503_to_those_that_do_not_finish() -> None:
+async def test_drain_answers_503_to_requests_that_do_not_finish() -> None:
     post = Post()
     with post.gateway.submit([request("a")]) as generation:
         draining = asyncio.ensure_future(post.gateway.drain(0))
@@ -295,7 +295,7 @@ async def test_drain_tells_503_to_those_that_do_not_finish() -> None:
 
 
 async def test_a_pause_outlives_a_restart_of_the_ring() -> None:
-    """The new scheduler hears of it before it hears of any request."""
+    """The new scheduler gets the Pause before any request."""
     post = Post()
     with post.gateway.submit([request("a")]):
         pausing = asyncio.ensure_future(post.gateway.pause("in_place"))
@@ -320,7 +320,7 @@ async def test_a_pause_outlives_a_restart_of_the_ring() -> None:
         await pausing
 
 
-async def test_who_waits_for_a_pause_hears_of_the_end() -> None:
+async def test_a_pending_pause_fails_when_the_ring_is_lost() -> None:
     post = Post()
     pausing = asyncio.ensure_future(post.gateway.pause("retract"))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What clients say of states reaches the ring from every endpoint that generates, and is refused where it is wrong."""
+"""Hints about states: they reach the ring from every generating endpoint, and wrong ones are refused."""
 
 from typing import Any
 
@@ -37,16 +37,16 @@ async def test_hints_reach_the_ring(path: str, keep: str) -> None:
     ("hint", "word"),
     [
         ({"checkpoints": [1, 2, 3, 4, 5]}, "at most 4"),
-        ({"checkpoints": [0]}, "0 does not lie inside the prompt"),
-        ({"checkpoints": [-1]}, "-1 does not lie inside"),
-        ({"checkpoints": [3, 10_000]}, "10000 does not lie inside"),
+        ({"checkpoints": [0]}, "0 is not inside the prompt"),
+        ({"checkpoints": [-1]}, "-1 is not inside"),
+        ({"checkpoints": [3, 10_000]}, "10000 is not inside"),
         ({"checkpoints": ["a"]}, "checkpoints"),
         ({"checkpoints": 3}, "checkpoints"),
         ({"keep": "always"}, "keep"),
         ({"keep": True}, "keep"),
     ],
 )
-async def test_what_cannot_be_is_refused_by_name(path: str, hint: dict[str, Any], word: str) -> None:
+async def test_wrong_hints_are_refused_by_name(path: str, hint: dict[str, Any], word: str) -> None:
     async with serving() as served:
         await served.post("/v1/sessions", {"id": "s"})
         status, error = await served.error(path, BODIES[path] | hint)
@@ -55,12 +55,14 @@ async def test_what_cannot_be_is_refused_by_name(path: str, hint: dict[str, Any]
     assert error["param"].partition("[")[0] == next(iter(hint))
 
 
-async def test_the_last_token_of_a_prompt_is_inside_and_its_end_is_not() -> None:
+async def test_a_checkpoint_may_be_at_the_last_token_but_not_at_the_end() -> None:
     async with serving() as served:
         status, _ = await served.post("/generate", {"text": "abcdefghij", "checkpoints": [9]})
         assert status == 200
         status, error = await served.error("/generate", {"text": "abcdefghij", "checkpoints": [10]})
-    assert status == 400 and error["message"] == "10 does not lie inside the prompt, which has 10 tokens"
+    assert (
+        status == 400 and error["message"] == "checkpoints: position 10 is not inside the prompt, which has 10 tokens"
+    )
 
 
 async def test_each_choice_has_the_hints_of_its_prompt() -> None:
@@ -70,7 +72,7 @@ async def test_each_choice_has_the_hints_of_its_prompt() -> None:
     assert [(request.checkpoints, request.keep) for request in requests] == [((3,), "soon")] * 4
 
 
-async def test_the_prompts_of_a_batch_may_have_their_own() -> None:
+async def test_the_prompts_of_a_batch_may_have_hints_of_their_own() -> None:
     batch: dict[str, Any] = {"text": ["abcd", "abcdef"]}
     async with serving() as served:
         status, answer = await served.post("/generate", batch | {"checkpoints": [[2], None], "keep": ["never", None]})
@@ -81,11 +83,11 @@ async def test_the_prompts_of_a_batch_may_have_their_own() -> None:
     assert (status, error["param"]) == (400, "checkpoints")
 
 
-@pytest.mark.parametrize(("given", "keep"), [(None, "soon"), ("never", "never"), ("soon", "soon")])
-async def test_who_names_a_conversation_comes_back_to_it(given: str | None, keep: str) -> None:
-    """prompt_cache_key, from the official client."""
+@pytest.mark.parametrize(("hint", "keep"), [(None, "soon"), ("never", "never"), ("soon", "soon")])
+async def test_a_prompt_cache_key_implies_keep_soon(hint: str | None, keep: str) -> None:
+    """The official client sends prompt_cache_key."""
     async with serving() as served, openai.AsyncOpenAI(base_url=served.url + "v1", api_key="none") as api:
-        extra = {"keep": given}
+        extra = {"keep": hint}
         await api.chat.completions.create(
             model="fake", messages=[{"role": "user", "content": "a"}], prompt_cache_key="talk-7", extra_body=extra
         )

@@ -1,4 +1,4 @@
-"""Messages with tools, as clients send them, and what templates see of them."""
+"""Messages and tools as clients send them, and as templates see them."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def call(**function: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_templates_see(message: dict[str, Any], shown: dict[str, Any]) -> None:
+def test_messages_as_templates_see_them(message: dict[str, Any], shown: dict[str, Any]) -> None:
     assert read_message(message, "messages[0]") == {"role": message["role"], **shown}
 
 
@@ -54,7 +54,7 @@ def test_what_templates_see(message: dict[str, Any], shown: dict[str, Any]) -> N
         '{"a": 1e999}',
     ],
 )
-def test_arguments_that_are_no_object_stay_as_they_are(arguments: str) -> None:
+def test_arguments_that_are_not_an_object_stay_text(arguments: str) -> None:
     message = read_message({"role": "assistant", "tool_calls": [call(arguments=arguments)]}, "m")
     assert message["tool_calls"][0]["function"]["arguments"] == arguments
 
@@ -85,7 +85,7 @@ def test_no_arguments_are_an_empty_object() -> None:
         ({"role": "assistant", "content": "", "reasoning_content": 3}, "m.reasoning_content"),
     ],
 )
-def test_what_is_wrong_is_named(message: dict[str, Any], param: str) -> None:
+def test_errors_name_the_field(message: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         read_message(message, "m")
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -95,7 +95,7 @@ def tool(**function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "add", **function}}
 
 
-def test_a_tool_is_shown_as_it_was_given() -> None:
+def test_templates_get_a_tool_unchanged() -> None:
     schema = {"type": "object", "properties": {"b": {"type": "string"}, "a": {}}, "required": ["a"]}
     [read] = read_tool(tool(description="Adds.", parameters=schema, strict=True), "tools[0]")
     assert read == Tool("add", "Adds.", schema, strict=True)
@@ -111,7 +111,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "given, param",
+    "tool, param",
     [
         ({"type": "web_search"}, "t.type"),
         ({}, "t.type"),
@@ -132,9 +132,9 @@ def nested(depth: int) -> dict[str, Any]:
         (tool(strict="yes"), "t.function.strict"),
     ],
 )
-def test_a_wrong_tool_is_named(given: Any, param: str) -> None:
+def test_a_wrong_tool_is_named(tool: Any, param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        read_tool(given, "t")
+        read_tool(tool, "t")
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
@@ -155,7 +155,7 @@ async def test_too_many_tools_and_too_large_ones() -> None:
         assert (caught.value.status, caught.value.param) == (400, "tools")
 
 
-async def test_tools_together() -> None:
+async def test_duplicate_names_and_unsupported_models() -> None:
     known, two = model(OutputFormats(HERMES)), [tool(name="a"), tool(name="b")]
     assert [read.name for read in await read_tools(known, two, read_tool)] == ["a", "b"]
     assert await read_tools(model(OutputFormats()), [], read_tool) == ()

@@ -1,4 +1,4 @@
-"""Work in threads: ended at its limit, whatever it catches, and not a moment after it is done."""
+"""Work in threads: the limit ends it whatever it catches, and has no effect once it is done."""
 
 import asyncio
 import subprocess
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def as_in_the_server() -> Iterator[None]:
-    """Threads take turns as often as there."""
+    """Use the server's switch interval between threads."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     yield
@@ -27,7 +27,7 @@ def as_in_the_server() -> Iterator[None]:
 
 
 def counting() -> int:
-    """About 10 ms, in small steps."""
+    """Count for about 10 ms, in small steps."""
     total = 0
     for _ in range(200_000):
         total += 1
@@ -43,7 +43,7 @@ def endless() -> int:
             total -= 1
 
 
-async def test_endless_work_is_ended_and_keeps_nobody_waiting() -> None:
+async def test_endless_work_is_ended_without_blocking_the_loop() -> None:
     began = time.monotonic()
     ending = asyncio.ensure_future(within(0.2, endless))
     beats = 0
@@ -61,7 +61,7 @@ async def test_work_that_ends_in_time() -> None:
         await within(60, lambda: {}["a"])
 
 
-def test_a_limit_that_strikes_too_late_is_not_felt_later() -> None:
+def test_a_limit_that_strikes_too_late_has_no_effect() -> None:
     struck = 0
     for pause in range(60):
         limit = Limit()
@@ -94,12 +94,12 @@ sys.setprofile(lambda *_: None)
 """
 
 
-def test_a_limit_that_strikes_too_late_leaves_the_interpreter_as_it_was() -> None:
-    """CPython 3.11 would never end here if it still looked for what was to be raised."""
+def test_a_limit_that_strikes_too_late_leaves_no_pending_exception() -> None:
+    """CPython 3.11 loops for ever here if an asynchronous exception is still pending."""
     subprocess.run([sys.executable, "-c", STRIKES], timeout=60, check=True)
 
 
-async def test_work_that_nobody_waits_for_is_ended_too() -> None:
+async def test_work_whose_caller_is_cancelled_is_ended_too() -> None:
     ended = threading.Event()
 
     def work() -> None:
@@ -114,12 +114,12 @@ async def test_work_that_nobody_waits_for_is_ended_too() -> None:
     assert await asyncio.to_thread(ended.wait, 10)
 
 
-async def test_a_template_that_never_ends_is_a_500_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_template_that_never_ends_is_a_500(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_prompt, "TEMPLATE_LIMIT_S", 0.2)
     async with serving() as served:
         served.server.ready().text.encode_marked_chat = lambda *_, **__: endless()  # type: ignore[method-assign]
         messages = [{"role": "user", "content": "a"}]
         status, error = await served.error("/v1/chat/completions", {"messages": messages})
-        assert status == 500 and "did not end within 0.2 s" in error["message"]
+        assert status == 500 and "did not finish within 0.2 s" in error["message"]
         status, _ = await served.post("/v1/completions", {"prompt": "a"})
         assert status == 200

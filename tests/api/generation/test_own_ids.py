@@ -1,4 +1,4 @@
-"""Ids of calls are the model's own in what it is shown, whatever the APIs' clients know them by."""
+"""Ids of calls: the prompt has those that the model writes, whichever ids the clients of the APIs use."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ HELLO = {"role": "user", "content": "Hi"}
 
 
 class KimiText(FakeText):
-    """Bytes as tokens, of what Kimi's template shows."""
+    """A tokenizer of bytes with Kimi's chat template."""
 
     templates = {"default": TEMPLATE.read_text(encoding="utf-8")}  # noqa: RUF012
 
@@ -41,7 +41,7 @@ class KimiText(FakeText):
 
 
 def calling(*names: str) -> str:
-    """What the model writes; its counting is not to be relied on."""
+    """Return an output with calls. All have the number 9, because a model may miscount."""
     shown = (
         f"<|tool_call_begin|>functions.{name}:9<|tool_call_argument_begin|>{{}}<|tool_call_end|>" for name in names
     )
@@ -76,7 +76,7 @@ def by_messages(served: Served) -> Ask:
         status, answer = await served.post("/v1/messages", body)
         assert status == 200, answer
         if called:
-            # The mark is at the end of what the prompt has of the chat: the beginning has the same ids.
+            # The mark is found at the chat's end, so the marked beginning was rendered with the same ids.
             request = served.ring.submitted()[-1]
             end = bytes(unpack(request.tokens)).decode().rindex("<|im_end|>")
             assert any(position >= end for position in request.checkpoints)
@@ -124,7 +124,7 @@ def shown_ids(served: Served) -> list[str]:
 
 
 async def agent(served: Served, ask: Ask) -> list[str]:
-    """An agent that has called twice, then once more, and gone on: the ids that it knows."""
+    """Run an agent with two calls, one more call, and an answer; return the ids that the client got."""
     served.server.model = replace(served.server.ready(), text=KimiText())
     known: list[str] = []
     called: list[str] = []

@@ -1,4 +1,4 @@
-"""Outputs become reasoning, an answer and calls, whatever their pieces are; reasoning is counted by tokens."""
+"""Parsing outputs into reasoning, answer and calls: the pieces do not matter, and reasoning is counted in tokens."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ def model(formats: OutputFormats | None = None) -> ServedModel:
 
 
 def outputs(text: str, size: int, end: FinishReason = "stop") -> Iterator[Output]:
-    """The text in pieces of so many characters, each with its tokens; the last has EOS."""
+    """Return the text as outputs of `size` characters each, with their tokens; the last has EOS."""
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     for piece in pieces:
         yield Output("r", piece, tokens.pack(list(piece.encode())), 1, 0, 0)
@@ -48,7 +48,7 @@ def parsed(
     return answer
 
 
-def told(answer: ParsedAnswer) -> tuple[str, str, list[tuple[str, str, bool]], int, str | None]:
+def outline(answer: ParsedAnswer) -> tuple[str, str, list[tuple[str, str, bool]], int, str | None]:
     calls = [(call.name, call.arguments, call.whole) for call in answer.calls]
     return answer.reasoning, answer.content, calls, answer.reasoning_tokens, answer.finish_reason
 
@@ -69,19 +69,19 @@ UP_TO_END = len("<think>\nHm é.\n</think>".encode())
         (CALL, ToolUse(TOOLS.tools, "none"), ("", CALL, [], 0, "stop")),
         (CALL[:-20], TOOLS, ("", "", [("add", '{"a": 1}'[: len(CALL[:-20]) - CALL.index('{"a"')], False)], 0, "stop")),
     ],
-    ids=["text", "all", "thought", "thinking", "two", "the first of two", "none wanted", "cut off"],
+    ids=["text", "all", "thought", "thinking", "two", "the first of two", "without tools", "cut off"],
 )
 def test_every_split_gives_the_same(text: str, use: ToolUse, expected: tuple[Any, ...]) -> None:
     for size in range(1, len(text) + 1):
-        assert told(parsed(text, size, use)) == expected
+        assert outline(parsed(text, size, use)) == expected
     whole = Answer([text], [*text.encode(), EOS], finish_reason="stop")
-    assert told(ParsedAnswer.of(whole, model(), Prompt([1]), use)) == expected
+    assert outline(ParsedAnswer.of(whole, model(), Prompt([1]), use)) == expected
 
 
 def test_a_prompt_may_begin_the_reasoning() -> None:
     for size in (1, 5, 100):
         answer = parsed("Hm.</think>Yes.", size, begun=True)
-        assert told(answer) == ("Hm.", "Yes.", [], len("Hm.</think>"), "stop")
+        assert outline(answer) == ("Hm.", "Yes.", [], len("Hm.</think>"), "stop")
 
 
 def test_reasoning_is_counted_to_where_a_call_ends_it() -> None:
@@ -99,7 +99,7 @@ def test_long_reasoning_is_counted_by_tokens(length: int) -> None:
         assert parsed(text, size).reasoning_tokens == len("<think></think>") + length
 
 
-def test_what_was_cut_by_length_says_so() -> None:
+def test_a_call_cut_by_length_keeps_the_finish_reason() -> None:
     answer = parsed(CALL, 3, end="length")
     assert (answer.finish_reason, answer.called) == ("length", True)
 
@@ -109,7 +109,7 @@ def test_calls_have_ids_of_their_own() -> None:
     assert len(set(ids)) == 4 and all(id.startswith("call_") for id in ids)
 
 
-def test_what_was_held_back_comes_when_the_answer_is_ended_without_an_output() -> None:
+def test_finish_returns_text_that_was_held_back() -> None:
     answer = ParsedAnswer(model(), Prompt([1]), TOOLS)
     answer.read("Hm <tool_", list(b"Hm <tool_"))
     events = answer.finish(None)

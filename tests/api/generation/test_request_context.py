@@ -1,4 +1,4 @@
-"""The client's traceparent, on its way to the ring, the log and back."""
+"""The client's traceparent: it reaches the ring, the log and the answer."""
 
 import pytest
 import structlog
@@ -12,13 +12,13 @@ TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 @pytest.mark.parametrize("flags", ["00", "01", "ff"])
-async def test_a_valid_header_is_taken_over(flags: str) -> None:
+async def test_a_valid_header_is_adopted(flags: str) -> None:
     expected = TraceContext(TRACE_ID, PARENT_ID, int(flags, 16))
     assert read_trace_context([f"00-{TRACE_ID}-{PARENT_ID}-{flags}"]) == expected
     assert read_trace_context([f" 00-{TRACE_ID}-{PARENT_ID}-{flags}\t"]) == expected
 
 
-async def test_a_later_version_may_have_more_to_it() -> None:
+async def test_a_later_version_may_have_more_fields() -> None:
     assert read_trace_context([f"cc-{TRACE_ID}-{PARENT_ID}-01-what-else"]).trace_id == TRACE_ID
 
 

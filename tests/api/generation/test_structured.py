@@ -1,4 +1,4 @@
-"""What clients may ask the output to follow: each of the forms reaches the ring as the same grammar, or is a 400."""
+"""Structured output: every form of a constraint reaches the ring as the same grammar, or is a 400."""
 
 import asyncio
 import threading
@@ -85,7 +85,7 @@ async def test_each_form_reaches_the_ring(path: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "body", "expected"), OTHERS)
-async def test_in_the_words_of_other_protocols(path: str, body: dict[str, Any], expected: str) -> None:
+async def test_the_fields_of_other_protocols_reach_the_ring(path: str, body: dict[str, Any], expected: str) -> None:
     async with serving_grammars() as served:
         status, answer = await served.post(path, body)
         assert status == 200, answer
@@ -135,22 +135,22 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "fields", "param"), REFUSED)
-async def test_what_cannot_be_compiled_is_a_400_that_names_it(path: str, fields: dict[str, Any], param: str) -> None:
+async def test_a_wrong_grammar_is_a_400_that_names_the_field(path: str, fields: dict[str, Any], param: str) -> None:
     async with serving_grammars() as served:
         status, answer = await served.post(path, PATHS.get(path, {}) | fields)
         assert not served.ring.submitted()
     assert status == 400 and answer["error"]["param"] == param, answer
 
 
-async def test_a_model_without_grammars_says_so() -> None:
+async def test_a_model_without_grammars_refuses_constraints() -> None:
     async with serving() as served:
         body = PATHS["/v1/completions"] | {"guided_regex": "a"}
         status, answer = await served.post("/v1/completions", body)
     assert status == 400 and "cannot follow a grammar" in answer["error"]["message"]
 
 
-async def test_who_waits_too_long_is_told_and_the_next_waits_for_its_turn() -> None:
-    """What goes on in a thread cannot be ended, and takes the place of another until it has."""
+async def test_slow_grammars_get_400_and_the_next_gets_503() -> None:
+    """A compilation that timed out cannot be ended, and occupies its place until it is done."""
     compiler, go_on = GrammarCompiler(TEXT.grammars(300), most_seconds=0.2), threading.Event()
 
     def slow() -> str:
@@ -159,7 +159,7 @@ async def test_who_waits_too_long_is_told_and_the_next_waits_for_its_turn() -> N
 
     began, statuses = time.monotonic(), list[int]()
     for _ in range(MOST_AT_ONCE + 1):
-        with pytest.raises(ApiError, match=r"not compiled within 0\.2 s|other grammars are being compiled") as caught:
+        with pytest.raises(ApiError, match=r"did not compile within 0\.2 s|the compiler of grammars is busy") as caught:
             await compiler.compiled(slow, "regex")
         statuses.append(caught.value.status)
     assert time.monotonic() - began < 5 and statuses == [400] * MOST_AT_ONCE + [503]
@@ -172,7 +172,7 @@ async def test_who_waits_too_long_is_told_and_the_next_waits_for_its_turn() -> N
             await asyncio.sleep(0.01)
 
 
-async def test_an_error_of_ours_is_not_the_clients() -> None:
+async def test_an_internal_error_of_the_compiler_is_not_a_400() -> None:
     def broken() -> str:
         raise ZeroDivisionError
 
@@ -196,6 +196,6 @@ async def test_an_open_request_keeps_its_grammar_compiled() -> None:
     assert compiler.hold("") is None
 
 
-def test_matchers_are_those_of_grammars() -> None:
+def test_matchers_accept_what_their_grammars_allow() -> None:
     with pytest.raises(GrammarError):
         TEXT.grammars(300).matcher("start: missing")

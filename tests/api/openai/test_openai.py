@@ -1,4 +1,4 @@
-"""The official client against the api, and the raw form of its streams."""
+"""The official OpenAI client against the api, and the raw events of streams."""
 
 import asyncio
 import json
@@ -112,10 +112,10 @@ async def test_completions() -> None:
     async with client() as (api, served):
         answer = await api.completions.create(model="fake", prompt=["one", "three"], n=2, max_tokens=5)
         listed = await api.completions.create(model="fake", prompt=[[104, 105], [33]], max_tokens=5)
-        given = [bytes(unpack(r.tokens)) for r in served.ring.submitted()]
+        prompts = [bytes(unpack(r.tokens)) for r in served.ring.submitted()]
     assert [c.text for c in answer.choices] == ["Hello"] * 4
     assert [c.index for c in answer.choices] == [0, 1, 2, 3]
-    assert given == [b"one", b"one", b"three", b"three", b"hi", b"!"]
+    assert prompts == [b"one", b"one", b"three", b"three", b"hi", b"!"]
     assert answer.usage is not None and listed.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (8, 20)
     assert listed.usage.prompt_tokens == 3
@@ -183,7 +183,7 @@ async def test_sampling_fields_reach_the_ring() -> None:
     assert (request.priority, request.salt) == (3, "tenant")
 
 
-async def test_the_model_says_how_long_an_answer_is_by_default() -> None:
+async def test_generation_config_sets_the_default_length() -> None:
     async with client() as (api, served):
         served.server.model.text.generation_defaults = {"max_new_tokens": 3}
         answer = await api.chat.completions.create(model="fake", messages=HELLO)
@@ -205,7 +205,7 @@ async def test_parts_and_roles() -> None:
     assert bytes(unpack(request.tokens)) == b"system:Be brief.\nuser:ab\nassistant:c\nuser:d\nassistant:"
 
 
-async def test_errors_that_the_client_knows() -> None:
+async def test_errors_become_the_clients_exceptions() -> None:
     async with client(api_key=("right",)) as (api, _):
         with pytest.raises(openai.AuthenticationError):
             await api.models.list()
@@ -243,7 +243,7 @@ async def test_models() -> None:
             await api.models.retrieve("other/model")
 
 
-async def test_silence_is_filled_with_comments() -> None:
+async def test_pings_are_comments() -> None:
     async with serving(ping_interval=0.02) as served:
         served.ring.pause = 0.05
         served.ring.reply = "ab"
@@ -268,7 +268,7 @@ async def test_a_client_that_goes_away_aborts() -> None:
 
 
 async def cut_off(served: Served, body: bytes) -> None:
-    """Send a request by hand, and close the connection once the ring has it."""
+    """Send a request over a plain socket, and close it once the ring has the request."""
     port = served.client.port
     assert port is not None
     _, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""The server's greedy tokens over HTTP are those of transformers: alone and in a crowd, some without overlap too."""
+"""Parity with transformers: the server's greedy tokens over HTTP, one request alone and many at once."""
 
 import asyncio
 import random

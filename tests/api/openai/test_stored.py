@@ -1,4 +1,4 @@
-"""What the official client asks of OpenAI's storage, and of fields that are refused by name."""
+"""Stored chat completions, which this server does not have, and fields of completions that it refuses."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.mark.parametrize("store", [True, False])
-async def test_a_chat_completion_that_is_to_be_stored_is_answered_and_not_stored(store: bool) -> None:
+async def test_store_is_accepted_and_nothing_is_stored(store: bool) -> None:
     async with serving() as served, openai.AsyncOpenAI(base_url=served.url + "v1", api_key="none") as api:
         answer = await api.chat.completions.create(model="fake", messages=HELLO, store=store)
         assert answer.choices[0].message.content == "Hello, wörld."
@@ -25,7 +25,7 @@ async def test_a_chat_completion_that_is_to_be_stored_is_answered_and_not_stored
             api.chat.completions.delete(answer.id),
         ]
         for ask in asks:
-            with pytest.raises(openai.NotFoundError, match="not stored here") as refused:
+            with pytest.raises(openai.NotFoundError, match="stores no chat completions") as refused:
                 await ask
             assert refused.value.code == "chat_completions_not_stored"
 
@@ -37,7 +37,7 @@ async def test_store_is_a_boolean() -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("suffix", "}"), ("store", True)])
-async def test_what_a_completion_does_not_have_is_refused_by_name(field: str, value: object) -> None:
+async def test_fields_that_completions_do_not_support_are_refused_by_name(field: str, value: object) -> None:
     async with serving() as served, openai.AsyncOpenAI(base_url=served.url + "v1", api_key="none") as api:
         with pytest.raises(openai.BadRequestError, match=field) as refused:
             await api.completions.create(model="fake", prompt="a", extra_body={field: value})

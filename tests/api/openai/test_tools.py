@@ -1,4 +1,4 @@
-"""Tools and reasoning in chat completions, by the official client: what the model writes is what the client sees."""
+"""Tools and reasoning in chat completions, with the official client: it sees what the model writes."""
 
 import json
 from collections.abc import AsyncIterator
@@ -38,20 +38,20 @@ def last_prompt(served: Served) -> str:
     return bytes(unpack(served.ring.submitted()[-1].tokens)).decode()
 
 
-Told = tuple[str | None, str | None, list[tuple[str, str]], str | None]
+Outline = tuple[str | None, str | None, list[tuple[str, str]], str | None]
 
 
-def told(answer: ChatCompletion, index: int = 0) -> Told:
+def outline(answer: ChatCompletion, index: int = 0) -> Outline:
     choice = answer.choices[index]
     calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or () if call.function]
     return choice.message.content, getattr(choice.message, "reasoning_content", None), calls, choice.finish_reason
 
 
-async def streamed(api: openai.AsyncOpenAI, index: int = 0, **asked: Any) -> tuple[Told, list[str], int]:
-    """What all deltas of a choice say together, the ids of its calls, and the reasoning tokens of the usage."""
-    asked |= {"stream": True, "stream_options": {"include_usage": True}}
+async def streamed(api: openai.AsyncOpenAI, index: int = 0, **fields: Any) -> tuple[Outline, list[str], int]:
+    """Return the sum of a choice's deltas, the ids of its calls, and the reasoning tokens of the usage."""
+    fields |= {"stream": True, "stream_options": {"include_usage": True}}
     content, reasoning, calls, ids, finish, thought = "", "", list[list[str]](), list[str](), None, -1
-    async for chunk in await api.chat.completions.create(model="fake", **asked):
+    async for chunk in await api.chat.completions.create(model="fake", **fields):
         if chunk.usage is not None and chunk.usage.completion_tokens_details is not None:
             thought = chunk.usage.completion_tokens_details.reasoning_tokens or 0
         for choice in (choice for choice in chunk.choices if choice.index == index):
@@ -70,7 +70,7 @@ async def streamed(api: openai.AsyncOpenAI, index: int = 0, **asked: Any) -> tup
 
 
 KOELN = ("weather", '{"city": "Köln"}')
-REPLIES: dict[str, tuple[str, Told]] = {
+REPLIES: dict[str, tuple[str, Outline]] = {
     "text": ("Hello.", ("Hello.", None, [], "stop")),
     "nothing": ("", ("", None, [], "stop")),
     "thought": (THOUGHT + "Hello.", ("Hello.", "Hm.", [], "stop")),
@@ -82,21 +82,21 @@ REPLIES: dict[str, tuple[str, Told]] = {
 
 
 @pytest.mark.parametrize("reply, expected", REPLIES.values(), ids=REPLIES)
-async def test_an_answer_is_the_same_streamed_and_not(reply: str, expected: Told) -> None:
+async def test_an_answer_is_the_same_streamed_and_not(reply: str, expected: Outline) -> None:
     async with client(reply) as (api, served):
-        asked: Any = {"messages": HELLO, "tools": [WEATHER, NOW]}
-        answer = await api.chat.completions.create(model="fake", n=2, **asked)
-        assert told(answer) == told(answer, 1) == expected
+        fields: Any = {"messages": HELLO, "tools": [WEATHER, NOW]}
+        answer = await api.chat.completions.create(model="fake", n=2, **fields)
+        assert outline(answer) == outline(answer, 1) == expected
         assert answer.usage is not None and answer.usage.completion_tokens_details is not None
         thought = reply.index("</think>") + len("</think>") if expected[1] else 0
         assert answer.usage.completion_tokens_details.reasoning_tokens == 2 * thought
         for pause in (0.0, 0.001):
             served.ring.pause = pause
-            assert (await streamed(api, **asked))[0] == expected
-        assert (await streamed(api, 1, **asked, n=2))[::2] == (expected, 2 * thought)
+            assert (await streamed(api, **fields))[0] == expected
+        assert (await streamed(api, 1, **fields, n=2))[::2] == (expected, 2 * thought)
 
 
-async def test_ids_of_calls_are_their_own() -> None:
+async def test_calls_of_different_choices_have_different_ids() -> None:
     async with client(CALL + SECOND) as (api, _):
         _, ids, _ = await streamed(api, messages=HELLO, tools=[WEATHER, NOW], n=2)
         answer = await api.chat.completions.create(model="fake", messages=HELLO, tools=[WEATHER, NOW])
@@ -134,15 +134,15 @@ async def test_a_result_goes_back_to_the_model() -> None:
             "</tool_call>\ntool:rain\nassistant:"
         )
         assert len(served.ring.submitted()[-1].message_ends) == 3
-    assert told(again)[0] == "Rain."
+    assert outline(again)[0] == "Rain."
 
 
 async def test_choices() -> None:
     async with client(CALL + SECOND) as (api, served):
 
-        async def ask(**more: Any) -> tuple[Told, str]:
+        async def ask(**more: Any) -> tuple[Outline, str]:
             answer = await api.chat.completions.create(model="fake", messages=HELLO, tools=[WEATHER, NOW], **more)
-            return told(answer), served.ring.submitted()[-1].grammar
+            return outline(answer), served.ring.submitted()[-1].grammar
 
         assert await ask(tool_choice="none") == ((CALL + SECOND, None, [], "stop"), "")
         assert "weather" in last_prompt(served)
@@ -202,14 +202,14 @@ async def test_calls_of_strict_tools_follow_their_schema() -> None:
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
     ],
 )
-async def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
+async def test_errors_name_the_field(body: dict[str, Any], param: str) -> None:
     async with client() as (_, served):
         status, error = await served.error("/v1/chat/completions", {"messages": HELLO, **body})
         assert (status, error["param"]) == (400, param)
         assert served.ring.submitted() == []
 
 
-async def test_a_model_without_tools_says_so() -> None:
+async def test_a_model_without_tools_refuses_them() -> None:
     async with serving() as served:
         status, error = await served.error("/v1/chat/completions", {"messages": HELLO, "tools": [WEATHER]})
         assert (status, error["param"], error["code"]) == (400, "tools", "unsupported_parameter")
@@ -219,18 +219,18 @@ async def test_reasoning_is_turned_on_and_off() -> None:
     async with client("Hm.</think>Yes.") as (api, served):
         answer = await api.chat.completions.create(model="fake", messages=HELLO, reasoning_effort="high")
         assert last_prompt(served).endswith("assistant:<think>")
-        assert told(answer) == ("Yes.", "Hm.", [], "stop")
+        assert outline(answer) == ("Yes.", "Hm.", [], "stop")
         assert (await streamed(api, messages=HELLO, reasoning_effort="low"))[0] == ("Yes.", "Hm.", [], "stop")
         answer = await api.chat.completions.create(model="fake", messages=HELLO, reasoning_effort="none")
         assert last_prompt(served).endswith("assistant:")
-        assert told(answer) == ("Hm.</think>Yes.", None, [], "stop")
+        assert outline(answer) == ("Hm.</think>Yes.", None, [], "stop")
 
 
 async def test_logprobs_are_of_all_tokens() -> None:
     async with client(THOUGHT + CALL) as (api, _):
-        asked: Any = {"model": "fake", "messages": HELLO, "tools": [WEATHER], "logprobs": True}
-        answer = await api.chat.completions.create(**asked)
-        chunks = [chunk async for chunk in await api.chat.completions.create(**asked, stream=True)]
+        fields: Any = {"model": "fake", "messages": HELLO, "tools": [WEATHER], "logprobs": True}
+        answer = await api.chat.completions.create(**fields)
+        chunks = [chunk async for chunk in await api.chat.completions.create(**fields, stream=True)]
     whole = answer.choices[0].logprobs
     parts = [chunk.choices[0].logprobs for chunk in chunks]
     assert whole is not None and whole.content is not None

@@ -1,4 +1,4 @@
-"""The chat page as a file, who gets it, its websocket's key, and what its map and its list ask for."""
+"""The chat page: its file and headers, access, the key of its websocket, and the requests of its map and list."""
 
 import base64
 import hashlib
@@ -40,8 +40,8 @@ def test_the_page_is_part_of_the_package() -> None:
     assert {file.stem for file in packed} == {"index", *STYLES, *SCRIPTS}
 
 
-async def test_who_gets_the_page() -> None:
-    """Whoever finds the server: the key is asked for in it. A link to it may be anywhere, a frame around it may not."""
+async def test_the_page_needs_no_key_and_allows_no_frames() -> None:
+    """The page itself asks for the key. Links from other sites work; frames do not."""
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     async with serving(api_key=(KEY,)) as served:
         for headers, status in (
@@ -64,7 +64,7 @@ async def test_the_page_is_there_while_the_model_loads() -> None:
         assert response.status == 200
 
 
-async def test_a_page_gives_its_key_as_a_subprotocol() -> None:
+async def test_the_page_sends_its_key_as_a_subprotocol() -> None:
     async with serving(api_key=("plain", KEY)) as served:
         for key in ("openai-insecure-api-key.plain", AS_TOKEN):
             async with served.client.ws_connect(PATH, protocols=("responses", key)) as socket:
@@ -81,7 +81,7 @@ async def test_a_page_gives_its_key_as_a_subprotocol() -> None:
             assert caught.value.status == status, protocols
 
 
-async def test_a_subprotocol_is_no_key_elsewhere() -> None:
+async def test_a_subprotocol_is_a_key_on_websockets_only() -> None:
     key = {"Sec-WebSocket-Protocol": "responses, openai-insecure-api-key.plain"}
     async with serving(api_key=("plain",)) as served:
         for path in ("/v1/models", PATH):
@@ -119,8 +119,8 @@ async def test_sessions_have_titles() -> None:
         assert session["title"] is None
         path = f"/v1/sessions/{session['id']}"
         await served.post(f"{path}/turns", {"messages": [{"role": "system", "content": "Be brief."}], "max_tokens": 0})
-        said = [{"role": "user", "content": "Tell me\n  " + "a story " * 50}]
-        await served.post(f"{path}/turns", {"messages": said})
+        messages = [{"role": "user", "content": "Tell me\n  " + "a story " * 50}]
+        await served.post(f"{path}/turns", {"messages": messages})
         await served.post(f"{path}/turns", {"messages": [{"role": "user", "content": "Another."}]})
         async with served.client.get("/v1/sessions") as response:
             [listed] = (await response.json())["data"]
@@ -132,20 +132,20 @@ async def test_the_slots_of_a_session() -> None:
     async with serving(api_key=("plain", "other")) as served:
         headers = {"Authorization": "Bearer plain"}
         _, session = await served.post("/v1/sessions", {}, headers=headers)
-        [kept] = served.sessions.list(hashlib.sha256(b"plain").digest())
+        [stored] = served.sessions.list(hashlib.sha256(b"plain").digest())
         served.ring.debug_slots = lambda: [{"slot": slot, "place": "cached"} for slot in range(4)]  # type: ignore[method-assign]
         served.ring.debug_tree = lambda: [  # type: ignore[method-assign]
             {"id": 0, "parent": None, "slot": None, "sessions": []},
             {"id": 1, "parent": 0, "slot": 2, "sessions": []},
-            {"id": 2, "parent": 1, "slot": 0, "sessions": [kept.key]},
+            {"id": 2, "parent": 1, "slot": 0, "sessions": [stored.key]},
             {"id": 3, "parent": 1, "slot": 1, "sessions": ["another"]},
         ]
-        used = kept.used
+        used = stored.used
         for key, own in (("plain", {0, 2}), ("other", set())):
-            asked = {"session": session["id"]}
+            query = {"session": session["id"]}
             authorization = {"Authorization": f"Bearer {key}"}
-            async with served.client.get("/debug/slots", params=asked, headers=authorization) as response:
+            async with served.client.get("/debug/slots", params=query, headers=authorization) as response:
                 entries = await response.json()
             assert {entry["slot"] for entry in entries if entry["session"] == session["id"]} == own
             assert {entry["slot"] for entry in entries if entry["session"] is None} == set(range(4)) - own
-        assert kept.used == used
+        assert stored.used == used

@@ -1,4 +1,4 @@
-"""Responses that outlive their client: in the background, read again from the last event seen, cancelled."""
+"""Responses that outlive their connection: run in the background, resumed after the last event seen, cancelled."""
 
 import asyncio
 import json
@@ -59,49 +59,49 @@ async def until_end(socket: ClientWebSocketResponse) -> list[Any]:
     return events
 
 
-def said(events: list[Any]) -> str:
+def text_of(events: list[Any]) -> str:
     return "".join(event["delta"] for event in events if event["type"] == DELTA)
 
 
-async def test_asked_for_at_once_and_fetched_later() -> None:
+async def test_a_background_response_is_fetched_later() -> None:
     async with serving() as served, client_of(served) as client:
         served.ring.held = True
-        asked = await client.responses.create(model="fake", input="a", background=True)
-        assert (asked.status, asked.background, asked.output) == ("queued", True, [])
+        queued = await client.responses.create(model="fake", input="a", background=True)
+        assert (queued.status, queued.background, queued.output) == ("queued", True, [])
         await served.ring.until(lambda: served.ring.open)
-        assert (await client.responses.retrieve(asked.id)).status == "queued"
+        assert (await client.responses.retrieve(queued.id)).status == "queued"
         served.ring.pause = 0.01
         served.ring.release()
-        assert (await past(client, asked.id, "queued")).status == "in_progress"
-        response = await ended(client, asked.id)
+        assert (await past(client, queued.id, "queued")).status == "in_progress"
+        response = await ended(client, queued.id)
         assert (response.status, response.output_text) == ("completed", REPLY)
-        follow = await client.responses.create(model="fake", input="b", previous_response_id=asked.id)
+        follow = await client.responses.create(model="fake", input="b", previous_response_id=queued.id)
         assert follow.status == "completed"
 
 
 async def test_cancel_in_the_background() -> None:
     async with serving() as served, client_of(served) as client:
         served.ring.held = True
-        asked = await client.responses.create(model="fake", input="a", background=True)
-        assert (await client.responses.cancel(asked.id)).status == "cancelled"
-        assert (await client.responses.retrieve(asked.id)).status == "cancelled"
+        queued = await client.responses.create(model="fake", input="a", background=True)
+        assert (await client.responses.cancel(queued.id)).status == "cancelled"
+        assert (await client.responses.retrieve(queued.id)).status == "cancelled"
         assert served.ring.open == {}
 
 
-async def test_a_refusal_in_the_background_is_kept() -> None:
+async def test_a_refused_background_response_is_stored_as_failed() -> None:
     async with serving() as served, client_of(served) as client:
         served.ring.refusal = "queue_full"
-        asked = await client.responses.create(model="fake", input="a", background=True)
-        failed = await ended(client, asked.id)
+        queued = await client.responses.create(model="fake", input="a", background=True)
+        failed = await ended(client, queued.id)
         assert (failed.status, str(failed.error and failed.error.code)) == ("failed", "queue_full")
-        events = [event async for event in await client.responses.retrieve(asked.id, stream=True)]
+        events = [event async for event in await client.responses.retrieve(queued.id, stream=True)]
         assert [event.type for event in events[2:5]] == [
             "response.in_progress", "response.output_item.added", "response.content_part.added"
         ]  # fmt: skip
         assert events[-1].type == "response.failed"
 
 
-async def test_what_cannot_run_in_the_background() -> None:
+async def test_refusals_in_the_background() -> None:
     async with serving() as served:
         status, error = await served.error(PATH, {"input": "a", "background": True, "store": False})
         assert (status, error["param"]) == (400, "store")
@@ -111,8 +111,8 @@ async def test_what_cannot_run_in_the_background() -> None:
 
 
 @pytest.mark.parametrize("seen", range(0, 21, 4))
-async def test_a_stream_goes_on_after_the_last_event_seen(seen: int) -> None:
-    """Wherever the connection drops, the rest is what an undisturbed reader gets."""
+async def test_a_stream_resumes_after_the_last_event_seen(seen: int) -> None:
+    """Wherever the connection drops, the rest equals what an uninterrupted reader gets."""
     async with serving() as served, client_of(served) as client:
         served.ring.pause = 0.003
         stream = await client.responses.create(model="fake", input="a", background=True, stream=True)
@@ -132,7 +132,7 @@ async def test_a_stream_goes_on_after_the_last_event_seen(seen: int) -> None:
     assert "".join(event.delta for event in whole if event.type == DELTA) == REPLY
 
 
-async def test_what_was_not_seen_cannot_be_gone_on_from() -> None:
+async def test_a_stream_cannot_resume_after_an_event_that_does_not_exist() -> None:
     async with serving() as served, client_of(served) as client:
         response = await client.responses.create(model="fake", input="a")
         for query, param in (
@@ -146,7 +146,7 @@ async def test_what_was_not_seen_cannot_be_gone_on_from() -> None:
                 assert (answer.status, (await answer.json())["error"]["param"]) == (400, param)
 
 
-async def test_log_probabilities_come_again() -> None:
+async def test_log_probabilities_are_repeated_when_read_again() -> None:
     async with serving() as served, client_of(served) as client:
         response = await client.responses.create(model="fake", input="a", top_logprobs=1, max_output_tokens=4)
         part: Any = response.output[0]
@@ -155,7 +155,7 @@ async def test_log_probabilities_come_again() -> None:
         assert infos == [info.token for info in part.content[0].logprobs] == list("Hell")
 
 
-async def test_a_websocket_that_drops_is_gone_on_from_by_another() -> None:
+async def test_another_websocket_resumes_a_response() -> None:
     async with serving() as served:
         served.ring.pause = 0.01
         async with served.client.ws_connect(PATH) as socket:
@@ -167,13 +167,13 @@ async def test_a_websocket_that_drops_is_gone_on_from_by_another() -> None:
             await send(socket, "resume", response_id=id, starting_after=seen, stream_id="lane")
             rest = await until_end(socket)
             assert {event["stream_id"] for event in rest} == {"lane"}
-            assert said(first) + said(rest) == REPLY
+            assert text_of(first) + text_of(rest) == REPLY
             assert [e["sequence_number"] for e in first + rest] == list(range(len(first + rest)))
             await send(socket, "create", input="b", stream_id="lane", previous_response_id=id)
             assert (await until_end(socket))[-1]["type"] == "response.completed"
             await send(socket, "resume", response_id=id)
             again = await until_end(socket)
-            assert [event["type"] for event in again[:5]] == OPENING and said(again) == REPLY
+            assert [event["type"] for event in again[:5]] == OPENING and text_of(again) == REPLY
         assert served.ring.aborted() == []
 
 
@@ -190,14 +190,14 @@ async def test_two_readers_of_one_response() -> None:
 async def test_a_websocket_cancels_what_runs_in_the_background() -> None:
     async with serving() as served, client_of(served) as client, served.client.ws_connect(PATH) as socket:
         served.ring.held = True
-        asked = await client.responses.create(model="fake", input="a", background=True)
-        await send(socket, "cancel", response_id=asked.id)
-        assert (await ended(client, asked.id)).status == "cancelled"
-        await send(socket, "cancel", response_id=asked.id)
+        queued = await client.responses.create(model="fake", input="a", background=True)
+        await send(socket, "cancel", response_id=queued.id)
+        assert (await ended(client, queued.id)).status == "cancelled"
+        await send(socket, "cancel", response_id=queued.id)
         assert (await receive(socket))["error"]["code"] == "response_not_found"
 
 
-async def test_resuming_what_is_not_there() -> None:
+async def test_resuming_an_unknown_response() -> None:
     async with serving() as served, served.client.ws_connect(PATH) as socket:
         for body, status, code in (
             ({"response_id": "none"}, 404, "response_not_found"),
@@ -224,10 +224,10 @@ async def test_a_turn_in_the_background() -> None:
     async with serving(max_model_len=1000) as served, client_of(served) as client:
         _, session = await served.post("/v1/sessions", {})
         served.ring.pause = 0.005
-        asked = await client.responses.create(model="fake", input="a", background=True, conversation=session["id"])
+        queued = await client.responses.create(model="fake", input="a", background=True, conversation=session["id"])
         with pytest.raises(openai.ConflictError):
             await client.responses.create(model="fake", input="b", conversation=session["id"])
-        assert (await ended(client, asked.id)).model_extra["turn"] == 1
+        assert (await ended(client, queued.id)).model_extra["turn"] == 1
         await client.responses.create(model="fake", input="b", conversation=session["id"])
         sent = bytes(i for i in tokens.unpack(served.ring.submitted()[-1].tokens) if i != EOS)
     assert sent == f"user:a\nassistant:{REPLY}\nuser:b\nassistant:".encode()
@@ -239,7 +239,7 @@ async def test_a_cancel_does_not_wait_for_a_reader_that_stalls() -> None:
         async with served.client.post(PATH, json={"input": "a", "top_logprobs": 2, "stream": True}) as stalled:
             for connection in served.client.server.runner._server.connections:
                 connection.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, 8192)
-            assert stalled.status == 200  # From here on nothing of it is read.
+            assert stalled.status == 200  # Its body is not read from here on.
             [id] = served.ring.open
             transcript = served.responses.get(b"", id).transcript
             written = -1
@@ -252,8 +252,8 @@ async def test_a_cancel_does_not_wait_for_a_reader_that_stalls() -> None:
             assert transcript.count > written
 
 
-async def test_events_are_not_kept_each() -> None:
-    """Of a thousand deltas there remain their text and where each ended."""
+async def test_events_are_not_stored_one_by_one() -> None:
+    """A thousand deltas take only the memory of their text and of one mark each."""
     async with serving(max_model_len=10_000) as served, client_of(served) as client:
         served.ring.reply = "y" * 1000
         response = await client.responses.create(model="fake", input="a")
@@ -263,7 +263,7 @@ async def test_events_are_not_kept_each() -> None:
         reader = EventCursor(transcript)
         while not reader.over:
             events += await reader.next()
-        assert said(events) == served.ring.reply
+        assert text_of(events) == served.ring.reply
 
 
 async def test_the_server_ends_what_runs_in_the_background() -> None:

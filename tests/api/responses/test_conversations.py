@@ -1,4 +1,4 @@
-"""Responses as turns of a session, over HTTP and websocket, with the ring of nothing."""
+"""Responses as turns of a session, over HTTP and websocket, on a fake ring."""
 
 import asyncio
 import errno
@@ -40,7 +40,7 @@ async def session_of(served: Served, id: str) -> Any:
 
 
 async def settled(served: Served, id: str) -> Any:
-    """The session when it is idle."""
+    """Return the session once it is idle."""
     for _ in range(1000):
         if (seen := await session_of(served, id))["status"] == "idle":
             return seen
@@ -53,7 +53,7 @@ def prompts(served: Served) -> list[bytes]:
 
 
 async def create(socket: ClientWebSocketResponse, **body: Any) -> list[Any]:
-    """The events of one response, or one error."""
+    """Create a response; return its events, or one error."""
     await socket.send_str(json.dumps({"type": "response.create", **body}))
     events = []
     while True:
@@ -104,7 +104,7 @@ async def test_turns_and_responses_are_one_history() -> None:
         assert prompts(served)[-1] == b"system:New.\nuser:e\nassistant:"
 
 
-async def test_what_is_refused() -> None:
+async def test_refusals() -> None:
     async with serving() as served, client_of(served) as client, served.client.ws_connect(PATH) as socket:
         id = await open_session(served)
         with pytest.raises(openai.NotFoundError) as gone:
@@ -155,7 +155,7 @@ async def test_one_response_at_a_time() -> None:
 
 @pytest.mark.parametrize("running", [False, True], ids=["queued", "running"])
 @pytest.mark.parametrize("how", ["cancel", "disconnect", "websocket"])
-async def test_one_that_is_cut_short_leaves_the_session_where_it_says(how: str, running: bool) -> None:
+async def test_a_cut_response_leaves_the_session_where_its_turn_ends(how: str, running: bool) -> None:
     async with serving(max_model_len=1000) as served, client_of(served) as client:
         id = await open_session(served)
         await client.responses.create(model="fake", input="x", conversation=id)
@@ -195,7 +195,7 @@ async def test_a_failure_is_a_turn_too() -> None:
         assert (await session_of(served, id))["turns"][0]["status"] == "failed"
 
 
-async def test_what_stays_in_the_session_is_not_to_be_sent_again() -> None:
+async def test_a_failure_after_the_turn_is_in_the_session_is_not_retryable() -> None:
     async with serving() as served:
         cut, failed, queued = [await open_session(served) for _ in range(3)]
         asks = [(f"{SESSIONS}/{cut}/turns", {"text": "a"}), (PATH, {"input": "a", "conversation": failed})]
@@ -221,7 +221,7 @@ async def test_what_stays_in_the_session_is_not_to_be_sent_again() -> None:
                 assert (answer.status, answer.headers["x-should-retry"]) == (500, "false")
 
 
-async def test_a_response_of_a_conversation_can_be_gone_on_from() -> None:
+async def test_a_response_of_a_conversation_can_be_continued() -> None:
     async with serving(max_model_len=1000) as served, client_of(served) as client:
         id = await open_session(served)
         first = await client.responses.create(model="fake", input="a", conversation=id, max_output_tokens=2)
@@ -234,7 +234,7 @@ async def test_a_response_of_a_conversation_can_be_gone_on_from() -> None:
 
 
 @pytest.mark.parametrize("how", ["rewound", "replaced"])
-async def test_a_response_stays_what_it_was_whatever_becomes_of_its_session(how: str) -> None:
+async def test_a_response_outlives_changes_of_its_session(how: str) -> None:
     async with serving(max_model_len=1000) as served, client_of(served) as client:
         id = await open_session(served)
         first = await client.responses.create(model="fake", input="a", conversation=id, max_output_tokens=2)
@@ -247,18 +247,18 @@ async def test_a_response_stays_what_it_was_whatever_becomes_of_its_session(how:
             await open_session(served, id=id)
             for _ in range(2):
                 await client.responses.create(model="fake", input="other", conversation=id)
-        for before, said in (
+        for before, history in (
             (first, "user:a\nassistant:He\n"),
             (second, "user:a\nassistant:He\nuser:b\nassistant:He\n"),
             (branch, f"user:a\nassistant:He\nuser:c\nassistant:{REPLY}\n"),
         ):
             await client.responses.create(model="fake", input="d", previous_response_id=before.id)
-            assert prompts(served)[-1] == f"{said}user:d\nassistant:".encode()
+            assert prompts(served)[-1] == f"{history}user:d\nassistant:".encode()
         items = await client.responses.input_items.list(second.id, order="asc")
         assert [item.content[0].text for item in items.data] == ["a", "He", "b"]
 
 
-async def test_one_that_was_refused_cannot_be_gone_on_from() -> None:
+async def test_a_refused_response_cannot_be_continued() -> None:
     async with serving() as served, client_of(served) as client:
         id = await open_session(served)
         served.ring.refusal = "queue_full"
@@ -269,7 +269,7 @@ async def test_one_that_was_refused_cannot_be_gone_on_from() -> None:
         assert caught.value.code == "previous_response_not_found"
 
 
-async def test_a_session_whose_log_is_full_says_so() -> None:
+async def test_a_session_with_a_full_log_refuses_turns() -> None:
     async with serving(session_log=300, max_model_len=1000) as served, client_of(served) as client:
         id = await open_session(served)
         answers = [await client.responses.create(model="fake", input="a" * 20, conversation=id) for _ in range(2)]
@@ -282,7 +282,7 @@ async def test_a_session_whose_log_is_full_says_so() -> None:
         await client.responses.create(model="fake", input="b", conversation=id)
 
 
-async def test_what_cannot_be_saved_is_told_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_save_is_reported_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     async def save(turn: OpenTurn) -> None:
         turn.settle()
         raise not_saved(OSError(errno.ENOSPC, "No space left on device"))

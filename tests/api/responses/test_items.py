@@ -1,4 +1,4 @@
-"""/v1/conversations and their items, as the official client asks for them: sessions, seen from another side."""
+"""/v1/conversations and their items with the official client: sessions in OpenAI's form."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,7 +33,7 @@ def prompts(served: Served) -> list[str]:
 
 
 async def texts(client: openai.AsyncOpenAI, id: str) -> list[str]:
-    """What was said, oldest first."""
+    """Return the texts of a conversation, oldest first."""
     items = [item async for item in client.conversations.items.list(id, order="asc")]
     return [item.content[0].text for item in items if item.type == "message"]  # type: ignore[union-attr]
 
@@ -67,14 +67,14 @@ async def test_a_conversation_is_made_described_and_deleted() -> None:
         ({"itms": []}, "itms"),
     ],
 )
-async def test_what_cannot_be_made_is_refused_by_name_and_leaves_nothing(body: dict[str, Any], param: str) -> None:
+async def test_a_wrong_conversation_is_refused_by_name_and_leaves_nothing(body: dict[str, Any], param: str) -> None:
     async with conversing() as (_, served):
         status, error = await served.error("/v1/conversations", body)
         assert status == 400 and (error["param"] or "").partition("[...]")[0] == param
         assert len(served.sessions) == 0
 
 
-async def test_items_that_were_put_in_are_read_with_the_next_turn() -> None:
+async def test_added_items_are_read_with_the_next_turn() -> None:
     async with conversing() as (client, served):
         made = await client.conversations.create(items=[says("user", "a"), says("assistant", "b")])
         added = await client.conversations.items.create(made.id, items=[says("user", "c")])
@@ -91,7 +91,7 @@ async def test_items_that_were_put_in_are_read_with_the_next_turn() -> None:
         assert await texts(client, made.id) == ["a", "b", "c", "d", REPLY, "e", "f", REPLY]
 
 
-async def test_instructions_come_before_items_that_were_put_in_and_stay_there() -> None:
+async def test_instructions_stay_before_added_items() -> None:
     async with conversing() as (client, served):
         made = await client.conversations.create(items=[says("user", "a")])
         first = await client.responses.create(model="fake", input="b", conversation=made.id, instructions="Be brief.")
@@ -130,7 +130,7 @@ async def test_the_items_of_a_response_are_those_of_its_conversation() -> None:
         assert [item.id for item in inputs.data] == [listed.data[1].id]
 
 
-async def test_an_item_that_is_deleted_is_not_read_again_and_the_others_keep_their_ids() -> None:
+async def test_deleting_an_item_keeps_the_ids_of_the_others() -> None:
     async with conversing() as (client, served):
         made = await client.conversations.create(items=[says("user", letter) for letter in "ab"])
         await client.responses.create(model="fake", input="c", conversation=made.id)
@@ -149,13 +149,13 @@ async def test_an_item_that_is_deleted_is_not_read_again_and_the_others_keep_the
             await client.conversations.items.delete(items[0].id, conversation_id=made.id)
 
 
-async def test_a_part_of_an_answer_can_go() -> None:
-    """Its calls, one by one; what stays has the id that it had."""
+async def test_a_part_of_an_answer_can_be_deleted() -> None:
+    """Calls are deleted one by one; the other items keep their ids."""
     call = {"type": "function_call", "name": "look", "arguments": '{"at":"x"}'}
-    given: Any = [says("user", "a"), says("assistant", "b"), {**call, "call_id": "1"}, {**call, "call_id": "2"}]
-    given += [{"type": "function_call_output", "call_id": id, "output": "seen"} for id in "12"]
+    items: Any = [says("user", "a"), says("assistant", "b"), {**call, "call_id": "1"}, {**call, "call_id": "2"}]
+    items += [{"type": "function_call_output", "call_id": id, "output": "seen"} for id in "12"]
     async with conversing() as (client, _):
-        made = await client.conversations.create(items=given)
+        made = await client.conversations.create(items=items)
 
         async def shown() -> list[tuple[str, str]]:
             return [(item.type, item.id) async for item in client.conversations.items.list(made.id, order="asc")]  # type: ignore[misc]
@@ -169,7 +169,7 @@ async def test_a_part_of_an_answer_can_go() -> None:
             assert await shown() == before
 
 
-async def test_nothing_is_changed_under_a_turn_that_runs() -> None:
+async def test_a_running_turn_refuses_changes() -> None:
     async with conversing() as (client, served):
         made = await client.conversations.create(items=[says("user", "a")])
         [item] = [item async for item in client.conversations.items.list(made.id)]
@@ -202,7 +202,7 @@ async def test_a_conversation_belongs_to_the_key_that_made_it(tmp_path: Path) ->
                 await two.conversations.items.list(made.id)
 
 
-async def test_what_was_put_in_and_its_description_survive_a_restart(tmp_path: Path) -> None:
+async def test_added_items_and_metadata_survive_a_restart(tmp_path: Path) -> None:
     async with conversing(session_dir=str(tmp_path)) as (client, _):
         made = await client.conversations.create(items=[says("user", "a"), says("user", "b")], metadata={"k": "v"})
         await client.responses.create(model="fake", input="c", conversation=made.id)
@@ -217,7 +217,7 @@ async def test_what_was_put_in_and_its_description_survive_a_restart(tmp_path: P
         assert prompts(served) == [f"user:a\nuser:c\nassistant:{REPLY}\nuser:d\nassistant:"]
 
 
-async def test_a_session_that_is_no_chat_takes_no_items() -> None:
+async def test_a_session_without_chat_refuses_items() -> None:
     async with conversing() as (client, served):
         made = await client.conversations.create()
         await served.post(f"/v1/sessions/{made.id}/turns", {"text": "a", "max_tokens": 1})

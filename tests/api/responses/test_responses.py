@@ -1,4 +1,4 @@
-"""/v1/responses through the official client, and what it does not show."""
+"""/v1/responses with the official client, and raw requests for what that does not show."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -83,7 +83,7 @@ async def test_a_conversation_and_its_branches() -> None:
         assert last_prompt(served) == expected.encode()
 
 
-async def test_what_is_not_there() -> None:
+async def test_unknown_responses() -> None:
     async with (
         serving(api_key=("one", "two")) as served,
         client_of(served, "one") as one,
@@ -114,7 +114,7 @@ async def test_retention() -> None:
         assert response.model_dump()["store"] is False and len(served.responses) == 0
 
 
-async def test_cancel_and_what_remains() -> None:
+async def test_cancel_keeps_the_text_so_far() -> None:
     async with serving() as served, client_of(served) as client:
         served.ring.pause = 0.02
         stream = await client.responses.create(model="fake", input="a", stream=True)
@@ -188,13 +188,13 @@ async def test_log_probabilities() -> None:
         ("input", [{"role": {"a": 1}, "content": "a"}]), ("input", [{"role": "user", "content": [{"type": {}}]}]),
     ],
 )  # fmt: skip
-async def test_what_is_refused_is_named(field: str, value: Any) -> None:
+async def test_refusals_name_the_field(field: str, value: Any) -> None:
     async with serving() as served:
         status, error = await served.error("/v1/responses", {"input": "a", field: value})
         assert status == 400 and error["param"].startswith(field)
 
 
-async def test_what_changes_nothing_is_accepted() -> None:
+async def test_fields_without_effect_are_accepted() -> None:
     async with serving() as served:
         body = {
             "input": "a", "tools": [], "tool_choice": "auto", "text": {"format": {"type": "text"}, "verbosity": "low"},

@@ -1,4 +1,4 @@
-"""What is kept of responses: their bytes, the chains that go on from them, input items, and the figures of all that."""
+"""Stored responses: their bytes, chains, input items and metrics."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,7 +28,7 @@ async def client_of(served: Served) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 def keep(store: ResponseStore, id: str, size: int, previous: StoredResponse | None = None) -> StoredResponse:
-    """An ended response of that size."""
+    """Store an ended response of `size` bytes."""
     transcript = Transcript({"id": id, "status": "completed", "background": False}, PARSED)
     response = StoredResponse(id=id, transcript=transcript, previous=previous, messages=[], size=size)
     store.put(OWNER, response)
@@ -36,35 +36,35 @@ def keep(store: ResponseStore, id: str, size: int, previous: StoredResponse | No
     return response
 
 
-def kept(store: ResponseStore, *ids: str) -> list[bool]:
+def stored(store: ResponseStore, *ids: str) -> list[bool]:
     return [store.find(OWNER, id) is not None for id in ids]
 
 
-async def test_the_oldest_go_when_their_bytes_are_too_many() -> None:
+async def test_the_oldest_are_dropped_beyond_the_cap() -> None:
     store = ResponseStore(retention=60, cap=100)
     for id in "abc":
         keep(store, id, 40)
-    assert kept(store, "a", "b", "c") == [False, True, True]
+    assert stored(store, "a", "b", "c") == [False, True, True]
     assert store.bytes == 80
     keep(store, "huge", 101)
-    assert (kept(store, "b", "c", "huge"), store.bytes) == ([False] * 3, 0)
+    assert (stored(store, "b", "c", "huge"), store.bytes) == ([False] * 3, 0)
 
 
-async def test_what_is_gone_on_from_counts_although_it_is_deleted() -> None:
+async def test_a_deleted_response_counts_while_others_continue_it() -> None:
     store = ResponseStore(retention=60, cap=100)
     first = keep(store, "a", 30)
     second = keep(store, "b", 30, first)
     third = keep(store, "c", 30, first)
     store.delete(OWNER, "a")
-    assert (kept(store, "a", "b", "c"), store.bytes) == ([False, True, True], 90)
+    assert (stored(store, "a", "b", "c"), store.bytes) == ([False, True, True], 90)
     store.delete(OWNER, "b")
     assert store.bytes == 60
-    keep(store, "d", 50, second)  # Which goes on from "a" too.
-    assert (kept(store, "c", "d"), store.bytes) == ([False, False], 0)
+    keep(store, "d", 50, second)  # It continues "a" too, through "b".
+    assert (stored(store, "c", "d"), store.bytes) == ([False, False], 0)
     assert third.refcount == second.refcount == first.refcount == 0
 
 
-async def test_turns_that_are_held_count_once() -> None:
+async def test_shared_turns_count_once() -> None:
     async with serving() as served, client_of(served) as client:
         _, session = await served.post("/v1/sessions", {})
         path, responses = f"/v1/sessions/{session['id']}", served.responses
@@ -80,7 +80,7 @@ async def test_turns_that_are_held_count_once() -> None:
         assert responses.bytes == 0
 
 
-async def test_one_that_runs_is_not_dropped() -> None:
+async def test_a_running_response_is_not_dropped() -> None:
     now = 0.0
     store = ResponseStore(retention=10, cap=100, clock=lambda: now)
     transcript = Transcript({"id": "a", "status": "in_progress", "background": True}, PARSED)
@@ -88,11 +88,11 @@ async def test_one_that_runs_is_not_dropped() -> None:
     store.put(OWNER, running)
     now = 20.0
     keep(store, "b", 80)
-    assert kept(store, "a", "b") == [True, True]
+    assert stored(store, "a", "b") == [True, True]
     store.mark_ended(OWNER, running)
-    assert (kept(store, "a", "b"), store.running) == ([True, False], 0)
+    assert (stored(store, "a", "b"), store.running) == ([True, False], 0)
     now = 31.0
-    assert (kept(store, "a"), store.bytes) == ([False], 0)
+    assert (stored(store, "a"), store.bytes) == ([False], 0)
 
 
 async def test_stored_responses_stay_below_their_cap() -> None:
@@ -106,7 +106,7 @@ async def test_stored_responses_stay_below_their_cap() -> None:
             await client.responses.retrieve(ids[0])
 
 
-async def test_the_figures() -> None:
+async def test_metrics_of_stored_responses() -> None:
     async with serving() as served, client_of(served) as client:
         _, session = await served.post("/v1/sessions", {})
         await client.responses.create(model="fake", input="a", conversation=session["id"])
@@ -133,8 +133,8 @@ def texts(items: Any) -> list[tuple[str, str]]:
 
 async def test_input_items_in_pages() -> None:
     async with serving(max_model_len=2000) as served, client_of(served) as client:
-        said: Any = [{"role": "user", "content": text} for text in "abcde"]
-        response = await client.responses.create(model="fake", input=said, instructions="Not an item.")
+        messages: Any = [{"role": "user", "content": text} for text in "abcde"]
+        response = await client.responses.create(model="fake", input=messages, instructions="Not an item.")
         listed = client.responses.input_items.list
         page = await listed(response.id, limit=2)
         assert (texts(page.data), page.has_more) == ([("user", "e"), ("user", "d")], True)
@@ -154,7 +154,7 @@ async def both(pages: Any) -> AsyncIterator[tuple[str, str]]:
         yield item.role, item.content[0].text
 
 
-async def test_input_items_begin_with_what_was_gone_on_from() -> None:
+async def test_input_items_begin_with_the_context() -> None:
     async with serving(max_model_len=2000) as served, client_of(served) as client:
         first = await client.responses.create(model="fake", input="a", max_output_tokens=2)
         second = await client.responses.create(model="fake", input="b", previous_response_id=first.id)
@@ -162,8 +162,8 @@ async def test_input_items_begin_with_what_was_gone_on_from() -> None:
         assert texts(page.data) == [("user", "a"), ("assistant", "He"), ("user", "b")]
         assert page.data[1].id == first.output[0].id
         _, session = await served.post("/v1/sessions", {})
-        for said in "xy":
-            last = await client.responses.create(model="fake", input=said, conversation=session["id"])
+        for text in "xy":
+            last = await client.responses.create(model="fake", input=text, conversation=session["id"])
         page = await client.responses.input_items.list(last.id, order="asc")
         assert texts(page.data) == [("user", "x"), ("assistant", REPLY), ("user", "y")]
 
@@ -179,8 +179,8 @@ async def test_a_response_that_only_feeds() -> None:
         sent = [bytes(request.tokens[::4]) for request in served.ring.submitted()]
         assert (sent[0], sent[-1]) == (b"system:One.\nuser:a\n", b"user:a\nuser:b\nassistant:")
         _, session = await served.post("/v1/sessions", {})
-        for said, generate in (("c", False), ("d", True)):
+        for text, generate in (("c", False), ("d", True)):
             await client.responses.create(
-                model="fake", input=said, conversation=session["id"], extra_body={"generate": generate}
+                model="fake", input=text, conversation=session["id"], extra_body={"generate": generate}
             )
         assert bytes(served.ring.submitted()[-1].tokens[::4]) == b"user:c\nuser:d\nassistant:"

@@ -1,4 +1,4 @@
-"""Function calls and reasoning in responses, by the official client: streamed, stored, gone on from."""
+"""Function calls and reasoning in responses, with the official client: streamed, stored, continued."""
 
 import asyncio
 import json
@@ -37,8 +37,8 @@ def last_prompt(served: Served) -> str:
     return bytes(unpack(served.ring.submitted()[-1].tokens)).decode()
 
 
-def told(response: Response) -> list[tuple[str, ...]]:
-    """Each item of the output, in short."""
+def outline(response: Response) -> list[tuple[str, ...]]:
+    """Return each item of the output as a short tuple."""
     found: list[tuple[str, ...]] = []
     for item in response.output:
         match item.type:
@@ -76,23 +76,23 @@ async def test_a_response_is_the_same_streamed_and_not(
 ) -> None:
     async with client(reply) as (api, served):
         served.ring.pause = pause
-        asked: Any = {"model": "fake", "input": "hi", "tools": [WEATHER]}
-        whole = await api.responses.create(**asked)
-        assert told(whole) == expected and whole.status == "completed"
-        events = [event async for event in await api.responses.create(**asked, stream=True)]
+        fields: Any = {"model": "fake", "input": "hi", "tools": [WEATHER]}
+        whole = await api.responses.create(**fields)
+        assert outline(whole) == expected and whole.status == "completed"
+        events = [event async for event in await api.responses.create(**fields, stream=True)]
         final = await api.responses.retrieve(events[-1].response.id)  # type: ignore[union-attr]
-        assert told(final) == expected
+        assert outline(final) == expected
         assert [event.sequence_number for event in events] == list(range(len(events)))
         check_events(events, final)
         assert [event async for event in await api.responses.retrieve(final.id, stream=True)] == events
-        async with api.responses.stream(**asked) as stream:
-            assert told(await stream.get_final_response()) == expected
+        async with api.responses.stream(**fields) as stream:
+            assert outline(await stream.get_final_response()) == expected
         ids = [item.id for item in final.output]
         assert len(set(ids)) == len(ids)
 
 
 def check_events(events: list[Any], final: Response) -> None:
-    """Each item is opened, filled by deltas and closed before the next; their sum is the item."""
+    """Check that each item is opened, filled by deltas and closed before the next, and that its deltas add up to it."""
     for index, item in enumerate(final.output):
         own = [event for event in events if getattr(event, "output_index", None) == index]
         kinds = [event.type.removeprefix("response.") for event in own]
@@ -118,19 +118,19 @@ async def test_reasoning_is_counted() -> None:
     assert response.usage.output_tokens_details.reasoning_tokens == len("<think>\nHm.\n</think>")
 
 
-async def test_a_chain_goes_on_from_calls_and_their_results() -> None:
+async def test_a_chain_continues_calls_and_their_results() -> None:
     async with client(THOUGHT + "I look." + CALL) as (api, served):
-        asked: Any = {"model": "fake", "tools": [WEATHER]}
-        first = await api.responses.create(input="Hi", instructions="Be brief.", **asked)
+        fields: Any = {"model": "fake", "tools": [WEATHER]}
+        first = await api.responses.create(input="Hi", instructions="Be brief.", **fields)
         call: Any = first.output[-1]
         served.ring.reply = "Rain."
         result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
-        second = await api.responses.create(input=[result], previous_response_id=first.id, **asked)
+        second = await api.responses.create(input=[result], previous_response_id=first.id, **fields)
         shown = (
             f"tools:{json.dumps([SHOWN])}\nuser:Hi\nassistant:<think>Hm.</think>I look.{WRITTEN}\ntool:rain\nassistant:"
         )
         assert last_prompt(served) == shown
-        await api.responses.create(input=[{"role": "user", "content": "Hi"}, *first.output, result], **asked)  # type: ignore[list-item]
+        await api.responses.create(input=[{"role": "user", "content": "Hi"}, *first.output, result], **fields)  # type: ignore[list-item]
         assert last_prompt(served) == shown
         listed = (await api.responses.input_items.list(second.id, order="asc")).data
         assert [item.type for item in listed] == [
@@ -141,12 +141,12 @@ async def test_a_chain_goes_on_from_calls_and_their_results() -> None:
             "function_call_output",
         ]
         assert [item.id for item in listed[1:4]] == [item.id for item in first.output]
-        third = await api.responses.create(input="And?", previous_response_id=second.id, **asked)
+        third = await api.responses.create(input="And?", previous_response_id=second.id, **fields)
         assert last_prompt(served) == shown + "Rain.\nuser:And?\nassistant:"
     assert third.tools[0].to_dict() == WEATHER and third.tool_choice == "auto"
 
 
-async def test_items_may_be_named_that_stand_in_a_stored_response() -> None:
+async def test_input_may_reference_items_of_a_stored_response() -> None:
     async with client(THOUGHT + "I look." + CALL) as (api, served):
         first = await api.responses.create(model="fake", input="Hi", tools=[WEATHER])
         call = first.output[-1]
@@ -154,22 +154,22 @@ async def test_items_may_be_named_that_stand_in_a_stored_response() -> None:
         question: Any = {"role": "user", "content": "Hi"}
         result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
         prompts = []
-        for said in (
+        for answer in (
             [item.to_dict() for item in first.output],
             [{"type": "item_reference", "id": item.id} for item in first.output],
             [{"id": item.id} for item in first.output],
         ):
-            await api.responses.create(model="fake", input=[question, *said, result], tools=[WEATHER])
+            await api.responses.create(model="fake", input=[question, *answer, result], tools=[WEATHER])
             prompts.append(last_prompt(served))
-            counted = await api.responses.input_tokens.count(model="fake", input=[question, *said, result])
+            counted = await api.responses.input_tokens.count(model="fake", input=[question, *answer, result])
             assert counted.input_tokens > len("Hi")
         assert prompts[0] == prompts[1] == prompts[2] and "I look." in prompts[0] and "rain" in prompts[0]
         for unknown in ("msg_none", f"{call.id}9", "x"):
-            with pytest.raises(openai.NotFoundError, match=r"there is no item .* that is stored"):
+            with pytest.raises(openai.NotFoundError, match=r"no stored response has an item"):
                 await api.responses.create(model="fake", input=[{"type": "item_reference", "id": unknown}])
 
 
-async def test_a_call_that_was_cut_off_is_not_gone_on_from() -> None:
+async def test_a_call_that_was_cut_off_is_left_out_of_the_context() -> None:
     async with client("I look." + CALL[:50]) as (api, served):
         first = await api.responses.create(model="fake", input="Hi", tools=[WEATHER])
         await api.responses.create(model="fake", input="b", previous_response_id=first.id)
@@ -179,12 +179,12 @@ async def test_a_call_that_was_cut_off_is_not_gone_on_from() -> None:
 async def test_a_conversation_keeps_calls() -> None:
     async with client(THOUGHT + CALL) as (api, served):
         _, session = await served.post("/v1/sessions", {})
-        asked: Any = {"model": "fake", "tools": [WEATHER], "conversation": session["id"]}
-        first = await api.responses.create(input="Hi", **asked)
+        fields: Any = {"model": "fake", "tools": [WEATHER], "conversation": session["id"]}
+        first = await api.responses.create(input="Hi", **fields)
         call: Any = first.output[-1]
         served.ring.reply = "Rain."
         result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
-        second = await api.responses.create(input=[result], **asked)
+        second = await api.responses.create(input=[result], **fields)
         shown = f"tools:{json.dumps([SHOWN])}\nuser:Hi\nassistant:<think>Hm.</think>{WRITTEN}\ntool:rain\nassistant:"
         assert last_prompt(served) == shown
         listed: Any = (await api.responses.input_items.list(second.id, order="asc")).data
@@ -200,7 +200,7 @@ async def test_in_the_background() -> None:
         while response.status in ("queued", "in_progress"):
             await asyncio.sleep(0.01)
             response = await api.responses.retrieve(response.id)
-        assert told(response) == [("reasoning", "Hm."), KOELN]
+        assert outline(response) == [("reasoning", "Hm."), KOELN]
         events = [event async for event in await api.responses.retrieve(response.id, stream=True, starting_after=4)]
         assert events[0].sequence_number == 5 and events[-1].type == "response.completed"
 
@@ -226,14 +226,14 @@ async def test_over_the_websocket() -> None:
 
 async def test_choices_and_effort() -> None:
     async with client(CALL) as (api, served):
-        asked: Any = {"model": "fake", "input": "hi", "tools": [WEATHER]}
+        fields: Any = {"model": "fake", "input": "hi", "tools": [WEATHER]}
         for choice in ("required", {"type": "function", "name": "weather"}):
-            response = await api.responses.create(tool_choice=choice, **asked)
+            response = await api.responses.create(tool_choice=choice, **fields)
             grammar = served.ring.submitted()[-1].grammar
             assert "weather" in grammar and LLMatcher.validate_grammar(grammar) == ""
             assert response.to_dict()["tool_choice"] == choice
-        response = await api.responses.create(tool_choice="none", parallel_tool_calls=False, **asked)
-        assert (told(response), response.parallel_tool_calls) == ([("message", CALL)], False)
+        response = await api.responses.create(tool_choice="none", parallel_tool_calls=False, **fields)
+        assert (outline(response), response.parallel_tool_calls) == ([("message", CALL)], False)
         response = await api.responses.create(model="fake", input="hi", reasoning={"effort": "low", "summary": "auto"})
         assert last_prompt(served).endswith("assistant:<think>")
         assert response.reasoning is not None and response.reasoning.effort == "low"
@@ -260,37 +260,37 @@ async def test_choices_and_effort() -> None:
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
     ],
 )
-async def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
+async def test_errors_name_the_field(body: dict[str, Any], param: str) -> None:
     async with client() as (_, served):
         status, error = await served.error("/v1/responses", {"input": "hi", **body})
         assert (status, error["param"]) == (400, param)
         assert served.ring.submitted() == []
 
 
-async def test_what_codex_offers() -> None:
-    """Tools of MCP's servers in namespaces, a search that the server would have to run, and what it says of itself."""
+async def test_the_tools_that_codex_sends() -> None:
+    """Codex sends MCP tools in namespaces, a hosted search tool, and metadata about itself."""
     space = {"type": "namespace", "name": "mcp__sky__", "description": "Of the sky.", "tools": [WEATHER]}
     other = {**space, "name": "sea"}
     offered: Any = [{"type": "web_search", "external_web_access": True}, space, other]
     call = CALL.replace("weather", "mcp__sky__weather")
     async with client(call) as (api, served):
         body: Any = {"client_metadata": {"installation": "1"}}
-        asked: Any = {"model": "fake", "input": "hi", "tools": offered, "extra_body": body}
-        response = await api.responses.create(**asked)
+        fields: Any = {"model": "fake", "input": "hi", "tools": offered, "extra_body": body}
+        response = await api.responses.create(**fields)
         names = ("mcp__sky__weather", "sea__weather")
         shown = [{**SHOWN, "function": {**SHOWN["function"], "name": name}} for name in names]  # type: ignore[dict-item]
         assert last_prompt(served) == f"tools:{json.dumps(shown)}\nuser:hi\nassistant:"
         [item] = response.output
         assert item.type == "function_call" and (item.name, item.namespace) == ("weather", "mcp__sky__")
-        events = [event async for event in await api.responses.create(**asked, stream=True)]
+        events = [event async for event in await api.responses.create(**fields, stream=True)]
         assert {event.name for event in events if event.type == "response.function_call_arguments.done"} == {"weather"}
-        await api.responses.create(**{**asked, "input": [{"role": "user", "content": "hi"}, item]})
+        await api.responses.create(**{**fields, "input": [{"role": "user", "content": "hi"}, item]})
         assert last_prompt(served).startswith(f"tools:{json.dumps(shown)}\nuser:hi\nassistant:")
         assert '{"name": "mcp__sky__weather", "arguments"' in last_prompt(served)
 
 
 async def test_ids_begin_as_clients_expect() -> None:
-    """langchain goes on from a response only if its id does."""
+    """langchain continues a response only if its id has this prefix."""
     async with client(THOUGHT + "I look." + CALL) as (api, _):
         response = await api.responses.create(model="fake", input="hi", tools=[WEATHER])
     assert response.id.startswith("resp_")

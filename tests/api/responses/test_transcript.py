@@ -1,4 +1,4 @@
-"""However an answer comes, and whenever readers look: all see one numbered stream, whose sum is the response."""
+"""Readers of a transcript: at any time, and however the output is split, they see one numbered stream of events."""
 
 from collections import defaultdict
 from typing import Any
@@ -82,11 +82,11 @@ def check(events: list[dict[str, Any]], transcript: Transcript) -> None:
     for index, item in enumerate(output):
         content = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
         assert deltas[index] == content
-    said = [item["content"][0]["text"] for item in output if item["type"] == "message"]
-    assert transcript.message["content"] == "".join(said)
+    texts = [item["content"][0]["text"] for item in output if item["type"] == "message"]
+    assert transcript.message["content"] == "".join(texts)
 
 
-def test_a_reader_of_events_that_are_not_there_yet_is_refused() -> None:
+def test_a_cursor_beyond_the_events_is_refused() -> None:
     transcript = Transcript(body(False), ParsedAnswer(MODEL, Prompt([1])))
     with pytest.raises(ApiError):
         EventCursor(transcript, 2)

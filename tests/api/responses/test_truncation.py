@@ -1,4 +1,4 @@
-"""A conversation that grows beyond what the model takes; and how long a prompt would be, without running it."""
+"""Conversations that exceed the model's length, and counting a prompt's tokens without running it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,9 +29,11 @@ def says(role: str, text: str) -> Any:
 
 
 def talk(turns: int) -> list[Any]:
-    """Of some 40 tokens a turn."""
-    said = [[says("user", f"{turn:02} {'u' * 10}"), says("assistant", f"{turn:02} {'a' * 3}")] for turn in range(turns)]
-    return [message for pair in said for message in pair] + [says("user", "last")]
+    """Return a conversation with about 40 tokens a turn."""
+    pairs = [
+        [says("user", f"{turn:02} {'u' * 10}"), says("assistant", f"{turn:02} {'a' * 3}")] for turn in range(turns)
+    ]
+    return [message for pair in pairs for message in pair] + [says("user", "last")]
 
 
 def prompts(served: Served) -> list[str]:
@@ -39,7 +41,7 @@ def prompts(served: Served) -> list[str]:
 
 
 @pytest.mark.parametrize("instructions", [None, "Be brief."])
-async def test_the_oldest_messages_go_until_the_rest_fits(instructions: str | None) -> None:
+async def test_the_oldest_messages_are_dropped_until_the_rest_fits(instructions: str | None) -> None:
     async with client_for() as (client, served):
         with pytest.raises(openai.BadRequestError, match="maximum context length"):
             await client.responses.create(model="fake", input=talk(20), instructions=instructions)
@@ -55,7 +57,7 @@ async def test_the_oldest_messages_go_until_the_rest_fits(instructions: str | No
     assert prompt == opening + "".join(f"{m['role']}:{m['content']}\n" for m in talk(20)[2 * first :]) + "assistant:"
 
 
-async def test_what_fits_is_left_as_it_is() -> None:
+async def test_a_conversation_that_fits_is_not_cut() -> None:
     async with client_for() as (client, served):
         for truncation in ("auto", "disabled"):
             await client.responses.create(model="fake", input=talk(3), truncation=truncation)  # type: ignore[arg-type]
@@ -63,7 +65,7 @@ async def test_what_fits_is_left_as_it_is() -> None:
     assert one == other
 
 
-async def test_the_beginning_stays_for_some_turns_so_that_the_state_is_of_use() -> None:
+async def test_the_cut_stays_for_some_turns_so_that_the_cache_hits() -> None:
     async with client_for() as (client, served):
         for turns in range(4, 30):
             await client.responses.create(model="fake", input=talk(turns), truncation="auto", max_output_tokens=1)
@@ -73,7 +75,7 @@ async def test_the_beginning_stays_for_some_turns_so_that_the_state_is_of_use() 
     assert len(set(begins)) <= len(begins) // 2, f"it moves with nearly every turn: {begins}"
 
 
-async def test_a_conversation_goes_on_beyond_the_length() -> None:
+async def test_a_conversation_continues_beyond_the_length() -> None:
     async with client_for() as (client, served):
         conversation = await client.conversations.create()
         for turn in range(12):
@@ -83,8 +85,8 @@ async def test_a_conversation_goes_on_beyond_the_length() -> None:
             assert answer.status in ("completed", "incomplete")
         assert all(len(prompt.encode()) < LENGTH for prompt in prompts(served))
         assert prompts(served)[-1].endswith(f"user:11 {'u' * 20}\nassistant:")
-        kept = [item async for item in client.conversations.items.list(conversation.id)]
-        assert len(kept) == 24, "nothing is lost of the conversation itself"
+        items = [item async for item in client.conversations.items.list(conversation.id)]
+        assert len(items) == 24, "nothing is lost of the conversation itself"
         with pytest.raises(openai.BadRequestError, match="maximum context length"):
             await client.responses.create(model="fake", input="x", conversation=conversation.id)
 
@@ -96,7 +98,7 @@ async def test_one_message_that_is_too_long_is_refused() -> None:
         assert refused.value.param == "input" and not served.ring.submitted()
 
 
-async def test_what_the_template_refuses_is_not_tried_again() -> None:
+async def test_a_refusal_of_the_template_is_not_retried_with_fewer_messages() -> None:
     async with client_for() as (client, served):
         with pytest.raises(openai.BadRequestError, match="roles must alternate"):
             await client.responses.create(model="fake", input=[says("user", "refuse me")], truncation="auto")
@@ -105,17 +107,17 @@ async def test_what_the_template_refuses_is_not_tried_again() -> None:
 
 
 def test_where_a_conversation_may_be_cut() -> None:
-    """In steps of 150 bytes, before each that a user says, and before any but a result of a call."""
+    """In steps of 150 bytes; before each message of a user; before any message but the result of a call."""
     roles = ["user", "assistant", "tool", "assistant", "user", "assistant", "user", "user"]
     messages = [says(role, "x" * 30) for role in roles]
     steps, users, others = ways_to_cut(messages, 150)
     assert users == [4, 6, 7] and others == [1, 3, 4, 5, 6, 7]
     assert set(steps) < set(users) and steps == sorted(steps)
     more, *_ = ways_to_cut([*messages, says("assistant", "x"), says("user", "x")], 150)
-    assert more[: len(steps)] == steps, "what is added at the end moves no cut"
+    assert more[: len(steps)] == steps, "messages at the end do not move the cuts"
 
 
-async def test_an_agent_that_was_asked_once_is_cut_between_its_calls() -> None:
+async def test_a_chat_with_one_question_is_cut_between_calls() -> None:
     steps: list[Any] = [says("user", "do")]
     for number in range(12):
         steps.append({"type": "function_call", "call_id": str(number), "name": "f", "arguments": "{}"})
@@ -129,7 +131,7 @@ async def test_an_agent_that_was_asked_once_is_cut_between_its_calls() -> None:
 # Counting
 
 
-async def test_how_long_a_prompt_would_be() -> None:
+async def test_counting_input_tokens() -> None:
     async with client_for() as (client, served):
         counted = await client.responses.input_tokens.count(model="fake", input="hello", instructions="Be brief.")
         assert counted.object == "response.input_tokens" and not served.ring.submitted()
@@ -140,7 +142,7 @@ async def test_how_long_a_prompt_would_be() -> None:
         assert second.usage is not None and later.input_tokens == second.usage.input_tokens
 
 
-async def test_how_long_it_would_be_in_a_conversation() -> None:
+async def test_counting_in_a_conversation() -> None:
     async with client_for() as (client, served):
         made = await client.conversations.create(items=[says("user", "a")])
         for text in ("b", "c"):
@@ -157,7 +159,7 @@ async def test_how_long_it_would_be_in_a_conversation() -> None:
         assert (status, error["param"]) == (404, "conversation")
 
 
-async def test_one_that_is_too_long_is_counted_and_nothing_is_not() -> None:
+async def test_counting_an_overlong_and_an_empty_input() -> None:
     async with client_for() as (client, served):
         whole = await client.responses.input_tokens.count(model="fake", input=talk(20))
         fitting = await client.responses.input_tokens.count(model="fake", input=talk(20), truncation="auto")

@@ -1,4 +1,4 @@
-"""Chat over a websocket: the official client, a plain one, many at once, slow ones, and who is let in."""
+"""Responses over a websocket: official and plain clients, many chats at once, slow readers, and access."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ async def create(socket: ClientWebSocketResponse, **body: Any) -> None:
 
 
 async def until_end(socket: ClientWebSocketResponse) -> list[Any]:
-    """The events of one response, or one error."""
+    """Receive the events of one response, or one error."""
     events = []
     while True:
         events.append(json.loads((await socket.receive(10)).data))
@@ -43,8 +43,8 @@ async def test_the_official_client() -> None:
         client = openai.AsyncOpenAI(base_url=f"{served.url}v1", api_key="none", max_retries=0)
         async with client, client.responses.connect() as connection:
             previous: Any = openai.omit
-            for said in "ab":
-                await connection.response.create(model="fake", input=said, previous_response_id=previous, store=False)
+            for text in "ab":
+                await connection.response.create(model="fake", input=text, previous_response_id=previous, store=False)
                 events = []
                 async for event in connection:
                     events.append(event)
@@ -106,7 +106,7 @@ async def test_http_and_websocket_share_the_stored_responses() -> None:
     assert last_prompt(served) == f"user:a\nassistant:He\nuser:b\nassistant:{REPLY}\nuser:c\nassistant:".encode()
 
 
-async def test_events_that_make_no_sense_are_answered_and_the_socket_stays() -> None:
+async def test_invalid_events_get_errors_and_the_socket_stays_open() -> None:
     async with serving() as served, served.client.ws_connect(PATH) as socket:
         for text, code in (
             ("{", None),
@@ -145,11 +145,11 @@ async def test_cancel() -> None:
 
 
 async def test_lanes() -> None:
-    """One lane's responses come one after the other, two lanes' beside each other."""
+    """Responses of one lane run one after another, those of two lanes at the same time."""
     async with serving() as served, served.client.ws_connect(PATH) as socket:
         served.ring.pause = 0.005
-        for lane, said in (("x", "1"), ("x", "2"), ("y", "3")):
-            await create(socket, input=said, stream_id=lane)
+        for lane, text in (("x", "1"), ("x", "2"), ("y", "3")):
+            await create(socket, input=text, stream_id=lane)
         ended: list[str] = []
         seen: list[tuple[str, str]] = []
         while len(ended) < 3:
@@ -188,7 +188,7 @@ async def test_a_slow_reader_gets_merged_deltas() -> None:
             at_server.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, 8192)
             await create(socket, input="a")
             await socket.receive(10)
-            # aiohttp's client stops reading its socket when what it has read is not taken.
+            # aiohttp's client stops reading its socket when the data that it has read is not consumed.
             for _ in range(3000):
                 if not served.ring.open:
                     break
@@ -199,7 +199,7 @@ async def test_a_slow_reader_gets_merged_deltas() -> None:
     assert max(map(len, deltas)) > MERGE_ABOVE
 
 
-async def test_pings_are_answered_and_the_dead_are_noticed() -> None:
+async def test_pings_are_answered_and_dead_clients_are_cut_off() -> None:
     async with serving(ping_interval=0.05) as served, served.client.ws_connect(PATH, autoping=False) as socket:
         await socket.ping(b"hello")
         kinds = {(await socket.receive(10)).type for _ in range(2)}
@@ -210,7 +210,7 @@ async def test_pings_are_answered_and_the_dead_are_noticed() -> None:
         await served.ring.until(served.ring.aborted)  # The server's pings were not answered.
 
 
-async def test_who_is_let_in() -> None:
+async def test_api_keys_and_subprotocols() -> None:
     async with serving(api_key=("secret",)) as served:
         key = {"Authorization": "Bearer secret"}
         for headers, status in (
@@ -238,14 +238,14 @@ async def test_two_hundred_chats_at_once() -> None:
             expected, previous = "", None
             async with served.client.ws_connect(PATH) as socket:
                 for turn in range(2):
-                    said, count = f"{number}.{turn}", chance.randint(1, 13)
-                    await create(socket, input=said, max_output_tokens=count, previous_response_id=previous)
+                    question, count = f"{number}.{turn}", chance.randint(1, 13)
+                    await create(socket, input=question, max_output_tokens=count, previous_response_id=previous)
                     events = await until_end(socket)
                     response = events[-1]["response"]
                     text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
                     assert text == response["output"][0]["content"][0]["text"] == REPLY[: len(text)] != ""
                     assert [event["sequence_number"] for event in events] == list(range(len(events)))
-                    expected += f"user:{said}\nassistant:"
+                    expected += f"user:{question}\nassistant:"
                     assert response["usage"]["input_tokens"] == len(expected.encode())
                     expected += text + "\n"
                     previous = response["id"]

@@ -1,4 +1,4 @@
-"""A plain websocket client, of the library `websockets`: many chats at once on a real server, pings, a slow reader."""
+"""The client of the library `websockets`: many chats at once on a real server, pings, a slow reader."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from tests.api.server_process import SERVE, ServerProcess
 pytestmark = pytest.mark.anyio
 
 CHATS, TURNS = 200, 3
-LETTERS = [chr(code) for code in range(ord("!"), ord("~") + 1)]  # Their places are their tokens.
+LETTERS = [chr(code) for code in range(ord("!"), ord("~") + 1)]  # A letter's index is its token.
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}:{{ message.content }};{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -31,7 +31,7 @@ ENDS = ("error", "response.completed", "response.incomplete", "response.failed")
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A hash model whose every token is a visible letter."""
+    """Write a hash model whose tokens are visible letters."""
     folder = make_checkpoint(tmp_path_factory.mktemp("hash"), vocab_size=len(LETTERS))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
@@ -43,7 +43,7 @@ def expected_text(prompt: str, count: int) -> str:
 
 
 async def create(socket: ClientConnection, **body: Any) -> list[Any]:
-    """The events of one response, or one error."""
+    """Create a response; return its events, or one error."""
     await socket.send(json.dumps({"type": "response.create", "temperature": 0, **body}))
     events = []
     while True:
@@ -52,12 +52,12 @@ async def create(socket: ClientConnection, **body: Any) -> list[Any]:
             return events
 
 
-def said(events: list[Any]) -> list[str]:
+def deltas_of(events: list[Any]) -> list[str]:
     return [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
 
 
 async def chat(server: ServerProcess, number: int) -> int:
-    """Talk, and check every letter; how many tokens came out of the cache."""
+    """Talk, and check every letter; return how many tokens came from the cache."""
     chance, whole, cached = random.Random(number), "", 0
     _, session = await asyncio.to_thread(server.post, "/v1/sessions", {})
     async with connect(f"ws{server.url.removeprefix('http')}/v1/responses", open_timeout=60) as socket:
@@ -67,7 +67,7 @@ async def chat(server: ServerProcess, number: int) -> int:
             response = events[-1]["response"]
             whole += f"user:{text};assistant:"
             answer = expected_text(whole, count)
-            assert "".join(said(events)) == response["output"][0]["content"][0]["text"] == answer, (number, turn)
+            assert "".join(deltas_of(events)) == response["output"][0]["content"][0]["text"] == answer, (number, turn)
             assert (response["conversation"], response["turn"]) == ({"id": session["id"]}, turn)
             assert [event["sequence_number"] for event in events] == list(range(len(events)))
             assert response["usage"]["input_tokens"] == len(whole)
@@ -116,5 +116,5 @@ async def test_a_slow_reader_gets_longer_deltas() -> None:
             events = [json.loads(await socket.recv())]
             while events[-1]["type"] not in ENDS:
                 events.append(json.loads(await socket.recv()))
-    assert "".join(said(events)) == served.ring.reply
-    assert max(map(len, said(events))) > MERGE_ABOVE
+    assert "".join(deltas_of(events)) == served.ring.reply
+    assert max(map(len, deltas_of(events))) > MERGE_ABOVE

@@ -1,4 +1,4 @@
-"""/generate as SGLang's clients use it, and the endpoints beside it."""
+"""/generate as SGLang's clients use it, and SGLang's other endpoints."""
 
 import asyncio
 
@@ -145,7 +145,7 @@ async def test_tokens_and_back() -> None:
         assert back["text"] == "h"
 
 
-async def test_what_is_told_of_the_tokenizer() -> None:
+async def test_tokenizer_info() -> None:
     async with serving() as served, served.client.get("/tokenizer_info") as response:
         info = {"tokenizer_class": "Bytes", "chat_template": "{{ é }}", "model_max_length": int(1e30)}
         assert (response.status, await response.json()) == (200, info)

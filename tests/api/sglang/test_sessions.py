@@ -1,4 +1,4 @@
-"""SGLang's session calls, as its clients send them."""
+"""SGLang's sessions, as its clients use them."""
 
 import asyncio
 from typing import Any
@@ -27,7 +27,7 @@ def body_of(session: str, ids: list[int], count: int, rid: str | None = None, **
 
 
 async def turn(served: Served, *args: Any, **params: Any) -> tuple[list[int], str]:
-    """What was sent into the ring, and the request's id."""
+    """Run a turn; return the prompt that the ring got, and the request's id."""
     status, answer = await served.post("/generate", body_of(*args, **params))
     assert status == 200, answer
     return tokens.unpack(served.ring.submitted()[-1].tokens), answer["meta_info"]["id"]
@@ -65,7 +65,7 @@ async def test_a_streaming_session_is_append_only() -> None:
         for params in ({"replace": True}, {"drop_previous_output": True}, {"offset": 2}):
             assert "streaming sessions do not support" in await refusal(served, id, [5], 1, **params)
         assert "last request" in await refusal(served, id, [5], 1, first)
-        assert "nothing to feed" in await refusal(served, id, [], 1)
+        assert "the turn is empty" in await refusal(served, id, [], 1)
         assert "one prompt" in await refusal(served, id, [[1], [2]], 1)
         sent, _ = await turn(served, id, [5], 0)
         assert sent[-3:] == [4, REPLY_IDS[0], 5]
@@ -78,7 +78,7 @@ async def test_one_turn_at_a_time() -> None:
         served.ring.held = True
         first = asyncio.ensure_future(turn(served, id, [1], 1))
         await served.ring.until(lambda: served.ring.open)
-        assert "one at a time" in await refusal(served, id, [2], 1)
+        assert "is busy with another turn" in await refusal(served, id, [2], 1)
         served.ring.release()
         await first
         assert (await turn(served, id, [2], 1))[0] == [1, REPLY_IDS[0], 2]
