@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts.benchmarks import threads as thread_bench
+from scripts.benchmarks.parts import threads as thread_bench
 from tests.api.server_process import ServerProcess, is_option
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ import pytest
 
 from baton.models.text.grammars.compiling import Grammars
 from baton.models.text.grammars.writing import json_schema
-from scripts.benchmarks.grammars import TEXTS, Figures, compile_time, schema_of, show, with_bytes
+from scripts.benchmarks.requests.grammars import TEXTS, Figures, compile_time, schema_of, show, with_bytes
 
 
 def test_a_folder_beside_has_the_same_model_and_tokens_of_bytes(tmp_path: Path) -> None:

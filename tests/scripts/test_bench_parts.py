@@ -14,19 +14,28 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from scripts.benchmarks import engine, families, relay
-from scripts.benchmarks.configs import GRANITE, KIMI_LINEAR, MAMBA2, NEMOTRON_H, QWEN3_NEXT
-from scripts.benchmarks.contenders import Entry, Workbench
-from scripts.benchmarks.figures import NeverAtOnceError, Spread, decode_rate, quantile, ratios, steady_rate, table
-from scripts.benchmarks.floors import Mixture, floor_of
-from scripts.benchmarks.machine import Probe, all_busy, own_busy, ticks_a_second
+from scripts.benchmarks.common.configs import GRANITE, KIMI_LINEAR, MAMBA2, NEMOTRON_H, QWEN3_NEXT
+from scripts.benchmarks.common.contenders import Entry, Workbench
+from scripts.benchmarks.common.figures import (
+    NeverAtOnceError,
+    Spread,
+    decode_rate,
+    quantile,
+    ratios,
+    steady_rate,
+    table,
+)
+from scripts.benchmarks.common.floors import Mixture, floor_of
+from scripts.benchmarks.common.machine import Probe, all_busy, own_busy, ticks_a_second
+from scripts.benchmarks.common.shapes import config_of
+from scripts.benchmarks.compare import engine, families
+from scripts.benchmarks.compare.peers import agreed
+from scripts.benchmarks.compare.serving import summarise
+from scripts.benchmarks.compare.serving.client import Answer, read_event
+from scripts.benchmarks.compare.serving.schedule import Load, draw
+from scripts.benchmarks.parts import relay
 from scripts.benchmarks.peers import environments
-from scripts.benchmarks.peers.agreement import agreed
 from scripts.benchmarks.peers.serve_lines import Answer as Served
-from scripts.benchmarks.serving import summarise
-from scripts.benchmarks.serving.client import Answer, read_event
-from scripts.benchmarks.serving.schedule import Load, draw
-from scripts.benchmarks.shapes import config_of
 
 PROBE = Probe(1e9, 1e9, 1e12)
 LOAD = Load("unique", requests=200, streams=4, rate=None, prompt=8, answer=4, shared=16, prefixes=3, turns=3)

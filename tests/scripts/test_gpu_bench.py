@@ -13,7 +13,7 @@ import torch
 
 from baton.models.config import ModelConfig
 from baton.models.loading.checkpoint import find_family
-from scripts.benchmarks.floors import floor_of
+from scripts.benchmarks.common.floors import floor_of
 from scripts.benchmarks.gpu.models import MODELS, idle_share
 from scripts.benchmarks.gpu.operations.listed import TOYS
 from scripts.benchmarks.gpu.records import Records

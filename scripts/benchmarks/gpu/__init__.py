@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 
-from scripts.benchmarks.figures import ROOT, revision
+from scripts.benchmarks.common.figures import revision
 from scripts.benchmarks.gpu.bench import Bench
 from scripts.benchmarks.gpu.records import Records
+from scripts.launch import ROOT
 
 OUT = ROOT / "build" / "gpu" / "records.jsonl"
 
@@ -44,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--toy", action="store_true", help="at sizes that show that it runs, on a CPU too")
 
 
-def run(options: argparse.Namespace, _: object = None) -> int:
+def run(options: argparse.Namespace, workbench: object) -> int:
     """2 if it cannot be done here, 1 if something was found wrong."""
     unknown = set(options.parts) - set(NAMES)
     if unknown:

@@ -14,12 +14,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from baton.models.batch import Model
 from baton.models.loading.checkpoint import random_model
-from scripts.benchmarks.floors import floor_of
+from scripts.benchmarks.common.floors import floor_of
+from scripts.benchmarks.common.machine import Probe
+from scripts.benchmarks.common.shapes import GRANITE, MAMBA2, TINY
 from scripts.benchmarks.gpu.bench import Bench
 from scripts.benchmarks.gpu.stepping import Stepping
 from scripts.benchmarks.gpu.timing import Ceilings, Run
-from scripts.benchmarks.machine import Probe
-from scripts.benchmarks.shapes import GRANITE, MAMBA2, TINY
 
 # Of about a billion, and of Nemotron Nano 9B v2's sizes.
 HYBRID_1B: dict[str, Any] = GRANITE | {

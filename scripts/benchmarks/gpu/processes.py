@@ -6,8 +6,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from scripts.benchmarks.figures import ROOT
 from scripts.benchmarks.gpu.bench import Bench
+from scripts.launch import ROOT
 
 SUITE = ("tests/cuda", "tests/actors/forward/test_streams.py")
 LIMIT_S = 570

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from scripts.launch import ROOT
+
 FOLDER = ROOT / ".venv-peers"
 TORCH = "torch==2.13.0"
 

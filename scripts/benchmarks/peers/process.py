@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from scripts.benchmarks.figures import steady_rate
+from scripts.benchmarks.common.figures import steady_rate
 
 HERE = Path(__file__).parent
 

@@ -1,5 +1,6 @@
 """What outputs that follow a grammar cost: themselves, and the others of their batch; and what compiling one takes."""
 
+import argparse
 import asyncio
 import json
 import random
@@ -16,11 +17,30 @@ from tokenizers.models import BPE
 
 from baton.models.text.grammars.compiling import Grammars
 from baton.models.text.grammars.writing import json_schema
-from scripts.benchmarks.server import Served, completion_tokens
+from scripts.benchmarks.common.contenders import Workbench
+from scripts.benchmarks.common.server import Served, completion_tokens
 
 PROMPT, WARM_UP = 16, 8
 TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 100_000}
 SCHEMA_CHARACTERS = 10_000
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, default=16, help="streams that decode together")
+    parser.add_argument("--constrained", type=int, default=4, help="how many of them follow a grammar")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of each measurement")
+
+
+def run(options: argparse.Namespace, workbench: Workbench) -> None:
+    vocabulary, rounds = workbench.config["vocab_size"], options.rounds or 5
+    folder = with_bytes(workbench.checkpoint, vocabulary) if options.model != "bundled" else workbench.checkpoint
+    seconds = compile_time(folder, vocabulary, rounds)
+    print(f"a schema of {SCHEMA_CHARACTERS:,} characters compiles in {1000 * seconds:.0f} ms")
+    for name, flags in {"two steps in flight": [], "one step in flight": ["--no-overlap"]}.items():
+        flags = ["--max-running", str(options.rows), "--log-format", "json", *flags]
+        with Served(folder, options.threads, flags, workbench.log("grammars")) as served:
+            sizes = options.rows, options.constrained
+            show(name, asyncio.run(measure(served, vocabulary, *sizes, options.seconds, rounds)))
 
 
 def with_bytes(folder: Path, vocab_size: int, name: str = "bytes") -> Path:

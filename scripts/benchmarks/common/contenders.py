@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from scripts.benchmarks.common.server import Served
+from scripts.benchmarks.common.shapes import checkpoint_of
 from scripts.benchmarks.peers.environments import how_to_install, python_of
 from scripts.benchmarks.peers.process import HERE, Peer
-from scripts.benchmarks.server import Served
-from scripts.benchmarks.shapes import checkpoint_of
 
 # By kind, the variants: of weights, or of what OpenVINO computes with (int8 weights go with float32).
 VARIANTS = {

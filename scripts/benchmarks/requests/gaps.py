@@ -1,5 +1,7 @@
 """What streams wait for between their tokens while a long prompt is read beside them, and what the prompt waits."""
 
+import argparse
+import asyncio
 import random
 import statistics
 import time
@@ -11,10 +13,27 @@ from itertools import pairwise
 import aiohttp
 import anyio
 
-from scripts.benchmarks.server import Served
+from scripts.benchmarks.common.contenders import Entry, Workbench
+from scripts.benchmarks.common.server import Served
 
 SHORT, MANY = 16, 4096
 WARM_UP, CALM_TOKENS = 4, 40
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--streams", type=int, default=4, help="streams that decode")
+    parser.add_argument("--prompt", type=int, default=4000, help="tokens of the long prompt")
+    parser.add_argument(
+        "--step-time", type=float, nargs="+", default=[0.0], help="seconds, for one server each; 0: the server's choice"
+    )
+
+
+def run(options: argparse.Namespace, workbench: Workbench) -> None:
+    for seconds in options.step_time:
+        with workbench.serve(Entry.parse("baton"), "--step-time", str(seconds)) as served:
+            vocabulary, rounds = workbench.config["vocab_size"], options.rounds or 5
+            figures = asyncio.run(measure(served, vocabulary, options.streams, options.prompt, rounds))
+            show(f"--step-time {seconds:g}", figures)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """From which size of model on more threads pay: tokens a second of one row, by size and by number of threads."""
 
+import argparse
 import statistics
 from typing import Any
 
@@ -7,12 +8,24 @@ import torch
 from torch import nn
 
 from baton.kernels import native
+from baton.kernels.native.prepare import prepare
 from baton.models.loading.checkpoint import random_model
-from scripts.benchmarks.bare import Bare
+from scripts.benchmarks.common.bare import Bare
+from scripts.benchmarks.common.configs import MAMBA2
+from scripts.benchmarks.common.contenders import Workbench
 
 # hidden size, layers, vocabulary
 SHAPES = ((192, 5, 256), (256, 10, 4096), (384, 16, 8192), (512, 20, 32_000), (768, 24, 50_288))
 STEPS = 16
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: this command has only the common options."""
+
+
+def run(options: argparse.Namespace, workbench: Workbench) -> None:
+    prepare().install(options.threads)
+    measure(MAMBA2, options.threads, options.rounds or 11)
 
 
 def measure(config: dict[str, Any], threads: int, rounds: int) -> None:

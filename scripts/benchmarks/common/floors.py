@@ -17,7 +17,7 @@ from baton.models.layers.attention import Attention
 from baton.models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
 from baton.models.layers.mla import LatentAttention
 from baton.models.loading.checkpoint import find_family
-from scripts.benchmarks.machine import Probe
+from scripts.benchmarks.common.machine import Probe
 
 HEAD = "lm_head.weight"
 # Bits a weight of a matrix takes, with its part of the scales of a group of 32.

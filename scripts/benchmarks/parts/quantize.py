@@ -1,11 +1,11 @@
 """What weights as integers cost in what a model says, and what they give in speed."""
 
+import argparse
 import itertools
 import random
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,22 +14,34 @@ from torch import Tensor
 from baton.actors.runtime.sizing import weight_bytes
 from baton.kernels import native
 from baton.kernels.native.bandwidth import read_bandwidth
+from baton.kernels.native.prepare import prepare
 from baton.models.batch import Batch, Model, Prefill, allocate
 from baton.models.layers.linear import pack, project
 from baton.models.loading.checkpoint import load_model, random_model
 from baton.models.text.tokenizer import load_text
-from scripts.benchmarks.bare import Bare
+from scripts.benchmarks.common.bare import Bare
+from scripts.benchmarks.common.contenders import Workbench
+from scripts.benchmarks.common.shapes import BUNDLED
 from scripts.demo.lessons import LESSONS, make_chat
 from scripts.demo.text import plain
 
 CPU = torch.device("cpu")
-BUNDLED = Path(__file__).parents[2] / "models" / "bundled"
 BITS = {"bfloat16": None, "int8": 8, "int4": 4}
 PAGE_SIZE, CHUNK = 16, 256
 BATCHES = (1, 4, 16)
 PROMPT_TOKENS, SHORT_PROMPT_TOKENS, STEP_TOKENS = 2048, 16, 512
 PROJECTION, COPIES = (3352, 768), 24
 Load = Callable[[torch.dtype, int | None], Model]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tokens", type=int, default=2048, help="length of the texts on which errors are measured")
+    parser.add_argument("--steps", type=int, default=32, help="tokens decoded in each measurement")
+
+
+def run(options: argparse.Namespace, workbench: Workbench) -> None:
+    prepare().install(options.threads)
+    measure(workbench.config, options.threads, options.rounds or 5, options.steps, options.tokens)
 
 
 def measure(config: dict[str, Any], threads: int, rounds: int, steps: int, tokens: int) -> None:

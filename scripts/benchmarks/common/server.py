@@ -14,9 +14,9 @@ from typing import Self
 
 import aiohttp
 
-from scripts.benchmarks.figures import steady_rate
+from scripts.benchmarks.common.figures import steady_rate
+from scripts.launch import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 300.0
 
 
@@ -99,7 +99,7 @@ def free_port() -> int:
 
 
 class Served(ServerProcess):
-    """Baton's server; the same measurements as benchmarks.bare.Bare, over HTTP."""
+    """Baton's server; the same measurements as benchmarks.common.bare.Bare, over HTTP."""
 
     def __init__(self, folder: Path, threads: int, options: Sequence[str], log: Path) -> None:
         command = [sys.executable, "-m", "baton.api.cli", "serve", str(folder), "--threads", str(threads)]

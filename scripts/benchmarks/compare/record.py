@@ -6,9 +6,10 @@ import sys
 import time
 from pathlib import Path
 
-from scripts.benchmarks.contenders import Workbench
+from scripts.benchmarks.common.contenders import Workbench
+from scripts.launch import ROOT
 
-BENCH = Path(__file__).resolve().parents[1] / "bench"
+BENCH = ROOT / "scripts" / "bench"
 # By the name of its files; a round of the engine takes about two minutes, of serving three.
 COMMANDS = {
     "engine-mamba2": ("engine", "--rounds", "5"),

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scripts.benchmarks.contenders import Contender, Entry, Workbench, read_entry
-from scripts.benchmarks.figures import Spread, describe_machine, ratios, table, write_json
-from scripts.benchmarks.floors import Floor, floor_of
-from scripts.benchmarks.machine import QUIET, Probe, Watch, probe
+from scripts.benchmarks.common.contenders import Contender, Entry, Workbench, read_entry
+from scripts.benchmarks.common.figures import Spread, describe_machine, ratios, table, write_json
+from scripts.benchmarks.common.floors import Floor, floor_of
+from scripts.benchmarks.common.machine import QUIET, Probe, Watch, probe
 
 DEFAULT = ("baton", "bare", "transformers", "llama.cpp:bf16", "llama.cpp:q8_0", "llama.cpp:q4_0")
 OF_HYBRIDS = ("openvino:int8", "openvino:bf16")

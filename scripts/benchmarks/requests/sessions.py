@@ -1,5 +1,6 @@
 """Time to the first token of a late turn of a long session: against an early turn, and against reading all of it."""
 
+import argparse
 import asyncio
 import json
 import random
@@ -11,8 +12,8 @@ from typing import Any
 
 import aiohttp
 
-from scripts.benchmarks.contenders import Entry, Workbench
-from scripts.benchmarks.server import Served
+from scripts.benchmarks.common.contenders import Entry, Workbench
+from scripts.benchmarks.common.server import Served
 
 ANSWER_TOKENS = 8
 MAX_WHOLE_ROUNDS = 3
@@ -93,6 +94,18 @@ class Client:
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         async with self._http.post(path, json=body, raise_for_status=True) as answer:
             return await answer.json()
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--turns", type=int, default=30, help="number of the late turn")
+    parser.add_argument("--history", type=int, default=10_000, help="tokens before the late turn")
+    parser.add_argument("--new", type=int, default=32, help="new tokens of each measured turn")
+
+
+def run(options: argparse.Namespace, workbench: Workbench) -> None:
+    shape = Shape(workbench.config["vocab_size"], options.turns, options.history, options.new)
+    with workbench.serve(Entry.parse("baton")) as served:
+        asyncio.run(measure(served, workbench, shape, options.rounds or 15))
 
 
 def turn_body(new: list[int]) -> dict[str, Any]:

@@ -7,12 +7,12 @@ import sys
 from dataclasses import asdict, replace
 from typing import Any
 
-from scripts.benchmarks.contenders import Entry, Workbench
-from scripts.benchmarks.engine import Plan, Rounds, Turn, shares_of_floor
-from scripts.benchmarks.figures import Spread, describe_machine, table, write_json
-from scripts.benchmarks.floors import Floor, floor_of
-from scripts.benchmarks.machine import QUIET
-from scripts.benchmarks.shapes import SHAPES, config_of
+from scripts.benchmarks.common.contenders import Entry, Workbench
+from scripts.benchmarks.common.figures import Spread, describe_machine, table, write_json
+from scripts.benchmarks.common.floors import Floor, floor_of
+from scripts.benchmarks.common.machine import QUIET
+from scripts.benchmarks.common.shapes import SHAPES, config_of
+from scripts.benchmarks.compare.engine import Plan, Rounds, Turn, shares_of_floor
 
 FIRST = "mamba2-129m"
 # By kind of contender: its variant, and what it shows. All servers run at once.

@@ -16,7 +16,7 @@ from baton.models.config import ModelConfig
 from baton.models.family import Piece
 from baton.models.layers.linear import Embedding, Linear
 from baton.models.loading.checkpoint import find_family, random_model
-from scripts.benchmarks.configs import (
+from scripts.benchmarks.common.configs import (
     BAMBA,
     FALCON_H1,
     GRANITE,
@@ -29,6 +29,8 @@ from scripts.benchmarks.configs import (
     QWEN3_NEXT,
 )
 from scripts.benchmarks.peers.environments import how_to_install, python_of
+from scripts.benchmarks.peers.process import HERE
+from scripts.launch import ROOT
 
 SEED = 0
 # Families whose parameters may be named as in their files.
@@ -43,7 +45,7 @@ NULL: dict[str, Any] = {
     "max_position_embeddings": 1 << 20,
     "page_fold": False,
 }
-BUNDLED = Path(__file__).resolve().parents[2] / "models" / "bundled"
+BUNDLED = ROOT / "models" / "bundled"
 SHAPES = {
     "mamba2-129m": MAMBA2,
     "granite-151m": GRANITE,
@@ -122,7 +124,7 @@ def write_by_transformers(folder: Path) -> None:
     python = python_of("transformers")
     if python is None:
         raise RuntimeError(how_to_install("transformers"))
-    script = Path(__file__).with_name("peers") / "write_checkpoint.py"
+    script = HERE / "write_checkpoint.py"
     done = subprocess.run([python, str(script), str(folder), str(SEED)], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{script.name} failed:\n{done.stderr[-2000:]}")

@@ -4,8 +4,8 @@ import asyncio
 import time
 from typing import Self
 
+from scripts.benchmarks.compare.serving.client import Answer
 from scripts.benchmarks.peers.process import Peer
-from scripts.benchmarks.serving.client import Answer
 
 # Who asks within so many seconds after the first is in its batch.
 GATHER_S = 0.02

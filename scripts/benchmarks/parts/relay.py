@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from scripts.benchmarks.contenders import Entry, Workbench
-from scripts.benchmarks.figures import Spread, describe_machine, table, write_json
-from scripts.benchmarks.gaps import Load
-from scripts.benchmarks.machine import QUIET, Watch, thread_busy
-from scripts.benchmarks.server import Served
+from scripts.benchmarks.common.contenders import Entry, Workbench
+from scripts.benchmarks.common.figures import Spread, describe_machine, table, write_json
+from scripts.benchmarks.common.machine import QUIET, Watch, thread_busy
+from scripts.benchmarks.common.server import Served
+from scripts.benchmarks.requests.gaps import Load
 
 
 @dataclass(frozen=True)

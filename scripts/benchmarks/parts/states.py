@@ -1,24 +1,36 @@
 """What states in bfloat16 cost in accuracy and give in speed, against states in float32."""
 
+import argparse
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from baton.kernels.native.prepare import prepare
 from baton.models.batch import Batch, Decode, Model, allocate
 from baton.models.loading.checkpoint import load_model, random_model
-from scripts.benchmarks.bare import Bare
+from scripts.benchmarks.common.bare import Bare
+from scripts.benchmarks.common.contenders import Workbench
+from scripts.benchmarks.common.shapes import BUNDLED
 
-BUNDLED = Path(__file__).resolve().parents[2] / "models" / "bundled"
 Load = Callable[[torch.dtype], Model]
 BATCHES = (1, 4, 16, 64)
 PROMPT_TOKENS, STEPS = 16, 16
 PAGE = 64
 WINDOW = 16  # Steps over which the divergence behind a mark is averaged.
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=10_000, help="tokens that each row decodes")
+
+
+def run(options: argparse.Namespace, workbench: Workbench) -> None:
+    prepare().install(options.threads)
+    measure(workbench.config, options.rows, options.tokens, options.rounds or 5)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from scripts.benchmarks.serving.schedule import Conversation, Load
+from scripts.benchmarks.compare.serving.schedule import Conversation, Load
 
 
 @dataclass

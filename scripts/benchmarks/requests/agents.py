@@ -1,5 +1,6 @@
 """An agent's steps: the first token of an early one, and of a late one that brings as much behind a long chat."""
 
+import argparse
 import asyncio
 import itertools
 import json
@@ -11,9 +12,10 @@ from typing import Any
 import aiohttp
 from tokenizers import AddedToken, Tokenizer
 
-from scripts.benchmarks.grammars import with_bytes
-from scripts.benchmarks.server import Served
-from scripts.benchmarks.sessions import compare, show
+from scripts.benchmarks.common.contenders import Workbench
+from scripts.benchmarks.common.server import Served
+from scripts.benchmarks.requests.grammars import with_bytes
+from scripts.benchmarks.requests.sessions import compare, show
 from scripts.demo.text import MARKS, SPECIALS, TEMPLATE
 
 WORDS = "The file has a function that reads lines, counts words and gives them back in order. "
@@ -22,6 +24,19 @@ TOOLS = [
     for index in range(10)
 ]
 EARLY = 2
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--turns", type=int, default=40, help="number of the late step")
+    parser.add_argument("--result", type=int, default=600, help="characters of a tool's result; each step has one")
+
+
+def run(options: argparse.Namespace, workbench: Workbench) -> None:
+    vocabulary = workbench.config["vocab_size"]
+    folder = with_chat(workbench.checkpoint, vocabulary) if options.model != "bundled" else workbench.checkpoint
+    shape = Shape(options.turns, options.result)
+    with Served(folder, options.threads, ["--log-format", "json"], workbench.log("agents")) as served:
+        report(shape, asyncio.run(measure(served, shape, options.rounds or 7)))
 
 
 @dataclass(frozen=True)
@@ -115,7 +130,3 @@ def report(shape: Shape, figures: Figures) -> None:
     print(f"of that prompt {100 * min(figures.cached) / figures.prompt:.1f} % came out of the cache")
     ratios = [late / early for early, late in zip(figures.early, figures.late, strict=True)]
     compare(f"step {shape.steps} / step {EARLY}", ratios)
-
-
-def run(served: Served, shape: Shape, rounds: int) -> None:
-    report(shape, asyncio.run(measure(served, shape, rounds)))

@@ -12,15 +12,15 @@ from typing import get_args
 
 import aiohttp
 
-from scripts.benchmarks.contenders import Entry, Workbench, read_entry
-from scripts.benchmarks.figures import describe_machine, quantile, table, write_json
-from scripts.benchmarks.machine import QUIET, Watch
+from scripts.benchmarks.common.contenders import Entry, Workbench, read_entry
+from scripts.benchmarks.common.figures import describe_machine, quantile, table, write_json
+from scripts.benchmarks.common.machine import QUIET, Watch
+from scripts.benchmarks.common.server import ServerProcess
+from scripts.benchmarks.compare.serving.batches import StaticBatches
+from scripts.benchmarks.compare.serving.client import Answer, OverHTTP, Target, drive
+from scripts.benchmarks.compare.serving.schedule import Load, Workload, draw
 from scripts.benchmarks.peers.environments import python_of
 from scripts.benchmarks.peers.process import Peer
-from scripts.benchmarks.server import ServerProcess
-from scripts.benchmarks.serving.batches import StaticBatches
-from scripts.benchmarks.serving.client import Answer, OverHTTP, Target, drive
-from scripts.benchmarks.serving.schedule import Load, Workload, draw
 
 DEFAULT = ("baton", "llama.cpp:bf16", "transformers")
 

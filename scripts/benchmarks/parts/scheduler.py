@@ -1,11 +1,12 @@
 """What a step costs the scheduler, in processor time: all that it receives and plans between two steps.
 
-    scripts/benchmarks/scheduler.py ROOT ROWS STEPS
+    scripts/benchmarks/parts/scheduler.py ROOT ROWS STEPS
 
 Reads a line for each round of STEPS steps, with ROWS decoding rows, and writes the milliseconds a step: `measure` is
 its client. ROOT: the checkout whose scheduler it is, so that two of them can be compared in turns.
 """
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT)]
 if __name__ == "__main__":
     from scripts.launch import link_package
@@ -43,6 +44,18 @@ from baton.actors.scheduler.plan import Limits  # noqa: E402
 from baton.actors.tokens import count, pack  # noqa: E402
 
 PAGE_SIZE, TRACK_INTERVAL, STEP_TOKENS, LONGEST = 16, 256, 2048, 1 << 20
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, default=256, help="decoding rows")
+    parser.add_argument("--steps", type=int, default=256, help="steps of a round")
+    parser.add_argument(
+        "--against", metavar="REVISION", help="also measure this git revision, in turns"
+    )
+
+
+def run(options: argparse.Namespace, workbench: object) -> None:
+    measure(options.rows, options.rounds or 15, options.steps, options.against)
 
 
 class Decoding:
