@@ -146,7 +146,7 @@ def test_sessions() -> None:
     lines = bench("--rounds", "2", "sessions", *sizes)
     rows = table(lines)
     early, late, cold, transformers = rows.values()
-    assert list(rows)[:2] == ["turn 2, behind 500 tokens", "turn 4, behind 1,500 tokens"]
+    assert list(rows)[:2] == ["turn 2, after 500 tokens", "turn 4, after 1,500 tokens"]
     assert all(0 < low <= median <= high for median, low, high in rows.values())
     # A turn of 8 tokens against one of 1,508: the fastest of each, so that a busy machine changes nothing.
     assert max(early[1], late[1]) < cold[1] and late[1] < transformers[1]

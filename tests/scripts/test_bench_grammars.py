@@ -28,7 +28,7 @@ def test_a_schema_is_as_long_as_it_says() -> None:
 
 
 def test_shares_are_of_each_round(capsys: pytest.CaptureFixture[str]) -> None:
-    show("one", Figures(free=[10.0, 20.0, 30.0], beside=[9.0, 19.0, 30.0], constrained=[5.0, 10.0, 15.0]))
+    show("one", Figures(free=[10.0, 20.0, 30.0], mixed=[9.0, 19.0, 30.0], constrained=[5.0, 10.0, 15.0]))
     first, others, constrained = capsys.readouterr().out.splitlines()
     assert first == "one: 20.0 tokens/s a stream without grammars"
     assert others.endswith("95.0 %") and constrained.endswith("50.0 %")

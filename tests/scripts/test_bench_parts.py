@@ -103,7 +103,7 @@ def test_the_floor_of_the_mamba2() -> None:
     assert weights == pytest.approx(257e6, rel=0.01)
     assert floor.state == 2 * 4 * 24 * (24 * 64 * 128 + 3 * (1536 + 256))
     assert floor.projections == 24 * 768 * (2 * 1536 + 256 + 24 + 1536)
-    assert floor.decode(16, Probe(38e9, 50e9, 1e15), behind=7) == pytest.approx(
+    assert floor.decode(16, Probe(38e9, 50e9, 1e15), history=7) == pytest.approx(
         16 / (weights / 38e9 + 16 * floor.state / 50e9)
     )
     assert floor.prefill(Probe(1.0, 1.0, 2e12), 100) == 1e12 / floor.projections
@@ -350,10 +350,10 @@ def test_shared_prefixes_and_turns() -> None:
 
 def test_figures_of_answers() -> None:
     good = [
-        Answer(asked=10.0, arrivals=[11.0, 11.1, 11.3], prompt_tokens=100, completion_tokens=3, cached_tokens=25),
-        Answer(asked=10.5, arrivals=[12.5, 12.6, 12.9], prompt_tokens=100, completion_tokens=3, cached_tokens=75),
+        Answer(begin=10.0, arrivals=[11.0, 11.1, 11.3], prompt_tokens=100, completion_tokens=3, cached_tokens=25),
+        Answer(begin=10.5, arrivals=[12.5, 12.6, 12.9], prompt_tokens=100, completion_tokens=3, cached_tokens=75),
     ]
-    figures = summarise([*good, Answer(asked=10.0, error="503")], others=0.5)
+    figures = summarise([*good, Answer(begin=10.0, error="503")], others=0.5)
     assert (figures.first_p50, figures.first_p99) == (1.0, 2.0)
     assert figures.gap_p50 == pytest.approx(0.1) and figures.gap_p99 == pytest.approx(0.3)
     assert figures.tokens == pytest.approx(6 / 2.9) and figures.requests == pytest.approx(2 / 2.9)
@@ -364,7 +364,7 @@ def test_figures_of_answers() -> None:
 
 
 def test_events_of_a_stream() -> None:
-    answer = Answer(asked=0.0)
+    answer = Answer(begin=0.0)
     usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
     texts = [{"choices": [{"text": text}]} for text in ("t1", " t2", "")]
     for at, event in enumerate([*texts, {"choices": [], "usage": usage}]):

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace, workbench: Workbench) -> int:
 
 
 def check(workbench: Workbench) -> int:
-    """Print how many tokens each peer has in common with Baton. Return 1 if a peer differs anywhere."""
+    """Print how many first tokens of each peer equal Baton's. Return 1 if a peer differs anywhere, else 0."""
     config = workbench.config | {"torch_dtype": "float32"}
     bench = Workbench(config, workbench.folder, workbench.threads, PROMPTS)
     rng = random.Random(1)
@@ -43,13 +43,13 @@ def check(workbench: Workbench) -> int:
         with bench.peer(entry) as peer:
             found = peer.generate(prompts, TOKENS).tokens
         same = [agreed(theirs, ours) for theirs, ours in zip(found, expected, strict=True)]
-        print(f"{entry.name:<24} the first {same} of {TOKENS} tokens as Baton's", flush=True)
+        print(f"{entry.name:<24} the first {same} of {TOKENS} tokens equal Baton's", flush=True)
         code = code or int(min(same) < TOKENS)
     return code
 
 
 def agreed(theirs: list[int], ours: list[int]) -> int:
-    """How many tokens from the first on are the same."""
+    """Return the length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=True)) if a != b), len(ours))
 
 

@@ -1,4 +1,4 @@
-"""From which size of model on more threads pay: tokens a second of one row, by size and by number of threads."""
+"""The model size from which several threads pay off: tokens per second of one row, by size and threads."""
 
 import argparse
 import statistics
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
 
 
 def measure(config: dict[str, Any], threads: int, rounds: int) -> None:
-    """One thread and `threads` in turns; the median of each, and of the rounds' ratios with its middle half."""
+    """Print the median speed with one thread and with `threads`, in turns, and their ratio with its middle half."""
     print(f"{'10^6 weights':<12}{'1 thread':>10}{f'{threads} threads':>12}{'ratio':>8}  middle half")
     for hidden, layers, vocabulary in SHAPES:
         shape = {

@@ -1,4 +1,4 @@
-"""Baton's own loop over one static batch, without a server.
+"""Run Baton's bare loop over one static batch, without a server.
 
 run_bare.py CHECKPOINT THREADS ROWS STEP_TOKENS
 """

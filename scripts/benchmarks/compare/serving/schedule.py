@@ -1,4 +1,4 @@
-"""What clients will ask, and when: drawn from a seed, the same for every contender."""
+"""The requests and their times, drawn from a seed and the same for every contender."""
 
 import random
 from dataclasses import dataclass
@@ -9,46 +9,43 @@ Workload = Literal["unique", "shared", "turns"]
 
 @dataclass(frozen=True)
 class Load:
-    """requests: conversations in all. rate: how many begin a second, else `streams` run at any time.
-
-    prompt: new tokens of each turn; shared: tokens that come before the first of them and are one of `prefixes`.
-    """
+    """The load of one round."""
 
     workload: Workload
-    requests: int
-    streams: int
-    rate: float | None
-    prompt: int
-    answer: int
-    shared: int
-    prefixes: int
-    turns: int
+    requests: int  # conversations in all
+    streams: int  # concurrent conversations, if there is no `rate`
+    rate: float | None  # conversations that begin per second
+    prompt: int  # new tokens of each turn
+    answer: int  # tokens of each answer
+    shared: int  # tokens of a shared prefix, which precedes the first prompt of a conversation
+    prefixes: int  # number of different shared prefixes
+    turns: int  # turns of a conversation
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """begins: seconds after the first; None: as soon as a stream is free. turns: what each adds to all before it."""
+    """The prompts of one conversation."""
 
-    begins: float | None
-    turns: tuple[str, ...]
+    begins: float | None  # seconds after the first conversation; None: as soon as a stream is free
+    turns: tuple[str, ...]  # what each turn appends to the conversation
 
 
 def draw(load: Load, vocabulary: int, seed: int) -> list[Conversation]:
-    """Arrivals at a rate are a Poisson process."""
+    """Draw the conversations of a round. With a rate, arrivals are a Poisson process."""
     rng = random.Random(seed)
 
     def words(count: int) -> str:
-        # The last token is no word of llama.cpp's vocabulary.
+        # The last token is not a word in llama.cpp's vocabulary (peers/write_gguf.py).
         return " ".join(f"t{rng.randrange(vocabulary - 1)}" for _ in range(count))
 
     prefixes = [words(load.shared) for _ in range(load.prefixes)] if load.workload == "shared" else []
     turns = load.turns if load.workload == "turns" else 1
     conversations, now = list[Conversation](), 0.0
     for _ in range(load.requests):
-        asked = [words(load.prompt) for _ in range(turns)]
+        prompts = [words(load.prompt) for _ in range(turns)]
         if prefixes:
-            asked[0] = f"{rng.choice(prefixes)} {asked[0]}"
-        conversations.append(Conversation(now if load.rate else None, tuple(asked)))
+            prompts[0] = f"{rng.choice(prefixes)} {prompts[0]}"
+        conversations.append(Conversation(now if load.rate else None, tuple(prompts)))
         if load.rate:
             now += rng.expovariate(load.rate)
     return conversations
