@@ -82,9 +82,9 @@ def test_a_turn_goes_on_from_the_answer_in_a_servers_trace(tmp_path: Path) -> No
     assert read_trace(path).missing == 3
     (at, first), (_, other), (last_at, last) = asks(path)
     assert (at, last_at) == (0.0, 2.0)
-    assert first.tokens + list(first.said) == list(range(1, 9)) == last.tokens[:8]
+    assert first.tokens + list(first.known_answer) == list(range(1, 9)) == last.tokens[:8]
     assert (len(first.tokens), first.answer, first.ends, first.salt) == (5, 3, (1, 5), "")
-    assert (len(last.tokens), last.answer, last.said, other.salt) == (10, 1, [52], "5")
+    assert (len(last.tokens), last.answer, last.known_answer, other.salt) == (10, 1, [52], "5")
     outcome = played(path)
     assert outcome.cached == 7, "the last unit that was answered was not consumed"
     assert (outcome.requests, outcome.prompt) == (3, 20)
@@ -94,7 +94,7 @@ def test_prompts_that_are_shorter_than_a_block_have_nothing_in_common(tmp_path: 
     path = served(tmp_path / "t", history(101.0, 3, 4, []), history(102.0, 3, 4, []), history(103.0, 3, 14, [9]))
     first, second, third = (ask for _, ask in asks(path))
     assert len(first.tokens) == len(second.tokens) == 1 and first.tokens != second.tokens
-    assert (third.tokens, third.said, third.answer) == ([9], [], 1)
+    assert (third.tokens, third.known_answer, third.answer) == ([9], [], 1)
     assert played(path).requests == 3
 
 
