@@ -133,7 +133,8 @@ class Tracer:
     """Notes the functions of a tree (except its tests) that are entered, on all threads started after `start`."""
 
     def __init__(self, tree: Path) -> None:
-        self._prefix = f"{tree}/"
+        # The package is imported through a link in the tree, everything else from the tree itself.
+        self._prefixes = (f"{link_package(tree)}/baton/", f"{tree}/")
         self._names: dict[CodeType, tuple[str, str] | None] = {}
         self.entered: set[tuple[str, str]] = set()
 
@@ -150,9 +151,10 @@ class Tracer:
             self.entered.add(name)
 
     def _name(self, code: CodeType) -> tuple[str, str] | None:
-        if not code.co_filename.startswith(self._prefix):
+        prefix = next((prefix for prefix in self._prefixes if code.co_filename.startswith(prefix)), None)
+        if prefix is None:
             return None
-        file = code.co_filename.removeprefix(self._prefix)
+        file = code.co_filename.removeprefix(prefix)
         return None if file.startswith("tests/") else (file, code.co_qualname.split(".<locals>")[0])
 
 
