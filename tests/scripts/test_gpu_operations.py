@@ -36,8 +36,8 @@ def test_checked_and_timed_operations_launch_all_kernels() -> None:
     assert launched(CHECKED.values()) == launched(CHECKED.values(), BF16) == of_toys
     # All kernels are timed but these two, which only occur as parts of other operations.
     assert of_toys - launched(TIMED.values(), BF16) == {
-        "kernels.attention.triton._write_pages",
-        "kernels.quantized_linear.triton._look_up",
+        "baton.kernels.attention.triton._write_pages",
+        "baton.kernels.quantized_linear.triton._look_up",
     }
 
 
