@@ -37,6 +37,8 @@ class Size:
 
 
 class RMSNorm(nn.Module):
+    """A norm by the root mean square, with a weight for each column."""
+
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))

@@ -22,6 +22,8 @@ from scripts.benchmarks.peers.serve_lines import Answer, serve  # noqa: E402
 
 
 class Loop:
+    """The bare loop as a peer."""
+
     def __init__(self, checkpoint: str, threads: int, rows: int, step_tokens: int) -> None:
         torch.set_num_threads(threads)
         prepare().install(threads)

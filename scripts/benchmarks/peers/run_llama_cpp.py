@@ -17,6 +17,8 @@ UBATCH, MOST_TOKENS = 512, 8192
 
 
 class Context:
+    """A llama.cpp context for up to `rows` sequences."""
+
     def __init__(self, file: str, threads: int, rows: int) -> None:
         llama_cpp.llama_backend_init()
         model_settings = llama_cpp.llama_model_default_params()

@@ -18,6 +18,8 @@ NO_TOKEN = 2**31 - 1
 
 
 class Pipeline:
+    """A pipeline of up to `rows` requests in one batch."""
+
     def __init__(self, folder: str, threads: int, rows: int, precision: str) -> None:
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.max_num_batched_tokens = STEP_TOKENS

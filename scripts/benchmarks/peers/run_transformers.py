@@ -32,6 +32,8 @@ class Stamps:
 
 
 class Loop:
+    """A model of transformers and its `generate`."""
+
     def __init__(self, checkpoint: str, threads: int, dtype: str) -> None:
         torch.set_num_threads(threads)
         transformers.logging.set_verbosity_error()
