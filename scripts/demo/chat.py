@@ -1,4 +1,4 @@
-"""A chat as it grows: what has been said, what the user has told, what the system prompt asks for, and the tools."""
+"""A chat under construction: its messages, known facts, the wishes of its system prompt, and its tools."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -13,22 +13,19 @@ ITSELF = "a small demonstration model of Baton"
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the chat's system part tells of; parameters: the JSON type of each.
+    """A tool that a chat offers."""
 
-    verb, thing: what its name is made of, and how a user asks for it.
-    """
-
-    verb: str
-    thing: str
+    verb: str  # first part of its name, and how a user asks for it
+    thing: str  # second part of its name, and how a user asks for it
     description: str
-    parameters: Mapping[str, str]
+    parameters: Mapping[str, str]  # name: JSON type
 
     @property
     def name(self) -> str:
         return f"{self.verb}_{self.thing}"
 
     def schema(self) -> dict[str, Any]:
-        """As OpenAI's API has it."""
+        """Return the tool as OpenAI's API describes it."""
         properties = {name: {"type": kind} for name, kind in self.parameters.items()}
         parameters = {"type": "object", "properties": properties, "required": list(properties)}
         described = {"name": self.name, "description": self.description, "parameters": parameters}
@@ -37,34 +34,27 @@ class Tool:
 
 @dataclass(frozen=True)
 class Turn:
-    """What the user says and what is to be answered: his message, then the assistant's, a tool's result between two.
+    """One turn: the user's message and the right answer. A tool call adds its result and a second answer."""
 
-    task: what it is an example of.
-    """
-
-    task: str
+    task: str  # that it is an example of
     messages: Sequence[Message]
 
 
 @dataclass
 class Chat:
-    """The state of a chat.
-
-    known: what the user has told, by the fact's name. What the system prompt has asked for: itself, what the assistant
-    is to say that it is; hello, bye, its greetings; capitals, whether its answers are in capital letters;
-    may_calculate; shown, turns that show it.
-    """
+    """The state of a chat."""
 
     world: World
-    known: dict[str, str] = field(default_factory=dict)
+    known: dict[str, str] = field(default_factory=dict)  # facts that the user has mentioned, by name
     tools: list[Tool] = field(default_factory=list)
-    system: str = ""
-    itself: str = ITSELF
+    system: str = ""  # the system prompt
+    # Wishes of the system prompt:
+    itself: str = ITSELF  # what the assistant says that it is
     hello: str = LISTS["languages"]["English"][0]
     bye: str = LISTS["languages"]["English"][1]
-    capitals: bool = False
+    capitals: bool = False  # answer in capital letters
     may_calculate: bool = True
-    shown: list[Callable[["Chat"], Turn]] = field(default_factory=list)
+    shown: list[Callable[["Chat"], Turn]] = field(default_factory=list)  # make turns that show whether it is obeyed
     turns: list[Turn] = field(default_factory=list)
 
     @property
@@ -72,17 +62,21 @@ class Chat:
         return self.world.rng
 
     def say(self, task: str, wording: str, values: Sequence[object], answer: str) -> Turn:
-        """A turn of one question and one answer. values: they fill the placeholders of the wording, made rough."""
-        said = rough(wording, self.rng)
+        """Return a turn of one question and one answer.
+
+        The wording is made rough (see world.rough), then `values` fill its placeholders.
+        """
+        question = rough(wording, self.rng)
         for value in values:
-            said = said.replace("{}", str(value), 1)
-        return Turn(task, [{"role": "user", "content": said}, self.answer(answer)])
+            question = question.replace("{}", str(value), 1)
+        return Turn(task, [{"role": "user", "content": question}, self.answer(answer)])
 
     def answer(self, text: str) -> Message:
+        """Return an answer of the assistant, in capital letters if the system prompt demands it."""
         return {"role": "assistant", "content": text.upper() if self.capitals else text}
 
     def messages(self) -> list[Message]:
-        """All of it, the system prompt first if there is one."""
+        """Return all messages, the system prompt first if there is one."""
         opening = [{"role": "system", "content": self.system}] if self.system else []
         return [*opening, *(message for turn in self.turns for message in turn.messages)]
 

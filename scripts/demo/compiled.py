@@ -1,4 +1,4 @@
-"""The model's forward pass, compiled a layer at a time where there is a compiler."""
+"""The model's forward pass, compiled layer by layer if there is a C++ compiler."""
 
 import shutil
 import threading
@@ -13,10 +13,10 @@ from scripts.demo.model import DemoModel
 
 
 def forward_of(model: DemoModel, compiled: bool) -> Callable[[Tensor], Tensor]:
-    """The model, whose layers are compiled at their first use for all lengths; as it is without a C++ compiler."""
+    """Return the forward pass. Layers are compiled on first use for all lengths, if there is a compiler."""
     if not compiled or not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
         return model
-    # Without a GPU torch says so to whoever compiles.
+    # torch warns on compilation if there is no GPU.
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     for layer in model.model.layers:
         layer.compile(dynamic=True)
@@ -32,9 +32,9 @@ def forward_of(model: DemoModel, compiled: bool) -> Callable[[Tensor], Tensor]:
 
 
 def configure() -> bool:
-    """Of the thread that compiles: each has settings of its own."""
-    # What cannot be compiled runs as it is.
+    """Set up torch.compile for the current thread, as its settings are per thread."""
+    # Code that cannot be compiled runs uncompiled.
     torch._dynamo.config.suppress_errors = True
-    # The layers share their code, and each has a few shapes of its own: one row, one chunk.
+    # All layers share one code object, and each needs a few versions: one row, one chunk, any size.
     torch._dynamo.config.recompile_limit = 128
     return True

@@ -1,4 +1,4 @@
-"""The examinations during training: greedy answers to the letter, by one pass over each chat."""
+"""Exams at the end of training: exact greedy answers, checked with one forward pass over each chat."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,35 +11,35 @@ from scripts.demo.lessons import PARTS, collate, weights_of
 from scripts.demo.model import DemoModel
 from scripts.demo.text import render
 
-FIRST, LATER = 1, 12
-AT_ONCE = 32
+FIRST, LATER = 1, 12  # turns of a chat
+AT_ONCE = 32  # chats of a batch
 WITH_A_GOAL = 3
 
 
 def examine(model: DemoModel, tokenizer: Tokenizer, count: int) -> list[tuple[str, int, int, int]]:
-    """(exam, turns, right, asked) for each exam, by itself and at the end of a chat of twelve turns.
+    """Return (exam, turns, right, total) for each exam, alone and at the end of a chat of twelve turns.
 
-    WITH_A_GOAL times `count` are asked where LEAST says what is to be reached: 400 answers say it to half a percent.
+    Exams with a goal in LEAST have WITH_A_GOAL times `count` questions, for a more precise result.
     """
     results = []
     for name in EXAMS:
-        asked = count * WITH_A_GOAL if name in LEAST else count
+        total = count * WITH_A_GOAL if name in LEAST else count
         for turns in (FIRST, LATER):
-            chats = [make_exam(name, number, turns) for number in range(asked)]
+            chats = [make_exam(name, number, turns) for number in range(total)]
             texts = [render(chat.messages(), chat.schemas()) for chat in chats]
-            parts = [texts[at : at + AT_ONCE] for at in range(0, asked, AT_ONCE)]
+            parts = [texts[at : at + AT_ONCE] for at in range(0, total, AT_ONCE)]
             with ThreadPoolExecutor(PARTS) as threads:
                 right = sum(threads.map(lambda part: right_of(model, tokenizer, part), parts))
-            results.append((name, len(chats[0].turns), right, asked))
+            results.append((name, len(chats[0].turns), right, total))
             print("{:<30} {:>3} turns: {} of {}".format(*results[-1]), flush=True)
     return results
 
 
 @torch.inference_mode()
 def right_of(model: DemoModel, tokenizer: Tokenizer, texts: list[str]) -> int:
-    """In how many of the chats the last answer is what the model gives.
+    """Return in how many chats the model gives the last answer.
 
-    Where every argmax is right under teacher forcing, it gives the same text without that.
+    If every argmax is right under teacher forcing, greedy decoding gives the same text.
     """
     assistant = tokenizer.token_to_id("assistant")
     encoded = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
@@ -49,7 +49,7 @@ def right_of(model: DemoModel, tokenizer: Tokenizer, texts: list[str]) -> int:
 
 
 def answered(ids: Tensor, guesses: Tensor, weights: list[float]) -> bool:
-    """Whether the tokens of the last answer are those guessed."""
+    """Return whether all tokens of the last answer were guessed right."""
     end = max(place for place, weight in enumerate(weights) if weight == 1)
     start = end
     while weights[start - 1] == 1:

@@ -1,4 +1,4 @@
-"""Examinations on words, numbers and seeds that training never shows: chats whose last turn is the question."""
+"""Exams on words, numbers and seeds that training never shows: chats whose last turn is the question."""
 
 import json
 import random
@@ -13,35 +13,35 @@ from scripts.demo.world import World
 CALL = "<tool_call>\n"
 CALL_END = "\n</tool_call>"
 Question = Callable[[Chat, int], None]
-"""Fills a chat of so many turns, of which the last is the question."""
+"""Fill a chat with this many turns, the last of which is the question."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """well_formed: None where there is no form but the answer's."""
+    """The score of one answer."""
 
     right: bool
-    well_formed: bool | None = None
+    well_formed: bool | None = None  # of a tool call; None for other answers
 
 
 def make_exam(name: str, number: int, turns: int, seed: int = 0) -> Chat:
-    """The chat `number` of an examination. It is the same for the same arguments."""
+    """Return chat `number` of an exam, always the same for the same arguments."""
     chat = Chat(World(random.Random(f"exam {name} {turns} {seed} {number}"), held_out=True))
     EXAMS[name](chat, turns)
     return chat
 
 
-def score(expected: Message, given: str) -> Score:
-    """By the letter; a call by what it says, however that is laid out."""
+def score(expected: Message, answer: str) -> Score:
+    """Score an answer: text must be equal; a tool call must have the same content in any layout."""
     if not expected.get("tool_calls"):
-        return Score(given == expected["content"])
+        return Score(answer == expected["content"])
     [call] = expected["tool_calls"]
-    found = read_call(given)
+    found = read_call(answer)
     return Score(found == call["function"], well_formed=found is not None)
 
 
 def read_call(text: str) -> dict[str, Any] | None:
-    """The name and the arguments of a message that is one call and nothing else; None if it is none."""
+    """Return name and arguments of a message that is exactly one tool call, or None."""
     if not (text.startswith(CALL) and text.endswith(CALL_END)):
         return None
     try:
@@ -53,36 +53,37 @@ def read_call(text: str) -> dict[str, Any] | None:
 
 
 def recall(count: int, among: tuple[str, ...] = tuple(facts.FACTS)) -> Question:
-    """Tell facts, speak of other things, ask for them."""
+    """Make an exam: the user mentions `count` facts, then come other turns, then the user asks for the facts."""
 
     def fill(chat: Chat, turns: int) -> None:
-        asked = chat.rng.sample(among, count)
-        chat.turns.append(facts.tell_of(chat, asked))
-        others(chat, turns - 2, kept=asked)
-        chat.turns.append(facts.ask_for(chat, asked))
+        keys = chat.rng.sample(among, count)
+        chat.turns.append(facts.tell_of(chat, keys))
+        others(chat, turns - 2, fixed=keys)
+        chat.turns.append(facts.ask_for(chat, keys))
 
     return fill
 
 
 def corrected(chat: Chat, turns: int) -> None:
-    """A fact is told, later told otherwise, and asked for at the end."""
+    """Mention a fact, later correct it, and ask for it at the end."""
     key = chat.rng.choice(list(facts.FACTS))
     between = max(0, turns - 3)
     chat.turns.append(facts.tell_of(chat, [key]))
-    others(chat, between // 2, kept=[key])
+    others(chat, between // 2, fixed=[key])
     chat.turns.append(facts.tell_of(chat, [key]))
-    others(chat, between - between // 2, kept=[key])
+    others(chat, between - between // 2, fixed=[key])
     chat.turns.append(facts.ask_for(chat, [key]))
 
 
 def never_told(chat: Chat, turns: int) -> None:
+    """Ask for a fact that the user has not mentioned."""
     key = chat.rng.choice(list(facts.FACTS))
-    others(chat, turns - 1, kept=[key])
+    others(chat, turns - 1, fixed=[key])
     chat.turns.append(facts.ask_for(chat, [key]))
 
 
 def of_task(make: Callable[[Chat], Turn]) -> Question:
-    """A question that stands for itself, behind other turns."""
+    """Make an exam: a self-contained question after other turns."""
 
     def fill(chat: Chat, turns: int) -> None:
         others(chat, turns - 1)
@@ -92,12 +93,15 @@ def of_task(make: Callable[[Chat], Turn]) -> Question:
 
 
 def system_prompts(chat: Chat, turns: int) -> None:
+    """Ask something that shows whether the system prompt is obeyed."""
     systems.prompt(chat, wishes=1.0)
-    others(chat, turns - 1, kept=["name"])
+    others(chat, turns - 1, fixed=["name"])
     chat.turns.append(systems.obey(chat))
 
 
 def with_tools(make: Callable[[Chat], Turn]) -> Question:
+    """Make an exam: a question in a chat with tools, after other turns."""
+
     def fill(chat: Chat, turns: int) -> None:
         tools.equip(chat)
         others(chat, turns - 1)
@@ -107,17 +111,17 @@ def with_tools(make: Callable[[Chat], Turn]) -> Question:
 
 
 def call(chat: Chat) -> Turn:
-    """The call alone."""
+    """Return the request and its tool call, without the result."""
     turn = tools.call(chat)
     return Turn(turn.task, turn.messages[:2])
 
 
-def others(chat: Chat, count: int, kept: list[str] | None = None) -> None:
-    """So many turns of any task, in which the facts `kept` are not told."""
+def others(chat: Chat, count: int, fixed: list[str] | None = None) -> None:
+    """Add `count` turns of any task that do not change the facts `fixed`."""
     known = dict(chat.known)
     while count > 0:
         turn = a_turn(chat)
-        if any(chat.known.get(key) != known.get(key) for key in kept or []):
+        if any(chat.known.get(key) != known.get(key) for key in fixed or []):
             chat.known = known
             continue
         known, count = dict(chat.known), count - 1
@@ -151,4 +155,4 @@ EXAMS: dict[str, Question] = {
 }
 LEAST = {"recall": 0.98, "recall of a name": 0.98, "sums": 0.98, "tool calls": 0.95}
 WELL_FORMED = 0.98
-"""What the bundled model has to reach: the part that is right, and of tool calls the part that is well formed."""
+"""The goals of the bundled model: LEAST, the share of right answers; WELL_FORMED, the share of well-formed calls."""

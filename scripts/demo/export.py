@@ -1,4 +1,4 @@
-"""The trained model as a Hugging Face checkpoint folder."""
+"""Export of the trained model as a Hugging Face checkpoint folder."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from scripts.demo.model import DemoModel, Size
 from scripts.demo.text import END_OF_TEXT, IM_END, TEMPLATE
 
-LONGEST = 8192
+LONGEST = 8192  # tokens of a chat
 
 
 def export(model: DemoModel, tokenizer: Tokenizer, folder: Path) -> None:
@@ -43,6 +43,7 @@ def export(model: DemoModel, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def config(size: Size) -> dict[str, object]:
+    """Return the config.json."""
     return {
         "architectures": ["GraniteMoeHybridForCausalLM"],
         "model_type": "granitemoehybrid",

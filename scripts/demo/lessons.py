@@ -1,4 +1,4 @@
-"""What training sees: chats by lesson, as batches of token ids and of weights, in parts for a thread each."""
+"""The training data: chats by lesson, as batches of token ids and weights, in one part per thread."""
 
 import random
 from collections.abc import Iterator
@@ -13,25 +13,22 @@ from scripts.demo.tasks import DRILLS, WITH_TOOLS, Task, a_turn, begin
 from scripts.demo.text import END_OF_TEXT, IM_END, IM_START, make_tokenizer, render
 from scripts.demo.world import World
 
-PARTS = 2
-PART_TOKENS = 2048
-POOL = 2048
-CHUNK = 64
-USER_WEIGHT = 0.05
+PARTS = 2  # of a batch; each has its own thread
+PART_TOKENS = 2048  # at most, padding included
+POOL = 2048  # chats that are drawn at once and sorted by length
+CHUNK = 64  # lengths are padded to multiples
+USER_WEIGHT = 0.05  # of tokens outside of answers
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """Chats of so many turns and at most `longest` tokens.
+    """The kind of chats in one section of the training."""
 
-    system, tools: how often a chat has a system prompt, or tools. only: the tasks, if not all.
-    """
-
-    turns: tuple[int, ...]
-    longest: int
-    system: float = 0.35
-    tools: float = 0.35
-    only: dict[str, Task] | None = None
+    turns: tuple[int, ...]  # one is drawn
+    longest: int  # tokens; longer chats are dropped
+    system: float = 0.35  # probability of a system prompt
+    tools: float = 0.35  # probability of tools
+    only: dict[str, Task] | None = None  # the tasks; None: all
 
 
 LESSONS = [
@@ -41,10 +38,11 @@ LESSONS = [
     (0.26, Lesson((2, 4, 5, 6), 384, tools=0.45)),
     (0.41, Lesson((2, 4, 6, 8, 10, 12, 14, 14), 1088, tools=0.45)),
 ]
-"""Each with its share of all tokens, in this order."""
+"""(share of all tokens, lesson), in order."""
 
 
 def make_chat(rng: random.Random, lesson: Lesson) -> Chat:
+    """Draw a chat."""
     chat = Chat(World(rng))
     begin(chat, lesson.system, lesson.tools)
     for _ in range(rng.choice(lesson.turns)):
@@ -53,7 +51,7 @@ def make_chat(rng: random.Random, lesson: Lesson) -> Chat:
 
 
 def tokenizer_of_the_world() -> Tokenizer:
-    """Its words are those of chats of held-out values: always the same."""
+    """Return the tokenizer. Its words come from chats with held-out values, so they are always the same."""
     texts = []
     for number in range(4000):
         chat = Chat(World(random.Random(f"words {number}"), held_out=True))
@@ -65,7 +63,10 @@ def tokenizer_of_the_world() -> Tokenizer:
 
 
 def weights_of(ids: list[int], assistant: int) -> list[float]:
-    """Of each token as a prediction: 1 in an answer and its end, else USER_WEIGHT. assistant: the role's token."""
+    """Return the weight of predicting each token: 1 in an answer and at its end, else USER_WEIGHT.
+
+    assistant: token of that role's name.
+    """
     weights, inside = list[float](), False
     for place, token in enumerate(ids):
         weights.append(1.0 if inside else USER_WEIGHT)
@@ -77,47 +78,49 @@ def weights_of(ids: list[int], assistant: int) -> list[float]:
 
 
 Part = list[tuple[list[int], list[float]]]
-"""Of each chat its token ids and their weights."""
+"""(token ids, weights) of each chat."""
 
 
 @dataclass
 class Batches:
-    """Endless batches of PARTS parts of at most PART_TOKENS tokens each, chats of like length together.
+    """Endless batches of PARTS parts, with chats of similar length together.
 
-    The batches of a pool of chats depend on the seed and the pool's number alone. pool, batch: which comes next.
+    The batches of a pool of chats depend only on the seed and the pool's number, so a training can be resumed.
     """
 
     tokenizer: Tokenizer
     seed: int
-    pool: int = 0
-    batch: int = 0
+    pool: int = 0  # number of the current pool
+    batch: int = 0  # number of the next batch in it
 
     def of(self, lesson: Lesson) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Of each part ids int64 [B, T] and weights float32 [B, T], T a multiple of CHUNK, and one more."""
+        """Yield batches. Each part is (ids int64 [B, T], weights float32 [B, T]); T is a multiple of CHUNK, plus 1."""
         while True:
-            found = self._pool(lesson)
-            while self.batch < len(found):
+            batches = self._pool(lesson)
+            while self.batch < len(batches):
                 self.batch += 1
-                yield [collate(part) for part in found[self.batch - 1]]
+                yield [collate(part) for part in batches[self.batch - 1]]
             self.pool, self.batch = self.pool + 1, 0
 
     def _pool(self, lesson: Lesson) -> list[list[Part]]:
+        """Draw the current pool, and return its batches in random order."""
         rng = random.Random(f"{self.seed} {self.pool}")
         assistant = self.tokenizer.token_to_id("assistant")
         chats = (make_chat(rng, lesson) for _ in range(POOL))
         encoded = self.tokenizer.encode_batch([render(chat.messages(), chat.schemas()) for chat in chats])
-        kept = sorted((each.ids for each in encoded if len(each.ids) <= lesson.longest), key=len)
+        fitting = sorted((each.ids for each in encoded if len(each.ids) <= lesson.longest), key=len)
         parts: list[Part] = [[]]
-        for ids in kept:
+        for ids in fitting:
             if parts[-1] and (len(parts[-1]) + 1) * padded(len(ids)) > PART_TOKENS:
                 parts.append([])
             parts[-1].append((ids, weights_of(ids, assistant)))
-        found = [parts[at : at + PARTS] for at in range(0, len(parts), PARTS)]
-        rng.shuffle(found)
-        return found
+        batches = [parts[at : at + PARTS] for at in range(0, len(parts), PARTS)]
+        rng.shuffle(batches)
+        return batches
 
 
 def padded(length: int) -> int:
+    """Return the padded number of predictions in a chat of `length` tokens."""
     return -(-(length - 1) // CHUNK) * CHUNK
 
 

@@ -1,4 +1,4 @@
-"""A differentiable dense granitemoehybrid in plain torch under the hub's parameter names: what `train_demo` trains."""
+"""The trained model: a dense granitemoehybrid in plain differentiable torch, with the parameter names of the hub."""
 
 import math
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Size:
-    """Mamba-2 heads are `mamba_head` wide and share one group of B and C; attention has no positional encoding."""
+    """The sizes of the model. All Mamba-2 heads share one group of B and C; attention has no positional encoding."""
 
     vocab: int = 768
     hidden: int = 192
     layers: tuple[str, ...] = ("mamba", "mamba", "attention", "mamba", "attention", "mamba", "attention", "mamba")
     mamba_heads: int = 6
-    mamba_head: int = 64
+    mamba_head: int = 64  # width of a head
     mamba_state: int = 64
-    conv: int = 4
-    chunk: int = 64
+    conv: int = 4  # kernel of the convolution
+    chunk: int = 64  # tokens of a chunk of the scan
     heads: int = 6
     kv_heads: int = 6
     intermediate: int = 192
@@ -37,6 +37,8 @@ class Size:
 
 
 class RMSNorm(nn.Module):
+    """A norm by the root mean square, with a weight for each column."""
+
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
@@ -47,7 +49,7 @@ class RMSNorm(nn.Module):
 
 
 def scan(x: Tensor, dt: Tensor, rate: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
-    """The Mamba-2 recurrence h_t = exp(dt·rate)·h_{t-1} + dt·x⊗b, y_t = h_t·c, from h = 0 and in chunks.
+    """Compute the Mamba-2 recurrence h_t = exp(dt·rate)·h_{t-1} + dt·x⊗b, y_t = h_t·c, in chunks and from h = 0.
 
     The algorithm is SSD, arXiv 2405.21060.
 
@@ -69,12 +71,14 @@ def scan(x: Tensor, dt: Tensor, rate: Tensor, b: Tensor, c: Tensor, chunk: int) 
 
 
 def between(to: Tensor, since: Tensor, diagonal: int) -> Tensor:
-    """exp(to_i − since_j) for j < i + diagonal, else 0: [..., T, T] of [..., T]."""
+    """Return exp(to_i − since_j) for j < i + diagonal, else 0: [..., T, T] from [..., T]."""
     hidden = torch.ones(to.shape[-1], to.shape[-1], dtype=torch.bool, device=to.device).triu(diagonal)
     return (to[..., :, None] - since[..., None, :]).masked_fill(hidden, -math.inf).exp()
 
 
 class Mamba2(nn.Module):
+    """A Mamba-2 mixer."""
+
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.size = size
@@ -104,6 +108,8 @@ class Mamba2(nn.Module):
 
 
 class Attention(nn.Module):
+    """Causal attention without positions."""
+
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.size = size
@@ -123,6 +129,8 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """A gated MLP with SiLU."""
+
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.input_linear = nn.Linear(size.hidden, 2 * size.intermediate, bias=False)
@@ -134,6 +142,8 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
+    """A mixer or attention, then an MLP, both with a scaled residual."""
+
     def __init__(self, size: Size, kind: str) -> None:
         super().__init__()
         self.kind, self.scale = kind, size.residual_multiplier
@@ -152,6 +162,8 @@ class Layer(nn.Module):
 
 
 class Body(nn.Module):
+    """The parameters below `model.`, as the hub names them."""
+
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(size.vocab, size.hidden)
@@ -160,7 +172,7 @@ class Body(nn.Module):
 
 
 class DemoModel(nn.Module):
-    """Logits [B, T, vocab] of token ids int64 [B, T], any T; the input embedding is also the output."""
+    """The whole model: token ids int64 [B, T], any T, to logits [B, T, vocab]. The embedding is also the head."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()

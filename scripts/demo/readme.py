@@ -1,4 +1,4 @@
-"""README.md of the folder with the trained model."""
+"""The README.md of the folder with the trained model."""
 
 import platform
 
@@ -13,8 +13,8 @@ Result = tuple[str, int, int, int]
 
 
 def readme(model: DemoModel, training: Training, results: list[Result]) -> str:
-    """results: exam, turns, right, asked."""
-    rows = "\n".join(f"| {name} | {turns} | {right} of {asked} |" for name, turns, right, asked in results)
+    """Return the text. results: (exam, turns, right, total) of each exam."""
+    rows = "\n".join(f"| {name} | {turns} | {right} of {total} |" for name, turns, right, total in results)
     size, millions = model.size, count_parameters(model) / 1e6
     mamba, attention = (size.layers.count(kind) for kind in ("mamba", "attention"))
     machine = f"{PARTS} threads ({platform.machine()}, torch {torch.__version__.split('+')[0]})"

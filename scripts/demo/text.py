@@ -1,7 +1,7 @@
-"""The demonstration model's text side: its tokenizer and its chat template, as training and the server have them.
+"""The demonstration model's tokenizer and chat template, for both training and the server.
 
-Words of the generator's own wordings are one token each, everything else is bytes: names, numbers and all other values
-are spelt, so that a word never seen is copied as one that was.
+Words of the generator's own wordings are one token each; everything else is bytes. Names, numbers and all other values
+are therefore spelt, so that the model copies an unknown word like a known one.
 """
 
 import re
@@ -21,31 +21,31 @@ SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKS = ["<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 END_OF_TEXT, IM_START, IM_END = 256, 257, 258
 VOCABULARY = 768
-TIMES = 4
+TIMES = 4  # least number of occurrences of a word in the vocabulary
 SPLIT = pre_tokenizers.Split(Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s"), "isolated")
 TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8")
 
 
 def render(messages: Sequence[Message], tools: Sequence[dict[str, Any]], open_end: bool = False) -> str:
-    """The chat as the server renders it; open_end: up to where an answer begins."""
+    """Render a chat as the server does. open_end: end where the assistant's answer begins."""
     return _TEMPLATE.render(messages, open_end, tools=list(tools))
 
 
 def plain(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """The same chat as messages of roles and texts alone, for who takes no tools: it renders to the same text."""
+    """Return the chat as messages of role and text only, which render to the same text without tools."""
     found = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", render(messages, tools), re.DOTALL)
     return [{"role": role, "content": content} for role, content in found]
 
 
 def make_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Token i is byte i for i < 256; then come the specials, the marks of tools, and the commonest words of `texts`.
+    """Make the tokenizer. Token i < 256 is byte i; then follow SPECIALS, MARKS and the commonest words of `texts`.
 
-    texts: chats of a world that draws held-out words, so that what else is common in them is wording.
+    texts: chats of a world that draws held-out words, so that all other common words are wording.
     """
     alphabet = [letter for _, letter in byte_letters()]
     words = ["".join(alphabet[byte] for byte in word.encode()) for word in common_words(texts)]
-    named = [*alphabet, *SPECIALS, *MARKS, *words][:VOCABULARY]
-    made = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(named)}, merges=[], ignore_merges=True))
+    names = [*alphabet, *SPECIALS, *MARKS, *words][:VOCABULARY]
+    made = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(names)}, merges=[], ignore_merges=True))
     made.pre_tokenizer = pre_tokenizers.Sequence([SPLIT, pre_tokenizers.ByteLevel(False, use_regex=False)])
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
@@ -54,13 +54,13 @@ def make_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def common_words(texts: Iterable[str]) -> list[str]:
-    """Pieces of more than one byte but those that stand for a value, the commonest first, the rarest left out."""
+    """Return pieces of several bytes that are no values, the commonest first, without the rarest."""
     values = {word for kind in (*VALUES, "days") for word in " ".join(words_of(kind)).lower().split()}
     values |= {word[::-1] for word in values}
     plain = (re.split("|".join(map(re.escape, [*SPECIALS, *MARKS])), text) for text in texts)
     counted = Counter(piece for parts in plain for part in parts for piece, _ in SPLIT.pre_tokenize_str(part))
-    kept = [piece for piece in counted if counted[piece] >= TIMES and is_wording(piece, values)]
-    return sorted(kept, key=lambda piece: (-counted[piece], piece))
+    words = [piece for piece in counted if counted[piece] >= TIMES and is_wording(piece, values)]
+    return sorted(words, key=lambda piece: (-counted[piece], piece))
 
 
 def words_of(kind: str) -> list[str]:
@@ -68,7 +68,7 @@ def words_of(kind: str) -> list[str]:
 
 
 def is_wording(piece: str, values: set[str]) -> bool:
-    """Whether it is a token of its own: not a single byte, a letter or a value."""
+    """Return whether a piece may be a token: it is not a single byte, a letter or a value."""
     word = piece.strip().lower()
     return len(piece.encode()) > 1 and word not in values and (len(word) > 1 or not word.isalpha() or piece in " I a")
 

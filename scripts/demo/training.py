@@ -1,4 +1,4 @@
-"""The training loop: Muon and AdamW, a rate that falls at the end, and a file from which it can go on."""
+"""The training loop: Muon and AdamW, a learning rate that falls at the end, and a file to resume from."""
 
 import os
 import time
@@ -15,24 +15,25 @@ from torch import Tensor
 from scripts.demo.lessons import LESSONS, PARTS, Batches, Lesson
 from scripts.demo.model import DemoModel
 
-MUON_RATE, ADAM_RATE, WARM_UP, COOL_DOWN = 0.02, 3e-3, 100, 0.4
-DECAY = 0.02
+MUON_RATE, ADAM_RATE = 0.02, 3e-3  # peak learning rates
+WARM_UP, COOL_DOWN = 100, 0.4  # steps at the beginning; share of the training at the end
+DECAY = 0.02  # of weights, by Muon
 SAVED_EVERY_S = 180.0
 SHOWN_EVERY = 50
 
 
 @dataclass
 class Training:
-    """A model on its way through the lessons. seen: tokens so far, padding included; seconds: what that took."""
+    """A training in progress."""
 
     model: DemoModel
     batches: Batches
-    tokens: int
+    tokens: int  # to train on in all, padding included
     forward: Callable[[Tensor], Tensor]
-    autocast: bool = True
-    seen: int = 0
+    autocast: bool = True  # compute matrix products in bfloat16
+    seen: int = 0  # tokens so far, padding included
     step: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # time so far
     optimizers: list[torch.optim.Optimizer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -41,7 +42,7 @@ class Training:
         self._peaks = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
 
     def run(self, file: Path) -> None:
-        """To the end, with a line every SHOWN_EVERY steps; what it takes to go on goes to `file` every few minutes."""
+        """Train to the end. Print a line every SHOWN_EVERY steps, and save to `file` every SAVED_EVERY_S seconds."""
         begin, saved = time.monotonic() - self.seconds, time.monotonic()
         while self.seen < self.tokens:
             lesson, limit = self._lesson()
@@ -58,6 +59,7 @@ class Training:
         self.save(file)
 
     def save(self, file: Path) -> None:
+        """Write all that `resume` needs."""
         content: dict[str, Any] = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -70,7 +72,7 @@ class Training:
         os.replace(partial, file)
 
     def resume(self, file: Path) -> None:
-        """Go on from `file`. ValueError if that is of another seed or length."""
+        """Continue from `file`. Raises ValueError if it has another seed or number of tokens."""
         content = torch.load(file, weights_only=True)
         if content["batches"]["seed"] != self.batches.seed or content["at"]["tokens"] != self.tokens:
             raise ValueError(f"{file} is of another training: seed or tokens differ")
@@ -83,7 +85,7 @@ class Training:
             setattr(self.batches, name, value)
 
     def _lesson(self) -> tuple[Lesson, int]:
-        """The lesson that is due, and at how many tokens it ends."""
+        """Return the current lesson, and the number of tokens at which it ends."""
         limit = 0.0
         for share, lesson in LESSONS:
             limit += share * self.tokens
@@ -92,13 +94,16 @@ class Training:
         return lesson, self.tokens
 
     def _learn(self, parts: Sequence[tuple[Tensor, Tensor]]) -> float:
-        """One step on a batch, each part and then each optimizer in a thread; the mean loss of its answers' tokens."""
+        """Learn from one batch; return the mean loss of the answers' tokens.
+
+        Each part has a thread for its gradients, then each optimizer has one for its step.
+        """
         for optimizer, peak in zip(self.optimizers, self._peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * rate(self.step, self.seen / self.tokens)
         total = sum(float(weights[:, 1:].sum()) for _, weights in parts)
         losses, gradients = zip(*self._threads.map(lambda part: self._gradients(*part, total), parts), strict=True)
-        for parameter, *found in zip(self.model.parameters(), *gradients, strict=True):
-            parameter.grad = torch.stack(found).sum(0)
+        for parameter, *shares in zip(self.model.parameters(), *gradients, strict=True):
+            parameter.grad = torch.stack(shares).sum(0)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         list(self._threads.map(lambda optimizer: optimizer.step(), self.optimizers))
         self.seen += sum(ids[:, 1:].numel() for ids, _ in parts)
@@ -106,7 +111,10 @@ class Training:
         return sum(losses) / sum(int((weights[:, 1:] == 1).sum()) for _, weights in parts)
 
     def _gradients(self, ids: Tensor, weights: Tensor, total: float) -> tuple[float, tuple[Tensor, ...]]:
-        """The loss of the answers' tokens of a part, and its share in the gradient of the loss by `total` weights."""
+        """Return the summed loss of a part's answer tokens, and the part's share of the gradient.
+
+        total: sum of the weights of the whole batch.
+        """
         with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
             logits = self.forward(ids[:, :-1])
         losses = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
@@ -124,12 +132,12 @@ class Training:
 
 
 def rate(step: int, done: float) -> float:
-    """Share of the peak learning rate: linear warm-up, level, and a straight line to 1% over the last COOL_DOWN."""
+    """Return the share of the peak learning rate: linear warm-up, constant, linear to 1% over the last COOL_DOWN."""
     return min(1.0, (step + 1) / WARM_UP, max(0.01, (1 - done) / COOL_DOWN))
 
 
 def optimizers_for(model: DemoModel) -> list[torch.optim.Optimizer]:
-    """Muon for the projections, which needs about half the tokens here, AdamW for everything else."""
+    """Return Muon for the projections (it needs about half the tokens here) and AdamW for everything else."""
     projections = [p for name, p in model.named_parameters() if name.endswith(("proj.weight", "linear.weight"))]
     projections.sort(key=Tensor.numel)
     others = [p for name, p in model.named_parameters() if not name.endswith(("proj.weight", "linear.weight"))]

@@ -1,4 +1,4 @@
-"""The words that chats are made of. Some are held out: training never shows them, examinations use nothing else."""
+"""The words that chats are made of. Some are held out: training never shows them, exams use only them."""
 
 import random
 import tomllib
@@ -9,24 +9,25 @@ LISTS = tomllib.loads((Path(__file__).parent / "world.toml").read_text(encoding=
 PROPER = frozenset({"names", "places"})
 VALUES = ("names", "colours", "places", "foods", "words", "verbs", "things")
 HELD_OUT = frozenset(word.lower() for kind in VALUES for word in LISTS[f"held_out_{kind}"])
+# Probability of an invented word instead of one from the list.
 INVENTED = {"names": 0.55, "places": 0.5, "colours": 0.3, "foods": 0.4, "words": 0.5, "things": 0.4, "verbs": 0.15}
 
 CONSONANTS = [*"bcdfghjklmnprstvwz", "ch", "sh", "th", "br", "gr", "kr", "tr", "st"]
 SYLLABLES = [consonant + vowel for consonant in CONSONANTS for vowel in "aeiou"]
 ENDINGS = ["", "", "n", "r", "l", "s", "x", "nd", "ra", "lla", "na", "th", "ck", "y", "ie", "m", "p", "t", "d", "rk"]
 ACCENTED = ["ë", "é", "ño", "ø"]
-LARGEST = 99
+LARGEST = 99  # number that the model calculates with
 
 
 @dataclass
 class World:
-    """Draws words and numbers; `held_out` draws only what training never shows."""
+    """Draws words and numbers."""
 
     rng: random.Random
-    held_out: bool = False
+    held_out: bool = False  # draw only what training never shows, otherwise never draw it
 
     def word(self, kind: str) -> str:
-        """One of world.toml's list `kind`, or, in training, an invented one: only copying gets that right."""
+        """Draw from world.toml's list `kind` or, in training, invent a word, which the model must learn to copy."""
         if self.held_out:
             return str(self.rng.choice(LISTS[f"held_out_{kind}"]))
         if self.rng.random() < INVENTED[kind]:
@@ -35,7 +36,7 @@ class World:
         return str(self.rng.choice(LISTS[kind]))
 
     def invented(self, accents: bool = False) -> str:
-        """A word that no list holds, of two letters up to about ten."""
+        """Invent a word of two to about ten letters that is not held out."""
         rng = self.rng
         while True:
             word = "".join(rng.choice(SYLLABLES) for _ in range(rng.choice([1, 1, 2, 2, 2, 3]))) + rng.choice(ENDINGS)
@@ -45,11 +46,11 @@ class World:
                 return word
 
     def value(self, kind: str) -> str:
-        """Something that a user tells of himself: a word, or up to four digits."""
+        """Draw the value of a fact: a word, or up to four digits."""
         return self.digits() if kind == "digits" else self.word(kind)
 
     def digits(self) -> str:
-        """A number of one to four digits; a tenth of those above two digits is held out."""
+        """Draw a number of one to four digits. A tenth of those with more than two digits is held out."""
         while True:
             low, high = (100, 9999) if self.held_out else self.rng.choice([(0, 99), (100, 999), (1000, 9999)])
             number = self.rng.randint(low, high)
@@ -57,7 +58,7 @@ class World:
                 return str(number)
 
     def pair(self, least: int = 0) -> tuple[int, int]:
-        """Two numbers up to 99. Of each ten unordered pairs that are not both below 10, one is held out."""
+        """Draw two numbers up to 99. A tenth of the unordered pairs that are not both below 10 is held out."""
         rng = self.rng
         while True:
             limit = LARGEST if self.held_out else rng.choice([9, 20, LARGEST, LARGEST, LARGEST])
@@ -66,7 +67,7 @@ class World:
                 return (a, b) if rng.random() < 0.5 else (b, a)
 
     def several(self, kind: str, count: int) -> list[str]:
-        """Different words, no two of which begin with the same letter."""
+        """Draw `count` words with different first letters."""
         found: dict[str, str] = {}
         while len(found) < count:
             word = self.word(kind)
@@ -75,12 +76,13 @@ class World:
 
 
 def held_out_pair(a: int, b: int) -> bool:
+    """Return whether training never shows this unordered pair."""
     low, high = min(a, b), max(a, b)
     return high > 9 and (low * 37 + high * 11) % 10 == 3
 
 
 def rough(text: str, rng: random.Random) -> str:
-    """The wording as people type it: small letters, missing punctuation, a filler, a slip. `{}` survives."""
+    """Make a wording look typed: lower case, missing punctuation, a filler, a slip. Keeps `{}`."""
     if rng.random() < 0.04:
         filler = rng.choice(
             ["ok, ", "so, ", "hey, ", "well, ", "please, ", "and ", "hm, ", "Great. ", "Thanks! ", "Ok. ", "now "]
@@ -98,7 +100,7 @@ def rough(text: str, rng: random.Random) -> str:
 
 
 def slip(text: str, rng: random.Random) -> str:
-    """One letter dropped, doubled or swapped with the next, never inside a placeholder."""
+    """Drop or double one letter, or swap it with the next, but not in a placeholder."""
     places = [i for i in range(1, len(text) - 1) if text[i].isalpha() and text[i + 1].isalpha()]
     if not places:
         return text

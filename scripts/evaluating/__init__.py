@@ -1,1 +1,1 @@
-"""What scripts/evaluate asks a server, and how it tells what came of that."""
+"""The client of scripts/evaluate, and its table of results."""

@@ -1,4 +1,4 @@
-"""Sits an examination with a running server: in a session, in its fork, and cold."""
+"""Take an exam with a running server: in a session, in a fork of it, and cold."""
 
 import asyncio
 import secrets
@@ -22,25 +22,22 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Answered:
-    """text, and the tokens it was given as; prompt, cached: tokens of what was sent, and of those out of the cache."""
+    """One answer of the server."""
 
     text: str
-    ids: list[int]
-    prompt: int
-    cached: int
+    ids: list[int]  # its tokens
+    prompt: int  # tokens of the prompt
+    cached: int  # how many of them came from the cache
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one question. cold: asked without anything cached; forked: in a fork of the session.
+    """The answers to one question."""
 
-    forked is None where there is no turn to fork behind.
-    """
-
-    score: Score
+    score: Score  # of the answer in the session
     session: Answered
-    cold: Answered
-    forked: Answered | None
+    cold: Answered  # asked with nothing cached
+    forked: Answered | None  # asked in a fork of the session; None if there is no turn to fork after
 
     @property
     def same_cold(self) -> bool:
@@ -52,6 +49,8 @@ class Outcome:
 
 
 class Client:
+    """A client of the server's sessions."""
+
     def __init__(self, http: aiohttp.ClientSession, base: str, key: str | None = None) -> None:
         self._http, self._base = http, base.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -67,7 +66,7 @@ class Client:
             await answer.read()
 
     async def say(self, session: str, messages: Sequence[Text]) -> tuple[int, Answered]:
-        """A turn of the session: its number, and what is answered greedily."""
+        """Add a turn to the session. Return its number and the greedy answer."""
         body = {"messages": list(messages), "temperature": 0, "max_tokens": LONGEST_ANSWER}
         turn = await self._post(f"/v1/sessions/{session}/turns", body)
         usage = turn["usage"]
@@ -82,7 +81,7 @@ class Client:
 
 
 async def examine(client: Client, name: str, turns: int, samples: int, seed: int, at_once: int) -> list[Outcome]:
-    """The outcomes of so many questions of one examination."""
+    """Return the outcomes of `samples` questions of one exam, at most `at_once` of them in progress."""
     free = asyncio.Semaphore(at_once)
 
     async def one(number: int) -> Outcome:
@@ -93,24 +92,24 @@ async def examine(client: Client, name: str, turns: int, samples: int, seed: int
 
 
 async def sit(client: Client, chat: Chat) -> Outcome:
-    """Hold the chat with the server's own answers; its last answer is what counts.
+    """Hold a chat with the server's own answers; its last answer counts.
 
-    The last message is then said again in a fork of the session that ends before it, and once more with all of the chat
-    in one turn, under a salt of its own, so that nothing of it is cached.
+    The last message is then sent again in a fork of the session that ends before it. It is sent once more with the
+    whole chat in one turn, under a new cache salt, so that nothing is cached.
     """
     messages = plain(chat.messages(), chat.schemas())
-    session, forked, said, before, after = await client.open(), None, list[Text](), 0, 0
+    session, forked, history, before, after = await client.open(), None, list[Text](), 0, 0
     sessions = [session]
     try:
-        for heard in parts(messages):
+        for part in parts(messages):
             before = after
-            after, answer = await client.say(session, heard)
-            said += [*heard, {"role": "assistant", "content": answer.text}]
+            after, answer = await client.say(session, part)
+            history += [*part, {"role": "assistant", "content": answer.text}]
         if before:
             sessions.append(await client.fork(session, before))
-            _, forked = await client.say(sessions[-1], heard)
+            _, forked = await client.say(sessions[-1], part)
         sessions.append(await client.open(cache_salt=secrets.token_hex(8)))
-        _, cold = await client.say(sessions[-1], said[:-1])
+        _, cold = await client.say(sessions[-1], history[:-1])
     finally:
         for each in sessions:
             await client.close(each)
@@ -118,7 +117,7 @@ async def sit(client: Client, chat: Chat) -> Outcome:
 
 
 def parts(messages: Sequence[Text]) -> list[list[Text]]:
-    """What is said between answers, part by part; the answers are left out."""
+    """Return the messages between answers, in groups; the answers themselves are left out."""
     found: list[list[Text]] = [[]]
     for message in messages:
         if message["role"] == "assistant":

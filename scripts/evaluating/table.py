@@ -1,4 +1,4 @@
-"""The table of scripts/evaluate, and whether it is good enough."""
+"""The table of scripts/evaluate, and whether its results suffice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,19 +8,15 @@ from scripts.evaluating.asking import Outcome
 
 @dataclass(frozen=True)
 class Row:
-    """One examination. Each figure is (how many, of how many); of how many is 0 where there was nothing to compare.
-
-    formed: tool calls that are well formed; cold, forked: questions with the same tokens as in the session; cached:
-    tokens of the sessions' last prompts that came out of the cache.
-    """
+    """The results of one exam. Each figure is (count, total); the total is 0 if there was nothing to compare."""
 
     name: str
     turns: int
     right: tuple[int, int]
-    formed: tuple[int, int]
-    cold: tuple[int, int]
-    forked: tuple[int, int]
-    cached: tuple[int, int]
+    formed: tuple[int, int]  # tool calls that are well formed
+    cold: tuple[int, int]  # questions with the same tokens cold as in the session
+    forked: tuple[int, int]  # questions with the same tokens in a fork as in the session
+    cached: tuple[int, int]  # tokens of the sessions' last prompts that came from the cache
 
     @classmethod
     def of(cls, name: str, turns: int, outcomes: Sequence[Outcome]) -> "Row":
@@ -37,7 +33,7 @@ class Row:
         )
 
     def reaches(self, least: float) -> bool:
-        """Whether enough is right and well formed, and all tokens are the same."""
+        """Return whether the share `least` is right and well formed, and all tokens are the same."""
         enough = all(count >= least * whole for count, whole in (self.right, self.formed))
         return enough and all(count == whole for count, whole in (self.cold, self.forked))
 

@@ -1,4 +1,4 @@
-"""What is run against a fault: seeds of the simulator and the ring's tests, in a process that may break."""
+"""The checks that may find a fault: seeds of the simulator and the actors' tests. Their process may break."""
 
 import importlib
 import os
@@ -13,30 +13,32 @@ from types import CodeType, FrameType
 from typing import Any
 
 from scripts.launch import import_from
-from scripts.mutation.processes import Tell
+from scripts.mutation.processes import Notify
 
-# What the tests import and no fault is in: loaded once, in the process that all others are forked from.
+# Modules that tests import and that contain no faults: loaded once, in the process that all others are forked from.
 PRELOADED = ("anyio", "hypothesis.stateful", "msgspec", "pytest", "safetensors.torch", "structlog", "torch")
-# They draw other seeds each time; or look for known bugs, and miss them by chance where messages run another way.
+# Tests that say nothing about a fault: they draw new seeds each time, or they search for planted bugs by seed, which
+# they may miss if a fault reorders messages.
 DESELECTED = ("tests/simulation/test_seeds.py::test_fresh_seeds", "tests/simulation/test_mutations.py")
+# Time limit of a check: a multiple of its time without a fault, and at least this.
 LEAST_SECONDS, TIMES_AS_LONG = 20.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A seed or a test; the seconds that it takes without a fault, and the functions of the tree that it enters."""
+    """A seed or a test."""
 
-    name: int | str
-    seconds: float
-    entered: frozenset[tuple[str, str]]
+    name: int | str  # a seed, or the id of a test
+    seconds: float  # without a fault
+    entered: frozenset[tuple[str, str]]  # (file, function) of the tree that it enters
 
     def reaches(self, file: Path, function: str) -> bool:
-        """Whether it enters the function; what stands outside of functions is taken to concern every check."""
+        """Return whether it enters a function. Code outside of functions (empty name) concerns every check."""
         return not function or (str(file), function) in self.entered
 
 
 def enter(tree: Path) -> None:
-    """Make this process one that works on a copy of the tree, and says nothing."""
+    """Let this process import from a copy of the tree, and discard its output."""
     os.chdir(tree)
     sys.path[:0] = [str(tree)]
     import_from(tree)
@@ -46,44 +48,45 @@ def enter(tree: Path) -> None:
 
 
 def preload() -> None:
+    """Import what is slow to import, before processes are forked."""
     for name in PRELOADED:
         importlib.import_module(name)
 
 
 class TestFailed(Exception):
-    """How it failed."""
+    """Raised when a test fails; the message says how."""
 
     __test__ = False
 
 
-def run_seeds(seeds: Iterable[Check], tell: Tell) -> None:
-    """Raises what the first that fails raises."""
+def run_seeds(seeds: Iterable[Check], notify: Notify) -> None:
+    """Run seeds. The error of the first that fails is raised."""
     from tests.simulation.driver import Simulation
 
     for check in seeds:
-        tell(f"seed {check.name}")
+        notify(f"seed {check.name}")
         limit_time(check.seconds)
         Simulation(check.name).run()
     signal.alarm(0)
 
 
-def run_tests(tests: list[Check], tell: Tell) -> None:
-    """Raises TestFailed at the first that fails, and fails again: once may have been the machine's."""
+def run_tests(tests: list[Check], notify: Notify) -> None:
+    """Run tests. Raises TestFailed if one fails twice in a row: a single failure may be due to a busy machine."""
     while tests:
-        tell("tests")
-        first = run_watched(tests, tell)
+        notify("tests")
+        first = run_watched(tests, notify)
         if first is None:
             return
         at = next((i for i, test in enumerate(tests) if test.name == first.failed), 0)
-        again = run_watched(tests[at : at + 1], tell)
+        again = run_watched(tests[at : at + 1], notify)
         if again is not None:
             raise TestFailed(again.how)
         tests = tests[at + 1 :]
 
 
-def run_watched(tests: list[Check], tell: Tell) -> "TestWatcher | None":
-    """None if all pass."""
-    watcher = TestWatcher({str(check.name): check.seconds for check in tests}, tell)
+def run_watched(tests: list[Check], notify: Notify) -> "TestWatcher | None":
+    """Run tests up to the first failure. Return None if all pass."""
+    watcher = TestWatcher({str(check.name): check.seconds for check in tests}, notify)
     return None if run_pytest(list(watcher.seconds), watcher) == 0 else watcher
 
 
@@ -91,32 +94,32 @@ def run_pytest(names: list[str], plugin: object) -> int:
     import pytest
 
     arguments = ["-x", "-m", "not soak", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--capture=no"]
-    # What is loaded before pytest begins is not rewritten by it, and need not be.
+    # pytest does not rewrite the assertions of modules that were imported before it started; that is no problem.
     return int(pytest.main([*arguments, "-W", "ignore::pytest.PytestAssertRewriteWarning", *names], [plugin]))
 
 
 def reason(report: Any) -> str:
-    """Why a test failed, in a line."""
+    """Return why a test failed, in one line."""
     crash = getattr(report.longrepr, "reprcrash", None)
     return crash.message.splitlines()[0] if crash else f"at {report.when}"
 
 
 def limit_time(seconds: float) -> None:
-    """End this process if what takes so long by itself takes very much longer: it may never end."""
+    """Kill this process (SIGALRM) if a check that normally takes `seconds` takes very much longer: it may never end."""
     signal.alarm(int(max(LEAST_SECONDS, TIMES_AS_LONG * seconds)))
 
 
 class TestWatcher:
-    """A plugin of pytest that limits each test's time, and keeps the first failure."""
+    """A pytest plugin that limits each test's time and notes the first failure."""
 
     __test__ = False
 
-    def __init__(self, seconds: dict[str, float], tell: Tell) -> None:
-        self.seconds, self._tell = seconds, tell
+    def __init__(self, seconds: dict[str, float], notify: Notify) -> None:
+        self.seconds, self._notify = seconds, notify
         self.failed, self.how = "", "they cannot be collected"
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._tell(nodeid)
+        self._notify(nodeid)
         limit_time(self.seconds[nodeid])
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -128,7 +131,7 @@ class TestWatcher:
 
 
 class Tracer:
-    """Notes the functions of a tree that are entered, but for its tests, on all threads that begin after `start`."""
+    """Notes the functions of a tree (except its tests) that are entered, on all threads started after `start`."""
 
     def __init__(self, tree: Path) -> None:
         self._prefix = f"{tree}/"
@@ -155,7 +158,7 @@ class Tracer:
 
 
 class TestTracer:
-    """A plugin of pytest that measures each test. What is entered for a fixture that several share counts for all."""
+    """A pytest plugin that measures each test. Functions entered by a shared fixture count for all tests of a file."""
 
     __test__ = False
 
@@ -173,7 +176,7 @@ class TestTracer:
         self._tracer.entered, self._began = set(), time.perf_counter()
 
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> None:
-        """With the functions that the test has entered before, since it is not known here when the fixture is done."""
+        """Count the whole first test as part of a shared fixture: this hook does not show when the fixture is done."""
         if fixturedef.scope != "function":
             file = request.node.nodeid.partition("::")[0]
             self._shared.setdefault(file, self._tracer.entered)
@@ -186,24 +189,27 @@ class TestTracer:
         self._alone[nodeid] = time.perf_counter() - self._began, self._tracer.entered
 
     def checks(self) -> Iterator[Check]:
+        """Return the measured tests."""
         for name, (seconds, entered) in self._alone.items():
             shared = self._shared.get(name.partition("::")[0], set())
             yield Check(name, seconds, frozenset(entered | shared | (self._imported or set())))
 
 
-def measure_seeds(seeds: Iterable[int], tracer: Tracer, tell: Tell) -> Iterator[Check]:
+def measure_seeds(seeds: Iterable[int], tracer: Tracer, notify: Notify) -> Iterator[Check]:
+    """Run seeds and yield each as a check."""
     from tests.simulation.driver import Simulation
 
     imported = tracer.entered
     for seed in seeds:
-        tell(f"seed {seed}")
+        notify(f"seed {seed}")
         tracer.entered, began = set(), time.perf_counter()
         Simulation(seed).run()
         yield Check(seed, time.perf_counter() - began, frozenset(tracer.entered | imported))
 
 
-def measure_tests(paths: Iterable[str], tracer: Tracer, tell: Tell) -> list[Check]:
-    tell("tests")
+def measure_tests(paths: Iterable[str], tracer: Tracer, notify: Notify) -> list[Check]:
+    """Run tests and return each as a check. Raises TestFailed if one fails."""
+    notify("tests")
     plugin = TestTracer(tracer)
     code = run_pytest([*paths, *(f"--deselect={name}" for name in DESELECTED)], plugin)
     if code != 0:

@@ -1,4 +1,4 @@
-"""A process for each piece of work, forked from one that has loaded what is slow to load; it may break."""
+"""One process for each job, forked from a process with all slow imports. A job may break its process."""
 
 import os
 import resource
@@ -12,25 +12,25 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 W = TypeVar("W")
-MEMORY = 4 << 30
+MEMORY = 4 << 30  # bytes that a job may allocate
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class Running(Generic[W]):
-    """at: what it said last. failed: why it did not come to its end, else `value` is its result."""
+    """A job and its process."""
 
     work: W
-    tree: Path
+    tree: Path  # the copy of the checkout that it uses
     process: BaseProcess
-    at: str = ""
-    failed: str = "it ended without a word"
+    at: str = ""  # its last progress report
+    failed: str = "the process ends without a result"  # why it failed; empty: `value` is its result
     value: Any = None
 
 
-def run_each(works: Iterable[W], trees: list[Path], do: Callable[[Path, W, Tell], Any]) -> Iterator[Running[W]]:
-    """`do` each piece of work in a process of its own, in a tree that is free."""
+def run_each(works: Iterable[W], trees: list[Path], do: Callable[[Path, W, Notify], Any]) -> Iterator[Running[W]]:
+    """Call `do` for each job in its own process, in a tree that no other job uses; yield the jobs as they end."""
     pending, free = iter(works), list(trees)
     running: dict[Connection, Running[W]] = {}
     while True:
@@ -42,13 +42,13 @@ def run_each(works: Iterable[W], trees: list[Path], do: Callable[[Path, W, Tell]
             return
         for ready in wait(list(running)):
             assert isinstance(ready, Connection)
-            if not _hear(ready, running[ready]):
+            if not _receive(ready, running[ready]):
                 done = running.pop(ready)
                 free.append(done.tree)
                 yield done
 
 
-def _fork(tree: Path, work: W, do: Callable[[Path, W, Tell], Any]) -> tuple[Connection, BaseProcess]:
+def _fork(tree: Path, work: W, do: Callable[[Path, W, Notify], Any]) -> tuple[Connection, BaseProcess]:
     context = get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(theirs, tree, work, do), daemon=True)
@@ -57,8 +57,8 @@ def _fork(tree: Path, work: W, do: Callable[[Path, W, Tell], Any]) -> tuple[Conn
     return ours, process
 
 
-def _child(connection: Connection, tree: Path, work: W, do: Callable[[Path, W, Tell], Any]) -> None:
-    """Without an orderly end: a thread of what is broken may never come to its own."""
+def _child(connection: Connection, tree: Path, work: W, do: Callable[[Path, W, Notify], Any]) -> None:
+    """Do a job, then exit at once: threads of broken code may never end."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     try:
         connection.send(("done", do(tree, work, lambda text: connection.send(("at", text)))))
@@ -67,22 +67,22 @@ def _child(connection: Connection, tree: Path, work: W, do: Callable[[Path, W, T
     os._exit(0)
 
 
-def _hear(connection: Connection, running: Running[Any]) -> bool:
-    """False when the process is gone."""
+def _receive(connection: Connection, running: Running[Any]) -> bool:
+    """Receive a report of a process. Return False if the process has ended."""
     try:
-        kind, said = connection.recv()
+        kind, content = connection.recv()
     except EOFError:
         running.process.join()
         if running.process.exitcode == -signal.SIGALRM:
-            running.failed = "it takes too long"
+            running.failed = "the check takes too long"
         elif running.process.exitcode:
             running.failed = f"the process ends with {running.process.exitcode}"
         connection.close()
         return False
     if kind == "at":
-        running.at = said
+        running.at = content
     elif kind == "failed":
-        running.failed = said
+        running.failed = content
     else:
-        running.failed, running.value = "", said
+        running.failed, running.value = "", content
     return True

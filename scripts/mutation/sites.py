@@ -1,4 +1,4 @@
-"""Where a small fault can be put into a Python file, and what it does to the text there."""
+"""Places in a Python file for a small fault, and the changes of its text that make one."""
 
 import ast
 import random
@@ -37,39 +37,39 @@ MAKERS = ("__init__", "__post_init__")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Change:
-    """Bytes [start, end) of a file, and what stands there instead."""
+    """A replacement of bytes [start, end) of a file."""
 
     start: int
     end: int
-    text: str
+    text: str  # the new text
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place for a fault, and the faults that fit there. function: the outermost one around it, or empty."""
+    """A place for a fault, and the possible changes."""
 
     file: Path
-    function: str
+    function: str  # the outermost function around it; empty outside of functions
     changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One fault: the file's path, its new text, and the changed lines as they were and are."""
+    """One fault in a file."""
 
     file: Path
-    function: str
-    line: int
-    before: str
-    after: str
-    source: bytes
+    function: str  # as in Site
+    line: int  # number of the changed line
+    before: str  # the line without the fault
+    after: str  # the line with it
+    source: bytes  # the whole file with the fault
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}  {self.before}  →  {self.after}"
 
 
 def draw_mutants(root: Path, pattern: str, count: int, seed: int) -> list[Mutant]:
-    """So many sites of the files that match, each as likely as any other, and at each one of its changes."""
+    """Draw `count` sites from the files that match a pattern, all equally likely, and one change at each."""
     files = sorted(path for path in root.glob(pattern) if path.suffix == ".py")
     sites = [site for file in files for site in find_sites(file.relative_to(root), file.read_bytes())]
     rng = random.Random(seed)
@@ -78,6 +78,7 @@ def draw_mutants(root: Path, pattern: str, count: int, seed: int) -> list[Mutant
 
 
 def make_mutant(site: Site, change: Change, source: bytes) -> Mutant:
+    """Apply a change to the text of a file."""
     new = source[: change.start] + change.text.encode() + source[change.end :]
     begin = source.rfind(b"\n", 0, change.start) + 1
     line = source.count(b"\n", 0, begin) + 1
@@ -89,13 +90,14 @@ def _line_at(source: bytes, begin: int) -> str:
 
 
 def find_sites(file: Path, source: bytes) -> list[Site]:
+    """Return all sites of a file."""
     finder = _Finder(file, source)
     finder.visit(ast.parse(source))
     return finder.sites
 
 
 class _Finder(ast.NodeVisitor):
-    """Collects sites. What cannot change behaviour is not visited: annotations, messages, logs, declared options."""
+    """Collects sites. Code that cannot change behaviour is skipped: annotations, error messages, logs, assertions."""
 
     def __init__(self, file: Path, source: bytes) -> None:
         self.sites: list[Site] = []
@@ -106,7 +108,7 @@ class _Finder(ast.NodeVisitor):
         for line in source.split(b"\n"):
             self._starts.append(self._starts[-1] + len(line) + 1)
 
-    # What is looked into
+    # Nodes that may contain sites
 
     def visit_Module(self, node: ast.Module | ast.ClassDef) -> None:
         for child in node.body:
@@ -140,18 +142,18 @@ class _Finder(ast.NodeVisitor):
         if node.arg != "strict":
             self.visit(node.value)
 
-    # What can be changed
+    # Expressions that can be changed
 
     def visit_If(self, node: ast.If | ast.IfExp | ast.While) -> None:
         if ast.unparse(node.test) != "TYPE_CHECKING":
-            self._turn(node.test)
+            self._negate(node.test)
             self.generic_visit(node)
 
     visit_IfExp = visit_While = visit_If
 
     def visit_comprehension(self, node: ast.comprehension) -> None:
         for condition in node.ifs:
-            self._turn(condition)
+            self._negate(condition)
         self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> None:
@@ -201,7 +203,7 @@ class _Finder(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        """Not where an object is made: then it lacks an attribute, which is found by whoever looks at it."""
+        """Remove assignments to attributes, but not in constructors: a missing attribute is too easy to find."""
         updates = any(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets)
         if updates and self._function and not self._function.endswith(MAKERS):
             self._leave_out(node)
@@ -232,8 +234,8 @@ class _Finder(ast.NodeVisitor):
         assert node.end_lineno is not None and node.end_col_offset is not None
         return self._starts[node.lineno - 1] + node.col_offset, self._starts[node.end_lineno - 1] + node.end_col_offset
 
-    def _turn(self, condition: ast.expr) -> None:
-        """A condition that is no comparison; those are turned by their operators."""
+    def _negate(self, condition: ast.expr) -> None:
+        """Negate a condition that is no comparison. Comparisons are changed by their operators."""
         if isinstance(condition, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
             start, _ = self._span(condition)
             self._add(start, start, "not ")

@@ -1,14 +1,14 @@
-"""One fault in one copy of the tree, and the checks without any fault that it is compared with."""
+"""A trial runs the checks on one fault in a copy of the tree; a baseline measures the checks without a fault."""
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.mutation.checks import Check, Tracer, enter, measure_seeds, measure_tests, run_seeds, run_tests
-from scripts.mutation.processes import Tell
+from scripts.mutation.processes import Notify
 from scripts.mutation.sites import Mutant
 
-QUICK_SEEDS, QUICK_TEST = 100, 1.0
+QUICK_SEEDS, QUICK_TEST = 100, 1.0  # seeds, and seconds of a test, that count as quick and run first
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,41 +27,48 @@ class Trial:
     checks: tuple[Check, ...]
 
     def seeds(self) -> list[Check]:
+        """Return the seeds, the quickest first."""
         return sorted((c for c in self.checks if isinstance(c.name, int)), key=lambda check: check.seconds)
 
     def tests(self) -> list[Check]:
+        """Return the tests, the quickest first."""
         return sorted((c for c in self.checks if isinstance(c.name, str)), key=lambda check: check.seconds)
 
 
-def measure(tree: Path, work: Baseline, tell: Tell) -> list[Check]:
+def measure(tree: Path, work: Baseline, notify: Notify) -> list[Check]:
+    """Run all checks without a fault, and measure them."""
     enter(tree)
     tracer = Tracer(tree)
     tracer.start()
-    found = list(measure_seeds(work.seeds, tracer, tell)) if work.seeds else []
-    return found + (measure_tests(work.tests, tracer, tell) if work.tests else [])
+    found = list(measure_seeds(work.seeds, tracer, notify)) if work.seeds else []
+    return found + (measure_tests(work.tests, tracer, notify) if work.tests else [])
 
 
-def try_it(tree: Path, trial: Trial, tell: Tell) -> None:
-    """Raises what the first check that fails raises. The clean file stays beside the one with the fault."""
-    tell("import")
+def try_it(tree: Path, trial: Trial, notify: Notify) -> None:
+    """Put the fault into the tree and run the checks; the error of the first that fails is raised.
+
+    The original file is kept under another name, see remove_fault.
+    """
+    notify("import")
     enter(tree)
     sys.dont_write_bytecode = True
     file = tree / trial.mutant.file
-    file.rename(clean(file))
+    file.rename(original(file))
     file.write_bytes(trial.mutant.source)
     seeds, tests = trial.seeds(), trial.tests()
     quick = [test for test in tests if test.seconds < QUICK_TEST]
-    run_seeds(seeds[:QUICK_SEEDS], tell)
-    run_tests(quick, tell)
-    run_seeds(seeds[QUICK_SEEDS:], tell)
-    run_tests(tests[len(quick) :], tell)
+    run_seeds(seeds[:QUICK_SEEDS], notify)
+    run_tests(quick, notify)
+    run_seeds(seeds[QUICK_SEEDS:], notify)
+    run_tests(tests[len(quick) :], notify)
 
 
-def take_out(tree: Path, trial: Trial) -> None:
-    """The fault, once its process is gone."""
+def remove_fault(tree: Path, trial: Trial) -> None:
+    """Restore the original file, after the trial's process has ended."""
     file = tree / trial.mutant.file
-    clean(file).replace(file)
+    original(file).replace(file)
 
 
-def clean(file: Path) -> Path:
+def original(file: Path) -> Path:
+    """Return where the original is kept while the file has a fault."""
     return file.with_suffix(".clean")

@@ -1,1 +1,1 @@
-"""Workloads run through the real ring in virtual time: what a cache policy keeps, and what that saves."""
+"""Workloads run through the real actors in virtual time, to compare how much of the prompts cache policies save."""

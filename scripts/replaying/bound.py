@@ -1,4 +1,4 @@
-"""What nobody can do better: an upper bound of the tokens that any policy can reuse, which knows the future."""
+"""An upper bound of the tokens that any policy can reuse, computed with knowledge of the future."""
 
 from array import array
 
@@ -9,26 +9,28 @@ from baton.actors.cache.pages import PagePool
 from baton.actors.cache.radix import Node, RadixTree, path_to_root
 from baton.actors.tokens import Tokens, common_prefix, count, cut
 
-WINDOWS = 64
-ROUNDS = 400
-STEP = 0.1
+WINDOWS = 64  # of time, each with a price of its own
+ROUNDS = 400  # of Adam
+STEP = 0.1  # learning rate of Adam, on the logarithm of the price
 
 Floats = npt.NDArray[np.float64]
 
 
 class Past:
-    """All histories so far, and with which request each part of them came last.
+    """All requests so far, as a radix tree; each node knows the last request that contained it.
 
-    From it the choices of each request: it can go on from a state that was last at hand with another, and saves tokens.
+    It yields the choices of each request: to resume from a state that an earlier request passed, and how many tokens
+    that saves.
     """
 
     def __init__(self) -> None:
         self.requests = self.tokens = 0
+        # One entry a choice: the request that may make it, the last request that had the state, and the tokens saved.
         self._choosers, self._since, self._saved = array("q"), array("q"), array("q")
         self._tree: RadixTree[None] = RadixTree(PagePool(0, 1))
 
     def add(self, salt: str, prompt: Tokens, answer: Tokens) -> None:
-        """The next request."""
+        """Add the next request."""
         self.requests += 1
         self.tokens += count(prompt)
         root = self._tree.match(salt, b"", 0).node
@@ -38,7 +40,7 @@ class Past:
                 step.used = self.requests
 
     def _choose(self, node: Node[None], prompt: Tokens) -> None:
-        """Of two states that were at hand last with the same request, the deeper one."""
+        """Note the choices of a prompt. Among states with the same last request, only the deepest counts."""
         known, limit = 0, count(prompt) - 1
         found: dict[int, int] = {}
         while known < limit and (child := node.children.get(cut(prompt, known, known + 1))):
@@ -52,17 +54,17 @@ class Past:
         self._saved.extend(found.values())
 
     def frontiers(self) -> float:
-        """How many states are waiting to be used at a time, if each request goes on from the deepest."""
+        """Return the mean number of states waiting to be used, if each request resumes from its deepest."""
         deepest = dict(zip(self._choosers, self._since, strict=True))
         return sum(request - since for request, since in deepest.items()) / max(self.requests, 1)
 
     def bound(self, slots: int) -> float:
-        """The share of the prompts' tokens that is reused at best.
+        """Return an upper bound of the share of prompt tokens that can be reused with this many slots.
 
-        A slot holds one state at a time, so a use takes a slot from `since` until then. Were slots to be hired at
-        some price, each request would take its best choice or none, by itself; what they gain, with the hire of all
-        slots, is a bound whatever the prices (the Lagrangian dual), and the least over prices a good one. The price
-        varies by window of time; Adam finds it.
+        A slot holds one state at a time, so a reuse occupies a slot from the state's last use until the request.
+        Suppose that slots are rented at a price per time. Then each request independently takes its best choice, or
+        none. The sum of these gains, plus the rent of all slots, is an upper bound for any prices (the Lagrangian
+        dual). Adam searches for prices, one a window of time, that make it small.
         """
         if not self._choosers:
             return 0.0
@@ -74,32 +76,32 @@ class Past:
         mean, square = np.zeros(WINDOWS), np.zeros(WINDOWS)
         least = float(np.maximum.reduceat(saved, first).sum())
         for number in range(1, ROUNDS + 1):
-            hire = np.exp(price) * self.tokens / WINDOWS
-            gain = saved - (end.since_start(hire) - begin.since_start(hire))
+            rent = np.exp(price) * self.tokens / WINDOWS
+            gain = saved - (end.since_start(rent) - begin.since_start(rent))
             best = np.maximum.reduceat(gain, first).clip(min=0)
-            least = min(least, float(best.sum() + slots * hire.sum()))
-            taken = (gain == np.repeat(best, choices)) & (gain > 0)
-            slope = hire * (slots - (end.passed(taken) - begin.passed(taken))) / self.tokens
+            least = min(least, float(best.sum() + slots * rent.sum()))
+            chosen = (gain == np.repeat(best, choices)) & (gain > 0)
+            slope = rent * (slots - (end.passed(chosen) - begin.passed(chosen))) / self.tokens
             mean, square = 0.9 * mean + 0.1 * slope, 0.999 * square + 0.001 * slope**2
             price -= STEP * mean / (1 - 0.9**number) / (np.sqrt(square / (1 - 0.999**number)) + 1e-8)
         return least / self.tokens
 
 
 class Moments:
-    """Points in time, in windows since the start."""
+    """Points in time, measured in windows since the start."""
 
     def __init__(self, at: Floats) -> None:
         self._window = at.astype(np.int64).clip(max=WINDOWS - 1)
         self._part = at - self._window
 
     def since_start(self, rates: Floats) -> Floats:
-        """What each costs, at a rate for each window, from the start on."""
+        """Return, for each point, the integral of the windows' rates from the start."""
         cost: Floats = (np.cumsum(rates) - rates)[self._window] + self._part * rates[self._window]
         return cost
 
-    def passed(self, those: npt.NDArray[np.bool_]) -> Floats:
-        """How much of each window lies before those points, summed up."""
-        window = self._window[those]
+    def passed(self, selected: npt.NDArray[np.bool_]) -> Floats:
+        """Return, for each window, the part of it before a point, summed over the selected points."""
+        window = self._window[selected]
         ends = np.bincount(window, minlength=WINDOWS)
-        behind: Floats = np.cumsum(ends[::-1])[::-1].astype(np.float64) - ends
-        return behind + np.bincount(window, self._part[those], WINDOWS)
+        whole: Floats = np.cumsum(ends[::-1])[::-1].astype(np.float64) - ends
+        return whole + np.bincount(window, self._part[selected], WINDOWS)

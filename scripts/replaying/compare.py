@@ -1,4 +1,4 @@
-"""One workload without limits, and then with each size and policy, each in a process of its own."""
+"""Play one workload without limits, then with each size and policy, each in its own process."""
 
 import asyncio
 import sys
@@ -12,48 +12,41 @@ from scripts.replaying.play import Outcome, make_ring, play
 from scripts.replaying.policies import POLICIES
 from scripts.replaying.workloads import Workload
 
-STATES_OF_EACH = 8  # More than a request ever keeps.
+STATES_OF_EACH = 8  # slots per request; more than one ever keeps
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is played, whatever the policy and the slots.
-
-    host: how many copies host memory holds, as a multiple of the states that wait to be used.
-    """
+    """A workload to play, for all policies and sizes."""
 
     workload: Workload
     requests: int
     seed: int
-    host: float = 0.0
+    host: float = 0.0  # copies in host memory, as a multiple of the states that wait to be used
 
 
 @dataclass(frozen=True)
 class Unlimited:
-    """Without limits. states: that wait to be used, on average; running: requests that run, likewise.
-
-    copies: how many host memory holds. slots, bounds: for each size, how many slots it is, and the share of tokens that
-    nobody can exceed with them.
-    """
+    """A workload without limits, and the limits that follow from it."""
 
     outcome: Outcome
-    states: float
-    running: float
-    copies: int
-    slots: list[int]
-    bounds: list[float]
+    states: float  # mean number of states that wait to be used
+    running: float  # mean number of running requests
+    copies: int  # that host memory holds
+    slots: list[int]  # for each size
+    bounds: list[float]  # for each size: upper bound of the share of tokens that can be reused
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """limited: by size and then by policy, under way."""
+    """A finished run without limits, and runs with limits that are in progress."""
 
     unlimited: Unlimited
-    limited: list[list[asyncio.Future[Outcome]]]
+    limited: list[list[asyncio.Future[Outcome]]]  # by size, then by policy
 
 
 async def compare(pool: Executor, job: Job, sizes: Sequence[float], policies: Sequence[str]) -> Comparison:
-    """Returns when it is known how many slots the sizes are."""
+    """Play without limits, then start the other runs, which need its number of slots."""
     loop = asyncio.get_running_loop()
     unlimited = await loop.run_in_executor(pool, play_unlimited, job, sizes)
     limited = [

@@ -1,4 +1,4 @@
-"""A workload played on a ring, and what came of it."""
+"""Play a workload on a virtual ring, and count the outcome."""
 
 import gc
 from collections import Counter
@@ -23,34 +23,33 @@ from scripts.replaying.policies import Policy
 from scripts.replaying.ring import Running, VirtualRing
 from scripts.replaying.workloads import Answer, Arrival, Ask, Client, Workload
 
-END = 0
+END = 0  # the unit that ends an answer; no prompt contains it
 MAX_TREE_UNITS = 1 << 22
-EARLY = 64  # Arrivals drawn ahead of their time.
+EARLY = 64  # arrivals drawn at once, ahead of their time
 
 
 @dataclass
 class Outcome:
-    """Of all requests: units of their prompts, and of these the cached; seconds to the first token. The rest: counters
-    of the ring, units that the device computed of prompts, virtual seconds until all was done, and those in which
-    requests waited or ran.
-    """
+    """The counts of all requests. Seconds are virtual."""
 
     requests: int = 0
-    prompt: int = 0
-    cached: int = 0
-    by_salt: Counter[str] = field(default_factory=Counter)
-    prompt_by_salt: Counter[str] = field(default_factory=Counter)
-    first_tokens: list[float] = field(default_factory=list)
-    computed: int = 0
-    seconds: float = 0.0
-    running: float = 0.0
-    counters: Counter[str] = field(default_factory=Counter)
+    prompt: int = 0  # units of prompts
+    cached: int = 0  # units of prompts that were found in the cache
+    by_salt: Counter[str] = field(default_factory=Counter)  # `cached` of each salt
+    prompt_by_salt: Counter[str] = field(default_factory=Counter)  # `prompt` of each salt
+    first_tokens: list[float] = field(default_factory=list)  # seconds to first token of each request
+    computed: int = 0  # units of prompts that the device computed
+    seconds: float = 0.0  # until all requests had ended
+    running: float = 0.0  # sum over requests, from submission to end
+    counters: Counter[str] = field(default_factory=Counter)  # of the cache and the scheduler
 
     @property
     def reused(self) -> float:
+        """Share of the prompts that was found in the cache."""
         return self.cached / max(self.prompt, 1)
 
     def count(self, running: Running, now: float) -> None:
+        """Add a request that has ended."""
         output, request = running.output, running.request
         assert output is not None and running.first_token is not None
         self.requests += 1
@@ -58,13 +57,13 @@ class Outcome:
         self.cached += output.cached_tokens
         self.prompt_by_salt[request.salt] += request.prompt_len
         self.by_salt[request.salt] += output.cached_tokens
-        self.first_tokens.append(running.first_token - running.asked)
+        self.first_tokens.append(running.first_token - running.submitted)
         self.seconds = now
-        self.running += now - running.asked
+        self.running += now - running.submitted
 
 
 class Player:
-    """Sends what the clients ask, and the answers back to them."""
+    """Submits the clients' requests at their times, and sends them the answers."""
 
     def __init__(
         self, ring: VirtualRing, arrivals: Iterator[Arrival], limit: int, seed: int, past: Past | None
@@ -73,34 +72,36 @@ class Player:
         self._past = past
         self._ring, self._arrivals, self._limit = ring, arrivals, limit
         self._rng = Random(seed)
-        self._asked = 0
+        self._submitted = 0
 
     def play(self) -> Outcome:
-        self._await()
+        """Run until all clients have ended, or `limit` requests were submitted."""
+        self._schedule_arrivals()
         self._ring.run()
         ring, outcome = self._ring, self.outcome
         outcome.computed = ring.device.computed
         outcome.counters = ring.cache.counters + ring.scheduler.counters
         return outcome
 
-    def _await(self) -> None:
-        """The next arrivals; with the last of them those behind it."""
+    def _schedule_arrivals(self) -> None:
+        """Schedule the next arrivals; at the last of them, schedule more."""
         some = list(islice(self._arrivals, EARLY))
         for arrival in some:
-            self._ring.at(arrival.at, lambda client=arrival.client: self._go_on(client, None))  # type: ignore[misc]
+            self._ring.at(arrival.at, lambda client=arrival.client: self._continue(client, None))  # type: ignore[misc]
         if len(some) == EARLY:
-            self._ring.at(some[-1].at, self._await)
+            self._ring.at(some[-1].at, self._schedule_arrivals)
 
-    def _go_on(self, client: Client, answer: Answer | None) -> None:
-        if self._asked >= self._limit:
+    def _continue(self, client: Client, answer: Answer | None) -> None:
+        """Send a client its answer, if any, and schedule its next request."""
+        if self._submitted >= self._limit:
             return
         try:
             ask = next(client) if answer is None else client.send(answer)
         except StopIteration:
             return
-        self._asked += 1
-        id = str(self._asked)
-        stops, answered = self._answer(ask)
+        self._submitted += 1
+        id = str(self._submitted)
+        stops, answer = self._answer(ask)
         request = Request(
             id,
             pack(ask.tokens),
@@ -111,12 +112,12 @@ class Player:
             message_ends=ask.ends,
             flow=ask.salt or id,
         )
-        self._ring.at(self._ring.now + ask.pause, lambda: self._submit(client, request, answered))
+        self._ring.at(self._ring.now + ask.pause, lambda: self._submit(client, request, answer))
 
     def _answer(self, ask: Ask) -> tuple[Stops, Answer]:
-        """What comes back, and how it ends: one that is drawn with a token that no prompt goes on from."""
-        if ask.said:
-            return Stops(len(ask.said)), list(ask.said)
+        """Return the stop condition of a request and its answer. A drawn answer ends with END."""
+        if ask.known_answer:
+            return Stops(len(ask.known_answer)), list(ask.known_answer)
         drawn = [*(self._rng.getrandbits(31) | 1 for _ in range(ask.answer - 1)), END]
         return Stops(ask.answer + 8, token_ids=(END,)), drawn
 
@@ -126,7 +127,7 @@ class Player:
 
         def ended(running: Running) -> None:
             self.outcome.count(running, self._ring.now)
-            self._go_on(client, answer)
+            self._continue(client, answer)
 
         self._ring.submit(Running(request, answer, self._ring.now, ended=ended))
 
@@ -140,12 +141,16 @@ def make_ring(
     tree: int = MAX_TREE_UNITS,
     copies: int = 0,
 ) -> VirtualRing:
-    """block: the workload's. tree: how many units the cache knows at most. copies: what host memory holds."""
+    """Make a ring for a policy.
+
+    block: units of a block of the workload. tree: capacity of the radix tree, in units.
+    copies: number of copies in host memory.
+    """
     ledger = Ledger(slots, lambda move: None, lambda violation: None)
     limits = Limits(
         max_running=min(max_running, slots), max_queue=1 << 20, step_tokens=2048 // costs.unit, min_saving=1
     )
-    tiers = TierLimits(host_bytes=copies)  # A state is a byte.
+    tiers = TierLimits(host_bytes=copies)  # one byte per state
 
     def make_cache(send: Send) -> Cache:
         waiting = 64 // costs.unit
@@ -157,9 +162,11 @@ def make_ring(
 
 
 def play(workload: Workload, ring: VirtualRing, requests: int, seed: int, past: Past | None = None) -> Outcome:
-    """past: told of every request, in order of arrival."""
+    """Play a workload on a ring, which is closed at the end. `past` gets every request in order of arrival."""
     player = Player(ring, workload.draw(Random(seed), requests), requests, seed, past)
-    gc.collect()  # The ring before hangs in a cycle. While one runs nothing does, and there is much to go through.
+    # A previous ring is part of a reference cycle: free it now. While a ring runs it makes no cycles, and collections
+    # would be slow, as there are many objects.
+    gc.collect()
     gc.disable()
     try:
         return player.play()

@@ -1,4 +1,4 @@
-"""The policies that are compared: what they checkpoint, and what goes where slots are short."""
+"""The compared policies: what they checkpoint, and what they evict if slots are short."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,18 +16,21 @@ Positions = Callable[[Request, int | None], dict[int, Kind]]
 
 @dataclass(frozen=True)
 class Policy:
-    """order: what goes next. grid: keep one snapshot a prefill, at a multiple of so many units, and no other."""
+    """A cache policy."""
 
-    order: Order
-    grid: int | None = None
+    order: Order  # of eviction
+    grid: int | None = None  # keep only one snapshot per prefill, at a multiple of this many units
 
     def positions(self, block: int) -> Positions:
-        """What is checkpointed. block: a finer grid than the workload's own would keep what nobody can go on from."""
+        """Return the function that chooses checkpoints.
+
+        block: units of a block of the workload. No request can resume within a block, so the grid is not finer.
+        """
         return checkpoint_positions if self.grid is None else last_multiple(max(self.grid, block))
 
 
 def last_multiple(grid: int) -> Positions:
-    """The last one below the prompt's end."""
+    """Checkpoint at the last multiple of `grid` before the prompt's end."""
     return lambda request, branch: {(count(request.tokens) - 1) // grid * grid: Kind.CHECKPOINT}
 
 

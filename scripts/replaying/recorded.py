@@ -1,4 +1,4 @@
-"""Recorded traces as workloads: what `baton serve --trace-file` writes, and the public Mooncake traces."""
+"""Recorded traces as workloads: files of `baton serve --trace-file`, and public Mooncake traces."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ from scripts.replaying.workloads import Arrival, Ask, Client, Workload, text
 from scripts.tracing.log import numbered_events
 
 UNIT = Costs().unit
-MOONCAKE_BLOCK = 512
-UNITS = 1 << 31  # A unit is a token id, an int32.
+MOONCAKE_BLOCK = 512  # tokens
+UNITS = 1 << 31  # number of different units; a unit is a token id, an int32
 
 Count = Annotated[int, Meta(ge=0)]
 
 
 class MooncakeLine(Struct):
-    """timestamp: milliseconds. hash_ids: one for each block of the prompt, of which the last may be shorter."""
+    """One request of a Mooncake trace."""
 
-    timestamp: Annotated[float, Meta(ge=0)]
+    timestamp: Annotated[float, Meta(ge=0)]  # milliseconds
     input_length: Annotated[int, Meta(ge=1)]
     output_length: Count
-    hash_ids: list[Annotated[int, Meta(ge=0, lt=UNITS)]]
+    hash_ids: list[Annotated[int, Meta(ge=0, lt=UNITS)]]  # of each block of the prompt; the last may be shorter
 
 
 class AnyLine(Struct):
-    """What tells the formats apart."""
+    """The fields that distinguish the formats."""
 
     type: str = ""
     hash_ids: list[int] | None = None
@@ -41,37 +41,34 @@ class AnyLine(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A request. at: seconds. prompt, answer: units.
+    """One recorded request."""
 
-    numbers: of the prompt's blocks, and behind them those of the answer, if they are known.
-    """
-
-    at: float
-    numbers: Tokens
-    prompt: int
-    answer: int
-    ends: tuple[int, ...]
+    at: float  # seconds
+    numbers: Tokens  # of the prompt's blocks, followed by those of the answer if known
+    prompt: int  # units
+    answer: int  # units
+    ends: tuple[int, ...]  # of the prompt's messages, in units
     salt: str = ""
 
     def ask(self, rng: Random, block: int) -> Ask:
-        """A prompt that is shorter than any block is like no other."""
+        """Return the request. A prompt shorter than a block has no number, and becomes one random unit."""
         units = [(number * block + index) % UNITS for number in unpack(self.numbers) for index in range(block)]
         prompt = units[: self.prompt] or text(rng, 1, 1)
-        said = units[self.prompt :] if block == 1 else ()
-        return Ask(0.0, prompt, self.answer, self.ends, self.salt, said)
+        answer = units[self.prompt :] if block == 1 else ()
+        return Ask(0.0, prompt, self.answer, self.ends, self.salt, answer)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Its requests in order of arrival. block: in units. missing: events that were dropped as it was written."""
+    """A recorded trace."""
 
-    requests: list[Recorded]
-    block: int
-    missing: int = 0
+    requests: list[Recorded]  # in order of arrival
+    block: int  # units of a block
+    missing: int = 0  # events that were dropped when it was written
 
 
 def recorded(path: Path, faster: float = 1.0) -> Workload:
-    """Requests that arrive as they did, or so many times faster. OSError, ValueError for what is no trace."""
+    """Return a trace as a workload, `faster` times as fast. Raises OSError or ValueError if it is not a valid trace."""
     return Workload(partial(arrivals, path, faster), read_trace(path).block)
 
 
@@ -88,7 +85,7 @@ def client(request: Recorded, rng: Random, block: int) -> Client:
 
 @cache
 def read_trace(path: Path) -> Trace:
-    """ValueError that names the line which is not what its file should have."""
+    """Read a trace of either format. Raises ValueError, which names the first invalid line."""
     with path.open("rb") as file:
         first = file.readline()
     try:
@@ -108,32 +105,35 @@ def read_trace(path: Path) -> Trace:
 
 
 def mooncake_requests(path: Path) -> Iterator[Recorded]:
-    """What can be gone on from is the end of the last whole block: an answer comes back under numbers of its own."""
+    """Yield the requests. A later request can resume at the end of the last whole block, but not from the answer.
+
+    The trace has no ids for answers; as part of a later prompt, they get new ones.
+    """
     decoder = msgspec.json.Decoder(MooncakeLine)
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                asked = decoder.decode(line)
+                request = decoder.decode(line)
             except msgspec.MsgspecError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
-            blocks = -(-asked.input_length // MOONCAKE_BLOCK)
-            if len(asked.hash_ids) != blocks:
+            blocks = -(-request.input_length // MOONCAKE_BLOCK)
+            if len(request.hash_ids) != blocks:
                 raise ValueError(
-                    f"{path}, line {number}: {len(asked.hash_ids)} hash_ids for {asked.input_length} tokens, "
+                    f"{path}, line {number}: {len(request.hash_ids)} hash_ids for {request.input_length} tokens, "
                     f"which are {blocks} blocks of {MOONCAKE_BLOCK}"
                 )
-            whole = asked.input_length // MOONCAKE_BLOCK * MOONCAKE_BLOCK // UNIT
+            whole = request.input_length // MOONCAKE_BLOCK * MOONCAKE_BLOCK // UNIT
             yield Recorded(
-                asked.timestamp / 1000,
-                pack(asked.hash_ids),
-                -(-asked.input_length // UNIT),
-                max(1, -(-asked.output_length // UNIT)),
+                request.timestamp / 1000,
+                pack(request.hash_ids),
+                -(-request.input_length // UNIT),
+                max(1, -(-request.output_length // UNIT)),
                 (whole,) if whole else (),
             )
 
 
 def served_trace(path: Path) -> Trace:
-    """Of prompts and answers the whole blocks."""
+    """Read a server's trace file, which has numbers for the whole blocks of prompts and answers."""
     requests, missing = [], 0
     for number, event in numbered_events(path):
         match event:
@@ -148,6 +148,7 @@ def served_trace(path: Path) -> Trace:
 
 
 def check_numbers(event: HistoryEvent, where: str) -> None:
+    """Raise ValueError if the number of blocks does not fit the lengths."""
     whole = (event.prompt + event.answer) // UNIT
     if event.block != UNIT or len(event.blocks) != whole or min(event.prompt, event.answer) < 0:
         raise ValueError(

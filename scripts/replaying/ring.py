@@ -1,4 +1,4 @@
-"""The four real actors in virtual time, over a device that computes nothing and takes as long as its costs say."""
+"""The four real actors in virtual time, with a device that computes nothing but takes the time of its cost model."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from scripts.replaying.costs import Costs
 
 
 class NoText:
-    """A vocabulary whose tokens are no text: nobody reads it."""
+    """A tokenizer that decodes everything to an empty string: the replay reads no text."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return ""
@@ -28,27 +28,27 @@ class NoText:
 
 @dataclass(eq=False, slots=True)
 class Running:
-    """A request, and what the device will have it answer. Times are virtual seconds."""
+    """A submitted request. Times are virtual seconds."""
 
     request: Request
-    answer: list[int]
-    asked: float
+    answer: list[int]  # what the device will generate
+    submitted: float
     first_token: float | None = None
-    output: Output | None = None
-    ended: Callable[["Running"], None] | None = None
+    output: Output | None = None  # the last one
+    ended: Callable[["Running"], None] | None = None  # called at the end
 
 
 @dataclass(eq=False)
 class VirtualDevice:
-    """A stream: each call takes its time when those before it are done. at: has something done at a time."""
+    """A stream: each call begins when the previous ones have ended, and takes its time."""
 
     costs: Costs
     requests: dict[str, Running]
-    at: Callable[[float, Callable[[], None]], None]
-    deliver: Callable[[Ran | Transferred], None]
+    at: Callable[[float, Callable[[], None]], None]  # schedules a call at a time
+    deliver: Callable[[Ran | Transferred], None]  # sends a report to forward
     now: float = 0.0
-    free_at: float = 0.0
-    computed: int = 0
+    free_at: float = 0.0  # when all calls so far will have ended
+    computed: int = 0  # units of prompts
     steps: int = 0
     copies_aside: bool = False
     _rows: dict[int, Running] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class VirtualDevice:
         self.at(self.free_at, lambda: self.deliver(ran))
 
     def _token(self, row: int, position: int) -> int:
-        """What comes behind `position` tokens; one more step than it has an answer for may run."""
+        """Return the token after `position` tokens, or 0 after the answer: one more step may be in flight."""
         running = self._rows[row]
         index = position - running.request.prompt_len
         return running.answer[index] if index < len(running.answer) else 0
@@ -106,7 +106,7 @@ class VirtualDevice:
 
 
 class VirtualRing:
-    """Cache, scheduler, forward and results; messages are delivered in order, and take no time."""
+    """Cache, scheduler, forward and results. Messages are delivered in order, and take no time."""
 
     def __init__(
         self,
@@ -135,6 +135,7 @@ class VirtualRing:
         return lambda to, message: self._send(name, to, message)
 
     def at(self, time: float, what: Callable[[], None]) -> None:
+        """Call something at a virtual time."""
         self._numbers += 1
         heappush(self._timers, (time, self._numbers, what))
 
@@ -150,7 +151,7 @@ class VirtualRing:
         self._ledger.close()
 
     def run(self) -> None:
-        """Until nothing is left to be done."""
+        """Run until no timer is left."""
         while self._timers:
             self.device.now = max(self.device.now, self._timers[0][0])
             while self._timers and self._timers[0][0] <= self.device.now:
@@ -162,7 +163,7 @@ class VirtualRing:
         self._mail[to].append(message)
 
     def _carry(self) -> None:
-        """Deliver all that is under way."""
+        """Deliver messages until all mailboxes are empty."""
         answers = self._mail["api"]
         moved = True
         while moved:

@@ -1,4 +1,4 @@
-"""Who asks what, by seed: clients, each a generator that yields what it asks and is sent the answer."""
+"""Workloads drawn from a seed. A client is a generator that yields requests and is sent the answers."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,18 +9,14 @@ Answer = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. pause: virtual seconds after the answer before (the client's beginning, for its first).
+    """One request. Lengths and positions are in units."""
 
-    tokens: the prompt, in units. answer: how many units come back. ends: where its messages end.
-    said: the answer, where it is known before.
-    """
-
-    pause: float
-    tokens: list[int]
-    answer: int
-    ends: tuple[int, ...] = ()
+    pause: float  # virtual seconds since the previous answer, or since the client's arrival
+    tokens: list[int]  # the prompt
+    answer: int  # length of the answer
+    ends: tuple[int, ...] = ()  # of the prompt's messages
     salt: str = ""
-    said: Sequence[int] = ()
+    known_answer: Sequence[int] = ()  # the answer, if it was recorded
 
 
 Client = Generator[Ask, Answer, None]
@@ -28,25 +24,27 @@ Client = Generator[Ask, Answer, None]
 
 @dataclass(frozen=True)
 class Arrival:
+    """A client, and the virtual second at which it starts."""
+
     at: float
     client: Client
 
 
 @dataclass(frozen=True)
 class Workload:
-    """draw: its arrivals, in order, for so many requests. block: in how many units at once prompts agree, or do not."""
+    """A source of clients."""
 
-    draw: Callable[[Random, int], Iterator[Arrival]]
-    block: int = 1
+    draw: Callable[[Random, int], Iterator[Arrival]]  # arrivals in order, for about this many requests
+    block: int = 1  # units; common prefixes of prompts are multiples of it
 
 
 @dataclass
 class Talk:
-    """A conversation so far. ends: of its messages."""
+    """A conversation so far."""
 
     tokens: list[int]
     salt: str = ""
-    ends: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)  # of its messages
 
     def say(self, new: list[int]) -> None:
         self.tokens = self.tokens + new
@@ -60,12 +58,12 @@ class Talk:
 
 
 def text(rng: Random, low: int, high: int) -> list[int]:
-    """Units that nobody else says."""
+    """Return random units, which occur nowhere else."""
     return [rng.getrandbits(31) for _ in range(rng.randint(low, high))]
 
 
 def chat(rng: Random, system: list[int], turns: int, pause: Callable[[], float], salt: str = "") -> Client:
-    """A question and an answer, turn by turn."""
+    """Alternate questions and answers."""
     talk = Talk(system, salt, [len(system)] if system else [])
     for _ in range(turns):
         talk.say(text(rng, 2, 12))
@@ -73,7 +71,7 @@ def chat(rng: Random, system: list[int], turns: int, pause: Callable[[], float],
 
 
 def chats_in_turns(rng: Random, requests: int) -> Iterator[Arrival]:
-    """128 conversations, each of which asks when all others have; then 128 others."""
+    """Run 128 conversations whose turns alternate round-robin; then 128 others."""
     count, turns = 128, 12
     for group in range(max(1, requests // (count * turns))):
         begin = group * turns * count * 0.2
@@ -83,7 +81,7 @@ def chats_in_turns(rng: Random, requests: int) -> Iterator[Arrival]:
 
 
 def chats_at_random(rng: Random, requests: int) -> Iterator[Arrival]:
-    """Users of very different zeal, who pause for long now and then, under a few system prompts."""
+    """Run users of very different activity, with a few system prompts and some long pauses."""
     prompts = [text(rng, 20, 80) for _ in range(5)]
     at = 0.0
     made = 0
@@ -101,7 +99,7 @@ def chats_at_random(rng: Random, requests: int) -> Iterator[Arrival]:
 
 
 def agent(rng: Random, system: list[int], turns: int, depth: int = 0) -> Client:
-    """Dozens of turns: a short call of a tool, and a result of thousands of tokens; some of them fork off others."""
+    """Run dozens of turns: a short tool call, then a result of up to thousands of tokens. Some fork sub-agents."""
     talk = Talk(system, "", [len(system)])
     talk.say(text(rng, 10, 60))
     for _ in range(turns):
@@ -112,7 +110,7 @@ def agent(rng: Random, system: list[int], turns: int, depth: int = 0) -> Client:
 
 
 def fork(rng: Random, talk: Talk) -> Client:
-    """A sub-agent goes on from here, and comes back with a summary that the talk goes on with."""
+    """Run a sub-agent that continues from this conversation."""
     other = Talk(talk.tokens, talk.salt, list(talk.ends))
     other.say(text(rng, 4, 20))
     for _ in range(rng.randint(3, 8)):
@@ -131,13 +129,13 @@ def agents(rng: Random, requests: int) -> Iterator[Arrival]:
 
 
 def editor(rng: Random, system: list[int], turns: int) -> Client:
-    """Asks again, or edits what was said before, as often as it goes on."""
+    """Regenerate an answer or edit an earlier message in half of the turns, and continue in the others."""
     talk = Talk(system, "", [len(system)])
     for _ in range(turns):
         if len(talk.ends) > 2 and rng.random() < 0.5:
             back = rng.choice([1, 1, 1, 2, 3])
-            kept = talk.ends[: max(1, len(talk.ends) - 2 * back + rng.randint(0, 1))]
-            talk = Talk(talk.tokens[: kept[-1]], talk.salt, kept)
+            ends = talk.ends[: max(1, len(talk.ends) - 2 * back + rng.randint(0, 1))]
+            talk = Talk(talk.tokens[: ends[-1]], talk.salt, ends)
         if len(talk.ends) % 2:
             talk.say(text(rng, 2, 12))
         talk.hear((yield talk.ask(rng.expovariate(1 / 15), rng.randint(4, 24))))
@@ -158,7 +156,7 @@ def once(tokens: list[int], answer: int, pause: float = 0.0, salt: str = "") -> 
 
 
 def best_of_n(rng: Random, requests: int) -> Iterator[Arrival]:
-    """The same prompt eight times at once, and then a search that goes on from the best answers of each level."""
+    """Send the same prompt eight times at once; some continue as a search with their answers."""
     at, made = 0.0, 0
     few_shot = text(rng, 60, 100)
     while made < requests:
@@ -180,7 +178,7 @@ def search(rng: Random, prompt: list[int], levels: int) -> Client:
 
 
 def pollution(rng: Random, requests: int) -> Iterator[Arrival]:
-    """Chats beside retrieval: long contexts that are never asked for again, one for each request of the chats."""
+    """Mix chats with retrieval: as many long contexts, which are never reused."""
     yield from merged(
         chats_at_random(Random(rng.random()), requests // 2),
         contexts(Random(rng.random()), requests // 2, 0.4),
@@ -195,14 +193,14 @@ def contexts(rng: Random, count: int, gap: float, salt: str = "") -> Iterator[Ar
 
 
 def batch_scan(rng: Random, requests: int) -> Iterator[Arrival]:
-    """Chats, and at times thousands of unique prompts as fast as they are answered."""
+    """Mix chats with thousands of unique prompts, which arrive about as fast as they are answered."""
     yield from merged(
         chats_at_random(Random(rng.random()), requests // 2), contexts(Random(rng.random()), requests // 2, 0.18)
     )
 
 
 def tenants(rng: Random, requests: int) -> Iterator[Arrival]:
-    """Two keys: one chats, the other sends unique prompts all the while."""
+    """Mix two API keys: one chats, the other sends unique prompts."""
     mine = (
         Arrival(arrival.at, salted(arrival.client, "chats"))
         for arrival in chats_at_random(Random(rng.random()), requests // 3)
@@ -221,7 +219,7 @@ def salted(client: Client, salt: str) -> Client:
 
 
 def merged(*streams: Iterator[Arrival]) -> Iterator[Arrival]:
-    """In order of time."""
+    """Merge arrivals in order of time."""
     heads = [(stream, next(stream, None)) for stream in streams]
     while any(head is not None for _, head in heads):
         at = min(

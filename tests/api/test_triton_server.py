@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from scripts.benchmarks.shapes import checkpoint_of
+from scripts.benchmarks.common.shapes import checkpoint_of
 from tests.api.server_process import SERVE, ServerProcess
 from tests.models.oracle import CHECKPOINTS
 

@@ -1,4 +1,4 @@
-"""scripts/bench at toy size: that it measures, and measures what it says."""
+"""scripts/bench at tiny sizes: each command runs, and its figures are consistent."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts.benchmarks import threads as thread_bench
+from scripts.benchmarks.parts import threads as thread_bench
 from tests.api.server_process import ServerProcess, is_option
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +20,7 @@ TINY = ("--model", "tiny", "--rounds", "1", "--threads", "1")
 
 
 def bench(*arguments: str) -> list[str]:
-    """The lines that it prints."""
+    """Run a command and return the lines that it prints."""
     done = subprocess.run(
         [sys.executable, "scripts/bench", *arguments],
         cwd=ROOT,
@@ -34,19 +34,19 @@ def bench(*arguments: str) -> list[str]:
 
 
 def table(lines: list[str]) -> dict[str, list[float]]:
-    """The rows of three figures, by name."""
+    """Return the rows of three figures, by name."""
     rows = (re.fullmatch(r"(.+?)((?: +[\d.,]+){3})", line) for line in lines)
     return {row[1]: [float(figure.replace(",", "")) for figure in row[2].split()] for row in rows if row}
 
 
 def ratio(lines: list[str], name: str) -> tuple[float, int]:
-    """The median of a comparison, and of how many."""
+    """Return the median of a comparison, and the number of its ratios."""
     [found] = [match for line in lines if (match := re.match(rf"{re.escape(name)}: (\S+) \(median of (\d+), ", line))]
     return float(found[1]), int(found[2])
 
 
 @pytest.mark.soak
-def test_the_engine_beside_the_bare_loop_and_transformers(tmp_path: Path) -> None:
+def test_engine_compares_the_server_with_the_bare_loop_and_transformers(tmp_path: Path) -> None:
     sizes = [*TINY, "--batches", "2", "--prompt", "64", "--repeats", "0"]
     contenders = ["baton", "paged=baton:--page-size 32", "bare", "transformers", "openvino"]
     lines = bench("engine", *sizes, "--contenders", *contenders, "--json", str(tmp_path / "engine.json"))
@@ -65,7 +65,7 @@ def test_the_engine_beside_the_bare_loop_and_transformers(tmp_path: Path) -> Non
 
 
 @pytest.mark.soak
-def test_the_bare_loop_of_a_hybrid() -> None:
+def test_engine_runs_the_bare_loop_of_a_hybrid() -> None:
     sizes = ["--rounds", "1", "--layers", "2", "--threads", "1", "--batches", "1", "--prompt", "64", "--repeats", "0"]
     lines = bench("--model", "granite-151m", *sizes, "--behind", "600", "--contenders", "bare")
     assert [line.split("  ")[0] for line in lines[1:4]] == ["prefill 64", "decode 1", "decode 1 behind 600"]
@@ -82,7 +82,7 @@ def test_serving_over_a_server_and_in_static_batches(tmp_path: Path) -> None:
     for [figures] in rounds.values():
         assert figures["errors"] == 0 and figures["tokens"] == pytest.approx(6 * figures["requests"])
         assert 0 < figures["first_p50"] <= figures["first_p99"] and 0 < figures["gap_p50"] <= figures["gap_p99"]
-    # Of each conversation's 40, 86 and 132 tokens the second and the third turn find what came before.
+    # A conversation has 40, 86 and 132 tokens; the second and the third turn find the previous ones in the cache.
     assert rounds["baton"][0]["hit_rate"] > 0.4 and rounds["transformers:auto"][0]["hit_rate"] == 0
 
 
@@ -95,18 +95,18 @@ def test_serving_at_a_rate_with_shared_prefixes(tmp_path: Path) -> None:
     assert figures["errors"] == 0 and 0.2 < figures["hit_rate"] < 1
 
 
-def test_serving_by_a_server_that_runs_already(tmp_path: Path) -> None:
+def test_serving_measures_a_server_that_already_runs(tmp_path: Path) -> None:
     load = ["--rounds", "1", "--requests", "2", "--streams", "2", "--prompt", "4", "--answer", "3"]
     with ServerProcess() as server:
         bench("serving", "--url", f"own={server.url}", *load, "--json", str(tmp_path / "serving.json"))
-        # A short round warms up; then two requests are measured.
+        # Two requests warm up, then two are measured.
         assert sum(entry.get("endpoint") == "POST /v1/completions" for entry in server.log) == 4
     [figures] = json.loads((tmp_path / "serving.json").read_text())["rounds"]["own"]
     assert figures["errors"] == 0 and figures["tokens"] == pytest.approx(3 * figures["requests"])
 
 
 @pytest.mark.soak
-def test_a_record_is_kept_of_each_command(tmp_path: Path) -> None:
+def test_record_writes_a_table_and_json_for_each_command(tmp_path: Path) -> None:
     more = "--rounds 1 --model tiny --batches 1 --seconds 0.2 --threads 1"
     lines = bench("record", str(tmp_path), "--only", "relay-null", "--more", more)
     assert lines[0].startswith("relay-null (") and sorted(file.name for file in tmp_path.iterdir()) == [
@@ -116,7 +116,7 @@ def test_a_record_is_kept_of_each_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["tiny", pytest.param("null", marks=pytest.mark.soak)])
-def test_the_relay(model: str, tmp_path: Path) -> None:
+def test_relay(model: str, tmp_path: Path) -> None:
     sizes = [*TINY, "--model", model, "--batches", "1", "4", "--seconds", "0.5"]
     lines = bench("relay", *sizes, "--json", str(tmp_path / "relay.json"))
     steps = json.loads((tmp_path / "relay.json").read_text())["steps"]
@@ -128,11 +128,11 @@ def test_the_relay(model: str, tmp_path: Path) -> None:
     assert [line.split("  ")[0] for line in lines[1:4]] == ["step", "device", "device idle between steps"]
 
 
-def test_which_peers_there_are() -> None:
+def test_peers_are_listed() -> None:
     assert [line.split()[0] for line in bench("peers")] == ["llama.cpp", "openvino", "transformers", "guidellm"]
 
 
-def test_the_scheduler_beside_that_of_another_revision() -> None:
+def test_scheduler_is_compared_with_another_revision() -> None:
     lines = bench("scheduler", "--rounds", "2", "--rows", "8", "--steps", "16", "--against", "HEAD")
     rows = table(lines)
     assert list(rows) == ["here", "HEAD"]
@@ -146,9 +146,9 @@ def test_sessions() -> None:
     lines = bench("--rounds", "2", "sessions", *sizes)
     rows = table(lines)
     early, late, cold, transformers = rows.values()
-    assert list(rows)[:2] == ["turn 2, behind 500 tokens", "turn 4, behind 1,500 tokens"]
+    assert list(rows)[:2] == ["turn 2, after 500 tokens", "turn 4, after 1,500 tokens"]
     assert all(0 < low <= median <= high for median, low, high in rows.values())
-    # A turn of 8 tokens against one of 1,508: the fastest of each, so that a busy machine changes nothing.
+    # A turn of 8 tokens against one of 1,508. The fastest of each are compared, so that a busy machine does not matter.
     assert max(early[1], late[1]) < cold[1] and late[1] < transformers[1]
     assert ratio(lines, "turn 4 / turn 2")[1] == ratio(lines, "transformers / turn 4")[1] == 2
     assert lines[-1] == "the first token is the same as transformers' in 2 of 2"
@@ -158,7 +158,7 @@ def test_sessions() -> None:
 def test_families(tmp_path: Path) -> None:
     sizes = ["--layers", "2", "--threads", "1", "--prompt", "64", "--batches", "2", "--repeats", "0"]
     lines = bench("--rounds", "2", "--weights", str(tmp_path), "families", "--shapes", "granite-151m", *sizes)
-    # The model's own loop, then the server.
+    # One table for the bare loop, one for the server.
     compared = [after for line, after in pairwise(lines) if line.startswith("that / mamba2-129m's")]
     assert len(compared) == 2
     assert all(re.fullmatch(r"granite-151m( +[\d.]+ \([\d.]+-[\d.]+\)){2}", line) for line in compared)
@@ -172,7 +172,7 @@ def test_agents() -> None:
     early, late = table(lines)
     assert early == "step 2" and late.startswith("step 5, a prompt of ")
     assert ratio(lines, "step 5 / step 2")[1] == 2
-    # All but what came with the last step, and the tools and rules are long.
+    # All is cached but the last step, which is short against the tools and rules.
     [cached] = [float(line.split()[3]) for line in lines if line.startswith("of that prompt")]
     assert cached > 80
 
@@ -194,7 +194,7 @@ def test_threads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.soak
-def test_states_in_bfloat16_beside_those_in_float32() -> None:
+def test_states_in_bfloat16_are_compared_with_float32() -> None:
     lines = bench("states", "--rounds", "1", "--layers", "1", "--threads", "1", "--rows", "1", "--tokens", "120")
     errors = [line.split() for line in lines if re.match(r"bfloat16 |to the nearest ", line)]
     assert [error[-4] for error in errors] == [mark for mark in ("1", "100", "120") for _ in range(2)] * 2
@@ -205,7 +205,7 @@ def test_states_in_bfloat16_beside_those_in_float32() -> None:
 
 
 @pytest.mark.soak
-def test_quantized_weights_beside_bfloat16() -> None:
+def test_quantized_weights_are_compared_with_bfloat16() -> None:
     lines = bench("quantize", "--steps", "4", "--rounds", "1", "--layers", "1", "--threads", "1", "--tokens", "80")
     errors = {line.split("  ")[0]: line.split()[-4:] for line in lines if line.endswith("%")}
     assert list(errors) == ["bfloat16", "int8, bfloat16", "int8, float32", "int4, bfloat16", "int4, float32"]

@@ -1,4 +1,4 @@
-"""What scripts/bench computes with: spreads, floors, schedules, contenders' names, readings of the machine."""
+"""The parts of scripts/bench: statistics, floors, schedules, names of contenders, and readings of the machine."""
 
 import json
 import math
@@ -14,26 +14,35 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from scripts.benchmarks import engine, families, relay
-from scripts.benchmarks.configs import GRANITE, KIMI_LINEAR, MAMBA2, NEMOTRON_H, QWEN3_NEXT
-from scripts.benchmarks.contenders import Entry, Workbench
-from scripts.benchmarks.figures import NeverAtOnceError, Spread, decode_rate, quantile, ratios, steady_rate, table
-from scripts.benchmarks.floors import Mixture, floor_of
-from scripts.benchmarks.machine import Probe, all_busy, own_busy, ticks_a_second
+from scripts.benchmarks.common.configs import GRANITE, KIMI_LINEAR, MAMBA2, NEMOTRON_H, QWEN3_NEXT
+from scripts.benchmarks.common.contenders import Entry, Workbench
+from scripts.benchmarks.common.figures import (
+    NeverAtOnceError,
+    Spread,
+    decode_rate,
+    quantile,
+    ratios,
+    steady_rate,
+    table,
+)
+from scripts.benchmarks.common.floors import Mixture, floor_of
+from scripts.benchmarks.common.machine import Probe, all_busy, own_busy, ticks_a_second
+from scripts.benchmarks.common.shapes import config_of
+from scripts.benchmarks.compare import engine, families
+from scripts.benchmarks.compare.peers import agreed
+from scripts.benchmarks.compare.serving import summarise
+from scripts.benchmarks.compare.serving.client import Answer, read_event
+from scripts.benchmarks.compare.serving.schedule import Load, draw
+from scripts.benchmarks.parts import relay
 from scripts.benchmarks.peers import environments
-from scripts.benchmarks.peers.agreement import agreed
 from scripts.benchmarks.peers.serve_lines import Answer as Served
-from scripts.benchmarks.serving import summarise
-from scripts.benchmarks.serving.client import Answer, read_event
-from scripts.benchmarks.serving.schedule import Load, draw
-from scripts.benchmarks.shapes import config_of
 
 PROBE = Probe(1e9, 1e9, 1e12)
 LOAD = Load("unique", requests=200, streams=4, rate=None, prompt=8, answer=4, shared=16, prefixes=3, turns=3)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0.01, 1.0))
-def test_a_quantile_is_the_least_value_that_so_many_do_not_exceed(values: list[float], share: float) -> None:
+def test_a_quantile_is_the_smallest_value_with_the_share_below_or_equal(values: list[float], share: float) -> None:
     found = quantile(values, share)
     assert found in values
     assert sum(value <= found for value in values) >= share * len(values) - 1e-6
@@ -63,17 +72,16 @@ def test_tokens_are_counted_while_all_streams_run() -> None:
         decode_rate([slow, fast], least=3)
 
 
-def test_rows_that_begin_apart_get_more_tokens() -> None:
-    asked = []
+def test_rows_that_overlap_too_little_are_repeated_with_more_tokens() -> None:
+    requested = []
 
     def generate(tokens: int) -> list[list[tuple[float, int]]]:
-        """The second begins ten tokens behind the first."""
-        asked.append(tokens)
+        """The second stream begins ten tokens after the first."""
+        requested.append(tokens)
         return [[(float(start + count), count) for count in range(1, tokens + 1)] for start in (0, 10)]
 
     assert steady_rate(generate, 6) == 2.0
-    assert asked == [7, 13, 25]
-    asked.clear()
+    assert requested == [7, 13, 25]
     with pytest.raises(NeverAtOnceError):
         steady_rate(lambda tokens: [[(start, 1), (start + 1, 2)] for start in (0.0, 2.0)], 2)
 
@@ -87,20 +95,20 @@ def test_columns_are_aligned() -> None:
     ]
 
 
-def test_the_floor_of_the_mamba2() -> None:
+def test_the_floor_of_mamba2() -> None:
     floor = floor_of(MAMBA2)
-    # 129M weights of two bytes, and the state and the convolution's inputs of 24 layers, read and written.
+    # 129M weights of two bytes. States and convolution inputs of 24 layers are read and written.
     weights = 2 * (floor.projections + floor.head) + floor.others
     assert weights == pytest.approx(257e6, rel=0.01)
     assert floor.state == 2 * 4 * 24 * (24 * 64 * 128 + 3 * (1536 + 256))
     assert floor.projections == 24 * 768 * (2 * 1536 + 256 + 24 + 1536)
-    assert floor.decode(16, Probe(38e9, 50e9, 1e15), behind=7) == pytest.approx(
+    assert floor.decode(16, Probe(38e9, 50e9, 1e15), history=7) == pytest.approx(
         16 / (weights / 38e9 + 16 * floor.state / 50e9)
     )
     assert floor.prefill(Probe(1.0, 1.0, 2e12), 100) == 1e12 / floor.projections
 
 
-def test_products_of_many_rows_take_as_long_as_computing_them() -> None:
+def test_products_of_many_rows_are_bound_by_arithmetic() -> None:
     floor = floor_of(MAMBA2)
     computing = 2 * 16 * (floor.projections + floor.head) / 1e11
     slow, fast = Probe(38e9, 38e9, 1e11), Probe(38e9, 38e9, 1e15)
@@ -111,7 +119,7 @@ def test_products_of_many_rows_take_as_long_as_computing_them() -> None:
     assert integers.decode(16, slow, 0) == integers.decode(16, fast, 0)
 
 
-def test_a_prompts_tokens_attend_to_half_of_it() -> None:
+def test_a_prompts_tokens_attend_to_half_of_the_prompt() -> None:
     floor, kimi = floor_of(GRANITE), floor_of(KIMI_LINEAR)
     assert floor.scores == 2 * 2 * GRANITE["num_attention_heads"] * 64
     assert kimi.scores == 2 * 12 * (64 + 32 + 64)
@@ -120,8 +128,8 @@ def test_a_prompts_tokens_attend_to_half_of_it() -> None:
     )
 
 
-def test_the_floor_of_a_head_beside_the_embedding() -> None:
-    """A step reads one of the two, and only the last token of a prompt has to do with the head."""
+def test_the_floor_of_a_separate_head() -> None:
+    """A step reads the head, not the embedding; a prompt uses the head only for its last token."""
     size = NEMOTRON_H["vocab_size"]
     floor, larger = floor_of(NEMOTRON_H), floor_of(NEMOTRON_H | {"vocab_size": 2 * size})
     assert NEMOTRON_H["tie_word_embeddings"] is False
@@ -138,7 +146,7 @@ def test_the_floors_of_smaller_weights_and_states() -> None:
     assert half.bytes_each / whole.bytes_each == 8.5 / 16
 
 
-def test_a_step_reads_the_experts_that_its_rows_have() -> None:
+def test_a_step_reads_only_the_experts_of_its_rows() -> None:
     floor, dense = floor_of(QWEN3_NEXT), floor_of(QWEN3_NEXT | {"num_experts": 0})
     experts, layers = QWEN3_NEXT["num_experts"], QWEN3_NEXT["num_hidden_layers"]
     top_k, inner = QWEN3_NEXT["num_experts_per_tok"], QWEN3_NEXT["moe_intermediate_size"]
@@ -149,7 +157,7 @@ def test_a_step_reads_the_experts_that_its_rows_have() -> None:
     assert one < floor.experts[0].read(2) < 2 * one
     read = 2 * (floor.projections + floor.head + layers * one) + floor.others + floor.state
     assert floor.decode(1, Probe(1e9, 1e9, 1e15), 0) == pytest.approx(1e9 / read)
-    # Each token is computed by its own experts, however many are read.
+    # The products depend on each token's own experts, not on how many experts the step reads.
     many = floor.decode(10_000, Probe(1e15, 1e15, 1e9), 0)
     assert many == pytest.approx(1e9 / 2 / (floor.projections + floor.head + layers * top_k * size), rel=1e-3)
     assert dense.experts == [] and dense.state == floor.state
@@ -171,13 +179,13 @@ def test_a_step_reads_the_experts_that_its_rows_have() -> None:
         ("transformers:float32", Entry("transformers:float32", "transformers", "float32"), "f32", 4),
     ],
 )
-def test_contenders_are_named(text: str, entry: Entry, weights: str, state_bytes: int) -> None:
+def test_names_of_contenders_are_parsed(text: str, entry: Entry, weights: str, state_bytes: int) -> None:
     parsed = Entry.parse(text)
     assert (parsed, parsed.weights(), parsed.state_bytes()) == (entry, weights, state_bytes)
 
 
 @pytest.mark.parametrize("text", ["", "vllm", "llama.cpp:q5_1", "=baton", "bare:fast"])
-def test_what_is_no_contender_is_refused(text: str) -> None:
+def test_invalid_contenders_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"no (contender|variant|name)"):
         Entry.parse(text)
 
@@ -189,7 +197,7 @@ def test_options_of_the_server_are_added_to_baton_only() -> None:
     assert Entry.parse("llama.cpp").with_options("--page-size 32") == Entry.parse("llama.cpp")
 
 
-def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_peers_that_are_not_installed_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(environments, "FOLDER", tmp_path)
     bench = Workbench(MAMBA2, tmp_path, 1, 1)
     assert "--install llama.cpp" in bench.missing(Entry.parse("llama.cpp"))
@@ -207,27 +215,27 @@ def test_fewer_layers_of_a_hybrid_keep_attention() -> None:
 
 
 class Scripted:
-    """A contender of fixed speeds, which notes when it is asked."""
+    """A contender of a fixed speed, which logs its calls."""
 
-    def __init__(self, name: str, speed: float, asked: list[str]) -> None:
-        self._name, self._speed, self._asked = name, speed, asked
+    def __init__(self, name: str, speed: float, calls: list[str]) -> None:
+        self._name, self._speed, self._calls = name, speed, calls
 
     def prefill(self, prompt: list[int]) -> float:
-        self._asked.append(self._name)
+        self._calls.append(self._name)
         return self._speed * len(prompt)
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
-        self._asked.append(self._name)
+        self._calls.append(self._name)
         return self._speed * len(prompts)
 
 
 def test_contenders_take_turns_and_another_begins_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    contenders = {name: Scripted(name, speed, asked) for name, speed in (("a", 2.0), ("b", 1.0))}
+    calls: list[str] = []
+    contenders = {name: Scripted(name, speed, calls) for name, speed in (("a", 2.0), ("b", 1.0))}
     monkeypatch.setattr(engine, "probe", lambda threads: PROBE)
     plan = engine.Plan(rounds=2, prompt=10, steps=4, batches=[3], repeats=0)
     turns = engine.Rounds(contenders, plan, 100, 1, Random(0)).run()
-    assert asked == ["a", "b"] * 2 + ["b", "a"] * 2 + ["a", "b"] * 2
+    assert calls == ["a", "b"] * 2 + ["b", "a"] * 2 + ["a", "b"] * 2
     assert [(turn.cell, turn.figures) for turn in turns] == [
         ("prefill 10", {"a": 20.0, "b": 10.0}), ("decode 3", {"a": 6.0, "b": 3.0})
     ] * 2  # fmt: skip
@@ -240,7 +248,7 @@ def test_contenders_take_turns_and_another_begins_each_round(monkeypatch: pytest
 
 @dataclass(frozen=True)
 class Bench:
-    """A workbench whose contenders keep the prompts that they read, by shape."""
+    """A workbench whose contenders log their prompts by shape."""
 
     read: defaultdict[int, list[tuple[int, ...]]]
     config: dict[str, Any] = field(default_factory=dict)
@@ -259,7 +267,7 @@ class Bench:
         return 1.0
 
 
-def test_no_shape_reads_a_prompt_again_that_its_cache_may_know(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_shape_reads_the_same_prompt_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "probe", lambda threads: PROBE)
     plan = engine.Plan(rounds=2, prompt=10, steps=4, batches=[2], repeats=0)
     configs: dict[str, Any] = {shape: {"vocab_size": 100} for shape in (families.FIRST, "one", "other")}
@@ -270,23 +278,23 @@ def test_no_shape_reads_a_prompt_again_that_its_cache_may_know(monkeypatch: pyte
     assert all(len({*prompts}) == len(prompts) for prompts in read)
 
 
-def test_a_turn_is_taken_anew_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_is_repeated_while_other_processes_run(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = iter([0.9, 0.4, 0.6, 0.05, 0.0])
 
     class Loaded(engine.Watch):
         def __exit__(self, *_: object) -> None:
             self.others = next(loads)
 
-    asked: list[str] = []
+    calls: list[str] = []
     monkeypatch.setattr(engine, "Watch", Loaded)
     monkeypatch.setattr(engine, "probe", lambda threads: PROBE)
     plan = engine.Plan(rounds=1, prompt=10, steps=4, batches=[], repeats=2)
-    # The unmeasured round takes whatever comes; the measured one is taken until it is quiet.
-    [turn] = engine.Rounds({"a": Scripted("a", 1.0, asked)}, plan, 100, 1, Random(0)).run()
-    assert (turn.others, len(asked)) == (0.05, 4)
+    # Round 0 is taken once, however busy the machine is; round 1 is repeated until the machine is quiet.
+    [turn] = engine.Rounds({"a": Scripted("a", 1.0, calls)}, plan, 100, 1, Random(0)).run()
+    assert (turn.others, len(calls)) == (0.05, 4)
 
 
-def test_a_turn_that_is_never_quiet_is_the_quietest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quietest_turn_counts_if_none_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = iter([0.0, 0.9, 0.4, 0.6])
 
     class Loaded(engine.Watch):
@@ -311,7 +319,7 @@ def test_the_load_of_the_machine_and_of_a_process(tmp_path: Path) -> None:
     assert own_busy(10, tmp_path) == (1 + 2 + 3 + 4 + 10) / ticks_a_second()
 
 
-def test_schedules_are_drawn_by_seed() -> None:
+def test_schedules_depend_only_on_the_seed() -> None:
     assert draw(LOAD, 100, 1) == draw(LOAD, 100, 1) != draw(LOAD, 100, 2)
     words = {word for conversation in draw(LOAD, 100, 1) for word in conversation.turns[0].split()}
     assert words == {f"t{id}" for id in range(99)}
@@ -326,7 +334,7 @@ def test_arrivals_at_a_rate() -> None:
     assert times[0] == 0.0 and times == sorted(times)  # type: ignore[type-var]
     gaps = [later - earlier for earlier, later in pairwise(times)]  # type: ignore[operator]
     assert sum(gaps) / len(gaps) == pytest.approx(1 / 50, rel=0.1)
-    # A third of exponential gaps and a bit more are longer than their mean.
+    # Exponential gaps are longer than their mean with probability 1/e.
     assert sum(gap > 1 / 50 for gap in gaps) / len(gaps) == pytest.approx(math.exp(-1), abs=0.03)
 
 
@@ -341,10 +349,10 @@ def test_shared_prefixes_and_turns() -> None:
 
 def test_figures_of_answers() -> None:
     good = [
-        Answer(asked=10.0, arrivals=[11.0, 11.1, 11.3], prompt_tokens=100, completion_tokens=3, cached_tokens=25),
-        Answer(asked=10.5, arrivals=[12.5, 12.6, 12.9], prompt_tokens=100, completion_tokens=3, cached_tokens=75),
+        Answer(begin=10.0, arrivals=[11.0, 11.1, 11.3], prompt_tokens=100, completion_tokens=3, cached_tokens=25),
+        Answer(begin=10.5, arrivals=[12.5, 12.6, 12.9], prompt_tokens=100, completion_tokens=3, cached_tokens=75),
     ]
-    figures = summarise([*good, Answer(asked=10.0, error="503")], others=0.5)
+    figures = summarise([*good, Answer(begin=10.0, error="503")], others=0.5)
     assert (figures.first_p50, figures.first_p99) == (1.0, 2.0)
     assert figures.gap_p50 == pytest.approx(0.1) and figures.gap_p99 == pytest.approx(0.3)
     assert figures.tokens == pytest.approx(6 / 2.9) and figures.requests == pytest.approx(2 / 2.9)
@@ -355,7 +363,7 @@ def test_figures_of_answers() -> None:
 
 
 def test_events_of_a_stream() -> None:
-    answer = Answer(asked=0.0)
+    answer = Answer(begin=0.0)
     usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
     texts = [{"choices": [{"text": text}]} for text in ("t1", " t2", "")]
     for at, event in enumerate([*texts, {"choices": [], "usage": usage}]):
@@ -387,7 +395,7 @@ baton:actor_busy_seconds_total{{model_name="m",actor="results"}} {results}
         relay.parse("", 0.0, 0.0)
 
 
-def test_tokens_of_a_peer_and_their_agreement() -> None:
+def test_tokens_of_a_peer_and_their_common_prefix() -> None:
     answer = Served(rows=2)
     answer.add(1, [4, 5])
     answer.add(0, [6])

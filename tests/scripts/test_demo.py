@@ -1,4 +1,4 @@
-"""What the bundled model is trained on and how: chats, tokens, batches, and a training that is stopped and goes on."""
+"""The training of the bundled model: chats, tokens, batches, and a training that is stopped and resumed."""
 
 import random
 import re
@@ -48,7 +48,7 @@ def chats(count: int) -> list[Chat]:
     return [make_chat(random.Random(f"test {number}"), LESSONS[-1][1]) for number in range(count)]
 
 
-def test_training_shows_nothing_that_is_held_out() -> None:
+def test_training_shows_no_held_out_values() -> None:
     for chat in chats(400):
         text = render(chat.messages(), chat.schemas())
         shown = set(re.findall(r"[^\W\d_]+", text.lower()))
@@ -57,7 +57,7 @@ def test_training_shows_nothing_that_is_held_out() -> None:
             assert not held_out_pair(int(a), int(b))
 
 
-def test_examinations_ask_for_what_is_held_out() -> None:
+def test_exams_use_held_out_values() -> None:
     for number in range(40):
         [_, answer] = make_exam("sums", number, 1).messages()
         a, b = re.findall(r"\d+", answer["content"])[:2]
@@ -68,12 +68,12 @@ def test_examinations_ask_for_what_is_held_out() -> None:
         assert name.lower() in HELD_OUT
 
 
-def test_what_is_told_last_counts() -> None:
+def test_the_latest_value_of_a_fact_counts() -> None:
     for number in range(60):
         chat = make_exam("recall of a corrected fact", number, 8)
         [value] = {value for value in chat.known.values() if chat.messages()[-1]["content"].endswith(f"{value}.")}
         later = [turn.messages[1]["content"] for turn in chat.turns[1:-1]]
-        assert len(chat.turns) == 8 and any(value.lower() in said.lower() for said in later)
+        assert len(chat.turns) == 8 and any(value.lower() in answer.lower() for answer in later)
     chat = Chat(World(random.Random(1)))
     for _ in range(9):
         chat.turns.append(facts.tell_of(chat, ["place"]))
@@ -87,8 +87,8 @@ def test_what_is_told_last_counts() -> None:
 def test_answers_are_right() -> None:
     for number in range(40):
         chat = Chat(World(random.Random(number)))
-        *_, said = lists.sort_numbers(chat).messages
-        numbers = [int(each) for each in re.findall(r"\d+", said["content"])]
+        *_, answer = lists.sort_numbers(chat).messages
+        numbers = [int(each) for each in re.findall(r"\d+", answer["content"])]
         assert numbers == sorted(numbers)
         word, reverse = re.fullmatch(
             r"(\w+) backwards is (\w+)\.", lists.backwards(chat).messages[1]["content"]
@@ -131,7 +131,7 @@ def test_message_ends_are_found(text: ModelText) -> None:
     assert all(ids[end - 2] == IM_END for end in ends)
 
 
-def test_only_answers_weigh(text: ModelText) -> None:
+def test_only_answers_have_full_weight(text: ModelText) -> None:
     chat = next(chat for chat in chats(40) if chat.system and len(chat.turns) > 1)
     ids = text.encode(render(chat.messages(), chat.schemas()))
     weights = weights_of(ids, text.encode("assistant")[0])
@@ -141,9 +141,9 @@ def test_only_answers_weigh(text: ModelText) -> None:
             answers[-1].append(token)
             if token == IM_END:
                 answers.append([])
-    given = [text.decode(each) for each in answers[:-1]]
-    wanted = [m["content"] for m in chat.messages() if m["role"] == "assistant" and not m.get("tool_calls")]
-    assert [each for each in given if not each.startswith("<tool_call>")] == wanted
+    decoded = [text.decode(each) for each in answers[:-1]]
+    expected = [m["content"] for m in chat.messages() if m["role"] == "assistant" and not m.get("tool_calls")]
+    assert [each for each in decoded if not each.startswith("<tool_call>")] == expected
 
 
 def test_the_scan_is_the_recurrence() -> None:
@@ -169,7 +169,7 @@ def training(monkeypatch: pytest.MonkeyPatch, tokens: int, seed: int = 1) -> Tra
     return made
 
 
-def test_batches_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_can_be_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     made = training(monkeypatch, 1).batches
     first = list(islice(made.of(SHORT), 12))
     assert made.pool > 0
@@ -203,7 +203,7 @@ def losses_of(model: DemoModel, ids: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
 
 
-def test_a_training_that_was_stopped_gives_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_resumed_training_gives_the_same_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     whole = training(monkeypatch, 6_000)
     losses = list[float]()
     learn = whole._learn
@@ -228,14 +228,14 @@ def test_a_training_that_was_stopped_gives_the_same(monkeypatch: pytest.MonkeyPa
         training(monkeypatch, 7_000).resume(tmp_path / "half.pt")
 
 
-def test_the_rate_rises_stays_and_falls() -> None:
+def test_the_learning_rate_rises_stays_and_falls() -> None:
     rates = [rate(step, step / 1000) for step in range(1000)]
     assert rates[0] < 0.02 and rates[300] == 1 and 0.01 <= rates[-1] < 0.02
     assert all(later <= earlier for earlier, later in pairwise(rates[200:]))
 
 
 @torch.inference_mode()
-def test_the_server_computes_what_was_trained(tmp_path: Path) -> None:
+def test_the_server_computes_the_same_logits(tmp_path: Path) -> None:
     torch.manual_seed(0)
     trained = DemoModel(TINY)
     export(trained, words(), tmp_path)
@@ -247,11 +247,11 @@ def test_the_server_computes_what_was_trained(tmp_path: Path) -> None:
     torch.testing.assert_close(logits, trained(ids[None])[0], rtol=1e-4, atol=1e-4)
 
 
-def test_examinations_of_an_untrained_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exams_of_an_untrained_model(capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     results = examine(DemoModel(TINY), words(), 2)
     assert len(results) == 2 * len(EXAMS) == len(capsys.readouterr().out.splitlines())
-    assert all(right == 0 and asked == (6 if name in LEAST else 2) for name, _, right, asked in results)
+    assert all(right == 0 and total == (6 if name in LEAST else 2) for name, _, right, total in results)
 
 
 def test_the_config_is_a_dense_hybrid_of_its_family() -> None:

@@ -1,4 +1,4 @@
-"""scripts/evaluate against the api around a ring that always says the same."""
+"""scripts/evaluate against the API with a fake ring that always gives the same answer."""
 
 import asyncio
 import json
@@ -22,16 +22,16 @@ CONSTANT = "no tool fits"
 SAMPLES = 3
 
 
-async def asked(served: Served, turns: int, task: str = CONSTANT) -> Row:
+async def row_of(served: Served, turns: int, task: str = CONSTANT) -> Row:
     client = Client(served.client.session, base=served.url)
     return Row.of(task, turns, await examine(client, task, turns, SAMPLES, seed=0, at_once=1))
 
 
-@pytest.mark.parametrize(("said", "right"), [(NO_TOOL, SAMPLES), ("Yes.", 0)])
-async def test_what_is_right_is_counted(said: str, right: int) -> None:
+@pytest.mark.parametrize(("reply", "right"), [(NO_TOOL, SAMPLES), ("Yes.", 0)])
+async def test_right_answers_are_counted(reply: str, right: int) -> None:
     async with serving(max_model_len=8192) as served:
-        served.ring.reply, served.ring.cached = said, 5
-        row = await asked(served, turns=3)
+        served.ring.reply, served.ring.cached = reply, 5
+        row = await row_of(served, turns=3)
         assert row.right == (right, SAMPLES) and row.cold == row.forked == (SAMPLES, SAMPLES)
         assert row.formed == (0, 0) and row.cached[0] == 5 * SAMPLES
         assert row.reaches(0.5) == bool(right)
@@ -40,12 +40,12 @@ async def test_what_is_right_is_counted(said: str, right: int) -> None:
 
 async def test_a_first_question_has_nothing_to_fork() -> None:
     async with serving(max_model_len=8192) as served:
-        row = await asked(served, turns=1)
+        row = await row_of(served, turns=1)
         assert row.forked == (0, 0) and row.cold == (SAMPLES, SAMPLES)
 
 
-async def test_other_tokens_cold_are_seen() -> None:
-    """The ring says something else to whoever brings a salt."""
+async def test_different_tokens_cold_are_noticed() -> None:
+    """The ring gives another answer to requests with a salt."""
     async with serving(max_model_len=8192) as served:
         start, usual = served.ring._start, list[str]()
 
@@ -55,7 +55,7 @@ async def test_other_tokens_cold_are_seen() -> None:
             start(request)
 
         served.ring._start = by_salt  # type: ignore[method-assign]
-        row = await asked(served, turns=3)
+        row = await row_of(served, turns=3)
         assert row.right == (SAMPLES, SAMPLES) == row.forked and row.cold == (0, SAMPLES)
         assert not row.reaches(0.5)
 
@@ -67,7 +67,7 @@ async def run(url: str, *arguments: str) -> tuple[int | None, list[str]]:
     return process.returncode, output.decode().splitlines()
 
 
-async def test_the_command_prints_a_table_and_judges() -> None:
+async def test_the_command_prints_a_table_and_sets_its_exit_code() -> None:
     async with serving(max_model_len=8192) as served:
         served.ring.reply = NO_TOOL
         tasks = ("--task", CONSTANT, "--turns", "2")
@@ -82,8 +82,8 @@ async def test_the_command_prints_a_table_and_judges() -> None:
 
 @pytest.mark.parametrize("name", EXAMS)
 @pytest.mark.parametrize("turns", [1, 5])
-def test_a_question_is_answered_by_its_own_answer(name: str, turns: int) -> None:
-    """And is the same again, is held out, and renders to the same text by messages without tools."""
+def test_the_expected_answer_of_a_question_is_right(name: str, turns: int) -> None:
+    """Exams are also reproducible, and render to the same text as messages without tools."""
     for number in range(5):
         chat = make_exam(name, number, turns)
         assert chat.messages() == make_exam(name, number, turns).messages()
@@ -95,15 +95,15 @@ def test_a_question_is_answered_by_its_own_answer(name: str, turns: int) -> None
         assert len(chat.turns) >= turns and len(parts(messages)) == sum(m["role"] == "assistant" for m in messages)
 
 
-def test_a_call_is_read_by_what_it_says() -> None:
+def test_a_tool_call_is_compared_by_content() -> None:
     call = {"name": "get_rain", "arguments": {"city": "Oslo", "days": 3}}
     assert read_call(CALL + json.dumps(call, indent=1) + CALL_END) == call
     broken = ("", "{", "[]", '{"name": "x"}', '{"name": "x", "arguments": 3}', '{"name": "x", "arguments": {}, "a": 1}')
     for text in (json.dumps(call), *(CALL + each + CALL_END for each in broken)):
         assert read_call(text) is None
-    wanted = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+    expected = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
     other = CALL + json.dumps({**call, "arguments": {"city": "Oslo", "days": "3"}}) + CALL_END
-    found = score(wanted, other)
+    found = score(expected, other)
     assert (found.right, found.well_formed) == (False, True)
 
 

@@ -1,4 +1,4 @@
-"""A tenant's chats keep what they reuse while another scans unique prompts: the real actors, in virtual time."""
+"""One tenant's chats keep their cache hits while another tenant scans unique prompts: real actors, virtual time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ UNLIMITED = 1 << 16
 
 @dataclass(frozen=True)
 class Tenants:
-    """users: of the one who chats, each of whom has so many talks of so many turns. scan: prompts of the other."""
+    """A tenant whose users chat, and one that scans."""
 
-    users: int
-    talks: int
-    turns: int
-    scan: int
+    users: int  # of the tenant that chats
+    talks: int  # of each user
+    turns: int  # of each talk
+    scan: int  # prompts of the other tenant
 
     def alone(self) -> Workload:
         return Workload(lambda rng, requests: self._chats(), self.users)
 
-    def beside(self) -> Workload:
+    def with_scan(self) -> Workload:
         return Workload(lambda rng, requests: merged(self._chats(), self._scan()), self.users)
 
     def _chats(self) -> Iterator[Arrival]:
@@ -39,22 +39,22 @@ class Tenants:
             yield Arrival(index * 20 / self.users, self._user(Random(rng.random()), systems))
 
     def _user(self, rng: Random, systems: list[list[int]]) -> Client:
-        """One conversation after the other."""
+        """Hold one conversation after another."""
         for _ in range(self.talks):
             yield from chat(rng, rng.choice(systems), self.turns, lambda: rng.expovariate(1 / 20), "chats")
 
     def _scan(self) -> Iterator[Arrival]:
-        """A prompt of 5,000 tokens each 0.3 s, which keeps the device busy for half of the time."""
+        """Send a prompt of about 5,000 tokens every 0.3 s, which keeps the device busy half of the time."""
         return contexts(Random(6), self.scan, 0.3, "scan")
 
 
 @dataclass(frozen=True)
 class Played:
-    """share: of the chats' prompt tokens that were reused. frontiers: states that wait. most: requests at once."""
+    """The outcome of a replay."""
 
-    share: float
-    frontiers: float
-    most: int
+    share: float  # of the chats' prompt tokens that were reused
+    frontiers: float  # mean number of states that wait to be used
+    most: int  # largest number of concurrent requests
 
 
 def played(workload: Workload, policy: str = "worth", slots: int = UNLIMITED) -> Played:
@@ -72,16 +72,16 @@ def played(workload: Workload, policy: str = "worth", slots: int = UNLIMITED) ->
 
 
 def test_a_scan_takes_at_most_five_points_of_anothers_reuse() -> None:
-    """In each case slots for the chats' frontiers and for what runs at once.
+    """In each case there are slots for the chats' waiting states and for all concurrent requests.
 
-    Of a scan that is much shorter it does not hold: what is new has not been learned to be worth little by then.
+    It is not true of a much shorter scan: the cache has not yet learned that new states are worth little.
     """
     tenants = Tenants(users=40, talks=4, turns=7, scan=2000)
     unlimited = played(tenants.alone())
-    most = played(tenants.beside()).most
+    most = played(tenants.with_scan()).most
     alone = played(tenants.alone(), slots=round(unlimited.frontiers + unlimited.most))
-    beside = played(tenants.beside(), slots=round(unlimited.frontiers + most))
-    assert alone.share - beside.share <= 0.05 and beside.share > 0.55
+    mixed = played(tenants.with_scan(), slots=round(unlimited.frontiers + most))
+    assert alone.share - mixed.share <= 0.05 and mixed.share > 0.55
 
 
 @pytest.mark.soak
@@ -89,14 +89,14 @@ def test_a_scan_takes_at_most_five_points_of_anothers_reuse() -> None:
 @pytest.mark.parametrize("tenants", [Tenants(40, 2, 7, 1000), Tenants(80, 9, 14, 10_000)], ids=["1000", "10000"])
 def test_scans_short_and_long(policy: str, tenants: Tenants) -> None:
     unlimited = played(tenants.alone())
-    most = played(tenants.beside()).most
+    most = played(tenants.with_scan()).most
     own, both = (round(unlimited.frontiers + running) for running in (unlimited.most, most))
     alone, roomy = played(tenants.alone(), policy, own), played(tenants.alone(), policy, both)
-    beside = played(tenants.beside(), policy, both)
+    mixed = played(tenants.with_scan(), policy, both)
     print(
         f"{tenants.scan} prompts, {policy}: {alone.share:.1%} alone in {own} slots, {roomy.share:.1%} in {both}; "
-        f"{beside.share:.1%} beside the scan in {both}"
+        f"{mixed.share:.1%} with the scan in {both}"
     )
-    assert beside.share < roomy.share
+    assert mixed.share < roomy.share
     if policy == "worth" and tenants.scan == 10_000:
-        assert alone.share - beside.share <= 0.05
+        assert alone.share - mixed.share <= 0.05

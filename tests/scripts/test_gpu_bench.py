@@ -1,4 +1,4 @@
-"""scripts/bench gpu where there is no GPU: what it would do is done at toy sizes, in Triton's interpreter."""
+"""scripts/bench gpu without a GPU: its parts at toy sizes, in Triton's interpreter."""
 
 import gzip
 import json
@@ -13,7 +13,7 @@ import torch
 
 from baton.models.config import ModelConfig
 from baton.models.loading.checkpoint import find_family
-from scripts.benchmarks.floors import floor_of
+from scripts.benchmarks.common.floors import floor_of
 from scripts.benchmarks.gpu.models import MODELS, idle_share
 from scripts.benchmarks.gpu.operations.listed import TOYS
 from scripts.benchmarks.gpu.records import Records
@@ -33,7 +33,7 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.soak
-def test_all_parts_run_and_are_taken_up_again(tmp_path: Path) -> None:
+def test_all_parts_run_and_can_be_resumed(tmp_path: Path) -> None:
     out, parts = tmp_path / "records.jsonl", ("kernels", "speed", "models", "idle", "server", "trace")
     done = bench("--toy", *parts, "--out", str(out), TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -63,20 +63,20 @@ def test_it_says_that_it_needs_a_gpu(tmp_path: Path) -> None:
     )
 
 
-def test_a_part_that_there_is_not() -> None:
+def test_an_unknown_part_is_rejected() -> None:
     done = bench("kernel")
     assert (done.returncode, done.stdout.partition(";")[0]) == (2, "no part is called kernel")
 
 
-def test_what_failed_is_told_and_not_recorded(tmp_path: Path) -> None:
-    """Here Triton has nothing to compute with."""
+def test_failures_are_reported_but_not_recorded(tmp_path: Path) -> None:
+    """Triton has neither a GPU nor its interpreter here."""
     out = tmp_path / "records.jsonl"
     done = bench("--toy", "kernels", "--out", str(out))
     assert done.returncode == 1 and "kernels: failed" in done.stdout
     assert not out.exists()
 
 
-def test_records_of_another_gpu_or_revision_are_measured_anew(tmp_path: Path) -> None:
+def test_another_gpu_or_revision_is_measured_again(tmp_path: Path) -> None:
     file = tmp_path / "records.jsonl"
     Records(file, {"gpu": "A", "revision": "1"}).keep("speed", "x", microseconds=1.0)
     assert Records(file, {"gpu": "A", "revision": "1"}).has("speed", "x")
@@ -85,7 +85,7 @@ def test_records_of_another_gpu_or_revision_are_measured_anew(tmp_path: Path) ->
     assert not Records(file, {"gpu": "A", "revision": "1"}).has("models", "x")
 
 
-def test_idle_is_what_no_work_covers() -> None:
+def test_idle_time_is_not_covered_by_any_work() -> None:
     def work(begin: float, end: float, cat: str = "kernel") -> dict[str, Any]:
         return {"cat": cat, "ts": begin, "dur": end - begin}
 
@@ -95,7 +95,7 @@ def test_idle_is_what_no_work_covers() -> None:
 
 
 @pytest.mark.parametrize(("name", "billions"), [("130M", 0.129), ("1B", 1.0), ("9B", 8.9)])
-def test_models_are_of_the_sizes_that_they_are_called(name: str, billions: float) -> None:
+def test_models_have_the_sizes_of_their_names(name: str, billions: float) -> None:
     config = ModelConfig(MODELS[name])
     with torch.device("meta"):
         model = find_family(config).build(config, torch.bfloat16, torch.float32)
@@ -112,7 +112,7 @@ def test_ceilings_and_copies() -> None:
     assert copies_for(10**12, CPU) == copies_for(1, CPU) == 1
 
 
-def test_some_kernels_alone(tmp_path: Path) -> None:
+def test_kernels_can_be_selected(tmp_path: Path) -> None:
     out = tmp_path / "records.jsonl"
     done = bench("--toy", "kernels", "--only", "^slots", "--out", str(out), TRITON_INTERPRET="1")
     assert done.returncode == 0

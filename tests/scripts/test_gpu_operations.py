@@ -1,4 +1,4 @@
-"""What scripts/bench gpu checks and times: at toy sizes in Triton's interpreter, at real ones without memory."""
+"""The operations of scripts/bench gpu: at toy sizes in Triton's interpreter, at real sizes on the meta device."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -16,7 +16,7 @@ F32, BF16 = torch.float32, torch.bfloat16
 
 
 def launched(builds: Iterable[Build], dtype: torch.dtype = F32) -> set[str]:
-    """The names of kernels."""
+    """Return the names of all kernels that are launched."""
     found = list[Launch]()
     with watched(found.append):
         for build in builds:
@@ -27,28 +27,28 @@ def launched(builds: Iterable[Build], dtype: torch.dtype = F32) -> set[str]:
 
 
 @pytest.mark.parametrize("name", TOYS)
-def test_each_equals_its_reference(name: str) -> None:
+def test_each_operation_equals_its_reference(name: str) -> None:
     assert TOYS[name](Draw(CPU)).error(F32) <= 1
 
 
-def test_all_are_there_without_memory() -> None:
+def test_checked_and_timed_operations_launch_all_kernels() -> None:
     of_toys = launched(TOYS.values())
     assert launched(CHECKED.values()) == launched(CHECKED.values(), BF16) == of_toys
-    # But for what is an operation's by the way, all is timed.
+    # All kernels are timed but these two, which only occur as parts of other operations.
     assert of_toys - launched(TIMED.values(), BF16) == {
         "baton.kernels.attention.triton._write_pages",
         "baton.kernels.quantized_linear.triton._look_up",
     }
 
 
-def test_no_kernel_is_left_out() -> None:
+def test_no_compiled_kernel_is_missing() -> None:
     from tests.kernels.gpu.compile_shapes import launches
 
     of_cases = {f"{launch.kernel.fn.__module__}.{launch.kernel.fn.__name__}" for _, launch in launches()}
     assert of_cases <= launched(TOYS.values()) | launched(CHECKED.values())
 
 
-def test_what_is_wrong_is_found() -> None:
+def test_wrong_results_are_found() -> None:
     x = torch.randn(40)
 
     def operation(run: Callable[[Tensor], Sequence[Tensor]]) -> Operation:
@@ -67,7 +67,7 @@ def test_what_is_wrong_is_found() -> None:
     assert Operation(lambda x: (x.long(),), lambda x: (x.long() + (x > 1),), (x,), 160).error(F32) > 1
 
 
-def test_a_floor_is_the_larger_of_two() -> None:
+def test_a_floor_is_the_larger_of_two_bounds() -> None:
     operation = Operation(tuple, tuple, (), 10, 1000)
     assert operation.floor(bandwidth=10, rate=100) == 10
     assert operation.floor(bandwidth=0.1, rate=100) == 100

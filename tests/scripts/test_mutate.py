@@ -1,4 +1,4 @@
-"""scripts/mutate: where faults may be, and that it tells those that are found from those that are not."""
+"""scripts/mutate: places for faults, and the report of found and surviving faults."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def faults(text: str) -> set[str]:
-    """The changed lines of every fault that fits into a text."""
+    """Return the changed line of every possible fault in a text."""
     source = text.encode()
     sites = find_sites(Path("some.py"), source)
     mutants = [make_mutant(site, change, source) for site in sites for change in site.changes]
@@ -37,7 +37,7 @@ def faults(text: str) -> set[str]:
         ("found = [b for b in a if b.c]", {"found = [b for b in a if not b.c]"}),
         ("found = True", {"found = False"}),
         ("a(0o600, 1.5)", {"pass", "a(0o601, 1.5)", "a(0o600, 2.5)"}),
-        # What changes nothing that the program does.
+        # Code whose change would not alter behaviour.
         ('a: dict[str, int] | None = f"{b + 1}"', set()),
         ("assert a < b", set()),
         ("log.warning(a + b)", set()),
@@ -49,7 +49,7 @@ def test_faults_of_a_line(line: str, expected: set[str]) -> None:
     assert faults(f"def some(a, b, c):\n    {line}\n") == expected
 
 
-def test_what_is_declared_is_left_alone() -> None:
+def test_declarations_have_no_faults() -> None:
     text = '''
         @dataclass(frozen=True)
         class Some(Struct, frozen=True):
@@ -76,8 +76,8 @@ def mutate(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_tells_which_faults_are_found() -> None:
-    """The same four, with a test that pins down the file that they are in, and with one that does not look at it."""
+def test_found_and_surviving_faults_are_reported() -> None:
+    """Four faults are all found by the tests of their file, and all missed by tests of another file."""
     common = ["--count", "4", "--seed", "1", "--files", "actors/runtime/sizing.py", "--tests"]
     found = mutate(*common, "tests/actors/runtime/test_sizing.py")
     assert found.returncode == 0, found.stdout + found.stderr
@@ -88,7 +88,7 @@ def test_it_tells_which_faults_are_found() -> None:
     assert all(re.match(r"actors/runtime/sizing\.py:\d+  .+  →  .+", line) for line in survivors)
 
 
-def test_nothing_is_tried_where_a_check_fails_without_a_fault(tmp_path: Path) -> None:
+def test_no_fault_is_tried_if_a_check_fails_without_one(tmp_path: Path) -> None:
     failing = tmp_path / "test_failing.py"
     failing.write_text("def test_it():\n    assert 1 == 2\n")
     done = mutate("--count", "1", "--tests", str(failing))

@@ -1,4 +1,4 @@
-"""Recorded traces as workloads: both formats, what is damaged, and a server's own trace file played again."""
+"""Recorded traces as workloads: both formats, damaged files, and a replay of a server's own trace file."""
 
 import json
 from base64 import b64encode
@@ -62,15 +62,15 @@ def test_equal_ids_of_a_mooncake_trace_are_equal_units(tmp_path: Path) -> None:
     assert set(second.tokens[2 * BLOCK :]).isdisjoint(last.tokens)
 
 
-def test_what_two_prompts_of_a_mooncake_trace_have_in_common_is_reused(tmp_path: Path) -> None:
+def test_common_blocks_of_a_mooncake_trace_are_reused(tmp_path: Path) -> None:
     path = mooncake(tmp_path / "t", (0, 1100, 40, [7, 8, 9]), (60_000, 1500, 40, [7, 8, 10]))
     past = Past()
     assert played(path, past=past).cached == 2 * BLOCK == past.bound(64) * past.tokens
     assert played(path, "snapshot-grid").cached == 2 * BLOCK, "a snapshot on the blocks' grid, not within the last"
 
 
-def test_a_turn_goes_on_from_the_answer_in_a_servers_trace(tmp_path: Path) -> None:
-    """5 blocks and 7 tokens of prompt, an answer into the 9th block; the next turn has them all in its prompt."""
+def test_a_turn_resumes_from_the_answer_in_a_servers_trace(tmp_path: Path) -> None:
+    """The first prompt has 5 blocks and 7 tokens; its answer ends in the 9th block. The next prompt contains both."""
     path = served(
         tmp_path / "t",
         ActEvent("cache", 1.0, 2.0),
@@ -82,9 +82,9 @@ def test_a_turn_goes_on_from_the_answer_in_a_servers_trace(tmp_path: Path) -> No
     assert read_trace(path).missing == 3
     (at, first), (_, other), (last_at, last) = asks(path)
     assert (at, last_at) == (0.0, 2.0)
-    assert first.tokens + list(first.said) == list(range(1, 9)) == last.tokens[:8]
+    assert first.tokens + list(first.known_answer) == list(range(1, 9)) == last.tokens[:8]
     assert (len(first.tokens), first.answer, first.ends, first.salt) == (5, 3, (1, 5), "")
-    assert (len(last.tokens), last.answer, last.said, other.salt) == (10, 1, [52], "5")
+    assert (len(last.tokens), last.answer, last.known_answer, other.salt) == (10, 1, [52], "5")
     outcome = played(path)
     assert outcome.cached == 7, "the last unit that was answered was not consumed"
     assert (outcome.requests, outcome.prompt) == (3, 20)
@@ -94,7 +94,7 @@ def test_prompts_that_are_shorter_than_a_block_have_nothing_in_common(tmp_path: 
     path = served(tmp_path / "t", history(101.0, 3, 4, []), history(102.0, 3, 4, []), history(103.0, 3, 14, [9]))
     first, second, third = (ask for _, ask in asks(path))
     assert len(first.tokens) == len(second.tokens) == 1 and first.tokens != second.tokens
-    assert (third.tokens, third.said, third.answer) == ([9], [], 1)
+    assert (third.tokens, third.known_answer, third.answer) == ([9], [], 1)
     assert played(path).requests == 3
 
 
@@ -125,13 +125,13 @@ def test_a_damaged_line_is_named(tmp_path: Path, content: str, line: int, why: s
         read_trace(tmp_path / "t")
 
 
-def test_a_trace_file_without_requests_is_refused(tmp_path: Path) -> None:
+def test_a_trace_file_without_requests_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no request that has ended"):
         read_trace(served(tmp_path / "t", ActEvent("cache", 1.0, 2.0)))
 
 
-def test_what_a_server_wrote_can_be_played_again(tmp_path: Path) -> None:
-    """Two chats of three turns: the replay finds of each turn what the server found, but for parts of blocks."""
+def test_a_servers_trace_file_can_be_replayed(tmp_path: Path) -> None:
+    """Two chats of three turns: the replay reuses as much as the server, except for parts of blocks."""
     log = tmp_path / "log"
     small = ["--state-slots", "32", "--kv-pages", "400", "--page-size", "4", "--max-model-len", "600"]
     cached = 0

@@ -1,4 +1,4 @@
-"""Workloads in virtual time: what the policies save, what nobody can exceed, and that a seed says it all."""
+"""Workloads in virtual time: savings of the policies, the upper bound, and reproducibility."""
 
 import subprocess
 import sys
@@ -24,11 +24,11 @@ def outcome(workload: str, policy: str, slots: int, past: Past | None = None) ->
     return play(WORKLOADS[workload], make_ring(POLICIES[policy], slots, Costs()), REQUESTS, 1, past)
 
 
-# One in three in CI.
+# Every third workload runs in CI.
 @pytest.mark.parametrize(
     "workload", [pytest.param(name, marks=[pytest.mark.soak] * bool(at % 3)) for at, name in enumerate(WORKLOADS)]
 )
-def test_every_workload_is_answered_whole_and_nobody_exceeds_the_bound(workload: str) -> None:
+def test_every_workload_is_answered_and_no_policy_exceeds_the_bound(workload: str) -> None:
     past = Past()
     unlimited = outcome(workload, "worth", 1 << 16, past)
     assert unlimited.requests >= REQUESTS // 2 and unlimited.reused <= past.bound(1 << 16) + 1e-9
@@ -41,13 +41,13 @@ def test_every_workload_is_answered_whole_and_nobody_exceeds_the_bound(workload:
         assert limited.reused <= bound + 0.02, f"{policy}: the order of requests differs a little from the bound's"
 
 
-def test_a_seed_says_it_all() -> None:
+def test_the_outcome_depends_only_on_the_seed() -> None:
     first, second = (outcome("agents", "worth", 30) for _ in range(2))
     assert first == second
 
 
-def test_without_limits_nothing_goes() -> None:
-    """Not for its slot, nor for the size of the tree: more than 4 million units, and then the first prompt again."""
+def test_nothing_is_evicted_without_limits() -> None:
+    """Neither slots nor the size of the tree evict anything: the first prompt is found after 4 million units."""
     size = (1 << 22) // 32
 
     def draw(rng: Random, requests: int) -> Iterator[Arrival]:
@@ -58,19 +58,19 @@ def test_without_limits_nothing_goes() -> None:
     assert unlimited.outcome.cached >= size - 1 and not unlimited.outcome.counters["states_evicted:new"]
 
 
-def test_chats_that_take_turns_are_found_again() -> None:
+def test_worth_keeps_chats_that_take_turns() -> None:
     shares = {policy: outcome("chats in turns", policy, 128 + 8).reused for policy in POLICIES}
     assert shares["worth"] > 0.5 > shares["lru"] + 0.3
 
 
 def test_the_bound_of_two_conversations_in_one_slot() -> None:
-    """They take turns, and one of them can be kept: of what they ask again, half can be reused."""
+    """Two conversations take turns, and one fits: half of their repeated tokens can be reused."""
     past, chance = Past(), Random(1)
     talks = [b"", b""]
     for turn in range(40):
-        asked = talks[turn % 2] + pack([chance.getrandbits(30) for _ in range(10)])
-        past.add("", asked, b"")
-        talks[turn % 2] = asked
+        prompt = talks[turn % 2] + pack([chance.getrandbits(30) for _ in range(10)])
+        past.add("", prompt, b"")
+        talks[turn % 2] = prompt
     known = sum(10 * (turn // 2) for turn in range(40)) / past.tokens
     assert past.bound(100) == pytest.approx(known, rel=1e-6)
     assert known / 2 <= past.bound(1) < 0.6 * known
@@ -94,7 +94,7 @@ def test_the_table_is_the_same_from_any_number_of_processes(tmp_path: Path) -> N
     assert len(lines) == 3 * (2 + 2 * (1 + len(POLICIES)))
 
 
-def test_a_trace_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_trace_is_named(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("{}\n")
     for name, why in (("trace", "line 1: neither"), ("absent", "No such file")):
         done = run("--trace", str(tmp_path / name))

@@ -1,4 +1,4 @@
-"""scripts/trace over the log of a ring in this process, and over made-up ones. tests/api has that of a real server."""
+"""scripts/trace on the log of a ring in this process and on made-up logs. tests/api has that of a real server."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ TRACE = "a" * 32
 
 
 def made_up() -> list[Event]:
-    """A request whose one step ran, with what the api and the device did beside their messages."""
+    """Return the log of a request with one step, including what the API and the device did."""
     return [
         HEADER,
         UnitEvent(100.0, 2),
@@ -62,7 +62,7 @@ def tracks(events: Sequence[TraceEvent]) -> dict[tuple[int, int], str]:
     return {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
 
 
-def test_each_message_flows_from_what_sent_it_to_what_received_it() -> None:
+def test_each_message_flows_from_its_sender_to_its_receiver() -> None:
     events = trace_events(made_up())
     check(events)
     names = tracks(events)
@@ -74,7 +74,7 @@ def test_each_message_flows_from_what_sent_it_to_what_received_it() -> None:
     assert ends[work, "s"][0] == "forward" and ends[work, "f"] == ("device", 750_000.0)
 
 
-def test_tracks_show_what_actors_did_and_who_held_a_slot() -> None:
+def test_tracks_show_the_work_of_actors_and_the_holders_of_slots() -> None:
     events = trace_events(made_up())
     names = tracks(events)
     did = [(names[e["pid"], e["tid"]], e["name"], e["ts"], e["dur"]) for e in of_phase(events, "X")]
@@ -98,7 +98,7 @@ def test_a_request_is_a_span_with_its_phases() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_open_when_the_log_ends_is_closed() -> None:
+def test_spans_that_are_open_at_the_end_are_closed() -> None:
     log = [event for event in made_up() if not (isinstance(event, RequestEvent) and event.what == "ended")]
     events = trace_events(log)
     check(events)
@@ -121,7 +121,7 @@ def test_the_trace_of_a_ring_is_well_formed(restart: bool) -> None:
     assert [(holding.place, holding.holder, holding.generation) for holding in rebuild_ledger(log)] == known
 
 
-def test_the_ledger_begins_anew_with_each_unit() -> None:
+def test_the_ledger_is_reset_by_each_unit() -> None:
     log = [*made_up(), UnitEvent(102.0, 1), MoveEvent(103.0, 0, 1, "owned", "cache", "take")]
     assert rebuild_ledger(log) == [Holding(0, "owned", "cache", 1)]
     assert rebuild_ledger(made_up()) == [Holding(0, "free", "pool", 0), Holding(1, "cached", "node 5", 1)]
@@ -134,7 +134,7 @@ def test_a_log_that_ends_within_a_line_is_read_up_to_there(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b'{"type":"act"}\n', b"not json\n"])
-def test_what_is_not_a_log_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_log_is_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "log").write_bytes(content)
     with pytest.raises(ValueError, match="log"):
         read_log(tmp_path / "log")

@@ -1,4 +1,4 @@
-"""scripts/tune, in what needs no GPU: what there is to choose, what is chosen, and what is kept of it."""
+"""The parts of scripts/tune that need no GPU: candidates, the choice, and the table."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ RIGHT, FAST, WRONG, BROKEN = CONFIGS
 
 
 def adding() -> Operation:
-    """In place, so that a run which finds what another left is wrong too."""
+    """Return an operation that works in place, so that a run with the inputs of a previous run is wrong too."""
 
     def run(x: Tensor) -> list[Tensor]:
         config = config_of(*KEY, x.device, *CONFIGS)
@@ -40,30 +40,30 @@ def adding() -> Operation:
 last = list[KernelConfig]()
 
 
-def test_the_fastest_that_is_right_is_chosen() -> None:
+def test_the_fastest_right_configuration_is_chosen() -> None:
     cost = {16: 1.0, 32: 0.5, 64: 0.1}
     assert fastest(KEY, CONFIGS, [adding], lambda _: cost[last[-1].blocks["BLOCK"]]) == (FAST, 0.5)
 
 
-def test_what_gains_no_more_than_noise_is_left() -> None:
+def test_the_default_stays_if_the_gain_is_noise() -> None:
     cost = {16: 1.0, 32: 0.99}
     assert fastest(KEY, CONFIGS, [adding], lambda _: cost[last[-1].blocks["BLOCK"]]) == (RIGHT, 1.0)
 
 
-def test_all_operations_count_alike() -> None:
-    """A tenth of the time of a short one is worth more than a second of a long one."""
+def test_all_operations_have_the_same_weight() -> None:
+    """Ten times the speed in a short operation outweighs a second in a long one."""
     times = iter([1.0, 0.1, 100.0, 101.0])
     best, gain = fastest(KEY, CONFIGS[:2], [adding, adding], lambda _: next(times))
     assert best is FAST and gain == pytest.approx((0.1 * 1.01) ** 0.5)
 
 
-def test_a_default_that_does_not_run_is_an_error() -> None:
+def test_a_failing_default_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"the default of \('add.one', 'of=4'\) does not run"):
         fastest(KEY, (BROKEN, RIGHT), [adding], lambda _: 1.0)
 
 
-def test_every_kernel_that_may_be_configured_has_a_choice() -> None:
-    """And it is timed where the least else is."""
+def test_every_configurable_kernel_has_candidates() -> None:
+    """Each is also timed in the operation that launches the fewest other kernels."""
     found = choices({name: lambda build=build: build(Draw(META)) for name, build in TOYS.items()})
     kernels = {kernel for kernel, _ in found}
     assert {"ssd.scan", "attention.decode", "state_update.step", "sampling.split", "rms_norm.add_rms_norm"} <= kernels
@@ -72,7 +72,7 @@ def test_every_kernel_that_may_be_configured_has_a_choice() -> None:
     assert users == {"ssd"}
 
 
-def test_a_table_is_taken_up_again_and_read_by_the_kernels(tmp_path: Path) -> None:
+def test_a_table_can_be_resumed_and_is_read_by_the_kernels(tmp_path: Path) -> None:
     file = tmp_path / "configs.json"
     file.write_text("{}")
     table = Table(file, "NVIDIA H200")

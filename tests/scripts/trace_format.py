@@ -1,4 +1,4 @@
-"""Chrome's Trace Event Format, as far as scripts/trace uses it: `check` asserts each rule for each event."""
+"""The rules of Chrome's Trace Event Format, as far as scripts/trace uses it."""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -23,6 +23,7 @@ ROUNDING_US = 1e-6
 
 
 def check(events: Sequence[TraceEvent]) -> None:
+    """Assert that events follow all rules."""
     for event in events:
         check_members(event)
     timed = [event for event in events if event["ph"] != "M"]
@@ -50,14 +51,14 @@ def check_members(event: TraceEvent) -> None:
 
 
 def check_names(events: Sequence[TraceEvent], tracks: set[Track]) -> None:
-    """Each track with a slice has one name of its own."""
+    """Assert that each track with a slice has exactly one name, and its process too."""
     named = [(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"]
     assert tracks <= set(named) and len(named) == len(set(named))
     assert {pid for pid, _ in tracks} <= {event["pid"] for event in events if event["name"] == "process_name"}
 
 
 def check_nesting(slices: Sequence[tuple[float, float]]) -> None:
-    """Of two slices of a track, one is over before the other begins, or lies within it."""
+    """Assert that any two slices of a track are disjoint or nested."""
     open_ends: list[float] = []
     for began, ended in sorted(slices, key=lambda each: (each[0], -each[1])):
         while open_ends and open_ends[-1] <= began + ROUNDING_US:
@@ -67,7 +68,7 @@ def check_nesting(slices: Sequence[tuple[float, float]]) -> None:
 
 
 def check_flows(timed: Sequence[TraceEvent], slices: dict[Track, list[tuple[float, float]]]) -> None:
-    """Each has one beginning and one later end, of the same name, both within a slice of their track."""
+    """Assert that each flow has one beginning and one later end of the same name, each within a slice of its track."""
     ends: dict[str, dict[int, TraceEvent]] = {"s": {}, "f": {}}
     for event in timed:
         if event["ph"] in ends:
@@ -83,7 +84,7 @@ def check_flows(timed: Sequence[TraceEvent], slices: dict[Track, list[tuple[floa
 
 
 def check_spans(timed: Sequence[TraceEvent]) -> None:
-    """Async spans of one id are properly nested, and all are closed."""
+    """Assert that the async spans of each id are properly nested and closed."""
     spans: dict[tuple[str, str], list[str]] = defaultdict(list)
     for event in timed:
         if event["ph"] not in ("b", "n", "e"):

@@ -1,4 +1,4 @@
-"""All that is worth doing with a GPU: parts by name, each under ten minutes, taken up again where it was left."""
+"""Checks and measurements on a GPU, in parts of under ten minutes each. A repeated run skips what is recorded."""
 
 import argparse
 import platform
@@ -9,15 +9,16 @@ from pathlib import Path
 
 import torch
 
-from scripts.benchmarks.figures import ROOT, revision
+from scripts.benchmarks.common.figures import revision
 from scripts.benchmarks.gpu.bench import Bench
 from scripts.benchmarks.gpu.records import Records
+from scripts.launch import ROOT
 
 OUT = ROOT / "build" / "gpu" / "records.jsonl"
 
 
 def parts() -> dict[str, Callable[[Bench], None]]:
-    """In the order in which they are worth the time. Imported here: the kernels need Triton."""
+    """Return the parts by name, the most valuable first. They are imported here because they need Triton."""
     from scripts.benchmarks.gpu import kernels, models, processes
 
     return {
@@ -35,17 +36,17 @@ NAMES = ("kernels", "suite", "speed", "models", "idle", "server", "trace")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(NAMES)}; by default all, in this order")
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help=f"of {', '.join(NAMES)}; by default all, in this order"
+        "--out", type=Path, default=OUT, metavar="FILE", help="records: one line of JSON for each figure"
     )
-    parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="gets a line of JSON for each figure")
-    parser.add_argument("--revision", help="that is told in records, where there is no git")
-    parser.add_argument("--only", default="", metavar="REGEX", help="of the kernels, those whose names match")
-    parser.add_argument("--toy", action="store_true", help="at sizes that show that it runs, on a CPU too")
+    parser.add_argument("--revision", help="name of the revision in records, where there is no git")
+    parser.add_argument("--only", default="", metavar="REGEX", help="only kernels whose names match")
+    parser.add_argument("--toy", action="store_true", help="tiny sizes, which show that everything runs, also on a CPU")
 
 
-def run(options: argparse.Namespace, _: object = None) -> int:
-    """2 if it cannot be done here, 1 if something was found wrong."""
+def run(options: argparse.Namespace, workbench: object) -> int:
+    """Run the named parts. Return 2 if that is impossible here, 1 if anything failed, else 0."""
     unknown = set(options.parts) - set(NAMES)
     if unknown:
         print(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
@@ -57,20 +58,22 @@ def run(options: argparse.Namespace, _: object = None) -> int:
     records = Records(options.out, about(device, options.revision))
     bench = Bench(device, records, options.out.parent, options.toy, options.only)
     for name in options.parts or NAMES:
-        began, told = time.monotonic(), len(bench.failures)
+        began, failures = time.monotonic(), len(bench.failures)
         try:
             parts()[name](bench)
         except torch.AcceleratorError as error:
+            # The CUDA context is lost: every later call in this process would fail too.
             bench.failed(name, "all", f"nothing more can be done in this process: {error!r}"[:300])
             break
         except Exception as error:
             bench.failed(name, "all", repr(error)[:300])
-        state = "failed" if len(bench.failures) > told else "done"
+        state = "failed" if len(bench.failures) > failures else "done"
         print(f"{name}: {state} in {time.monotonic() - began:.0f} s", flush=True)
     return int(bool(bench.failures))
 
 
 def why_not(is_toy: bool) -> str | None:
+    """Return why nothing can run here, or None."""
     if find_spec("triton") is None:
         return "scripts/bench gpu needs triton"
     if not is_toy and not torch.cuda.is_available():
@@ -78,8 +81,8 @@ def why_not(is_toy: bool) -> str | None:
     return None
 
 
-def about(device: torch.device, told: str | None) -> dict[str, str]:
-    """What every record says."""
+def about(device: torch.device, name_of_revision: str | None) -> dict[str, str]:
+    """Return the fields that every record has."""
     versions = {"torch": torch.__version__, "python": platform.python_version()}
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    return {"gpu": name, "revision": told or revision(), **versions}
+    return {"gpu": name, "revision": name_of_revision or revision(), **versions}

@@ -1,4 +1,4 @@
-"""What all parts of scripts/bench gpu share."""
+"""State shared by all parts of scripts/bench gpu."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,30 +12,32 @@ from scripts.benchmarks.gpu.records import Records
 
 @dataclass
 class Bench:
-    """is_toy: all is done at sizes that show that it runs. only: kernels whose names match. failures: what is wrong."""
+    """One run: its device, its records, and what failed."""
 
     device: torch.device
     records: Records
-    folder: Path
-    is_toy: bool = False
-    only: str = ""
+    folder: Path  # for traces
+    is_toy: bool = False  # tiny sizes, which only show that everything runs
+    only: str = ""  # regular expression: names of the kernels to check and time
     failures: list[str] = field(default_factory=list)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations that are timed. Triton's interpreter has no bfloat16."""
+        """Type of timed weights and activations. Triton's interpreter has no bfloat16."""
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     def checked(self) -> dict[str, Build]:
+        """Return the operations to compare with their references, by name."""
         return self._matching(TOYS if self.is_toy else CHECKED)
 
     def timed(self) -> dict[str, Build]:
+        """Return the operations to time, by name."""
         return self._matching(TOYS if self.is_toy else TIMED)
 
     def _matching(self, builds: dict[str, Build]) -> dict[str, Build]:
         return {name: build for name, build in builds.items() if re.search(self.only, name)}
 
     def failed(self, part: str, name: str, what: str) -> None:
-        """Told, and not recorded: so it is done again."""
+        """Print and count a failure. It is not recorded, so that the next run tries again."""
         self.failures.append(f"{part}: {name}: {what}")
         print(f"{part:<8} {name:<44} FAILED: {what}", flush=True)

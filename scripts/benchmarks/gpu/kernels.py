@@ -1,4 +1,4 @@
-"""The parts about kernels: whether each equals its reference, and how near each comes to the least it can cost."""
+"""The parts `kernels` and `speed`: each kernel's error against its reference, and its time against its floor."""
 
 import torch
 
@@ -9,34 +9,38 @@ from scripts.benchmarks.gpu.timing import Ceilings, copies_for, seconds_of
 
 
 def check(bench: Bench) -> None:
-    """error: in terms of what is tolerated; more than 1 is wrong."""
+    """Record each kernel's `error`, relative to the tolerance: more than 1 is a failure."""
     for name, build in bench.checked().items():
         for dtype in sorted({torch.float32, bench.dtype}, key=str, reverse=True):
-            of = f"{name}, {str(dtype).removeprefix('torch.')}"
-            if bench.records.has("kernels", of):
+            label = f"{name}, {str(dtype).removeprefix('torch.')}"
+            if bench.records.has("kernels", label):
                 continue
-            seed = int.from_bytes(of.encode()) % 2**31
+            seed = int.from_bytes(label.encode()) % 2**31
             try:
                 error = build(Draw(bench.device, dtype, seed)).error(dtype)
             except torch.AcceleratorError:
                 raise
             except Exception as failure:
-                bench.failed("kernels", of, repr(failure)[:300])
+                bench.failed("kernels", label, repr(failure)[:300])
                 continue
             if error <= 1:
-                bench.records.keep("kernels", of, error=error)
+                bench.records.keep("kernels", label, error=error)
             else:
-                bench.failed("kernels", of, f"error {error:.3g}")
+                bench.failed("kernels", label, f"error {error:.3g}")
 
 
 def time_all(bench: Bench) -> None:
-    """microseconds of a call; share: of the floor, by the ceilings of the same run; peers: their microseconds."""
+    """Record each kernel's time.
+
+    microseconds: of one call. share: floor / time, with the ceilings of the same run. Each peer: its microseconds.
+    """
     ceilings = Ceilings.measured(bench.device)
     bench.records.keep("speed", "ceilings", bandwidth=ceilings.bandwidth, rate=ceilings.rate)
     for name, build in bench.timed().items():
         if bench.records.has("speed", name):
             continue
         first = build(Draw(bench.device, bench.dtype))
+        # Enough copies of the inputs that none is still in the cache when its turn comes again.
         more = range(1, copies_for(first.nbytes, bench.device))
         operations = [first, *(build(Draw(bench.device, bench.dtype, seed)) for seed in more)]
         seconds = seconds_of([lambda each=each: each.run(*each.inputs) for each in operations], bench.device)
@@ -51,7 +55,7 @@ def time_all(bench: Bench) -> None:
 
 
 def of_peers(name: str, device: torch.device) -> dict[str, float]:
-    """Microseconds of those that are here and have it; why one of them fails is told."""
+    """Return the microseconds of each installed peer that has this operation. Failures are printed."""
     found = dict[str, float]()
     for peer, prepare in PEERS.items():
         try:

@@ -1,4 +1,4 @@
-"""The parts about models: how fast they read and decode, how much of that the GPU stands still, and a trace."""
+"""The parts `models`, `idle` and `trace`: prefill and decode speeds, the GPU's idle share, and a trace."""
 
 import gzip
 import json
@@ -14,14 +14,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from baton.models.batch import Model
 from baton.models.loading.checkpoint import random_model
-from scripts.benchmarks.floors import floor_of
+from scripts.benchmarks.common.floors import floor_of
+from scripts.benchmarks.common.machine import Probe
+from scripts.benchmarks.common.shapes import GRANITE, MAMBA2, TINY
 from scripts.benchmarks.gpu.bench import Bench
 from scripts.benchmarks.gpu.stepping import Stepping
 from scripts.benchmarks.gpu.timing import Ceilings, Run
-from scripts.benchmarks.machine import Probe
-from scripts.benchmarks.shapes import GRANITE, MAMBA2, TINY
 
-# Of about a billion, and of Nemotron Nano 9B v2's sizes.
+# A hybrid of about a billion parameters, and one of Nemotron Nano 9B v2's sizes.
 HYBRID_1B: dict[str, Any] = GRANITE | {
     "vocab_size": 100_352,
     "hidden_size": 1536,
@@ -53,12 +53,12 @@ MODELS = {"130M": MAMBA2, "1B": HYBRID_1B, "9B": HYBRID_9B}
 
 @dataclass(frozen=True)
 class Sizes:
-    """prompt: tokens that are read at once; behind: before those that are decoded, of each row."""
+    """The sizes of the measurements."""
 
     batches: tuple[int, ...] = (1, 32, 256)
-    prompt: int = 8192
-    behind: int = 64
-    steps: int = 64
+    prompt: int = 8192  # tokens of the prompt whose prefill is measured
+    history: int = 64  # tokens of each row before it decodes
+    steps: int = 64  # measured decode steps
 
 
 TOY = Sizes((1, 2), 70, 8, 4)
@@ -72,12 +72,12 @@ def sizes_of(bench: Bench) -> Sizes:
     return TOY if bench.is_toy else Sizes()
 
 
-def made(config: dict[str, Any], bench: Bench) -> Model:
+def random_of(config: dict[str, Any], bench: Bench) -> Model:
     return random_model(config, bench.dtype, bench.device, seed=0)
 
 
 def speeds(bench: Bench) -> None:
-    """tokens_per_second; share: of what the floor allows, by the ceilings of the same run."""
+    """Record tokens_per_second, and its share of the floor's upper bound with the ceilings of the same run."""
     ceilings, sizes = Ceilings.measured(bench.device), sizes_of(bench)
     probe = Probe(ceilings.bandwidth, ceilings.bandwidth, ceilings.rate)
     bench.records.keep("models", "ceilings", bandwidth=ceilings.bandwidth, rate=ceilings.rate)
@@ -85,24 +85,24 @@ def speeds(bench: Bench) -> None:
         cells = {rows: f"{name} decode {rows}" for rows in sizes.batches}
         if all(bench.records.has("models", cell) for cell in cells.values()):
             continue
-        model, floor = made(config, bench), floor_of(config)
+        model, floor = random_of(config, bench), floor_of(config)
         rate = prefill_rate(model, sizes, bench.device)
         share = rate / floor.prefill(probe, sizes.prompt)
         bench.records.keep("models", f"{name} prefill", tokens_per_second=rate, share=share)
         for rows, cell in cells.items():
             rate = decode_rate(model, rows, sizes, bench.device)
-            most = floor.decode(rows, probe, sizes.behind + 3 * sizes.steps // 2)
+            most = floor.decode(rows, probe, sizes.history + 3 * sizes.steps // 2)
             bench.records.keep("models", cell, tokens_per_second=rate, share=rate / most)
 
 
 def prefill_rate(model: Model, sizes: Sizes, device: torch.device) -> float:
-    """Tokens a second of one long prompt, in one step."""
+    """Return tokens per second of one long prompt, read in one step."""
     stepping = Stepping(model, 1, sizes.prompt + 1, device)
     return sizes.prompt / statistics.median(stepping.read(sizes.prompt) for _ in range(4))
 
 
 def decode_rate(model: Model, rows: int, sizes: Sizes, device: torch.device) -> float:
-    """Tokens a second of all rows."""
+    """Return tokens per second of all rows."""
     stepping = decoding(model, rows, sizes, device)
     began = time.perf_counter()
     stepping.decode(sizes.steps)
@@ -110,37 +110,37 @@ def decode_rate(model: Model, rows: int, sizes: Sizes, device: torch.device) -> 
 
 
 def decoding(model: Model, rows: int, sizes: Sizes, device: torch.device) -> Stepping:
-    """Rows that decode, warm."""
-    stepping = Stepping(model, rows, sizes.behind + 8 * sizes.steps, device)
-    stepping.begin(sizes.behind)
+    """Return rows that decode, after some steps that warm up."""
+    stepping = Stepping(model, rows, sizes.history + 8 * sizes.steps, device)
+    stepping.begin(sizes.history)
     stepping.decode(sizes.steps)
     return stepping
 
 
 def idle(bench: Bench) -> None:
-    """Of decode steps: the host's and the device's milliseconds of each, and the share of time in which nothing ran."""
+    """Record the host's and the device's milliseconds per decode step, and the share of time in which the GPU idles."""
     sizes = sizes_of(bench)
     for name, config in models_of(bench).items():
         cells = {rows: f"{name} decode {rows}" for rows in sizes.batches}
         if all(bench.records.has("idle", cell) for cell in cells.values()):
             continue
-        model = made(config, bench)
+        model = random_of(config, bench)
         for rows, cell in cells.items():
             bench.records.keep("idle", cell, **steps_of(model, rows, bench))
 
 
 def steps_of(model: Model, rows: int, bench: Bench) -> dict[str, float | None]:
-    """Timed first, then traced, which costs time."""
+    """Time steps first, then trace others, because tracing slows them down."""
     sizes, file = sizes_of(bench), bench.folder / "idle.json"
     stepping = decoding(model, rows, sizes, bench.device)
     began = time.perf_counter()
     launching, running = stepping.decode(sizes.steps)
-    whole = time.perf_counter() - began
+    elapsed = time.perf_counter() - began
     traced(partial(stepping.decode, sizes.steps), bench.device, file)
     events = json.loads(file.read_text())["traceEvents"]
     file.unlink()
     return {
-        "step_ms": whole / sizes.steps * 1e3,
+        "step_ms": elapsed / sizes.steps * 1e3,
         "host_ms": statistics.median(launching) * 1e3,
         "device_ms": statistics.median(running) * 1e3,
         "idle_share": idle_share(events),
@@ -148,24 +148,25 @@ def steps_of(model: Model, rows: int, bench: Bench) -> dict[str, float | None]:
 
 
 def trace(bench: Bench) -> None:
-    """Prompts that are read, and their rows' first tokens: for chrome://tracing or Perfetto."""
+    """Write a trace of some prompts and their first tokens, for chrome://tracing or Perfetto."""
     sizes = sizes_of(bench)
     for name, config in models_of(bench).items():
         packed = bench.folder / f"trace-{name}.json.gz"
-        stepping = decoding(made(config, bench), sizes.batches[1], sizes, bench.device)
+        stepping = decoding(random_of(config, bench), sizes.batches[1], sizes, bench.device)
 
-        def story(stepping: Stepping = stepping) -> None:
-            stepping.begin(sizes.behind)
+        def prompts_and_tokens(stepping: Stepping = stepping) -> None:
+            stepping.begin(sizes.history)
             stepping.decode(8)
 
         file = packed.with_suffix("")
-        traced(story, bench.device, file)
+        traced(prompts_and_tokens, bench.device, file)
         packed.write_bytes(gzip.compress(file.read_bytes()))
         file.unlink()
         bench.records.keep("trace", name, file=packed.name)
 
 
 def traced(run: Run, device: torch.device, file: Path) -> None:
+    """Run something under torch's profiler and write its trace."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities) as profiled:
         run()
@@ -173,7 +174,7 @@ def traced(run: Run, device: torch.device, file: Path) -> None:
 
 
 def idle_share(events: list[dict[str, Any]]) -> float | None:
-    """Of a trace: how much of the time between a GPU's first work and its last it did none; None without any."""
+    """Return the idle share of the time between a GPU's first and last work in a trace, or None if there is no work."""
     kinds = ("kernel", "gpu_memcpy", "gpu_memset")
     spans = sorted((each["ts"], each["ts"] + each["dur"]) for each in events if each.get("cat") in kinds)
     if not spans:

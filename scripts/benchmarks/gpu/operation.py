@@ -1,4 +1,4 @@
-"""A call of a Triton kernel on drawn inputs, the same by its reference, and the least that it can cost."""
+"""An operation: a Triton kernel on random inputs, its reference on the same, and a lower bound of its cost."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,43 +6,40 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Of a relative norm: what float32 is kept to, and bfloat16 between one operation and the next.
+# Tolerated relative error, norm of the difference by norm of the expected values.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2}
-# Of whole numbers that are drawn or ranked: how many may differ, where rounding decides.
+# Tolerated share of different integers (drawn tokens, ranks): rounding decides some of them.
 DIFFERENT = 0.01
 
 
 @dataclass(frozen=True)
 class Operation:
-    """run, by Triton, and exact, by the reference in float32, return what they computed and what they wrote.
+    """A kernel, its reference and inputs for both. Both return their results and the inputs that they wrote to."""
 
-    inputs: their arguments, some of which they write. nbytes: to be moved at least; flops: of products, at least.
-    """
-
-    run: Callable[..., Sequence[Tensor]]
-    exact: Callable[..., Sequence[Tensor]]
-    inputs: tuple[Tensor, ...]
-    nbytes: int
-    flops: int = 0
+    run: Callable[..., Sequence[Tensor]]  # by Triton
+    exact: Callable[..., Sequence[Tensor]]  # by the reference, in float32
+    inputs: tuple[Tensor, ...]  # arguments of both, some of which they write to
+    nbytes: int  # lower bound of the bytes moved
+    flops: int = 0  # lower bound of the operations of matrix products
 
     def floor(self, bandwidth: float, rate: float) -> float:
-        """Seconds, where memory moves so many bytes a second and products take so many operations a second."""
+        """Return the lower bound in seconds. bandwidth: bytes per second. rate: operations per second."""
         return max(self.nbytes / bandwidth, self.flops / rate)
 
     def error(self, dtype: torch.dtype) -> float:
-        """Of what Triton computes, in terms of what is tolerated: more than 1 is wrong. dtype: of the activations."""
+        """Return Triton's error relative to the tolerance for activations of `dtype`: more than 1 is wrong."""
         expected = self.exact(*map(copied, self.inputs))
         found = poisoned(lambda: self.run(*self.inputs))
         return max(difference(one.cpu(), other, dtype) for one, other in zip(found, expected, strict=True))
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """On a CPU, float32 if it is no integer."""
+    """Copy a tensor to the CPU; floats become float32."""
     return tensor.to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 
 def poisoned(run: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
-    """What is not written is NaN, or the largest number."""
+    """Run with uninitialized memory filled with NaN, or the largest integer: values that were never written show."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:
@@ -52,14 +49,17 @@ def poisoned(run: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
 
 
 def difference(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
-    """In terms of what is tolerated, of bfloat16 also where only what was found is; infinite for NaN."""
+    """Return the error relative to the tolerance; infinite for NaN and for a wrong shape.
+
+    dtype: of the activations; the tolerance is that of bfloat16 also if only `found` is bfloat16.
+    """
     if found.shape != expected.shape:
         return float("inf")
     if not found.is_floating_point():
         return float((found != expected).double().mean()) / DIFFERENT
-    given, sought = found.double(), expected.double()
-    apart = (given - sought).masked_fill(given == sought, 0.0)  # So that -inf is -inf.
-    norm = apart.norm() / sought[sought.isfinite()].norm().clamp(min=1e-30)
+    left, right = found.double(), expected.double()
+    errors = (left - right).masked_fill(left == right, 0.0)  # -inf - -inf would be NaN
+    norm = errors.norm() / right[right.isfinite()].norm().clamp(min=1e-30)
     return (
         float(norm) / TOLERANCES[found.dtype if found.dtype == torch.bfloat16 else dtype]
         if norm.isfinite()
@@ -68,7 +68,7 @@ def difference(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
 
 
 class Draw:
-    """Random inputs on a device, from a seed. dtype: of activations."""
+    """Draws random inputs on a device from a seed. `dtype` is that of activations."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
         self.device, self.dtype = device, dtype
@@ -78,7 +78,7 @@ class Draw:
         return torch.randn(*shape, generator=self._generator, device=self.device, dtype=dtype or self.dtype)
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        """float32."""
+        """Return uniform float32 numbers."""
         return torch.rand(*shape, generator=self._generator, device=self.device) * (high - low) + low
 
     def integers(self, below: int, *shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The parts that are other programs: the tests that need a GPU, and the server under many requests."""
+"""The parts `suite` and `server`, which are other programs: tests that need a GPU, and the server under load."""
 
 import json
 import re
@@ -6,8 +6,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from scripts.benchmarks.figures import ROOT
 from scripts.benchmarks.gpu.bench import Bench
+from scripts.launch import ROOT
 
 SUITE = ("tests/cuda", "tests/actors/forward/test_streams.py")
 LIMIT_S = 570
@@ -15,13 +15,13 @@ TOY = ("--requests", "4", "--streams", "2", "--prompt", "8", "--answer", "8")
 
 
 def suite(bench: Bench) -> None:
-    """passed: of the tests that run on a GPU, each folder's in a process of its own."""
+    """Run the tests that need a GPU, each folder in its own process, and record how many passed."""
     for tests in SUITE:
         if bench.records.has("suite", tests):
             continue
-        # Versions are those of the machine: what they warn of is no fault here.
+        # The machine's own versions of packages may warn of things that are no fault of this project.
         options = ("-p", "no:cacheprovider", "-m", "not soak", "-W", "default")
-        done = told([sys.executable, "-m", "pytest", *options, tests])
+        done = run([sys.executable, "-m", "pytest", *options, tests])
         counts = {what: int(count) for count, what in re.findall(r"(\d+) (passed|failed|skipped)", done.stdout)}
         if done.returncode or counts.get("skipped") or not counts.get("passed"):
             bench.failed("suite", tests, f"{counts}\n{done.stdout[-4000:]}{done.stderr[-1000:]}")
@@ -30,7 +30,7 @@ def suite(bench: Bench) -> None:
 
 
 def server(bench: Bench) -> None:
-    """Requests that come while others are answered: seconds to the first token and between tokens, tokens a second."""
+    """Run scripts/bench serving with the server on this device, and record its figures."""
     model = "tiny" if bench.is_toy else "mamba2-129m"
     if bench.records.has("server", model):
         return
@@ -46,7 +46,7 @@ def server(bench: Bench) -> None:
         "--json",
         str(file),
     ]
-    done = told([*command, "--server-options", f"--device {bench.device.type}", "--rounds", "1", *sizes])
+    done = run([*command, "--server-options", f"--device {bench.device.type}", "--rounds", "1", *sizes])
     if done.returncode:
         bench.failed("server", model, (done.stdout + done.stderr)[-1000:])
     else:
@@ -54,7 +54,8 @@ def server(bench: Bench) -> None:
         file.unlink()
 
 
-def told(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command for at most LIMIT_S seconds; after that, its exit code is 124."""
     try:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired as error:

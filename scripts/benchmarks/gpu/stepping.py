@@ -1,4 +1,4 @@
-"""A model on the device that the server has, without the server."""
+"""A model on the server's device, driven without the server."""
 
 import time
 from collections import deque
@@ -28,7 +28,7 @@ def stream_of(device: torch.device) -> Stream:
 
 
 class Stepping:
-    """Rows of up to `length` tokens that decode together, each step launched before the one ahead is over."""
+    """Rows of up to `length` tokens that decode together. Each step is launched before the previous one has ended."""
 
     def __init__(self, model: Model, rows: int, length: int, device: torch.device) -> None:
         stream = stream_of(device)
@@ -40,12 +40,12 @@ class Stepping:
         self._steps = self._position = 0
 
     def read(self, tokens: int) -> float:
-        """Seconds of the device for a prompt of one row."""
+        """Return the device's seconds for a prompt of one row."""
         self._open(0, tokens)
         return self._launch([WorkChunk(0, 0, tokens, True)], []).collect().seconds
 
     def begin(self, tokens: int) -> None:
-        """Every row anew, its prompt read: from here on they decode."""
+        """Reset every row and read its prompt; then all rows are ready to decode."""
         at_once = max(1, STEP_TOKENS // tokens)
         for row in range(self._rows):
             self._open(row, tokens)
@@ -55,7 +55,7 @@ class Stepping:
         self._position = tokens
 
     def decode(self, steps: int) -> tuple[list[float], list[float]]:
-        """Of each step the seconds that launching it took, and those that the device says it took."""
+        """Decode. Return, for each step, the seconds that its launch took and the device's seconds."""
         launching, running, in_flight = list[float](), list[float](), deque[Pending]()
         for _ in range(steps):
             began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How long work on a device takes, and what the device can do at most."""
+"""The time of work on a device, and the device's maximal speeds."""
 
 import statistics
 import time
@@ -12,10 +12,10 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True)
 class Ceilings:
-    """bandwidth: bytes a second, read and written, of a copy; rate: bfloat16 operations a second of a product."""
+    """Maximal speeds of a device."""
 
-    bandwidth: float
-    rate: float
+    bandwidth: float  # bytes per second of a copy, read plus written
+    rate: float  # bfloat16 operations per second of a matrix product
 
     @classmethod
     def measured(cls, device: torch.device) -> "Ceilings":
@@ -28,9 +28,10 @@ class Ceilings:
 
 
 def seconds_of(runs: Sequence[Run], device: torch.device, rounds: int = 15) -> float:
-    """The median of rounds through `runs`, for one of them; captured, so that no launch is waited for. On a CPU once.
+    """Return the seconds of one of `runs`: the median over rounds through all of them. On a CPU there is one round.
 
-    Several runs over memory of their own keep the cache from having what the next one needs.
+    On a GPU they are captured in a CUDA graph, so that launches cost nothing. Several runs, each with its own memory,
+    prevent that the inputs of the next are still in the cache.
     """
     if device.type != "cuda":
         return _host_seconds(runs) / len(runs)
@@ -49,7 +50,7 @@ def seconds_of(runs: Sequence[Run], device: torch.device, rounds: int = 15) -> f
 
 
 def captured(runs: Sequence[Run]) -> Run:
-    """All of them in one CUDA graph, after each has run."""
+    """Run everything once, then capture it in one CUDA graph; return a function that replays it."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -64,7 +65,7 @@ def captured(runs: Sequence[Run]) -> Run:
 
 
 def copies_for(nbytes: int, device: torch.device) -> int:
-    """How many inputs of so many bytes do not fit into a GPU's cache together, by far."""
+    """Return how many inputs of `nbytes` are needed to exceed a GPU's L2 cache four times; at most 32."""
     cache = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0
     return max(1, min(32, -(-4 * cache // max(nbytes, 1))))
 

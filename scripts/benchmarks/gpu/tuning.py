@@ -1,4 +1,4 @@
-"""Which configuration of a kernel is the fastest on this GPU, at the shapes that are timed."""
+"""Search for the fastest configuration of each kernel on this GPU, at the timed shapes."""
 
 import json
 import math
@@ -16,39 +16,44 @@ from scripts.benchmarks.gpu.operations.listed import TIMED
 from scripts.benchmarks.gpu.timing import seconds_of
 
 Key = tuple[str, str]
-"""A kernel's name and its shape, as kernels.gpu.config_of has them."""
+"""Name and shape of a kernel, as kernels.gpu.config_of takes them."""
 Seconds = Callable[[Operation], float]
-# Of the default's time: what is gained must be more than the noise.
+# A configuration must take less than this share of the default's time: smaller gains are noise.
 WORTH_IT = 0.98
 
 
 class Table:
-    """configs.json: written after each choice, so that a run can be taken up again."""
+    """The table in configs.json, written after each choice, so that a run can be resumed."""
 
     def __init__(self, file: Path, gpu: str) -> None:
         self._file, self._gpu = file, gpu
-        self._read: dict[str, dict[str, dict[str, Any]]] = json.loads(file.read_text("utf-8"))
+        self._table: dict[str, dict[str, dict[str, Any]]] = json.loads(file.read_text("utf-8"))
 
     def has(self, key: Key) -> bool:
         kernel, shape = key
-        return shape in self._read.get(self._gpu, {}).get(kernel, {})
+        return shape in self._table.get(self._gpu, {}).get(kernel, {})
 
     def keep(self, key: Key, config: KernelConfig) -> None:
         kernel, shape = key
         values = {"blocks": dict(config.blocks), "warps": config.warps, "stages": config.stages}
-        self._read.setdefault(self._gpu, {}).setdefault(kernel, {})[shape] = values
-        written = self._file.with_suffix(".part")
-        written.write_text(json.dumps(self._read, indent=1, sort_keys=True) + "\n", "utf-8")
-        written.replace(self._file)
+        self._table.setdefault(self._gpu, {}).setdefault(kernel, {})[shape] = values
+        part = self._file.with_suffix(".part")
+        part.write_text(json.dumps(self._table, indent=1, sort_keys=True) + "\n", "utf-8")
+        part.replace(self._file)
 
 
-def tune(file: Path, wanted: tuple[str, ...], again: bool) -> int:
-    """On the GPU that is here; wanted: what names of kernels begin with, none: all."""
+def tune(file: Path, prefixes: tuple[str, ...], again: bool) -> int:
+    """Tune on this machine's GPU.
+
+    file: the table of configurations.
+    prefixes: beginnings of the names of kernels to tune; none: all.
+    again: also tune what is in the table.
+    """
     device = torch.device("cuda")
     table = Table(file, torch.cuda.get_device_name())
     operations = {name: lambda build=build: build(Draw(device, torch.bfloat16)) for name, build in TIMED.items()}
     for key, (candidates, users) in choices(operations).items():
-        if key[0].startswith(wanted or "") and len(candidates) > 1 and (again or not table.has(key)):
+        if key[0].startswith(prefixes or "") and len(candidates) > 1 and (again or not table.has(key)):
             best, gain = fastest(key, candidates, [operations[user] for user in users], measured)
             table.keep(key, best)
             print(f"{key[0]} {key[1]}: {best}, {gain:.2f} of the default's time", flush=True)
@@ -59,21 +64,26 @@ Found = dict[Key, tuple[tuple[KernelConfig, ...], list[str]]]
 
 
 def choices(operations: dict[str, Callable[[], Operation]]) -> Found:
-    """What there is to choose, and the operations that show it best: those in which least else is launched."""
+    """Return the candidates for each kernel and shape, and the operations to time them in.
+
+    These are the operations that launch the fewest other kernels.
+    """
     offered, users = dict[Key, tuple[KernelConfig, ...]](), defaultdict[Key, list[tuple[int, str]]](list)
     for name, build in operations.items():
-        met = list[Key]()
+        keys = list[Key]()
 
-        def choose(kernel: str, shape: str, candidates: tuple[KernelConfig, ...], met: list[Key] = met) -> KernelConfig:
+        def choose(
+            kernel: str, shape: str, candidates: tuple[KernelConfig, ...], keys: list[Key] = keys
+        ) -> KernelConfig:
             offered[kernel, shape] = different(candidates)
-            met.append((kernel, shape))
+            keys.append((kernel, shape))
             return candidates[0]
 
         launches = list[object]()
         operation = build()
         with chosen(choose), watched(launches.append):
             operation.run(*operation.inputs)
-        for key in set(met):
+        for key in set(keys):
             users[key].append((len(launches), name))
     least = {key: min(of)[0] for key, of in users.items()}
     return {
@@ -82,50 +92,55 @@ def choices(operations: dict[str, Callable[[], Operation]]) -> Found:
 
 
 def different(candidates: Iterable[KernelConfig]) -> tuple[KernelConfig, ...]:
-    kept = list[KernelConfig]()
+    """Remove duplicates; configurations are not hashable."""
+    unique = list[KernelConfig]()
     for config in candidates:
-        if config not in kept:
-            kept.append(config)
-    return tuple(kept)
+        if config not in unique:
+            unique.append(config)
+    return tuple(unique)
 
 
 def fastest(
     key: Key, candidates: tuple[KernelConfig, ...], builds: list[Callable[[], Operation]], seconds: Seconds
 ) -> tuple[KernelConfig, float]:
-    """And its time in terms of the default's, the mean over all operations. What fails or computes otherwise is out."""
+    """Return the fastest candidate, and its time relative to the default's: the geometric mean over all operations.
+
+    A candidate that fails or computes something else in any operation is excluded.
+    key: kernel and shape. candidates: the default first. builds: make the operations. seconds: times one.
+    """
     times = defaultdict[int, list[float]](list)
     for build in builds:
         operation = build()
-        kept = [each.clone() for each in operation.inputs]
+        originals = [each.clone() for each in operation.inputs]
         expected = None
         for number, config in enumerate(candidates):
             with chosen(lambda kernel, shape, others, config=config: config if (kernel, shape) == key else others[0]):
-                found = outcome(operation, kept)
+                found = outcome(operation, originals)
                 if expected is None:
                     expected = found
                 if found is not None and expected is not None and agree(found, expected):
                     times[number].append(seconds(operation))
     default = times[0]
-    whole = {number: of for number, of in times.items() if len(of) == len(builds)}
-    if 0 not in whole:
+    complete = {number: of for number, of in times.items() if len(of) == len(builds)}
+    if 0 not in complete:
         raise RuntimeError(f"the default of {key} does not run")
     scores = {
         number: math.exp(sum(math.log(one / base) for one, base in zip(of, default, strict=True)) / len(of))
-        for number, of in whole.items()
+        for number, of in complete.items()
     }
     best = min(scores, key=lambda number: scores[number])
     return (candidates[best], scores[best]) if scores[best] < WORTH_IT else (candidates[0], 1.0)
 
 
-def outcome(operation: Operation, kept: list[Tensor]) -> list[Tensor] | None:
-    """What it computes from the inputs as they were; None if this GPU cannot run it so."""
-    for each, original in zip(operation.inputs, kept, strict=True):
+def outcome(operation: Operation, originals: list[Tensor]) -> list[Tensor] | None:
+    """Return what an operation computes from its original inputs, or None if this GPU cannot run it."""
+    for each, original in zip(operation.inputs, originals, strict=True):
         each.copy_(original)
     try:
         found = [each.clone() for each in operation.run(*operation.inputs)]
         if found[0].is_cuda:
             torch.cuda.synchronize()
-    except Exception as error:  # Triton's out of resources, of compilation, ...
+    except Exception as error:  # out of resources, a failed compilation, ...
         print(f"  {type(error).__name__}: {str(error)[:120]}", flush=True)
         return None
     return found

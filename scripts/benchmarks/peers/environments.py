@@ -1,4 +1,4 @@
-"""The environments of the peers: each in a folder of its own beside .venv, so that no two of them quarrel."""
+"""Virtual environments of the peers, one each in .venv-peers: their dependencies conflict."""
 
 import importlib.util
 import os
@@ -8,20 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from scripts.launch import ROOT
+
 FOLDER = ROOT / ".venv-peers"
 TORCH = "torch==2.13.0"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What pip installs, with which options and variables, and what of it is taken out again; minutes on 2 cores."""
+    """How to install a peer."""
 
     packages: tuple[str, ...]
-    options: tuple[str, ...] = ()
-    variables: dict[str, str] = field(default_factory=dict)
-    removed: tuple[str, ...] = ()
-    minutes: float = 1.0
+    options: tuple[str, ...] = ()  # of pip install
+    variables: dict[str, str] = field(default_factory=dict)  # environment of pip
+    removed: tuple[str, ...] = ()  # dependencies that are uninstalled again
+    minutes: float = 1.0  # time that it takes on 2 cores
 
 
 RECIPES = {
@@ -40,7 +41,7 @@ RECIPES = {
             "openvino-genai==2026.4.1.0",
             "openvino-tokenizers==2026.4.1.0",
         ),
-        # A build for CUDA, which torch for CPUs cannot load, and transformers then fails on.
+        # pip picks its CUDA build. torch for CPUs cannot load that, and then importing transformers fails.
         removed=("torchvision",),
     ),
     "transformers": Recipe((TORCH, "transformers==5.23.0")),
@@ -49,7 +50,7 @@ RECIPES = {
 
 
 def python_of(peer: str) -> str | None:
-    """The interpreter that can import it, or None. transformers may also be in the environment that runs this."""
+    """Return the interpreter that can import a peer, or None. transformers may also be in the current environment."""
     if (FOLDER / peer / "installed").exists():
         return str(FOLDER / peer / "bin" / "python")
     if peer == "transformers" and importlib.util.find_spec("transformers") is not None:
@@ -62,7 +63,7 @@ def how_to_install(peer: str) -> str:
 
 
 def install(peers: Sequence[str]) -> None:
-    """Of those named, what is not installed yet. CalledProcessError if pip fails."""
+    """Install those of the named peers that are missing. Raises CalledProcessError if pip fails."""
     for peer in peers:
         recipe, folder = RECIPES[peer], FOLDER / peer
         if (folder / "installed").exists():
@@ -80,5 +81,6 @@ def install(peers: Sequence[str]) -> None:
 
 
 def show() -> None:
+    """Print the interpreter of each peer."""
     for peer in RECIPES:
         print(f"{peer:<14}{python_of(peer) or 'not installed'}")

@@ -1,6 +1,9 @@
-"""Exports a checkpoint for OpenVINO. export_openvino.py CHECKPOINT FOLDER
+"""Export a checkpoint for OpenVINO.
 
-FOLDER/plain holds the weights as they are (optimum-intel), FOLDER/int8 those in 8 bits, a scale a row (nncf).
+    export_openvino.py CHECKPOINT FOLDER
+
+Writes FOLDER/plain with the unchanged weights (by optimum-intel) and FOLDER/int8 with 8-bit weights and one scale per
+row (by nncf).
 """
 
 import json
@@ -16,6 +19,7 @@ import nncf
 import openvino
 from optimum.intel import OVModelForCausalLM
 
+# Layer types by transformers' names: the names that optimum-intel expects.
 RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}
 MODEL = "openvino_model.xml"
 

@@ -1,4 +1,4 @@
-"""A peer in a process of its own, in its own environment: prompts go in, tokens and their times come out."""
+"""A peer in its own process and environment: takes prompts, returns tokens and their times."""
 
 import json
 import os
@@ -8,21 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from scripts.benchmarks.figures import steady_rate
+from scripts.benchmarks.common.figures import steady_rate
 
 HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Generated:
-    """Of each prompt the tokens, and the seconds after which each was known."""
+    """The answers to some prompts."""
 
-    tokens: list[list[int]]
-    seconds: list[list[float]]
+    tokens: list[list[int]]  # of each prompt
+    seconds: list[list[float]]  # of each prompt: when each token was known, since the request
 
 
 class Peer:
-    """As a context it ends when it is left. `script` is one of this folder's, run by `python`."""
+    """A contender in a process, which ends when the context is left.
+
+    python: interpreter of the peer's environment.
+    script: name of a script in this folder, which calls serve_lines.serve.
+    threads: sets OMP_NUM_THREADS.
+    log: file for stderr.
+    """
 
     def __init__(self, python: str, script: str, arguments: Sequence[str], threads: int, log: Path) -> None:
         self._log = log
@@ -40,7 +46,7 @@ class Peer:
         self._answers: IO[bytes] = self._process.stdout
 
     def __enter__(self) -> Self:
-        """Waits until it is ready."""
+        """Wait until the peer is ready."""
         self._read()
         return self
 
@@ -48,7 +54,7 @@ class Peer:
         self._process.communicate()
 
     def generate(self, prompts: list[list[int]], tokens: int) -> Generated:
-        """RuntimeError, with the end of its log, if the process has died or made fewer tokens."""
+        """Generate `tokens` tokens for each prompt. Raises RuntimeError if the process has died or returned fewer."""
         self._requests.write(json.dumps({"prompts": prompts, "tokens": tokens}).encode() + b"\n")
         self._requests.flush()
         generated = Generated(**self._read())
@@ -57,15 +63,15 @@ class Peer:
         return generated
 
     def prefill(self, prompt: list[int]) -> float:
-        """Tokens a second until the first token of the answer is known."""
+        """Return prompt tokens per second, until the first token of the answer is known."""
         return len(prompt) / self.generate([prompt], 1).seconds[0][0]
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
-        """Tokens a second, of all prompts together, while all of them are being answered."""
-        return steady_rate(lambda tokens: self._counted(prompts, tokens), steps)
+        """Return tokens per second of all rows together, while all of them decode."""
+        return steady_rate(lambda tokens: self._arrivals(prompts, tokens), steps)
 
-    def _counted(self, prompts: list[list[int]], tokens: int) -> list[list[tuple[float, int]]]:
-        """Of each answer, when it had how many tokens."""
+    def _arrivals(self, prompts: list[list[int]], tokens: int) -> list[list[tuple[float, int]]]:
+        """Return pairs (seconds, number of tokens so far) of each answer."""
         streams = self.generate(prompts, tokens).seconds
         return [[(at, count) for count, at in enumerate(row, 1)] for row in streams]
 

@@ -1,4 +1,4 @@
-"""Baton's own loop over one static batch, without a server.
+"""Run Baton's bare loop over one static batch, without a server.
 
 run_bare.py CHECKPOINT THREADS ROWS STEP_TOKENS
 """
@@ -17,11 +17,13 @@ import torch  # noqa: E402
 
 from baton.kernels.native.prepare import prepare  # noqa: E402
 from baton.models.loading.checkpoint import load_model  # noqa: E402
-from scripts.benchmarks.bare import Bare  # noqa: E402
+from scripts.benchmarks.common.bare import Bare  # noqa: E402
 from scripts.benchmarks.peers.serve_lines import Answer, serve  # noqa: E402
 
 
 class Loop:
+    """The bare loop as a peer."""
+
     def __init__(self, checkpoint: str, threads: int, rows: int, step_tokens: int) -> None:
         torch.set_num_threads(threads)
         prepare().install(threads)

@@ -1,4 +1,6 @@
-"""llama.cpp by its low-level API, greedily. run_llama_cpp.py GGUF THREADS ROWS
+"""Run llama.cpp through its low-level API, greedily.
+
+    run_llama_cpp.py GGUF THREADS ROWS
 
 Prompts are read one after another, in batches of 512 tokens; then all rows decode in one batch.
 """
@@ -15,6 +17,8 @@ UBATCH, MOST_TOKENS = 512, 8192
 
 
 class Context:
+    """A llama.cpp context for up to `rows` sequences."""
+
     def __init__(self, file: str, threads: int, rows: int) -> None:
         llama_cpp.llama_backend_init()
         model_settings = llama_cpp.llama_model_default_params()
@@ -49,13 +53,13 @@ class Context:
         return answer
 
     def _decode(self, entries: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Of entries (token, position, row, wanted): the likeliest next token of each that is wanted."""
+        """Run a batch of (token, position, row, has_logits); return the likeliest token after each with logits."""
         batch = self._batch
         batch.n_tokens = len(entries)
-        for index, (token, position, row, wanted) in enumerate(entries):
+        for index, (token, position, row, has_logits) in enumerate(entries):
             batch.token[index], batch.pos[index] = token, position
             batch.n_seq_id[index], batch.seq_id[index][0] = 1, row
-            batch.logits[index] = wanted
+            batch.logits[index] = has_logits
         if code := llama_cpp.llama_decode(self._context, batch):
             raise RuntimeError(f"llama_decode: {code}")
         return [self._likeliest(index) for index, entry in enumerate(entries) if entry[3]]

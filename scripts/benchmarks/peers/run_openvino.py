@@ -1,4 +1,6 @@
-"""OpenVINO's continuous batching, greedily. run_openvino.py FOLDER THREADS ROWS f32|bf16
+"""Run OpenVINO's continuous batching, greedily.
+
+    run_openvino.py FOLDER THREADS ROWS f32|bf16
 
 Prefix caching stays on: without it the pipeline loses the recurrent states when it decodes.
 """
@@ -11,11 +13,13 @@ import openvino_genai
 from serve_lines import Answer, serve
 
 STEP_TOKENS, CACHE_GB = 512, 2
-# It insists on a token that ends an answer, which no vocabulary has.
+# OpenVINO requires an end-of-sequence token. This one is in no vocabulary, so that it never ends an answer.
 NO_TOKEN = 2**31 - 1
 
 
 class Pipeline:
+    """A pipeline of up to `rows` requests in one batch."""
+
     def __init__(self, folder: str, threads: int, rows: int, precision: str) -> None:
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.max_num_batched_tokens = STEP_TOKENS
@@ -24,7 +28,7 @@ class Pipeline:
         scheduler.enable_prefix_caching = True
         settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision}
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", settings)
-        self._numbered = 0
+        self._next_id = 0
 
     def generate(self, prompts: list[list[int]], tokens: int) -> Answer:
         config = openvino_genai.GenerationConfig()
@@ -33,8 +37,8 @@ class Pipeline:
         answer, handles = Answer(len(prompts)), []
         for prompt in prompts:
             ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
-            handles.append(self._pipeline.add_request(self._numbered, ids, config))
-            self._numbered += 1
+            handles.append(self._pipeline.add_request(self._next_id, ids, config))
+            self._next_id += 1
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
             for row, handle in enumerate(handles):

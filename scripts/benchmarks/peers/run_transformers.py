@@ -1,4 +1,4 @@
-"""transformers' own loop: `generate` over one static batch, greedily.
+"""Run transformers' `generate` over one static batch, greedily.
 
 run_transformers.py CHECKPOINT THREADS auto|float32
 """
@@ -15,7 +15,7 @@ from serve_lines import Answer, serve
 
 
 class Stamps:
-    """Takes what `generate` hands to a streamer: first the prompts, then a token for each row."""
+    """A streamer for `generate`, which calls put() first with the prompts, then with one token per row. Notes times."""
 
     def __init__(self, rows: int) -> None:
         self.answer = Answer(rows)
@@ -32,6 +32,8 @@ class Stamps:
 
 
 class Loop:
+    """A model of transformers and its `generate`."""
+
     def __init__(self, checkpoint: str, threads: int, dtype: str) -> None:
         torch.set_num_threads(threads)
         transformers.logging.set_verbosity_error()
@@ -39,7 +41,7 @@ class Loop:
         self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
 
     def generate(self, prompts: list[list[int]], tokens: int) -> Answer:
-        """Shorter prompts are padded on the left."""
+        """Generate for one static batch, shorter prompts padded on the left."""
         stamps, width = Stamps(len(prompts)), max(map(len, prompts))
         padding = [width - len(prompt) for prompt in prompts]
         ids = torch.tensor([[0] * pad + prompt for pad, prompt in zip(padding, prompts, strict=True)])

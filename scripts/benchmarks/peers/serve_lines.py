@@ -1,8 +1,8 @@
-"""What the process of a peer does: reads prompts and answers with tokens, JSON, one request a line.
+"""The loop of a peer's process: reads requests from stdin and writes answers to stdout, one JSON object a line.
 
-A request: {"prompts": [[token, ...], ...], "tokens": how many to generate for each}.
-An answer: {"tokens": [[...], ...], "seconds": [[when each was known, since the request was read], ...]}.
-The first line says that it is ready.
+Request: {"prompts": [[token, ...], ...], "tokens": number of tokens to generate for each}.
+Answer: {"tokens": [[token, ...], ...], "seconds": [[time of each token since the request was read], ...]}.
+The first line written says that the peer is ready.
 """
 
 import json
@@ -16,12 +16,12 @@ from typing import Any
 
 @dataclass
 class Answer:
-    """Of each prompt the tokens, and when each was known."""
+    """Collects the tokens of each row and the time of each."""
 
     rows: int
     began: float = field(default_factory=time.perf_counter)
-    tokens: list[list[int]] = field(init=False)
-    seconds: list[list[float]] = field(init=False)
+    tokens: list[list[int]] = field(init=False)  # of each row
+    seconds: list[list[float]] = field(init=False)  # of each row: the time of each token, since `began`
 
     def __post_init__(self) -> None:
         self.tokens, self.seconds = [[] for _ in range(self.rows)], [[] for _ in range(self.rows)]
@@ -32,7 +32,10 @@ class Answer:
 
 
 def serve(generate: Callable[[list[list[int]], int], Answer]) -> None:
-    """Until stdin ends. Answers leave through a copy of stdout: whatever else is printed goes to stderr."""
+    """Answer requests until stdin ends.
+
+    Answers are written to a copy of stdout; stdout itself is redirected to stderr, for libraries that print.
+    """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 

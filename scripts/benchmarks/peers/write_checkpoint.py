@@ -1,6 +1,6 @@
-"""A checkpoint as a family's files are, with random weights: by transformers, which knows all their names.
+"""Write a checkpoint with random weights for the config.json in a folder. transformers knows all families' names.
 
-write_checkpoint.py FOLDER SEED: of the config.json in the folder.
+write_checkpoint.py FOLDER SEED
 """
 
 import os
@@ -14,7 +14,7 @@ import transformers
 
 
 def write(folder: Path, seed: int) -> None:
-    """config.json stays as it is."""
+    """Write the weights. save_pretrained also writes config.json; its old text is restored."""
     transformers.logging.disable_progress_bar()
     text = (folder / "config.json").read_text()
     torch.manual_seed(seed)

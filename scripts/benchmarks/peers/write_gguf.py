@@ -1,9 +1,9 @@
-"""Writes a checkpoint's weights for llama.cpp: in the environment that has gguf.
+"""Write a checkpoint's weights as a GGUF file for llama.cpp. Runs in the environment that has gguf.
 
     write_gguf.py CHECKPOINT FILE f32|bf16|q8_0|q4_0
 
-Matrices are of that type, the embedding too, which is also the head; norms, convolutions and what a state decays by
-stay float32, as llama.cpp wants them. The tokens are the words of the checkpoint's tokenizer: t0, t1, ...
+All matrices have that type, including the embedding, which is also the head. Norms, convolutions and decays stay
+float32, as llama.cpp requires. The vocabulary is that of the checkpoint's tokenizer: t0, t1, ...
 """
 
 import json
@@ -28,7 +28,7 @@ TOP = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
 }
-# What follows the number of the layer, in either family.
+# Names of a layer's tensors, without the prefix and number of the layer, in either family.
 IN_LAYER = {
     "norm.weight": "attn_norm.weight",
     "input_layernorm.weight": "attn_norm.weight",
@@ -101,7 +101,10 @@ def describe(writer: gguf.GGUFWriter, config: dict[str, Any], heads: int, state:
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """SentencePiece, whose merges lead from a blank and t over each digit to a word; the last token begins them."""
+    """Add a SentencePiece vocabulary of words t0, t1, ....
+
+    Merges build a word from "▁t" digit by digit, so "▁t" must be a token too. It takes the place of the last word.
+    """
     writer.add_tokenizer_model("llama")
     writer.add_token_list([f"▁t{id}" for id in range(size - 1)] + ["▁t"])
     writer.add_token_scores([0.0] * size)
@@ -113,7 +116,7 @@ def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
 
 
 def tensors(file: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Under llama.cpp's names, in its shapes, float32."""
+    """Yield all tensors with llama.cpp's names and shapes, as float32."""
     with safe_open(file, framework="pt") as opened:
         for name in opened.keys():  # noqa: SIM118
             weights = opened.get_tensor(name).float().numpy()
@@ -126,6 +129,7 @@ def tensors(file: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def in_layer(name: str, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield one tensor of a layer with its new name, or two if llama.cpp splits it."""
     if name.endswith("input_linear.weight"):
         gate, up = np.split(weights, 2)
         yield from (("ffn_gate.weight", gate), ("ffn_up.weight", up))

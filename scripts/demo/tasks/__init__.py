@@ -1,4 +1,4 @@
-"""The tasks of the demonstration model: each makes turns of a chat with the answers that are right."""
+"""The tasks of the demonstration model. Each makes turns of a chat with the right answers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ Make = Callable[[Chat], Turn]
 
 @dataclass(frozen=True)
 class Task:
-    """make: a turn of it; share: how often it comes up in training."""
+    """A task in training."""
 
-    make: Make
-    share: float
+    make: Make  # makes a turn
+    share: float  # relative frequency
 
 
 TASKS: dict[str, Task] = {
@@ -40,21 +40,21 @@ TASKS: dict[str, Task] = {
     "no tools": Task(tools.none_fits, 0.01),
 }
 WITH_TOOLS: dict[str, Task] = {"call": Task(tools.call, 0.7), "none fits": Task(tools.none_fits, 0.2)}
-"""Shares beside those of TASKS, in chats that have tools."""
+"""More tasks for chats that have tools; their shares add to those of TASKS."""
 
 
 DRILLS = {
     name: TASKS[name]
     for name in ("add", "subtract", "echo", "backwards", "count letters", "sort numbers", "sort words", "tell")
 }
-"""What takes most examples, alone."""
+"""The tasks that need the most examples, for lessons of their own."""
 
 OBEY = 0.25
-"""How often a turn shows what the system prompt asks for, if that asks for anything."""
+"""Probability that a turn shows whether the system prompt is obeyed, if it asks for anything."""
 
 
 def a_turn(chat: Chat, only: dict[str, Task] | None = None) -> Turn:
-    """The next turn of a chat, of any task that it can have, or of these only."""
+    """Draw the next turn of a chat, of any task that it can have, or of `only` these."""
     if chat.shown and chat.rng.random() < OBEY:
         return systems.obey(chat)
     among = only or (TASKS | WITH_TOOLS if chat.tools else TASKS)
@@ -63,7 +63,7 @@ def a_turn(chat: Chat, only: dict[str, Task] | None = None) -> Turn:
 
 
 def begin(chat: Chat, system: float = 0.4, with_tools: float = 0.35) -> None:
-    """The chat's system prompt and tools, with these chances."""
+    """Give a chat a system prompt and tools, with these probabilities."""
     if chat.rng.random() < system:
         systems.prompt(chat)
     if chat.rng.random() < with_tools:

@@ -1,4 +1,4 @@
-"""Sums and differences of numbers up to 99, which of two is larger, and what is beyond that."""
+"""Sums and differences of numbers up to 99, comparisons, and refusals of all other arithmetic."""
 
 from scripts.demo.chat import Chat, Turn
 from scripts.demo.world import LARGEST, LISTS
@@ -35,7 +35,7 @@ def add(chat: Chat) -> Turn:
 
 
 def subtract(chat: Chat) -> Turn:
-    """The smaller from the larger."""
+    """Subtract the smaller number from the larger."""
     a, b = sorted(chat.world.pair(), reverse=True)
     answer = f"{a} minus {b} is {a - b}." if chat.may_calculate else REFUSED
     wording = chat.rng.choice(DIFFERENCES)
@@ -49,7 +49,7 @@ def compare(chat: Chat) -> Turn:
 
 
 def beyond(chat: Chat) -> Turn:
-    """Products, and numbers that are too large."""
+    """Ask for a product or quotient, or for numbers that are too large."""
     rng = chat.rng
     if rng.random() < 0.5:
         wording, values = rng.choice(PRODUCTS), (rng.randint(0, 120), rng.randint(1, LARGEST))
@@ -62,7 +62,7 @@ def beyond(chat: Chat) -> Turn:
 
 
 def shown(chat: Chat, wording: str, a: int, b: int) -> tuple[object, object]:
-    """As digits, or small numbers as words where the wording has no signs."""
+    """Return the numbers as digits, or small ones sometimes as words if the wording has no signs."""
     words = LISTS["numbers"]
     if max(a, b) < len(words) and not set("+-=/*") & set(wording) and chat.rng.random() < 0.2:
         return words[a], words[b]

@@ -1,4 +1,4 @@
-"""Facts that the user tells and asks for later: the last one counts; several may come at once."""
+"""Facts that the user mentions and asks for later. The latest value counts; one message may have several facts."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from scripts.demo.world import LISTS
 
 @dataclass(frozen=True)
 class Fact:
-    """Something that can be told. `{}` in a wording stands for the value; of: the kind of the value."""
+    """A kind of fact, from world.toml. `{}` in a wording stands for the value."""
 
-    of: str
-    tell: list[str]
-    ask: list[str]
-    noted: str
-    recalled: str
-    missing: str
+    of: str  # kind of its values, see World.value
+    tell: list[str]  # wordings to mention it
+    ask: list[str]  # wordings to ask for it
+    noted: str  # answer when it is mentioned
+    recalled: str  # answer when it is asked for
+    missing: str  # answer when it is asked for but unknown
 
 
 FACTS = {key: Fact(**fact) for key, fact in LISTS["facts"].items()}
@@ -23,7 +23,7 @@ CORRECTIONS = ["Actually, ", "No, ", "Sorry, ", "I changed my mind. ", "That was
 
 
 def tell(chat: Chat) -> Turn:
-    """One fact; what was told before is told anew now and then."""
+    """Mention one fact; sometimes one that was mentioned before."""
     key = choose(chat, known=chat.rng.random() < 0.25)
     return tell_of(chat, [key])
 
@@ -33,12 +33,12 @@ def tell_several(chat: Chat) -> Turn:
 
 
 def correct(chat: Chat) -> Turn:
-    """A fact that is told anew; the first time, if none was told."""
+    """Correct a fact; mention a first one if none is known."""
     return tell_of(chat, [choose(chat, known=True)])
 
 
 def ask(chat: Chat) -> Turn:
-    """For a fact, most often one that was told."""
+    """Ask for a fact, usually a known one."""
     return ask_for(chat, [choose(chat, known=chat.rng.random() < 0.85)])
 
 
@@ -47,12 +47,12 @@ def ask_name(chat: Chat) -> Turn:
 
 
 def ask_several(chat: Chat) -> Turn:
-    told = [key for key in FACTS if key in chat.known]
-    return ask_for(chat, chat.rng.sample(told if len(told) > 1 else list(FACTS), 2))
+    known = [key for key in FACTS if key in chat.known]
+    return ask_for(chat, chat.rng.sample(known if len(known) > 1 else list(FACTS), 2))
 
 
 def tell_of(chat: Chat, keys: list[str]) -> Turn:
-    """The user tells of these facts in one message."""
+    """Mention these facts in one message, with new values."""
     rng, wordings, values, answers = chat.rng, list[str](), list[str](), list[str]()
     for key in keys:
         fact = FACTS[key]
@@ -69,7 +69,7 @@ def tell_of(chat: Chat, keys: list[str]) -> Turn:
 
 
 def ask_for(chat: Chat, keys: list[str]) -> Turn:
-    """The user asks for these facts in one message."""
+    """Ask for these facts in one message."""
     wordings = [chat.rng.choice(FACTS[key].ask) for key in keys]
     answers = [FACTS[key].recalled.format(chat.known[key]) if key in chat.known else FACTS[key].missing for key in keys]
     if len(keys) > 1:
@@ -80,7 +80,7 @@ def ask_for(chat: Chat, keys: list[str]) -> Turn:
 
 
 def joined(chat: Chat, wordings: list[str]) -> str:
-    """Several sentences as one message."""
+    """Join several sentences to one message."""
     whole = wordings[0]
     for wording in wordings[1:]:
         if chat.rng.random() < 0.5:
@@ -91,7 +91,7 @@ def joined(chat: Chat, wordings: list[str]) -> str:
 
 
 def choose(chat: Chat, known: bool) -> str:
-    """A fact that was told, or one that was not; any, if there is none such. Names come most often."""
+    """Choose a known or an unknown fact, or any fact if there is none of that kind. Names are the most frequent."""
     keys = [key for key in FACTS if (key in chat.known) == known] or list(FACTS)
     return "name" if "name" in keys and chat.rng.random() < 0.3 else chat.rng.choice(keys)
 

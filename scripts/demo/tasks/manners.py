@@ -1,4 +1,4 @@
-"""Courtesy, questions about itself, and what it does not know."""
+"""Courtesy, questions about the model itself, and questions that it cannot answer."""
 
 from typing import Any
 
@@ -25,12 +25,12 @@ def courtesy(chat: Chat) -> Turn:
 
 
 def greet(chat: Chat) -> Turn:
-    """Hello or goodbye."""
+    """Say hello or goodbye."""
     return about(chat, chat.rng.choice([theme for theme in LISTS["manners"] if GREETING & set(theme["prompts"])]))
 
 
 def introduce(chat: Chat) -> Turn:
-    """Who the assistant is."""
+    """Ask the assistant what it is."""
     return about(chat, next(theme for theme in LISTS["manners"] if "Who are you?" in theme["prompts"]))
 
 
@@ -49,9 +49,9 @@ def unknown(chat: Chat) -> Turn:
 
 
 def filled(chat: Chat, answer: str) -> str:
-    """The answer with the user's name, if it is known, and with what the system prompt has said of itself."""
+    """Fill an answer with the user's name, if known, and with greetings and identity from the system prompt."""
     name = f", {chat.known['name']}" if "name" in chat.known else ""
-    said = {"{, name}": name, "{hello}": chat.hello, "{bye}": chat.bye, "{itself}": chat.itself}
-    for place, value in said.items():
+    values = {"{, name}": name, "{hello}": chat.hello, "{bye}": chat.bye, "{itself}": chat.itself}
+    for place, value in values.items():
         answer = answer.replace(place, value)
     return answer

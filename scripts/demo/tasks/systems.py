@@ -51,10 +51,10 @@ def name_of_the_user(chat: Chat) -> str:
 
 @dataclass(frozen=True)
 class Wish:
-    """Something that a system prompt may ask for. say: its wording; it changes the chat. shown: turns that show it."""
+    """Something that a system prompt may ask for."""
 
-    say: Callable[[Chat], str]
-    shown: tuple[Callable[[Chat], Turn], ...]
+    say: Callable[[Chat], str]  # notes the wish in the chat and returns its wording
+    shown: tuple[Callable[[Chat], Turn], ...]  # make turns that show whether it is obeyed
 
 
 SUMS = (arithmetic.add, arithmetic.subtract)
@@ -68,14 +68,14 @@ WISHES = [
 
 
 def prompt(chat: Chat, wishes: float = 0.7) -> None:
-    """Give the chat a system prompt: with the chance `wishes` one that asks for one or two things."""
+    """Give the chat a system prompt; with probability `wishes` it asks for one or two things."""
     rng = chat.rng
     chosen = rng.sample(WISHES, rng.choice([1, 1, 2])) if rng.random() < wishes else []
-    said = [plain(chat)] if not chosen or rng.random() < 0.3 else []
-    chat.system = " ".join([*said, *(wish.say(chat) for wish in chosen)])
+    beginning = [plain(chat)] if not chosen or rng.random() < 0.3 else []
+    chat.system = " ".join([*beginning, *(wish.say(chat) for wish in chosen)])
     chat.shown = [make for wish in chosen for make in wish.shown]
 
 
 def obey(chat: Chat) -> Turn:
-    """A turn that shows whether the system prompt was read."""
+    """Return a turn that shows whether the system prompt is obeyed."""
     return Turn("system prompts", chat.rng.choice(chat.shown)(chat).messages)

@@ -1,4 +1,4 @@
-"""Tools: a call in the form of Hermes and Granite 4, its result, and no call where no tool fits."""
+"""Tools: calls in the format of Hermes and Granite 4, their results, and requests for which no tool fits."""
 
 import json
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ FAILED = "That did not work: {}."
 
 @dataclass(frozen=True)
 class Argument:
-    """What a tool may want to know: names of the parameter, its type, and how a user says it."""
+    """A kind of argument of a tool."""
 
-    names: Sequence[str]
-    type: str
-    said: Sequence[str]
-    values: str
+    names: Sequence[str]  # that the parameter may have
+    type: str  # JSON type
+    wordings: Sequence[str]  # how a user mentions it
+    values: str  # a kind of World.word, "days" or "text"; empty for integers
 
     def draw(self, world: World) -> str | int:
         if self.type == "integer":
@@ -53,7 +53,7 @@ ARGUMENT_OF = {name: argument for argument in ARGUMENTS for name in argument.nam
 
 
 def equip(chat: Chat) -> None:
-    """Tell the chat of one to three tools, no two of which have the same name; some share a verb or a thing."""
+    """Give the chat one to three tools with different names; some share a verb or a thing."""
     made: dict[str, Tool] = {}
     for _ in range(chat.rng.choice([1, 1, 2, 2, 3])):
         other = chat.rng.choice(list(made.values())) if made and chat.rng.random() < 0.4 else None
@@ -63,7 +63,7 @@ def equip(chat: Chat) -> None:
 
 
 def make(chat: Chat, like: Tool | None = None) -> Tool:
-    """A tool; `like`: another that it shares its verb or its thing with."""
+    """Draw a tool. It shares its verb or its thing with `like`, if that is given."""
     world, rng = chat.world, chat.rng
     verb, thing = world.word("verbs"), world.word("things")
     if like is not None:
@@ -74,43 +74,43 @@ def make(chat: Chat, like: Tool | None = None) -> Tool:
 
 
 def call(chat: Chat) -> Turn:
-    """A request for one of the tools, its call, its result and what the user is told of that."""
+    """Make a turn of a request for one of the tools, the call, its result, and the answer."""
     tool = chat.rng.choice(chat.tools)
     values = {name: ARGUMENT_OF[name].draw(chat.world) for name in tool.parameters}
-    said = request(chat, tool.verb, tool.thing, [(ARGUMENT_OF[name], value) for name, value in values.items()])
+    question = request(chat, tool.verb, tool.thing, [(ARGUMENT_OF[name], value) for name, value in values.items()])
     function = {"name": tool.name, "arguments": values}
     called = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
-    content, told = result(chat)
-    messages: list[Message] = [{"role": "user", "content": said}, called]
-    return Turn("tool calls", [*messages, {"role": "tool", "content": content}, chat.answer(told)])
+    content, answer = result(chat)
+    messages: list[Message] = [{"role": "user", "content": question}, called]
+    return Turn("tool calls", [*messages, {"role": "tool", "content": content}, chat.answer(answer)])
 
 
 def none_fits(chat: Chat) -> Turn:
-    """A request that no tool of the chat is for."""
-    taken, thing = {tool.thing for tool in chat.tools}, chat.world.word("things")
-    while thing in taken:
+    """Make a turn of a request that no tool of the chat fits."""
+    used, thing = {tool.thing for tool in chat.tools}, chat.world.word("things")
+    while thing in used:
         thing = chat.world.word("things")
     arguments = chat.rng.sample(ARGUMENTS, chat.rng.choice([0, 1, 1, 2]))
-    said = request(chat, chat.world.word("verbs"), thing, [(each, each.draw(chat.world)) for each in arguments])
-    return Turn("no tool fits", [{"role": "user", "content": said}, chat.answer(NO_TOOL)])
+    question = request(chat, chat.world.word("verbs"), thing, [(each, each.draw(chat.world)) for each in arguments])
+    return Turn("no tool fits", [{"role": "user", "content": question}, chat.answer(NO_TOOL)])
 
 
-def request(chat: Chat, verb: str, thing: str, said: list[tuple[Argument, str | int]]) -> str:
-    """What a user says who wants this of a tool. The arguments come in any order."""
+def request(chat: Chat, verb: str, thing: str, arguments: list[tuple[Argument, str | int]]) -> str:
+    """Word a request for a tool, with its arguments in random order."""
     rng = chat.rng
-    parts = [(rng.choice(argument.said), value) for argument, value in rng.sample(said, len(said))]
+    parts = [(rng.choice(argument.wordings), value) for argument, value in rng.sample(arguments, len(arguments))]
     article = rng.choice(["the", "the", "a", "my"])
-    wanted = " ".join([f"{verb} {article} {thing}", *(part for part, _ in parts)])
+    command = " ".join([f"{verb} {article} {thing}", *(part for part, _ in parts)])
     wording = rng.choice(REQUESTS)
-    wanted = wanted[0].upper() + wanted[1:] if wording.startswith("{}") else wanted
-    text = rough(wording.replace("{}", wanted), rng)
+    command = command[0].upper() + command[1:] if wording.startswith("{}") else command
+    text = rough(wording.replace("{}", command), rng)
     for _, value in parts:
         text = text.replace("{}", str(value), 1)
     return text
 
 
 def result(chat: Chat) -> tuple[str, str]:
-    """What a tool gives back, and what the user is told of it."""
+    """Draw the result of a tool. Return it, and the assistant's answer."""
     rng, world = chat.rng, chat.world
     if rng.random() < 0.12:
         failure = rng.choice(FAILURES)

@@ -1,1 +1,1 @@
-"""What Triton computes, at sizes that models have: see operation.Operation."""
+"""Builders of operations (see operation.Operation) for all Triton kernels, at the sizes of real models."""

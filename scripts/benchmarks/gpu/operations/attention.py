@@ -1,4 +1,4 @@
-"""Attention over pages, and what lies before it."""
+"""Attention over pages, and the rotation and writing of keys and values before it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,32 +18,37 @@ PAGE = 16
 
 @dataclass(frozen=True)
 class Heads:
-    """rank: of latents, which are keys, and whose first columns are the values."""
+    """The sizes of an attention layer."""
 
     heads: int = 32
     kv_heads: int = 8
-    width: int = 128
-    rank: int | None = None
+    width: int = 128  # of a head
+    rank: int | None = None  # of latents: a latent is the key, and its first `rank` columns are the value
 
     def pages(self, draw: Draw, count: int) -> Tensor:
-        """[count, 2, PAGE, kv_heads, width]: keys and values of one layer of two; of latents [count, 1, …]."""
+        """Return one layer's strided pages, [count, 2, PAGE, kv_heads, width]; of latents [count, 1, …]."""
         return draw.normal(count, 2, 2 if self.rank is None else 1, PAGE, self.kv_heads, self.width)[:, 1]
 
     def keys_and_values(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """Return views of the keys and of the values."""
         keys = pages[:, 0]
         return keys, pages[:, 1] if self.rank is None else keys[..., : self.rank]
 
     def projected(self, draw: Draw, tokens: int) -> Tensor:
+        """Return queries, keys and values in one tensor, [tokens, heads + 2 · kv_heads, width]."""
         return draw.normal(tokens, self.heads + 2 * self.kv_heads, self.width)
 
     def angles(self, draw: Draw, tokens: int) -> tuple[Tensor, Tensor]:
-        """Their cosines and sines, which both halves of a head share."""
+        """Return cosines and sines of random angles, the same for both halves of a head."""
         drawn = draw.uniform(-3.0, 3.0, tokens, 1, self.width // 2).repeat(1, 1, 2)
         return drawn.cos(), drawn.sin()
 
 
 def attend(draw: Draw, heads: Heads, prompts: Sequence[tuple[int, int]], rows: Sequence[int] = ()) -> Operation:
-    """prompts: (start, length) of each; rows: the positions of those that decode."""
+    """Build a call of attention.
+
+    prompts: (start, length) of each. rows: positions of the rows that decode.
+    """
     from baton.kernels.attention import triton
 
     starts, lengths = [*(start for start, _ in prompts), *rows], [*(length for _, length in prompts), *[1] * len(rows)]
@@ -56,21 +61,22 @@ def attend(draw: Draw, heads: Heads, prompts: Sequence[tuple[int, int]], rows: S
     query = heads.projected(draw, sum(lengths))[:, : heads.heads]
 
     def run(query: Tensor, pages: Tensor, *layout: Tensor) -> Sequence[Tensor]:
-        kept = heads.keys_and_values(pages)
-        return (triton.paged_attention(query, *kept, *layout, scale, len(prompts), longest),)
+        keys, values = heads.keys_and_values(pages)
+        return (triton.paged_attention(query, keys, values, *layout, scale, len(prompts), longest),)
 
     def exact(query: Tensor, pages: Tensor, *layout: Tensor) -> Sequence[Tensor]:
         return (attention.paged_attention(query, *heads.keys_and_values(pages), *layout, scale),)
 
-    seen = sum(length * start + length * (length + 1) // 2 for start, length in zip(starts, lengths, strict=True))
-    of_position = bytes_of(pages) // len(pages) // PAGE
+    # Pairs of a query and a position that it attends to.
+    pairs = sum(length * start + length * (length + 1) // 2 for start, length in zip(starts, lengths, strict=True))
+    bytes_per_position = bytes_of(pages) // len(pages) // PAGE
     columns = heads.width + (heads.rank or heads.width)
-    moved = bytes_of(query) * columns // heads.width + sum(ends) * of_position
-    return Operation(run, exact, (query, pages, table, offsets, begin), moved, 2 * seen * heads.heads * columns)
+    moved = bytes_of(query) * columns // heads.width + sum(ends) * bytes_per_position
+    return Operation(run, exact, (query, pages, table, offsets, begin), moved, 2 * pairs * heads.heads * columns)
 
 
 def write(draw: Draw, heads: Heads, tokens: int, is_rotated: bool) -> Operation:
-    """Keys and values to their pages, query and keys rotated before or not."""
+    """Build a call that writes keys and values to their pages; queries and keys are rotated first if `is_rotated`."""
     from baton.kernels.attention import triton as attention_triton
     from baton.kernels.rotate_and_write import triton
 
@@ -82,17 +88,17 @@ def write(draw: Draw, heads: Heads, tokens: int, is_rotated: bool) -> Operation:
         return projected.split([heads.heads, heads.kv_heads, heads.kv_heads], 1), pages.unbind(1)
 
     def run(projected: Tensor, pages: Tensor, cos: Tensor, sin: Tensor, places: Tensor) -> Sequence[Tensor]:
-        (query, keys, values), kept = parts(projected, pages)
+        (query, keys, values), targets = parts(projected, pages)
         if is_rotated:
-            return triton.rotate_and_write(query, keys, values, cos, sin, *kept, places), pages
-        attention_triton.write_pages(keys, values, *kept, places)
+            return triton.rotate_and_write(query, keys, values, cos, sin, *targets, places), pages
+        attention_triton.write_pages(keys, values, *targets, places)
         return (pages,)
 
     def exact(projected: Tensor, pages: Tensor, cos: Tensor, sin: Tensor, places: Tensor) -> Sequence[Tensor]:
-        (query, keys, values), kept = parts(projected, pages)
+        (query, keys, values), targets = parts(projected, pages)
         if is_rotated:
-            return rotate_and_write.rotate_and_write(query, keys, values, cos, sin, *kept, places), pages
-        attention.write_pages(keys, values, *kept, places)
+            return rotate_and_write.rotate_and_write(query, keys, values, cos, sin, *targets, places), pages
+        attention.write_pages(keys, values, *targets, places)
         return (pages,)
 
     moved = 2 * bytes_of(projected if is_rotated else projected[:, heads.heads :])
@@ -100,7 +106,7 @@ def write(draw: Draw, heads: Heads, tokens: int, is_rotated: bool) -> Operation:
 
 
 def write_latents(draw: Draw, heads: Heads, tokens: int) -> Operation:
-    """Latents, normed, to their pages."""
+    """Build a call that normalizes latents and writes them to their pages."""
     from baton.kernels.latents import triton
 
     pages, projected = heads.pages(draw, -(-tokens // PAGE) + 1), draw.normal(tokens, heads.width)
@@ -118,6 +124,7 @@ def write_latents(draw: Draw, heads: Heads, tokens: int) -> Operation:
 
 
 def rotate(draw: Draw, heads: Heads, tokens: int) -> Operation:
+    """Build a call that rotates queries."""
     from baton.kernels.rotary import triton
 
     x, (cos, sin) = heads.projected(draw, tokens)[:, : heads.heads], heads.angles(draw, tokens)

@@ -15,28 +15,30 @@ from scripts.benchmarks.gpu.operations.mamba2 import plans
 
 @dataclass(frozen=True)
 class KdaNet:
+    """The sizes of a KDA layer."""
+
     heads: int = 32
-    width: int = 128
-    size: int = 128
-    kernel: int = 4
+    width: int = 128  # of a value
+    size: int = 128  # of a key
+    kernel: int = 4  # of the convolution
 
     @property
     def channels(self) -> int:
         return self.heads * (2 * self.size + self.width)
 
     def projected(self, draw: Draw, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        """With beta; forget; gate."""
+        """Return the projections: queries, keys, values and beta; forget; gate."""
         widths = (self.channels + self.heads, self.heads * self.size, self.heads * self.width)
         return draw.normal(tokens, widths[0]), draw.normal(tokens, widths[1]), draw.normal(tokens, widths[2])
 
     def pools(self, draw: Draw, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Of the convolution and of states, each slot's part of two layers behind one another."""
+        """Return the pools of convolution inputs and of states: strided views, as a slot holds two layers."""
         conv, state = (self.kernel - 1) * self.channels, self.heads * self.width * self.size
         states = draw.normal(slots, 2, state, dtype=dtype)[:, 1].unflatten(1, (self.heads, self.width, self.size))
         return draw.normal(slots, 2, conv, dtype=torch.float32)[:, 1].unflatten(1, (self.kernel - 1, -1)), states
 
     def constants(self, draw: Draw) -> tuple[Tensor, ...]:
-        """As in KdaConstants."""
+        """Return the fields of KdaConstants."""
         return (
             draw.uniform(-0.5, 0.5, self.kernel, self.channels),
             draw.uniform(-6.0, -2.0, self.heads * self.size),
@@ -46,19 +48,19 @@ class KdaNet:
 
 
 def prefill(draw: Draw, net: KdaNet, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
-    """On packed prompts."""
+    """Build a call on packed prompts."""
     from baton.kernels.kda_prefill import triton
 
     here, on_cpu = plans(lengths, net.kernel, draw.device, chunk_size=64)
     projected, pools = net.projected(draw, sum(lengths)), net.pools(draw, 2 * len(lengths), states)
 
-    def run(*given: Tensor) -> Sequence[Tensor]:
-        projected, forget, gate, conv, pool, *constants = given
+    def run(*inputs: Tensor) -> Sequence[Tensor]:
+        projected, forget, gate, conv, pool, *constants = inputs
         named = KdaConstants(*constants, eps=1e-6)
         return triton.kda_prefill(projected, forget, gate, named, conv, pool, here), conv, pool
 
-    def exact(*given: Tensor) -> Sequence[Tensor]:
-        projected, forget, gate, conv, pool, *constants = given
+    def exact(*inputs: Tensor) -> Sequence[Tensor]:
+        projected, forget, gate, conv, pool, *constants = inputs
         named = KdaConstants(*constants, eps=1e-6)
         return kda_prefill.kda_prefill(projected, forget, gate, named, conv, pool, on_cpu), conv, pool
 
@@ -67,25 +69,25 @@ def prefill(draw: Draw, net: KdaNet, lengths: Sequence[int], states: torch.dtype
 
 
 def flops(net: KdaNet, lengths: Sequence[int], chunk: int = 64) -> int:
-    """Of the products of chunks: two scores for each head, those with the state and into it, the solution of a
-    triangular system, and the scores' with what it gives."""
+    """Count the products of chunks, for each head: two kinds of scores, products with the state and into it, the
+    solution of a triangular system, and the scores with that solution."""
     return 2 * net.heads * (2 * chunk * net.size + net.width * (3 * net.size + 2 * chunk)) * sum(lengths)
 
 
 def decode(draw: Draw, net: KdaNet, rows: int, states: torch.dtype = torch.float32) -> Operation:
-    """A token for each row."""
+    """Build a call with one token per row."""
     from baton.kernels.kda_decode import triton
 
     projected, (conv, pool) = net.projected(draw, rows), net.pools(draw, rows + 1, states)
     slots, positions = draw.order(rows + 1)[:rows], draw.integers(10_000, rows)
 
-    def run(*given: Tensor) -> Sequence[Tensor]:
-        projected, forget, gate, conv, pool, slots, positions, *constants = given
+    def run(*inputs: Tensor) -> Sequence[Tensor]:
+        projected, forget, gate, conv, pool, slots, positions, *constants = inputs
         named = KdaConstants(*constants, eps=1e-6)
         return triton.kda_decode(projected, forget, gate, named, conv, pool, slots, positions), conv, pool
 
-    def exact(*given: Tensor) -> Sequence[Tensor]:
-        projected, forget, gate, conv, pool, slots, positions, *constants = given
+    def exact(*inputs: Tensor) -> Sequence[Tensor]:
+        projected, forget, gate, conv, pool, slots, positions, *constants = inputs
         named = KdaConstants(*constants, eps=1e-6)
         return kda_decode.kda_decode(projected, forget, gate, named, conv, pool, slots, positions), conv, pool
 

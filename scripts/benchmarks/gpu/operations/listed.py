@@ -1,4 +1,4 @@
-"""Which operations are checked, timed and tuned, by name; at a toy's sizes too, to see that they run."""
+"""The operations that are checked (CHECKED), timed and tuned (TIMED), by name; TOYS are all of them at tiny sizes."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,10 @@ def _all(
     width: int,
     vocab: int,
 ) -> dict[str, Build]:
-    """Every kernel, at these sizes."""
+    """Return operations that launch every kernel, at these sizes.
+
+    lengths: of packed prompts. rows: that decode. width: of a hidden state. vocab: number of tokens.
+    """
     build: dict[str, tuple[Callable[..., Operation], tuple[object, ...]]] = {
         "mixer_prefill": (mamba2.prefill, (mixer, lengths)),
         "mixer_prefill, bfloat16 states": (mamba2.prefill, (mixer, lengths, BF16)),
@@ -87,6 +90,7 @@ def _of(function: Callable[..., Operation], arguments: tuple[object, ...]) -> Bu
     return lambda draw: function(draw, *arguments)
 
 
+# Sizes that are no multiple of any block.
 ODD = Mixture(35, 3, 71, 135, "silu_gated", 5)
 SMALL = Mixture(6, 2, 40, 24, "silu_gated", 3)
 KIMI = Heads(32, 1, 576, 512)

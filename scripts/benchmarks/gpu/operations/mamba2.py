@@ -1,4 +1,4 @@
-"""The Mamba-2 mixer: whole, and its parts."""
+"""The Mamba-2 mixer as a whole, and its parts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,16 +18,18 @@ from baton.kernels.state_update import reference as state_update, replay
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
 
 LIMITS = (0.0, float("inf"))
-WINDOW = 16
+WINDOW = 16  # steps whose inputs are kept between two flushes
 
 
 @dataclass(frozen=True)
 class Mixer:
+    """The sizes of a mixer."""
+
     heads: int = 128
-    width: int = 64
-    groups: int = 8
+    width: int = 64  # of a head
+    groups: int = 8  # of B and C
     state: int = 128
-    kernel: int = 4
+    kernel: int = 4  # of the convolution
 
     @property
     def inner(self) -> int:
@@ -38,13 +40,13 @@ class Mixer:
         return self.inner + 2 * self.groups * self.state
 
     def pools(self, draw: Draw, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Of the convolution and of states, each slot's part of two layers behind one another."""
+        """Return the pools of convolution inputs and of states: strided views, as a slot holds two layers."""
         conv, size = (self.kernel - 1) * self.channels, self.inner * self.state
         states = draw.normal(slots, 2, size, dtype=dtype)[:, 1].unflatten(1, (self.heads, self.width, self.state))
         return draw.normal(slots, 2, conv, dtype=torch.float32)[:, 1].unflatten(1, (self.kernel - 1, -1)), states
 
     def constants(self, draw: Draw) -> tuple[Tensor, ...]:
-        """taps, conv_bias, dt_bias, A, D, norm."""
+        """Return taps, conv_bias, dt_bias, A, D, norm."""
         return (
             draw.uniform(-0.5, 0.5, self.kernel, self.channels),
             draw.uniform(-0.5, 0.5, self.channels),
@@ -59,7 +61,7 @@ class Mixer:
         return MixerConstants(taps, conv_bias, dt_bias, A, D, norm, self.groups, 1e-5, LIMITS)
 
     def parts(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x, B and C, in it."""
+        """Return views of x, B and C."""
         x, B, C = convolved.split([self.inner, self.groups * self.state, self.groups * self.state], 1)
         B, C = B.unflatten(1, (self.groups, self.state)), C.unflatten(1, (self.groups, self.state))
         return x.unflatten(1, (self.heads, self.width)), B, C
@@ -68,15 +70,18 @@ class Mixer:
 def plans(
     lengths: Sequence[int], kernel: int, device: torch.device, chunk_size: int = 128
 ) -> tuple[PrefillPlan, PrefillPlan]:
-    """Of whole prompts, with a checkpoint in each: for `device`, and for a CPU. Slots 2i + 1, checkpoints in 2i."""
+    """Plan whole prompts, once for `device` and once for a CPU.
+
+    Prompt i has its state in slot 2i + 1, and a checkpoint at half its length in slot 2i.
+    """
     offsets, rows = [0, *accumulate(lengths)], range(len(lengths))
     saved = [(row, length // 2, 2 * row) for row, length in enumerate(lengths) if length > 1]
-    given = (offsets, [0] * len(lengths), [2 * row + 1 for row in rows], saved, chunk_size, kernel)
-    return plan_prefill(*given, device), plan_prefill(*given, torch.device("cpu"))
+    layout = (offsets, [0] * len(lengths), [2 * row + 1 for row in rows], saved, chunk_size, kernel)
+    return plan_prefill(*layout, device), plan_prefill(*layout, torch.device("cpu"))
 
 
 def prefill(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
-    """The whole mixer, on packed prompts."""
+    """Build a call of the whole mixer on packed prompts."""
     from baton.kernels.mixer_prefill import triton
 
     here, on_cpu = plans(lengths, mixer.kernel, draw.device)
@@ -94,7 +99,7 @@ def prefill(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtyp
 
 
 def scan(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
-    """ssd alone, dt as it is projected."""
+    """Build a call of ssd alone, which applies bias and softplus to dt itself."""
     from baton.kernels.ssd import triton
 
     here, on_cpu = plans(lengths, mixer.kernel, draw.device)
@@ -117,13 +122,13 @@ def scan(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtype =
 
 
 def scan_flops(mixer: Mixer, lengths: Sequence[int], chunk: int = 64) -> int:
-    """Of the products of chunks: C·B for each group, and for each head of those with x, the state's and into it."""
+    """Count the products of chunks: C·B per group; per head scores·x, C·state, and B·x into the state."""
     of_token = mixer.groups * chunk * mixer.state + mixer.inner * (chunk + 2 * mixer.state)
     return 2 * of_token * sum(lengths)
 
 
 def convolve(draw: Draw, mixer: Mixer, lengths: Sequence[int]) -> Operation:
-    """The convolution of packed prompts."""
+    """Build a call of the convolution on packed prompts."""
     from baton.kernels.conv1d import triton
 
     here, on_cpu = plans(lengths, mixer.kernel, draw.device)
@@ -140,7 +145,7 @@ def convolve(draw: Draw, mixer: Mixer, lengths: Sequence[int]) -> Operation:
 
 
 def decode(draw: Draw, mixer: Mixer, rows: int, states: torch.dtype = torch.float32) -> Operation:
-    """The whole mixer, a token for each row."""
+    """Build a call of the whole mixer with one token per row."""
     from baton.kernels.mixer_decode import triton
 
     projected = draw.normal(rows, mixer.inner + mixer.channels + mixer.heads)
@@ -161,7 +166,7 @@ def decode(draw: Draw, mixer: Mixer, rows: int, states: torch.dtype = torch.floa
 
 
 def step(draw: Draw, mixer: Mixer, rows: int, states: torch.dtype = torch.float32) -> Operation:
-    """The state update alone."""
+    """Build a call of the state update alone."""
     from baton.kernels.state_update import triton
 
     pool = mixer.pools(draw, rows + 1, states)[1]
@@ -182,7 +187,7 @@ def step(draw: Draw, mixer: Mixer, rows: int, states: torch.dtype = torch.float3
 
 
 def replayed(draw: Draw, mixer: Mixer, rows: int) -> Operation:
-    """The state update with its inputs kept, rows all over the window, then what a flush writes."""
+    """Build a call of the state update that replays kept inputs, and a flush. Rows are anywhere in the window."""
     from baton.kernels.state_update import triton_replay
 
     pool, convolved = (
@@ -191,7 +196,7 @@ def replayed(draw: Draw, mixer: Mixer, rows: int) -> Operation:
     )
     dt, slots = draw.uniform(0.001, 0.1, rows, mixer.heads), draw.order(rows + 1)[:rows]
     positions, places = draw.integers(1000, rows) + WINDOW, draw.order(rows)
-    kept = (
+    window = (
         draw.normal(rows, WINDOW, mixer.heads, mixer.width, dtype=torch.float32),
         draw.uniform(0.9, 1.0, rows, WINDOW, mixer.heads),
         draw.normal(rows, WINDOW, mixer.groups, mixer.state, dtype=torch.float32),
@@ -200,8 +205,8 @@ def replayed(draw: Draw, mixer: Mixer, rows: int) -> Operation:
 
     def by(module: ModuleType) -> Callable[..., Sequence[Tensor]]:
         def run(convolved: Tensor, dt: Tensor, pool: Tensor, *rest: Tensor) -> Sequence[Tensor]:
-            (x, B, C), (A, D, slots, positions, places, *kept) = mixer.parts(convolved), rest
-            ring, starts = replay.InputRing(*kept), torch.zeros_like(positions)
+            (x, B, C), (A, D, slots, positions, places, *window) = mixer.parts(convolved), rest
+            ring, starts = replay.InputRing(*window), torch.zeros_like(positions)
             where = pool, slots, positions, ring, places, starts
             y = module.replay_state_update(x, dt, A, B, C, D, *where)
             module.flush(pool, slots, positions + 1, ring, places, starts)
@@ -209,12 +214,14 @@ def replayed(draw: Draw, mixer: Mixer, rows: int) -> Operation:
 
         return run
 
-    moved = bytes_of(convolved, dt) + rows * bytes_of(pool[0]) + 4 * rows * mixer.inner + bytes_of(*kept) // 2
-    return Operation(by(triton_replay), by(replay), (convolved, dt, pool, A, D, slots, positions, places, *kept), moved)
+    moved = bytes_of(convolved, dt) + rows * bytes_of(pool[0]) + 4 * rows * mixer.inner + bytes_of(*window) // 2
+    return Operation(
+        by(triton_replay), by(replay), (convolved, dt, pool, A, D, slots, positions, places, *window), moved
+    )
 
 
 def norm(draw: Draw, mixer: Mixer, rows: int) -> Operation:
-    """The gated norm."""
+    """Build a call of the gated norm."""
     from baton.kernels.gated_norm import triton
 
     x, gate = draw.normal(rows, mixer.inner), draw.normal(rows, 2 * mixer.inner)[:, : mixer.inner]

@@ -1,4 +1,4 @@
-"""Mixtures of experts: routers, and the experts that they choose from."""
+"""Mixtures of experts: routing, the experts themselves, and the shared expert."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +15,18 @@ from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
 
 @dataclass(frozen=True)
 class Mixture:
-    """count experts in groups, top_k of them for a token; their sizes."""
+    """The sizes of a mixture."""
 
-    count: int = 128
-    top_k: int = 6
-    wide: int = 2688
-    inner: int = 1856
+    count: int = 128  # experts
+    top_k: int = 6  # experts of a token
+    wide: int = 2688  # inputs and outputs of an expert
+    inner: int = 1856  # hidden size of an expert
     activation: Activation = "relu2"
-    groups: int = 8
+    groups: int = 8  # of experts; routing in groups chooses some groups first
 
 
 def route(draw: Draw, mixture: Mixture, rows: int, in_groups: bool) -> Operation:
+    """Build a call of the router: by softmax, or in groups by sigmoid with a bias."""
     from baton.kernels.routing import triton
 
     m = mixture
@@ -46,6 +47,7 @@ def route(draw: Draw, mixture: Mixture, rows: int, in_groups: bool) -> Operation
 
 
 def experts(draw: Draw, mixture: Mixture, rows: int, bits: int | None = None) -> Operation:
+    """Build a call of the routed experts, with integer weights if `bits` is given."""
     from baton.kernels.experts import triton
 
     m, parts = mixture, PARTS[mixture.activation]
@@ -54,7 +56,7 @@ def experts(draw: Draw, mixture: Mixture, rows: int, bits: int | None = None) ->
     x, weights = draw.normal(rows, m.wide), draw.uniform(0, 1, rows, m.top_k)
     chosen = draw.uniform(0, 1, rows, m.count).argsort(dim=1)[:, : m.top_k].int().contiguous()
     packed = [_packed(first, parts, bits), _packed(second, 1, bits)] if bits else []
-    stacks = [first, second] if not bits else [_stood_for(first, bits), _stood_for(second, bits)]
+    stacks = [first, second] if not bits else [_dequantized(first, bits), _dequantized(second, bits)]
 
     def run(x: Tensor, chosen: Tensor, weights: Tensor, first: Tensor, second: Tensor) -> Sequence[Tensor]:
         return (triton.experts(x, chosen, weights, *(packed or (first, second)), m.activation),)
@@ -69,6 +71,7 @@ def experts(draw: Draw, mixture: Mixture, rows: int, bits: int | None = None) ->
 
 
 def add_shared(draw: Draw, rows: int, width: int) -> Operation:
+    """Build a call that adds the gated output of the shared expert."""
     from baton.kernels.shared_expert import triton
 
     routed, shared, gate = draw.normal(rows, width), draw.normal(rows, width), draw.normal(rows, 1)
@@ -92,7 +95,7 @@ def _packed(weight: Tensor, parts: int, bits: int) -> PackedExperts:
     return PackedExperts(data, parts, outputs, inputs, bits, weight.dtype, "triton")
 
 
-def _stood_for(weight: Tensor, bits: int) -> Tensor:
-    """What the integers are."""
+def _dequantized(weight: Tensor, bits: int) -> Tensor:
+    """Return the values that the integer weights represent."""
     numbers = integers.dequantize(*integers.quantize(weight.flatten(0, 1), bits))
     return numbers[:, : weight.shape[2]].reshape(weight.shape)

@@ -1,4 +1,4 @@
-"""What lies between projections, and operations on whole slots."""
+"""Pointwise operations and norms, and operations on whole slots."""
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -57,7 +57,7 @@ def sigmoid_gate(draw: Draw, rows: int, width: int) -> Operation:
 
 
 def copy(draw: Draw, count: int, size: int) -> Operation:
-    """Slots of so many bytes."""
+    """Build a copy of `count` slots of `size` bytes."""
     from baton.kernels.slots import triton
 
     pool = draw.integers(256, 2 * count, size).to(torch.uint8)
@@ -74,7 +74,7 @@ def copy(draw: Draw, count: int, size: int) -> Operation:
 
 
 def move(draw: Draw, count: int, size: int) -> Operation:
-    """Slots of so many bytes: gathered, scattered elsewhere, and cleared."""
+    """Gather `count` slots of `size` bytes, scatter them elsewhere, and clear the sources."""
     from baton.kernels.slots import triton
 
     pool = draw.integers(256, 2 * count, size).to(torch.uint8)

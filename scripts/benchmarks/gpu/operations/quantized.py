@@ -1,4 +1,4 @@
-"""Projections by integer weights."""
+"""Integer weights: projections, and rows of an embedding."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What is done with logits."""
+"""Operations on logits."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,10 @@ TOP = 8
 
 
 def sample(draw: Draw, rows: int, vocab: int, kind: str) -> Operation:
-    """kind: greedy, whole or truncated."""
+    """Build a draw from the logits.
+
+    kind: "greedy"; "whole", from all tokens; or "truncated", by top_k and top_p.
+    """
     from baton.kernels.sampling import triton
 
     logits = draw.uniform(-8.0, 8.0, rows, vocab)
@@ -46,7 +49,7 @@ def log_probabilities(draw: Draw, rows: int, vocab: int) -> Operation:
 
 
 def adjusted(draw: Draw, rows: int, vocab: int) -> Operation:
-    """Penalties, a bias and a mask for each row, and a token counted."""
+    """Build a call that applies penalties, a bias and a mask to each row, and counts a token."""
     from baton.kernels.sampling import triton_adjust
 
     logits, seen = draw.uniform(-8.0, 8.0, rows, vocab), draw.integers(2, rows + 1, vocab).bool()
@@ -55,16 +58,16 @@ def adjusted(draw: Draw, rows: int, vocab: int) -> Operation:
     repetition, presence, frequency = draw.uniform(0.5, 1.5, 3, rows).unbind()
     words = draw.integers(2**31 - 1, rows, -(-vocab // 32)).int()
 
-    def run(logits: Tensor, counts: Tensor, seen: Tensor, *given: Tensor) -> Sequence[Tensor]:
-        words, tokens, at, lines, *penalties = given
+    def run(logits: Tensor, counts: Tensor, seen: Tensor, *rest: Tensor) -> Sequence[Tensor]:
+        words, tokens, at, lines, *penalties = rest
         triton_adjust.apply_penalties(logits, at, seen, counts, lines, *penalties)
         triton_adjust.apply_bias(logits, at, tokens, penalties[0])
         triton_adjust.apply_masks(logits, at, words)
         triton_adjust.count(counts, lines, tokens)
         return logits, counts
 
-    def exact(logits: Tensor, counts: Tensor, seen: Tensor, *given: Tensor) -> Sequence[Tensor]:
-        words, tokens, at, lines, *penalties = given
+    def exact(logits: Tensor, counts: Tensor, seen: Tensor, *rest: Tensor) -> Sequence[Tensor]:
+        words, tokens, at, lines, *penalties = rest
         adjust.apply_penalties(logits, at, seen, counts, lines, *penalties)
         adjust.apply_bias(logits, at, tokens, penalties[0])
         reference.apply_masks(logits, at, words)
@@ -72,5 +75,5 @@ def adjusted(draw: Draw, rows: int, vocab: int) -> Operation:
         return logits, counts
 
     moved = 2 * bytes_of(logits) + bytes_of(seen, counts, words)
-    given = words, tokens, at, lines, repetition, presence, frequency
-    return Operation(run, exact, (logits, counts, seen, *given), moved)
+    rest = words, tokens, at, lines, repetition, presence, frequency
+    return Operation(run, exact, (logits, counts, seen, *rest), moved)

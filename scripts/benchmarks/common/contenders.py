@@ -1,4 +1,4 @@
-"""Who is measured: Baton through its server, its bare loop, and the peers that are installed, from the same weights."""
+"""Contenders, all with the same weights: Baton's server, its bare loop, and the installed peers."""
 
 import argparse
 import os
@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from scripts.benchmarks.common.server import Served
+from scripts.benchmarks.common.shapes import checkpoint_of
 from scripts.benchmarks.peers.environments import how_to_install, python_of
 from scripts.benchmarks.peers.process import HERE, Peer
-from scripts.benchmarks.server import Served
-from scripts.benchmarks.shapes import checkpoint_of
 
-# By kind, the variants: of weights, or of what OpenVINO computes with (int8 weights go with float32).
+# Variants of each kind, the default first: types of weights. For OpenVINO, "bf16" and "f32" are the types it
+# computes in; its int8 weights are combined with float32 activations.
 VARIANTS = {
     "bare": ("",),
     "transformers": ("auto", "float32"),
@@ -24,34 +25,36 @@ VARIANTS = {
     "openvino": ("int8", "bf16", "f32"),
 }
 STEP_TOKENS = 512
-# All contenders hold theirs at once; a server alone would take most of what is free.
+# All contenders are open at once, but a server takes most of the free memory by default.
 MEMORY = ("--memory", "2G", "--host-memory", "512M")
 
 
 class Contender(Protocol):
+    """An engine that is open and ready to be measured."""
+
     def prefill(self, prompt: list[int]) -> float:
-        """Tokens a second until the first token of the answer."""
+        """Return prompt tokens per second, until the first token of the answer."""
         ...
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
-        """Tokens a second, of all prompts together, while all of them are being answered."""
+        """Return tokens per second of all rows together, while all of them decode."""
         ...
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A contender as it was named: [NAME=]KIND[:VARIANT]. Of baton the variant is options for its server."""
+    """A contender as named on the command line: [NAME=]KIND[:VARIANT]."""
 
-    name: str
-    kind: str
-    variant: str
+    name: str  # heads its column
+    kind: str  # "baton" or a key of VARIANTS
+    variant: str  # one of VARIANTS[kind]; for baton, options of its server
 
     @classmethod
     def parse(cls, text: str) -> "Entry":
-        """ValueError, which says what there is, for what is none."""
-        name, named, rest = text.partition("=") if "=" in text.partition(":")[0] else ("", "", text)
+        """Parse a name. Raises ValueError, which lists the valid kinds or variants."""
+        name, equals, rest = text.partition("=") if "=" in text.partition(":")[0] else ("", "", text)
         kind, _, variant = rest.partition(":")
-        if named and not name:
+        if equals and not name:
             raise ValueError(f"{text!r} has no name before its =")
         if kind == "baton":
             return cls(name or rest, kind, variant)
@@ -63,35 +66,35 @@ class Entry:
         return cls(name or (rest if ":" in rest or kind == "bare" else f"{kind}:{variant}"), kind, variant)
 
     def with_options(self, more: str) -> "Entry":
-        """Of Baton's server; others stay as they are."""
+        """Return this entry with more options for Baton's server; other kinds are returned as they are."""
         if self.kind != "baton" or not more:
             return self
         return Entry(self.name, self.kind, f"{self.variant} {more}".strip())
 
     @property
     def options(self) -> list[str]:
-        """Of Baton's server."""
+        """Command-line options of Baton's server."""
         return shlex.split(self.variant) if self.kind == "baton" else []
 
     def option(self, name: str, default: str) -> str:
-        """Of Baton's server, given as one word or as two."""
+        """Return the value of an option of Baton's server, written as one word (--x=y) or as two."""
         words = [word for option in self.options for word in option.split("=", 1)]
         return words[words.index(name) + 1] if name in words[:-1] else default
 
     def weights(self) -> str:
-        """Which of floors.BITS its weights take."""
+        """Return the type of its weights: a key of floors.BITS."""
         if self.kind == "baton":
             return self.option("--quantize", "bf16")
         by_variant = {"auto": "bf16", "float32": "f32", "": "bf16"}
         return by_variant.get(self.variant, self.variant)
 
     def state_bytes(self) -> int:
-        """A number of its states."""
+        """Return the bytes of one number of its recurrent states."""
         return 2 if self.option("--state-dtype", "float32") == "bfloat16" else 4
 
 
 def read_entry(text: str) -> Entry:
-    """Entry.parse for argparse, which shows what this error says."""
+    """Parse like Entry.parse, but raise the error whose text argparse shows."""
     try:
         return Entry.parse(text)
     except ValueError as error:
@@ -100,31 +103,32 @@ def read_entry(text: str) -> Entry:
 
 @dataclass(frozen=True)
 class Workbench:
-    """What contenders are opened with. folder: where weights are kept, in every form that was asked for."""
+    """Opens contenders, and makes their weights on first use."""
 
-    config: dict[str, Any]
-    folder: Path
-    threads: int
-    rows: int
+    config: dict[str, Any]  # config.json of the model
+    folder: Path  # keeps the checkpoint, the peers' conversions of it, and logs
+    threads: int  # of each contender
+    rows: int  # largest batch
 
     @property
     def checkpoint(self) -> Path:
-        """Made when it is first asked for."""
+        """The checkpoint folder, written on first use."""
         return checkpoint_of(self.config, self.folder)
 
     @property
     def made(self) -> Path:
-        """Where lies what peers make of the checkpoint."""
+        """Folder for the peers' conversions of the checkpoint."""
         path = self.folder / self.checkpoint.name
         path.mkdir(exist_ok=True, parents=True)
         return path
 
     def log(self, name: str) -> Path:
+        """Return the file for the output of a server or peer."""
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         return self.folder / "logs" / "".join(letter if letter.isalnum() else "-" for letter in name)
 
     def missing(self, entry: Entry) -> str:
-        """Why it cannot be measured; empty if it can."""
+        """Return why an entry cannot be measured, or an empty string if it can."""
         if entry.kind in ("baton", "bare"):
             return ""
         if python_of(entry.kind) is None:
@@ -135,6 +139,7 @@ class Workbench:
 
     @contextmanager
     def open(self, entry: Entry) -> Iterator[Contender]:
+        """Start a contender, and stop it when the context is left."""
         if entry.kind == "baton":
             with self.serve(entry) as served:
                 yield served
@@ -143,10 +148,12 @@ class Workbench:
                 yield peer
 
     def serve(self, entry: Entry, *more: str) -> Served:
+        """Start Baton's server with the entry's options and `more`; use it as a context."""
         flags = ["--max-running", str(self.rows), "--step-tokens", str(STEP_TOKENS), *MEMORY, "--log-format", "json"]
         return Served(self.checkpoint, self.threads, [*flags, *more, *entry.options], self.log(entry.name))
 
     def peer(self, entry: Entry) -> Peer:
+        """Start any other kind in a process of its own; use it as a context."""
         log, threads, rows = self.log(entry.name), str(self.threads), str(self.rows)
         if entry.kind == "bare":
             arguments = [str(self.checkpoint), threads, rows, str(STEP_TOKENS)]
@@ -165,7 +172,7 @@ class Workbench:
         return Peer(python, "run_openvino.py", [exported, threads, rows, precision], self.threads, log)
 
     def gguf(self, kind: str) -> Path:
-        """The weights for llama.cpp."""
+        """Return the weights as a GGUF file for llama.cpp, converted on first use."""
         file = self.made / f"{kind}.gguf"
         if not file.exists():
             self._make("llama.cpp", "write_gguf.py", file.with_suffix(".part"), kind)
@@ -173,7 +180,7 @@ class Workbench:
         return file
 
     def openvino(self) -> Path:
-        """A folder with the exports for OpenVINO."""
+        """Return a folder with the exports for OpenVINO (see peers/export_openvino.py), made on first use."""
         folder = self.made / "openvino"
         if not folder.exists():
             self._make("openvino", "export_openvino.py", folder.with_suffix(".part"))
@@ -181,7 +188,7 @@ class Workbench:
         return folder
 
     def _make(self, peer: str, script: str, target: Path, *more: str) -> None:
-        """By a script in the peer's environment; RuntimeError with what it said if it fails."""
+        """Run a conversion script in the peer's environment. Raises RuntimeError with its stderr if it fails."""
         print(f"making {target.stem} for {peer} ...", flush=True)
         python = python_of(peer)
         assert python is not None

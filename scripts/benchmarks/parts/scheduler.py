@@ -1,11 +1,12 @@
-"""What a step costs the scheduler, in processor time: all that it receives and plans between two steps.
+"""Processor time of the scheduler for one step: all that it receives and plans between two steps.
 
-    scripts/benchmarks/scheduler.py ROOT ROWS STEPS
+    scripts/benchmarks/parts/scheduler.py ROOT ROWS STEPS
 
-Reads a line for each round of STEPS steps, with ROWS decoding rows, and writes the milliseconds a step: `measure` is
-its client. ROOT: the checkout whose scheduler it is, so that two of them can be compared in turns.
+As a program, it runs the scheduler of the checkout in ROOT with ROWS decoding rows. For each line of stdin it runs
+STEPS steps and prints the milliseconds per step. `measure` starts one program per revision and lets them take turns.
 """
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT)]
 if __name__ == "__main__":
     from scripts.launch import import_from
@@ -45,8 +46,18 @@ from baton.actors.tokens import count, pack  # noqa: E402
 PAGE_SIZE, TRACK_INTERVAL, STEP_TOKENS, LONGEST = 16, 256, 2048, 1 << 20
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, default=256, help="decoding rows")
+    parser.add_argument("--steps", type=int, default=256, help="steps of a round")
+    parser.add_argument("--against", metavar="REVISION", help="also measure this git revision, in turns")
+
+
+def run(options: argparse.Namespace, workbench: object) -> None:
+    measure(options.rows, options.rounds or 15, options.steps, options.against)
+
+
 class Decoding:
-    """A scheduler with so many decoding rows, and a cache that gives at once whatever it asks for."""
+    """A scheduler with `rows` decoding rows, and a stand-in for the cache that grants every request at once."""
 
     def __init__(self, rows: int) -> None:
         self.seconds = 0.0
@@ -56,20 +67,21 @@ class Decoding:
         self._ledger = Ledger(2 * rows)
         limits = Limits(rows, rows, STEP_TOKENS, page_size=PAGE_SIZE, track_interval=TRACK_INTERVAL)
         self._scheduler = Scheduler(lambda to, message: self._sent.append(message), limits)
-        # Of many lengths, so that the rows reach the ends of their pages and intervals one after another.
+        # Prompts have many lengths, so that rows reach the ends of pages and checkpoint intervals one after another.
         prompts = [pack([index % 100] * (40 + index * TRACK_INTERVAL // rows)) for index in range(rows)]
         self._receive([Submit(Request(f"{i}", p, count(p), Sampling(), Stops(LONGEST))) for i, p in enumerate(prompts)])
         while len(self._scheduler.state.rows) < rows or any(r.prefilling for r in self._scheduler.state.rows.values()):
             self.step()
 
     def step(self) -> None:
+        """Settle the oldest step; the scheduler then plans another."""
         self._receive([Settled(self._steps.popleft().step, [])])
 
     def close(self) -> None:
         self._ledger.close()
 
     def _receive(self, messages: Sequence[Message]) -> None:
-        """And what the cache answers to it, until nothing more comes."""
+        """Deliver messages, and the cache's answers to all that follows. Only the scheduler is timed."""
         while messages:
             began = time.process_time()
             for message in messages:
@@ -80,6 +92,7 @@ class Decoding:
             messages = [answer for message in sent if (answer := self._answer(message)) is not None]
 
     def _answer(self, message: Message) -> Message | None:
+        """Return what the cache answers to a message; keep the steps, which forward would receive."""
         match message:
             case Acquire(grant, tokens):
                 [state] = self._slots(1)
@@ -95,13 +108,13 @@ class Decoding:
                     self._ledger.free(checkpoint.lease)
         return None
 
-    def _slots(self, wanted: int) -> list[Lease]:
-        taken = [self._ledger.take("scheduler") for _ in range(wanted)]
-        return [lease for lease in taken if lease is not None]
+    def _slots(self, count: int) -> list[Lease]:
+        leases = [self._ledger.take("scheduler") for _ in range(count)]
+        return [lease for lease in leases if lease is not None]
 
 
 class Worker:
-    """A process with the scheduler of a checkout."""
+    """A process that runs the scheduler of a checkout."""
 
     def __init__(self, root: Path, rows: int, steps: int) -> None:
         command = [sys.executable, "-P", __file__, str(root), str(rows), str(steps)]
@@ -114,17 +127,17 @@ class Worker:
         self._process.communicate()
 
     def round(self) -> float:
-        """Milliseconds a step. RuntimeError if the process has died."""
+        """Run one round and return milliseconds per step. Raises RuntimeError if the process has died."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         if not (answer := self._process.stdout.readline()):
-            raise RuntimeError(f"it ended with code {self._process.wait()}; its stderr says why")
+            raise RuntimeError(f"the scheduler's process ended with code {self._process.wait()}; its stderr says why")
         return float(answer)
 
 
 def measure(rows: int, rounds: int, steps: int, against: str | None) -> None:
-    """This checkout's scheduler, in turns with that of a revision, if one is given; the first round unmeasured."""
+    """Measure this checkout's scheduler, in turns with a revision's if one is given. The first round is dropped."""
     with ExitStack() as stack:
         roots = {"here": ROOT}
         if against is not None:
@@ -143,7 +156,7 @@ def measure(rows: int, rounds: int, steps: int, against: str | None) -> None:
 
 
 def check_out(revision: str, folder: Path) -> Path:
-    """The actors of a revision. CalledProcessError if there is none of that name."""
+    """Extract the actors of a revision. Raises CalledProcessError if it does not exist."""
     archive = subprocess.run(["git", "archive", revision, "actors"], cwd=ROOT, check=True, capture_output=True)
     subprocess.run(["tar", "x", "-C", str(folder)], check=True, input=archive.stdout)
     return folder

@@ -1,4 +1,4 @@
-"""The models that are measured: random weights from a seed, written as a checkpoint that every contender can read."""
+"""The measured models: random weights from a seed, written as checkpoints that every contender can read."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from baton.models.config import ModelConfig
 from baton.models.family import Piece
 from baton.models.layers.linear import Embedding, Linear
 from baton.models.loading.checkpoint import find_family, random_model
-from scripts.benchmarks.configs import (
+from scripts.benchmarks.common.configs import (
     BAMBA,
     FALCON_H1,
     GRANITE,
@@ -29,13 +29,15 @@ from scripts.benchmarks.configs import (
     QWEN3_NEXT,
 )
 from scripts.benchmarks.peers.environments import how_to_install, python_of
+from scripts.benchmarks.peers.process import HERE
+from scripts.launch import ROOT
 
 SEED = 0
-# Families whose parameters may be named as in their files.
+# Families whose parameters may have the names that they have in checkpoint files.
 PLAIN = ("mamba2", "granitemoehybrid")
-# To see that a benchmark runs, not how fast anything is.
+# Shows that a benchmark runs; its speeds mean nothing.
 TINY = MAMBA2 | {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "state_size": 16}
-# A model whose forward is arithmetic on one number a row: what is left of a step is the relay.
+# A model whose forward pass is arithmetic on one number per row, so that a step consists of the relay alone.
 NULL: dict[str, Any] = {
     "model_type": "hash",
     "vocab_size": 50288,
@@ -43,7 +45,7 @@ NULL: dict[str, Any] = {
     "max_position_embeddings": 1 << 20,
     "page_fold": False,
 }
-BUNDLED = Path(__file__).resolve().parents[2] / "models" / "bundled"
+BUNDLED = ROOT / "models" / "bundled"
 SHAPES = {
     "mamba2-129m": MAMBA2,
     "granite-151m": GRANITE,
@@ -61,7 +63,7 @@ SHAPES = {
 
 
 def config_of(shape: str, layers: int | None = None) -> dict[str, Any]:
-    """The config.json of a shape; with `layers` layers if that is given, of a hybrid's the last with attention."""
+    """Return the config.json of a shape, cut to `layers` layers if given; a hybrid's last layer then has attention."""
     if shape == "bundled":
         return dict(json.loads((BUNDLED / "config.json").read_text()))
     config = dict(SHAPES[shape])
@@ -80,7 +82,7 @@ def config_of(shape: str, layers: int | None = None) -> dict[str, Any]:
 
 
 def checkpoint_of(config: dict[str, Any], folder: Path) -> Path:
-    """The bundled model's, or one in a folder of its own, so that none is taken for another."""
+    """Return the checkpoint folder of a config, written if missing. Each config has its own folder in `folder`."""
     if config == config_of("bundled"):
         return BUNDLED
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
@@ -90,16 +92,17 @@ def checkpoint_of(config: dict[str, Any], folder: Path) -> Path:
 
 
 def make_checkpoint(folder: Path, config: dict[str, Any]) -> None:
-    """config.json, model.safetensors and a tokenizer; left alone if the folder has them already.
+    """Write config.json, model.safetensors and a tokenizer, unless the folder has them already.
 
-    RuntimeError for a family whose files transformers has to write, where it is not installed.
+    Some families' files can only be written by transformers; raises RuntimeError if it is not installed.
     """
     text = json.dumps(config, indent=1)
-    written = folder / "config.json"
-    if (folder / "tokenizer.json").is_file() and written.is_file() and written.read_text() == text:
+    file = folder / "config.json"
+    # The tokenizer is written last: with it, the folder is complete.
+    if (folder / "tokenizer.json").is_file() and file.is_file() and file.read_text() == text:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    written.write_text(text)
+    file.write_text(text)
     dtype = getattr(torch, config.get("torch_dtype", "float32"))
     model = random_model(config, dtype, torch.device("cpu"), SEED)
     if isinstance(model, nn.Module) and holds_files_tensors(model, config):
@@ -110,11 +113,11 @@ def make_checkpoint(folder: Path, config: dict[str, Any]) -> None:
 
 
 def holds_files_tensors(model: nn.Module, config: dict[str, Any]) -> bool:
-    """Whether its parameters are the tensors of the family's files, and not parts of them, joined or changed."""
-    read = ModelConfig(config)
-    pieces = find_family(read).pieces
+    """Return whether each parameter is one tensor of the family's files, not parts of tensors joined or changed."""
+    parsed = ModelConfig(config)
+    pieces = find_family(parsed).pieces
     return config["model_type"] in PLAIN and all(
-        pieces(name, read) == [Piece(name)] for name, _ in model.named_parameters()
+        pieces(name, parsed) == [Piece(name)] for name, _ in model.named_parameters()
     )
 
 
@@ -122,14 +125,14 @@ def write_by_transformers(folder: Path) -> None:
     python = python_of("transformers")
     if python is None:
         raise RuntimeError(how_to_install("transformers"))
-    script = Path(__file__).with_name("peers") / "write_checkpoint.py"
+    script = HERE / "write_checkpoint.py"
     done = subprocess.run([python, str(script), str(folder), str(SEED)], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{script.name} failed:\n{done.stderr[-2000:]}")
 
 
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
-    """By name, in a checkpoint's layout, also those that were packed for this CPU."""
+    """Return weights by name in a checkpoint's layout; those packed for this CPU are unpacked."""
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     for name, layer in model.named_modules():
         if isinstance(layer, Linear | Embedding) and layer.packed:
@@ -138,7 +141,7 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def write_tokenizer(folder: Path, vocabulary: int) -> None:
-    """Its words are t0, t1, ...; each stands for the token of its number."""
+    """Write a tokenizer whose words are t0, t1, ...; word t5 is token 5."""
     words = {f"t{id}": id for id in range(vocabulary)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -1,4 +1,4 @@
-"""Prefill and decode, contenders in turns: medians, ratios of the same round, and how near they are to the floor."""
+"""Prefill and decode speeds, contenders in turns: medians, ratios within a round, and shares of the floor."""
 
 import argparse
 import contextlib
@@ -8,46 +8,46 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scripts.benchmarks.contenders import Contender, Entry, Workbench, read_entry
-from scripts.benchmarks.figures import Spread, describe_machine, ratios, table, write_json
-from scripts.benchmarks.floors import Floor, floor_of
-from scripts.benchmarks.machine import QUIET, Probe, Watch, probe
+from scripts.benchmarks.common.contenders import Contender, Entry, Workbench, read_entry
+from scripts.benchmarks.common.figures import Spread, describe_machine, ratios, table, write_json
+from scripts.benchmarks.common.floors import Floor, floor_of
+from scripts.benchmarks.common.machine import QUIET, Probe, Watch, probe
 
 DEFAULT = ("baton", "bare", "transformers", "llama.cpp:bf16", "llama.cpp:q8_0", "llama.cpp:q4_0")
-OF_HYBRIDS = ("openvino:int8", "openvino:bf16")
+FOR_HYBRIDS = ("openvino:int8", "openvino:bf16")
 SHORT_PROMPT = 16
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured at a time. rows: prompts at once, 0: one that is only read; prompt: tokens of each."""
+    """One kind of measurement, a row of the printed tables."""
 
     name: str
-    rows: int
-    prompt: int
+    rows: int  # rows that decode together; 0: one prompt is read, and nothing decodes
+    prompt: int  # tokens of each prompt
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The contenders' tokens a second, right after one another. others: processors that other processes took."""
+    """One measurement of every contender, one right after another."""
 
     cell: str
     round: int
-    figures: dict[str, float]
-    others: float
-    probe: Probe
+    figures: dict[str, float]  # tokens per second of each contender
+    others: float  # processors that other processes used meanwhile
+    probe: Probe  # the machine's speeds, measured in the same turn
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured. repeats: how often a turn is taken anew while other processes run."""
+    """How much is measured."""
 
     rounds: int
-    prompt: int
-    steps: int
-    batches: Sequence[int]
-    repeats: int
-    behind: Sequence[int] = ()
+    prompt: int  # tokens of the prompt whose prefill is measured
+    steps: int  # tokens that each row decodes
+    batches: Sequence[int]  # numbers of rows that decode together
+    repeats: int  # how often a turn is repeated if other processes ran
+    behind: Sequence[int] = ()  # tokens of history of a single row that decodes
 
     def cells(self) -> list[Cell]:
         return [
@@ -59,12 +59,16 @@ class Plan:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--contenders", nargs="+", type=read_entry, metavar="[NAME=]KIND[:VARIANT]")
-    parser.add_argument("--server-options", default="", metavar="OPTIONS", help="of every baton among them, one string")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64], help="rows that decode at once")
-    parser.add_argument("--behind", type=int, nargs="+", default=[], help="tokens of history of one row that decodes")
-    parser.add_argument("--prompt", type=int, default=2048, help="tokens of the prompt that is read")
+    parser.add_argument(
+        "--server-options", default="", metavar="OPTIONS", help="options for each baton server, as one string"
+    )
+    parser.add_argument(
+        "--batches", type=int, nargs="+", default=[1, 4, 16, 64], help="numbers of rows that decode together"
+    )
+    parser.add_argument("--behind", type=int, nargs="+", default=[], help="also decode one row after this many tokens")
+    parser.add_argument("--prompt", type=int, default=2048, help="tokens of the prompt whose prefill is measured")
     parser.add_argument("--steps", type=int, default=32, help="tokens decoded in each measurement")
-    parser.add_argument("--repeats", type=int, default=3, help="times that a turn is repeated while others run")
+    parser.add_argument("--repeats", type=int, default=3, help="how often a turn is repeated if other processes ran")
 
 
 def run(options: argparse.Namespace, workbench: Workbench) -> int:
@@ -86,14 +90,15 @@ def run(options: argparse.Namespace, workbench: Workbench) -> int:
 
 
 def default(workbench: Workbench) -> list[Entry]:
+    """Return all contenders that can run this model."""
     hybrid = workbench.config["model_type"] != "mamba2"
-    return [Entry.parse(text) for text in (*DEFAULT, *(OF_HYBRIDS if hybrid else ()))]
+    return [Entry.parse(text) for text in (*DEFAULT, *(FOR_HYBRIDS if hybrid else ()))]
 
 
 class Rounds:
-    """Takes all turns of a plan; the first round is unmeasured, for it warms everything up.
+    """Takes all turns of a plan. Round 0 warms everything up and is dropped.
 
-    rng: prompts are drawn of it. No two may be the same: a server would answer the second one out of its cache.
+    rng: draws the prompts. No two may be the same: a server would answer the second from its cache.
     """
 
     def __init__(
@@ -111,26 +116,26 @@ class Rounds:
         return [turn for turn in turns if turn.round]
 
     def turn(self, cell: Cell, number: int) -> Turn:
-        """Taken anew while others run, and at last the quietest of all; as it is in round 0."""
+        """Take a turn, repeated while other processes disturb it; return the quietest. In round 0, take it once."""
         if number == 0:
             return self._turn(cell, 0)
-        taken: list[Turn] = []
+        turns: list[Turn] = []
         for _ in range(1 + self._plan.repeats):
-            taken.append(self._turn(cell, number))
-            if taken[-1].others <= QUIET:
+            turns.append(self._turn(cell, number))
+            if turns[-1].others <= QUIET:
                 break
-        return min(taken, key=lambda turn: turn.others)
+        return min(turns, key=lambda turn: turn.others)
 
     def _turn(self, cell: Cell, number: int) -> Turn:
-        """Another contender begins in each round."""
+        """Measure every contender once. Each round begins with another contender."""
         names = list(self._contenders)
         first = number % len(names)
         prompts = [self._draw(cell.prompt) for _ in range(max(cell.rows, 1))]
         with Watch() as watch:
-            found = {name: self._figure(name, cell, prompts) for name in names[first:] + names[:first]}
-            probed = probe(self._threads)
-        figures = {name: found[name] for name in names}
-        return Turn(cell.name, number, figures, watch.others, probed)
+            by_name = {name: self._figure(name, cell, prompts) for name in names[first:] + names[:first]}
+            speeds = probe(self._threads)
+        figures = {name: by_name[name] for name in names}
+        return Turn(cell.name, number, figures, watch.others, speeds)
 
     def _figure(self, name: str, cell: Cell, prompts: list[list[int]]) -> float:
         contender = self._contenders[name]
@@ -141,7 +146,7 @@ class Rounds:
 
 
 def summarise(turns: Sequence[Turn], cell: Cell, entries: Sequence[Entry]) -> dict[str, Any]:
-    """Of each contender the spread of its figures, and of the first one's ratios to it."""
+    """Return, for each contender, the spread of its figures and of the first contender's ratios to it."""
     rounds = [turn.figures for turn in turns if turn.cell == cell.name]
     first = entries[0].name
     return {
@@ -154,7 +159,7 @@ def summarise(turns: Sequence[Turn], cell: Cell, entries: Sequence[Entry]) -> di
 
 
 def shares_of_floor(turns: Sequence[Turn], cell: Cell, name: str, floor: Floor) -> list[float]:
-    """A contender's, by turn."""
+    """Return a contender's speed in each turn, divided by the floor's upper bound."""
     return [
         turn.figures[name]
         / (floor.decode(cell.rows, turn.probe, cell.prompt) if cell.rows else floor.prefill(turn.probe, cell.prompt))

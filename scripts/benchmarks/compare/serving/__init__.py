@@ -1,4 +1,4 @@
-"""Many requests at once, to each contender in turns: first tokens, gaps between tokens, throughput, cache hits."""
+"""Many concurrent requests, to each contender in turns: TTFT, inter-token latency, throughput and cache hits."""
 
 import argparse
 import asyncio
@@ -12,48 +12,50 @@ from typing import get_args
 
 import aiohttp
 
-from scripts.benchmarks.contenders import Entry, Workbench, read_entry
-from scripts.benchmarks.figures import describe_machine, quantile, table, write_json
-from scripts.benchmarks.machine import QUIET, Watch
+from scripts.benchmarks.common.contenders import Entry, Workbench, read_entry
+from scripts.benchmarks.common.figures import describe_machine, quantile, table, write_json
+from scripts.benchmarks.common.machine import QUIET, Watch
+from scripts.benchmarks.common.server import ServerProcess
+from scripts.benchmarks.compare.serving.batches import StaticBatches
+from scripts.benchmarks.compare.serving.client import Answer, OverHTTP, Target, drive
+from scripts.benchmarks.compare.serving.schedule import Load, Workload, draw
 from scripts.benchmarks.peers.environments import python_of
 from scripts.benchmarks.peers.process import Peer
-from scripts.benchmarks.server import ServerProcess
-from scripts.benchmarks.serving.batches import StaticBatches
-from scripts.benchmarks.serving.client import Answer, OverHTTP, Target, drive
-from scripts.benchmarks.serving.schedule import Load, Workload, draw
 
 DEFAULT = ("baton", "llama.cpp:bf16", "transformers")
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one round: seconds, and counts a second. hit_rate: of prompt tokens; None where nobody tells."""
+    """The figures of one round."""
 
-    first_p50: float
+    first_p50: float  # seconds to first token
     first_p99: float
-    gap_p50: float
+    gap_p50: float  # seconds between tokens
     gap_p99: float
-    tokens: float
-    requests: float
-    hit_rate: float | None
+    tokens: float  # generated tokens per second
+    requests: float  # answered requests per second
+    hit_rate: float | None  # share of prompt tokens found in the cache; None if the server does not report it
     errors: int
-    others: float
+    others: float  # processors that other processes used meanwhile
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--contenders", nargs="+", type=read_entry, metavar="[NAME=]KIND[:VARIANT]")
-    parser.add_argument("--server-options", default="", metavar="OPTIONS", help="of every baton among them, one string")
-    parser.add_argument("--url", nargs="+", default=[], metavar="NAME=URL", help="servers that run already")
+    parser.add_argument(
+        "--server-options", default="", metavar="OPTIONS", help="options for each baton server, as one string"
+    )
+    parser.add_argument("--url", nargs="+", default=[], metavar="NAME=URL", help="servers that already run")
     parser.add_argument("--workload", choices=get_args(Workload), default="unique")
-    parser.add_argument("--requests", type=int, default=64, help="conversations a round")
+    parser.add_argument("--requests", type=int, default=64, help="conversations in each round")
     load = parser.add_mutually_exclusive_group()
-    load.add_argument("--streams", type=int, default=32, help="conversations that run at any time")
-    load.add_argument("--rate", type=float, help="conversations that begin a second, instead of --streams")
+    load.add_argument("--streams", type=int, default=32, help="concurrent conversations")
+    load.add_argument("--rate", type=float, help="conversations that begin per second, instead of --streams")
     parser.add_argument("--prompt", type=int, default=128, help="new tokens of each turn")
     parser.add_argument("--answer", type=int, default=64, help="tokens of each answer")
-    parser.add_argument("--shared", type=int, default=512, help="tokens of a shared prefix")
-    parser.add_argument("--prefixes", type=int, default=4, help="how many shared prefixes there are")
-    parser.add_argument("--turns", type=int, default=4, help="of a conversation, with --workload turns")
+    parser.add_argument("--shared", type=int, default=512, help="tokens of a shared prefix, with --workload shared")
+    parser.add_argument("--prefixes", type=int, default=4, help="number of shared prefixes")
+    parser.add_argument("--turns", type=int, default=4, help="turns of a conversation, with --workload turns")
 
 
 def run(options: argparse.Namespace, workbench: Workbench) -> int:
@@ -77,7 +79,7 @@ def run(options: argparse.Namespace, workbench: Workbench) -> int:
 
 @contextmanager
 def place_of(entry: Entry, bench: Workbench) -> Iterator[str | Peer]:
-    """The address of its server, or its process where it has none."""
+    """Start a contender; yield the address of its server, or its process if it has no server."""
     if entry.kind == "baton":
         with bench.serve(entry) as served:
             yield served.url
@@ -90,18 +92,18 @@ def place_of(entry: Entry, bench: Workbench) -> Iterator[str | Peer]:
 
 
 def llama_cpp_server(entry: Entry, bench: Workbench) -> ServerProcess:
-    """`python -m llama_cpp.server`, which answers one request after another."""
+    """Return `python -m llama_cpp.server`, which answers one request after another."""
     python, threads = python_of("llama.cpp"), str(bench.threads)
     assert python is not None
     command = [python, "-m", "llama_cpp.server", "--model", str(bench.gguf(entry.variant)), "--n_threads", threads]
     sizes = ["--n_ctx", "16384", "--n_batch", "512", "--n_threads_batch", threads]
     log = bench.log(f"{entry.name}-server")
-    # By default a new request ends the one that runs.
+    # Without this option, a new request aborts the running one.
     return ServerProcess([*command, *sizes, "--interrupt_requests", "false"], bench.threads, log, "/v1/models")
 
 
 def measure(places: dict[str, str | Peer], load: Load, vocabulary: int, rounds: int) -> dict[str, list[Figures]]:
-    """By contender; another one begins in each round, and a short round before the first warms them up."""
+    """Return each contender's figures by round. A short round warms up; each round begins with another contender."""
     found: dict[str, list[Figures]] = {name: [] for name in places}
     brief = Load(**asdict(load) | {"requests": min(load.requests, load.streams), "answer": min(load.answer, 8)})
     for place in places.values():
@@ -117,6 +119,7 @@ def measure(places: dict[str, str | Peer], load: Load, vocabulary: int, rounds: 
 
 
 async def ask(place: str | Peer, load: Load, vocabulary: int, seed: int) -> list[Answer]:
+    """Send one round of requests."""
     async with target_of(place, load) as target:
         return await drive(target, draw(load, vocabulary, seed), load)
 
@@ -133,15 +136,15 @@ async def target_of(place: str | Peer, load: Load) -> AsyncIterator[Target]:
 
 
 def summarise(answers: Sequence[Answer], others: float) -> Figures:
-    """RuntimeError, with the first error, if no request was answered."""
+    """Return the figures of one round. Raises RuntimeError, with the first error, if no request was answered."""
     good = [answer for answer in answers if not answer.error]
     if not good:
         raise RuntimeError(f"none of {len(answers)} requests was answered: {answers[0].error}")
-    first = [answer.arrivals[0] - answer.asked for answer in good]
+    first = [answer.arrivals[0] - answer.begin for answer in good]
     gaps = [later - earlier for answer in good for earlier, later in pairwise(answer.arrivals)] or [0.0]
-    seconds = max(answer.arrivals[-1] for answer in good) - min(answer.asked for answer in answers)
-    told = [answer for answer in good if answer.cached_tokens is not None and answer.prompt_tokens]
-    prompts = sum(answer.prompt_tokens for answer in told)
+    seconds = max(answer.arrivals[-1] for answer in good) - min(answer.begin for answer in answers)
+    reporting = [answer for answer in good if answer.cached_tokens is not None and answer.prompt_tokens]
+    prompts = sum(answer.prompt_tokens for answer in reporting)
     return Figures(
         first_p50=quantile(first, 0.5),
         first_p99=quantile(first, 0.99),
@@ -149,7 +152,7 @@ def summarise(answers: Sequence[Answer], others: float) -> Figures:
         gap_p99=quantile(gaps, 0.99),
         tokens=sum(answer.completion_tokens for answer in good) / seconds,
         requests=len(good) / seconds,
-        hit_rate=sum(answer.cached_tokens or 0 for answer in told) / prompts if prompts else None,
+        hit_rate=sum(answer.cached_tokens or 0 for answer in reporting) / prompts if prompts else None,
         errors=len(answers) - len(good),
         others=others,
     )

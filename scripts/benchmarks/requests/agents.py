@@ -1,5 +1,6 @@
-"""An agent's steps: the first token of an early one, and of a late one that brings as much behind a long chat."""
+"""Time to first token of an agent's early step and of a late one, which adds as many tokens to a much longer chat."""
 
+import argparse
 import asyncio
 import itertools
 import json
@@ -11,9 +12,10 @@ from typing import Any
 import aiohttp
 from tokenizers import AddedToken, Tokenizer
 
-from scripts.benchmarks.grammars import with_bytes
-from scripts.benchmarks.server import Served
-from scripts.benchmarks.sessions import compare, show
+from scripts.benchmarks.common.contenders import Workbench
+from scripts.benchmarks.common.server import Served
+from scripts.benchmarks.requests.grammars import with_bytes
+from scripts.benchmarks.requests.sessions import compare, show
 from scripts.demo.text import MARKS, SPECIALS, TEMPLATE
 
 WORDS = "The file has a function that reads lines, counts words and gives them back in order. "
@@ -24,40 +26,56 @@ TOOLS = [
 EARLY = 2
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--turns", type=int, default=40, help="number of the late step")
+    parser.add_argument("--result", type=int, default=600, help="characters of a tool's result; each step has one")
+
+
+def run(options: argparse.Namespace, workbench: Workbench) -> None:
+    vocabulary = workbench.config["vocab_size"]
+    folder = with_chat(workbench.checkpoint, vocabulary) if options.model != "bundled" else workbench.checkpoint
+    shape = Shape(options.turns, options.result)
+    with Served(folder, options.threads, ["--log-format", "json"], workbench.log("agents")) as served:
+        report(shape, asyncio.run(measure(served, shape, options.rounds or 7)))
+
+
 @dataclass(frozen=True)
 class Shape:
-    """The late step is number `steps`; each brings a call, and a tool's result of so many characters."""
+    """The sizes of the chats. Each step adds a tool call and its result."""
 
-    steps: int
-    result: int
+    steps: int  # number of the late step
+    result: int  # characters of a tool's result
 
 
 @dataclass
 class Figures:
-    """Seconds to the first token of an early and of a late step, by round, and the late prompts' tokens."""
+    """The figures of all rounds."""
 
-    early: list[float] = field(default_factory=list)
-    late: list[float] = field(default_factory=list)
-    prompt: int = 0
-    cached: list[int] = field(default_factory=list)
+    early: list[float] = field(default_factory=list)  # seconds to the first token of the early step
+    late: list[float] = field(default_factory=list)  # seconds to the first token of the late step
+    prompt: int = 0  # tokens of the late step's prompt
+    cached: list[int] = field(default_factory=list)  # how many of them came from the cache
 
 
 def with_chat(folder: Path, vocab_size: int) -> Path:
-    """A folder beside this one, of the same model, with a tokenizer of bytes and the bundled model's chat template."""
+    """Return a copy of a model's folder with a byte tokenizer and the bundled model's chat template."""
     added = [*SPECIALS, *MARKS]
-    beside = with_bytes(folder, vocab_size - len(added), "chat")
-    tokenizer = Tokenizer.from_file(str(beside / "tokenizer.json"))
+    copy = with_bytes(folder, vocab_size - len(added), "chat")
+    tokenizer = Tokenizer.from_file(str(copy / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKS])
-    tokenizer.save(str(beside / "tokenizer.json"))
-    (beside / "tokenizer_config.json").unlink(missing_ok=True)
-    (beside / "tokenizer_config.json").write_text(json.dumps({"eos_token": SPECIALS[2]}))
-    (beside / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    return beside
+    tokenizer.save(str(copy / "tokenizer.json"))
+    (copy / "tokenizer_config.json").unlink(missing_ok=True)
+    (copy / "tokenizer_config.json").write_text(json.dumps({"eos_token": SPECIALS[2]}))
+    (copy / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    return copy
 
 
 class Agent:
-    """A chat that grows by a step at a time, the same words in each round. name: it shares nothing with others."""
+    """A chat that grows step by step, with the same words in each round.
+
+    name: its cache salt, so that it shares no cached state with other chats.
+    """
 
     def __init__(self, http: aiohttp.ClientSession, name: str, result: int) -> None:
         self._http = http
@@ -70,7 +88,7 @@ class Agent:
         self._steps = itertools.count()
 
     async def step(self) -> tuple[float, dict[str, Any]]:
-        """Seconds until the first token, and the usage. Then the chat has the step's call and its result."""
+        """Run one step: return the seconds to its first token and the usage, and append a call and its result."""
         body = {"messages": self._messages, "tools": TOOLS, "max_tokens": 1, "cache_salt": self._name}
         options = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True, "temperature": 0}
         began = time.perf_counter()
@@ -78,10 +96,10 @@ class Agent:
             lines = [(time.perf_counter() - began, line) async for line in answer.content]
         events = [(at, json.loads(line.removeprefix(b"data: "))) for at, line in lines if line.startswith(b"data: {")]
         seconds = next(at for at, event in events if event["choices"] and event["choices"][0]["finish_reason"])
-        self._called(next(self._steps))
+        self._append_call(next(self._steps))
         return seconds, events[-1][1]["usage"]
 
-    def _called(self, step: int) -> None:
+    def _append_call(self, step: int) -> None:
         function = {"name": f"tool_{step % len(TOOLS)}", "arguments": json.dumps({"step": step})}
         call = {"id": f"call_{step}", "type": "function", "function": function}
         self._messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
@@ -89,7 +107,7 @@ class Agent:
 
 
 async def measure(served: Served, shape: Shape, rounds: int) -> Figures:
-    """In each round two new chats, of which one is early and one late; their steps in turns. The first warms up."""
+    """Measure a step of a new short chat and of a new long one in each round. The first round warms up."""
     figures = Figures()
     async with aiohttp.ClientSession(served.url) as http:
         for number in range(rounds + 1):
@@ -109,13 +127,9 @@ async def measure(served: Served, shape: Shape, rounds: int) -> Figures:
 
 
 def report(shape: Shape, figures: Figures) -> None:
-    print(f"{'an agent, first token after ms':<44}{'median':>10}{'min':>10}{'max':>10}")
+    print(f"{'an agent, ms to first token':<44}{'median':>10}{'min':>10}{'max':>10}")
     show(f"step {EARLY}", figures.early)
     show(f"step {shape.steps}, a prompt of {figures.prompt:,} tokens", figures.late)
-    print(f"of that prompt {100 * min(figures.cached) / figures.prompt:.1f} % came out of the cache")
+    print(f"of that prompt {100 * min(figures.cached) / figures.prompt:.1f} % came from the cache")
     ratios = [late / early for early, late in zip(figures.early, figures.late, strict=True)]
     compare(f"step {shape.steps} / step {EARLY}", ratios)
-
-
-def run(served: Served, shape: Shape, rounds: int) -> None:
-    report(shape, asyncio.run(measure(served, shape, rounds)))

@@ -1,4 +1,4 @@
-"""What of a decode step is the device's, each actor's, and HTTP's: from what the server measures of itself."""
+"""The parts of a decode step: the device's, each actor's and HTTP's, from the server's own metrics."""
 
 import argparse
 import asyncio
@@ -9,49 +9,52 @@ from dataclasses import asdict, dataclass
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from scripts.benchmarks.contenders import Entry, Workbench
-from scripts.benchmarks.figures import Spread, describe_machine, table, write_json
-from scripts.benchmarks.gaps import Load
-from scripts.benchmarks.machine import QUIET, Watch, thread_busy
-from scripts.benchmarks.server import Served
+from scripts.benchmarks.common.contenders import Entry, Workbench
+from scripts.benchmarks.common.figures import Spread, describe_machine, table, write_json
+from scripts.benchmarks.common.machine import QUIET, Watch, thread_busy
+from scripts.benchmarks.common.server import Served
+from scripts.benchmarks.requests.gaps import Load
 
 
 @dataclass(frozen=True)
 class Reading:
-    """At a moment: its time, and seconds and steps since the server began. loop: the event loop's thread, in all."""
+    """The server's counters at one moment. Seconds and steps are counted from its start."""
 
-    at: float
+    at: float  # time of the reading, time.perf_counter
     steps: float
-    device: float
-    overhead: float
-    loop: float
-    actors: dict[str, float]
+    device: float  # seconds that the device was busy
+    overhead: float  # seconds between the end of a step and the beginning of the next
+    loop: float  # processor seconds of the event loop's thread
+    actors: dict[str, float]  # busy seconds of each actor
 
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of one step. overhead: from its end to the next one's beginning. http: the loop's time beside actors."""
+    """The mean step between two readings, in seconds."""
 
-    wall: float
+    wall: float  # from one step to the next
     device: float
-    overhead: float
+    overhead: float  # from its end to the beginning of the next
     actors: dict[str, float]
-    http: float
-    others: float
+    http: float  # time of the event loop's thread outside of actors
+    others: float  # processors that other processes used meanwhile
 
     @property
     def relay(self) -> float:
+        """Seconds of all actors."""
         return sum(self.actors.values())
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--server-options", default="", metavar="OPTIONS", help="of the server, one string")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64], help="rows that decode at once")
-    parser.add_argument("--seconds", type=float, default=4.0, help="that each is measured for")
+    parser.add_argument("--server-options", default="", metavar="OPTIONS", help="options for the server, as one string")
+    parser.add_argument(
+        "--batches", type=int, nargs="+", default=[1, 16, 64], help="numbers of rows that decode together"
+    )
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of each measurement")
 
 
 def run(options: argparse.Namespace, workbench: Workbench) -> int:
-    """Rounds over all batch sizes; the first is unmeasured."""
+    """Measure all batch sizes in each round. The first round is dropped."""
     found: dict[int, list[Step]] = {rows: [] for rows in options.batches}
     with workbench.serve(Entry.parse("baton").with_options(options.server_options)) as served:
         for number in range((options.rounds or 3) + 1):
@@ -61,13 +64,13 @@ def run(options: argparse.Namespace, workbench: Workbench) -> int:
                     found[rows].append(step)
     show(found)
     record = {"command": "relay", "model": options.model, "machine": describe_machine(workbench.threads)}
-    steps = {rows: [asdict(step) for step in taken] for rows, taken in found.items()}
+    steps = {rows: [asdict(step) for step in round_steps] for rows, round_steps in found.items()}
     write_json(options.json, record | {"steps": steps})
     return 0
 
 
 async def measure(served: Served, vocabulary: int, rows: int, seconds: float) -> Step:
-    """While so many streams decode, all beyond their first tokens."""
+    """Measure for some seconds while `rows` warm streams decode."""
     async with (
         aiohttp.ClientSession(served.url, connector=aiohttp.TCPConnector(limit=0)) as http,
         Load(http, vocabulary).running(rows),
@@ -85,7 +88,7 @@ async def read(http: aiohttp.ClientSession, served: Served) -> Reading:
 
 
 def parse(metrics: str, at: float, loop: float) -> Reading:
-    """ValueError if the server does not tell of its steps."""
+    """Parse the text of /metrics. Raises ValueError if a metric is missing."""
     found, actors = dict[str, float](), dict[str, float]()
     for family in text_string_to_metric_families(metrics):
         for sample in family.samples:
@@ -101,7 +104,7 @@ def parse(metrics: str, at: float, loop: float) -> Reading:
 
 
 def between(before: Reading, after: Reading, others: float) -> Step:
-    """ValueError if there was no step."""
+    """Return the mean step between two readings. Raises ValueError if there was none."""
     steps = after.steps - before.steps
     if steps < 1:
         raise ValueError("no step ended while it was measured: take more --seconds")
@@ -120,13 +123,14 @@ def between(before: Reading, after: Reading, others: float) -> Step:
 def show(found: dict[int, list[Step]]) -> None:
     rows = {}
     for label, of in lines(found).items():
-        rows[label] = [tell([of(step) for step in steps], [step.wall for step in steps]) for steps in found.values()]
-    print(table("us a step (share of it)", [f"batch {rows}" for rows in found], rows))
+        rows[label] = [cell_of([of(step) for step in steps], [step.wall for step in steps]) for steps in found.values()]
+    print(table("us per step (share of it)", [f"batch {rows}" for rows in found], rows))
     busy = [step.others > QUIET for steps in found.values() for step in steps]
     print(f"medians of {len(next(iter(found.values())))} rounds; in {sum(busy)} of {len(busy)} other processes ran")
 
 
 def lines(found: dict[int, list[Step]]) -> dict[str, Callable[[Step], float]]:
+    """Return the lines of the table: title, and the seconds of a step that it shows."""
     actors = sorted({name for steps in found.values() for step in steps for name in step.actors})
     return {
         "step": lambda step: step.wall,
@@ -138,6 +142,7 @@ def lines(found: dict[int, list[Step]]) -> dict[str, Callable[[Step], float]]:
     }
 
 
-def tell(seconds: list[float], walls: list[float]) -> str:
+def cell_of(seconds: list[float], walls: list[float]) -> str:
+    """Return the median in microseconds, and the median share of the step."""
     share = Spread.of([one / wall for one, wall in zip(seconds, walls, strict=True)]).median
     return f"{1e6 * Spread.of(seconds).median:,.0f} ({share:.1%})"

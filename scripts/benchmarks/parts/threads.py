@@ -1,5 +1,6 @@
-"""From which size of model on more threads pay: tokens a second of one row, by size and by number of threads."""
+"""The model size from which several threads pay off: tokens per second of one row, by size and threads."""
 
+import argparse
 import statistics
 from typing import Any
 
@@ -7,16 +8,28 @@ import torch
 from torch import nn
 
 from baton.kernels import native
+from baton.kernels.native.prepare import prepare
 from baton.models.loading.checkpoint import random_model
-from scripts.benchmarks.bare import Bare
+from scripts.benchmarks.common.bare import Bare
+from scripts.benchmarks.common.configs import MAMBA2
+from scripts.benchmarks.common.contenders import Workbench
 
 # hidden size, layers, vocabulary
 SHAPES = ((192, 5, 256), (256, 10, 4096), (384, 16, 8192), (512, 20, 32_000), (768, 24, 50_288))
 STEPS = 16
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: this command has only the common options."""
+
+
+def run(options: argparse.Namespace, workbench: Workbench) -> None:
+    prepare().install(options.threads)
+    measure(MAMBA2, options.threads, options.rounds or 11)
+
+
 def measure(config: dict[str, Any], threads: int, rounds: int) -> None:
-    """One thread and `threads` in turns; the median of each, and of the rounds' ratios with its middle half."""
+    """Print the median speed with one thread and with `threads`, in turns, and their ratio with its middle half."""
     print(f"{'10^6 weights':<12}{'1 thread':>10}{f'{threads} threads':>12}{'ratio':>8}  middle half")
     for hidden, layers, vocabulary in SHAPES:
         shape = {

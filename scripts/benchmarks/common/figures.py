@@ -1,4 +1,4 @@
-"""What figures are made into: medians, quantiles, ratios of the same round, and tables of them."""
+"""Statistics of measured figures (medians, quantiles, ratios within a round), tables, and records of the machine."""
 
 import contextlib
 import json
@@ -13,11 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.launch import ROOT
 
 
 @dataclass(frozen=True)
 class Spread:
+    """The median, minimum and maximum of some values."""
+
     median: float
     low: float
     high: float
@@ -31,7 +33,7 @@ class Spread:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The least value that at least so large a share of them does not exceed. ValueError if there are none."""
+    """Return the smallest value v with at least `share` of the values <= v. Raises ValueError if there are none."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("no values")
@@ -41,18 +43,19 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def ratios(rounds: Sequence[dict[str, float]], of: str, to: str) -> Spread:
-    """Of two contenders' figures, each ratio within one round."""
+    """Return the spread of `of`'s figure divided by `to`'s, each ratio within one round."""
     return Spread.of([figures[of] / figures[to] for figures in rounds])
 
 
 class NeverAtOnceError(Exception):
-    """Answers that were to be measured together were not under way together."""
+    """Raised if streams that should be measured together did not overlap in time."""
 
 
 def decode_rate(streams: Sequence[Sequence[tuple[float, int]]], least: int = 1) -> float:
-    """Tokens a second of all streams together, while all of them run.
+    """Return tokens per second of all streams together, counted only while all of them run.
 
-    streams: of each, when how many of its tokens had arrived. NeverAtOnceError if one had fewer than `least` meanwhile.
+    streams: for each stream, pairs (time in seconds, number of its tokens that had arrived by then).
+    least: tokens that each stream must deliver in that time; NeverAtOnceError is raised otherwise.
     """
     begin, end = max(stream[0][0] for stream in streams), min(stream[-1][0] for stream in streams)
     within = [[count for at, count in stream if begin <= at <= end] for stream in streams]
@@ -63,9 +66,12 @@ def decode_rate(streams: Sequence[Sequence[tuple[float, int]]], least: int = 1) 
 
 
 def steady_rate(generate: Callable[[int], Sequence[Sequence[tuple[float, int]]]], steps: int) -> float:
-    """decode_rate over half of the steps at least: where rows begin too far apart, they get more tokens.
+    """Return decode_rate, measured while at least half of `steps` tokens of each stream arrive.
 
-    generate: answers of so many tokens. NeverAtOnceError if eight times as many are too few.
+    Rows that start far from each other overlap too little; then all are repeated with 2, 4 and 8 times the tokens.
+
+    generate: returns the arrivals of answers of that many tokens, as decode_rate takes them.
+    Raises NeverAtOnceError if 8 times the tokens are still too few.
     """
     for tokens in (steps, 2 * steps, 4 * steps):
         with contextlib.suppress(NeverAtOnceError):
@@ -74,7 +80,7 @@ def steady_rate(generate: Callable[[int], Sequence[Sequence[tuple[float, int]]]]
 
 
 def table(title: str, columns: Sequence[str], rows: dict[str, Sequence[str]]) -> str:
-    """Lines, the columns aligned to the right."""
+    """Return a table as text, its columns aligned to the right."""
     first = max(len(title), *map(len, rows))
     widths = [max(len(column), *(len(cells[i]) for cells in rows.values())) for i, column in enumerate(columns)]
     lines = [(title, columns), *rows.items()]
@@ -85,7 +91,7 @@ def table(title: str, columns: Sequence[str], rows: dict[str, Sequence[str]]) ->
 
 
 def describe_machine(threads: int) -> dict[str, Any]:
-    """What a record needs, so that it can be compared later."""
+    """Return the facts that a later reader needs in order to compare a record: time, revision, CPU, threads."""
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "revision": revision(),
@@ -96,16 +102,16 @@ def describe_machine(threads: int) -> dict[str, Any]:
 
 
 def revision() -> str:
-    """Empty where there is no git."""
+    """Return the git revision of this checkout, or an empty string where there is no git."""
     if not shutil.which("git"):
         return ""
-    told = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return told.stdout.strip()
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def cpu_name() -> str:
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
 

@@ -1,4 +1,4 @@
-"""Models of about 150M parameters, one of each family, as their config.json would have them."""
+"""Contents of config.json for models of about 150M parameters, one or two a family."""
 
 from typing import Any
 

@@ -1,5 +1,6 @@
-"""What outputs that follow a grammar cost: themselves, and the others of their batch; and what compiling one takes."""
+"""Throughput of streams with a grammar and of the others in their batch, and the time to compile a grammar."""
 
+import argparse
 import asyncio
 import json
 import random
@@ -16,25 +17,45 @@ from tokenizers.models import BPE
 
 from baton.models.text.grammars.compiling import Grammars
 from baton.models.text.grammars.writing import json_schema
-from scripts.benchmarks.server import Served, completion_tokens
+from scripts.benchmarks.common.contenders import Workbench
+from scripts.benchmarks.common.server import Served, completion_tokens
 
 PROMPT, WARM_UP = 16, 8
 TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 100_000}
 SCHEMA_CHARACTERS = 10_000
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, default=16, help="streams that decode together")
+    parser.add_argument("--constrained", type=int, default=4, help="how many of them follow a grammar")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of each measurement")
+
+
+def run(options: argparse.Namespace, workbench: Workbench) -> None:
+    vocabulary, rounds = workbench.config["vocab_size"], options.rounds or 5
+    folder = with_bytes(workbench.checkpoint, vocabulary) if options.model != "bundled" else workbench.checkpoint
+    seconds = compile_time(folder, vocabulary, rounds)
+    print(f"a schema of {SCHEMA_CHARACTERS:,} characters compiles in {1000 * seconds:.0f} ms")
+    for name, flags in {"two steps in flight": [], "one step in flight": ["--no-overlap"]}.items():
+        flags = ["--max-running", str(options.rows), "--log-format", "json", *flags]
+        with Served(folder, options.threads, flags, workbench.log("grammars")) as served:
+            sizes = options.rows, options.constrained
+            show(name, asyncio.run(measure(served, vocabulary, *sizes, options.seconds, rounds)))
+
+
 def with_bytes(folder: Path, vocab_size: int, name: str = "bytes") -> Path:
-    """A folder beside this one, of the same model, whose tokens are bytes and random strings of printable ones."""
-    beside = folder.with_name(f"{folder.name}-{name}")
-    beside.mkdir(exist_ok=True)
+    """Return a copy of a model's folder whose tokens are bytes and random strings of printable characters."""
+    copy = folder.with_name(f"{folder.name}-{name}")
+    copy.mkdir(exist_ok=True)
     for file in folder.iterdir():
-        if file.name != "tokenizer.json" and not (beside / file.name).exists():
-            (beside / file.name).symlink_to(file)
-    write_byte_tokenizer(beside / "tokenizer.json", vocab_size)
-    return beside
+        if file.name != "tokenizer.json" and not (copy / file.name).exists():
+            (copy / file.name).symlink_to(file)
+    write_byte_tokenizer(copy / "tokenizer.json", vocab_size)
+    return copy
 
 
 def write_byte_tokenizer(file: Path, vocab_size: int) -> None:
+    """Write a byte-level BPE tokenizer with random merges."""
     rng = random.Random(0)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: at for at, letter in enumerate(alphabet)}
@@ -53,7 +74,7 @@ def write_byte_tokenizer(file: Path, vocab_size: int) -> None:
 
 
 def schema_of(characters: int) -> dict[str, Any]:
-    """Of required properties, as long as that."""
+    """Return a schema of required properties whose JSON is at least `characters` long."""
     properties: dict[str, Any] = {}
     while len(json.dumps(properties)) < characters:
         kind = ("string", "integer", "boolean")[len(properties) % 3]
@@ -62,27 +83,27 @@ def schema_of(characters: int) -> dict[str, Any]:
 
 
 def compile_time(folder: Path, vocab_size: int, rounds: int) -> float:
-    """Seconds for a schema of 10,000 characters that is not known yet, its first mask included: the median."""
-    written, seconds = json_schema(schema_of(SCHEMA_CHARACTERS)), []
+    """Return the median seconds to compile a new schema of 10,000 characters, first mask included."""
+    grammar, seconds = json_schema(schema_of(SCHEMA_CHARACTERS)), []
     for _ in range(rounds):
         grammars = Grammars((folder / "tokenizer.json").read_text(), vocab_size, vocab_size, [])
         began = time.perf_counter()
-        grammars.compile(written)
+        grammars.compile(grammar)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)
 
 
 @dataclass
 class Figures:
-    """Tokens a second of a stream, over all rounds: where none has a grammar, beside some that have, and of these."""
+    """Mean tokens per second of one stream, by round."""
 
-    free: list[float] = field(default_factory=list)
-    beside: list[float] = field(default_factory=list)
-    constrained: list[float] = field(default_factory=list)
+    free: list[float] = field(default_factory=list)  # in a batch without grammars
+    mixed: list[float] = field(default_factory=list)  # without a grammar, in a batch that has some
+    constrained: list[float] = field(default_factory=list)  # with a grammar
 
 
 class Stream:
-    """warm: so many tokens have come; then they are counted."""
+    """Counts the tokens of an answer; `warm` is set after WARM_UP tokens."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -102,7 +123,7 @@ class Stream:
 async def rates(
     http: aiohttp.ClientSession, vocabulary: int, constrained: Sequence[bool], seconds: float
 ) -> list[float]:
-    """Tokens a second of streams that run together, each with a grammar or without."""
+    """Return tokens per second of streams that run together; `constrained` says which have a grammar."""
     rng = random.Random(0)
     grammar = {"json_schema": json.dumps(TEXTS)}
     streams = [Stream() for _ in constrained]
@@ -122,7 +143,7 @@ async def rates(
 
 
 async def measure(served: Served, vocabulary: int, rows: int, some: int, seconds: float, rounds: int) -> Figures:
-    """All without a grammar, and some with one, in turns; the first round is unmeasured."""
+    """Measure a batch without grammars and one with `some`, in turns. The first round is dropped."""
     figures = Figures()
     mixed = [at < some for at in range(rows)]
     async with aiohttp.ClientSession(served.url) as http:
@@ -131,14 +152,14 @@ async def measure(served: Served, vocabulary: int, rows: int, some: int, seconds
             figures.free.append(statistics.mean(await rates(http, vocabulary, [False] * rows, seconds)))
             found = await rates(http, vocabulary, mixed, seconds)
             figures.constrained.append(statistics.mean(found[:some]))
-            figures.beside.append(statistics.mean(found[some:]))
+            figures.mixed.append(statistics.mean(found[some:]))
     return figures
 
 
 def show(name: str, figures: Figures) -> None:
     free = statistics.median(figures.free)
-    kept = {"the others": figures.beside, "those with a grammar": figures.constrained}
+    mixed = {"the others": figures.mixed, "those with a grammar": figures.constrained}
     print(f"{name}: {free:.1f} tokens/s a stream without grammars")
-    for what, of in kept.items():
+    for what, of in mixed.items():
         shares = [rate / alone for rate, alone in zip(of, figures.free, strict=True)]
         print(f"  {what:<22} {statistics.median(of):7.1f} tokens/s, {100 * statistics.median(shares):5.1f} %")

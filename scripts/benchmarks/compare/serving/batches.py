@@ -1,18 +1,18 @@
-"""transformers as people run it without a server: who waits goes together into one static batch, until all are done."""
+"""A queue before transformers, as used without a server: waiting requests form one static batch."""
 
 import asyncio
 import time
 from typing import Self
 
+from scripts.benchmarks.compare.serving.client import Answer
 from scripts.benchmarks.peers.process import Peer
-from scripts.benchmarks.serving.client import Answer
 
-# Who asks within so many seconds after the first is in its batch.
+# Seconds after the first request in which others may join its batch.
 GATHER_S = 0.02
 
 
 class StaticBatches:
-    """A serving.client.Target around a peer's loop, for the words of shapes.write_tokenizer."""
+    """A serving.client.Target that runs a peer's loop. Prompts are words of shapes.write_tokenizer."""
 
     def __init__(self, peer: Peer, rows: int) -> None:
         self._peer, self._rows = peer, rows
@@ -42,10 +42,10 @@ class StaticBatches:
             try:
                 generated = await asyncio.to_thread(self._peer.generate, prompts, most)
             except RuntimeError as error:
-                for *_, future, asked in batch:
-                    future.set_result(Answer(asked, error=str(error)))
+                for *_, future, begin in batch:
+                    future.set_result(Answer(begin, error=str(error)))
                 continue
-            for row, (ids, tokens, future, asked) in enumerate(batch):
+            for row, (ids, tokens, future, begin) in enumerate(batch):
                 arrivals = [began + at for at in generated.seconds[row][:tokens]]
                 text = " ".join(f"t{id}" for id in generated.tokens[row][:tokens])
-                future.set_result(Answer(asked, arrivals, text, len(ids), tokens, 0))
+                future.set_result(Answer(begin, arrivals, text, len(ids), tokens, 0))

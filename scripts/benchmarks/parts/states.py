@@ -1,37 +1,49 @@
-"""What states in bfloat16 cost in accuracy and give in speed, against states in float32."""
+"""States in bfloat16 against states in float32: accuracy and speed."""
 
+import argparse
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from baton.kernels.native.prepare import prepare
 from baton.models.batch import Batch, Decode, Model, allocate
 from baton.models.loading.checkpoint import load_model, random_model
-from scripts.benchmarks.bare import Bare
+from scripts.benchmarks.common.bare import Bare
+from scripts.benchmarks.common.contenders import Workbench
+from scripts.benchmarks.common.shapes import BUNDLED
 
-BUNDLED = Path(__file__).resolve().parents[2] / "models" / "bundled"
 Load = Callable[[torch.dtype], Model]
 BATCHES = (1, 4, 16, 64)
 PROMPT_TOKENS, STEPS = 16, 16
 PAGE = 64
-WINDOW = 16  # Steps over which the divergence behind a mark is averaged.
+WINDOW = 16  # steps after a mark over which the divergence is averaged
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=10_000, help="tokens that each row decodes")
+
+
+def run(options: argparse.Namespace, workbench: Workbench) -> None:
+    prepare().install(options.threads)
+    measure(workbench.config, options.rows, options.tokens, options.rounds or 5)
 
 
 @dataclass(frozen=True)
 class Error:
-    """Of the logits of all rows in the steps behind a mark. divergence: in nats; same: how many have the same best."""
+    """The error of the logits of all rows, in the steps after a mark."""
 
-    divergence: float
-    worst: float
-    same: float
+    divergence: float  # mean KL divergence, in nats
+    worst: float  # largest KL divergence, in nats
+    same: float  # share with the same likeliest token
 
 
 def measure(config: dict[str, Any], rows: int, tokens: int, rounds: int) -> None:
-    """Of the bundled model and of a random one in bfloat16, of this config.json."""
+    """Print errors of the bundled model and of a random bfloat16 model of this config, and speeds of the latter."""
 
     def bundled(states: torch.dtype) -> Model:
         return load_model(BUNDLED, None, torch.device("cpu"), state_dtype=states)
@@ -46,7 +58,10 @@ def measure(config: dict[str, Any], rows: int, tokens: int, rounds: int) -> None
 
 
 def measure_errors(load: Load, rows: int, marks: list[int], seed: int = 0) -> None:
-    """Feed every contender the tokens that the model with states in float32 draws, one a step for each row."""
+    """Print how far the logits of each contender are from those with float32 states.
+
+    All are fed the same tokens, which the model with float32 states draws.
+    """
     exact = Contender(load(torch.float32), rows, marks[-1] + WINDOW)
     contenders = {
         "bfloat16": Contender(load(torch.bfloat16), rows, marks[-1] + WINDOW),
@@ -66,7 +81,7 @@ def measure_errors(load: Load, rows: int, marks: list[int], seed: int = 0) -> No
 
 
 class Contender:
-    """Rows of a model that are fed a token each in every step."""
+    """A model and its pools; each step feeds every row one token."""
 
     def __init__(self, model: Model, rows: int, length: int) -> None:
         self.model, self.rows, self.length = model, rows, length
@@ -77,14 +92,17 @@ class Contender:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor, position: int) -> Tensor:
-        """float32 [rows, vocabulary]."""
+        """Feed one token per row and return the logits, float32 [rows, vocabulary]."""
         positions = torch.full((self.rows,), position)
         decode = Decode(torch.arange(self.rows), positions, self.table[:, : position // PAGE + 1])
         hidden = self.model.forward(Batch(tokens, positions, None, decode), self.pools)
         return self.model.logits(hidden)
 
     def draw(self, generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
-        """Each position with the logits there, while `tokens` are what was fed; then the next are drawn from them."""
+        """Yield each position with its logits, and draw the next tokens from them.
+
+        At each yield, `tokens` are those that were fed at this position.
+        """
         self.tokens = torch.randint(min(self.model.vocab_size, 256), (self.rows,), generator=generator)
         for position in range(self.length):
             logits = self.step(self.tokens, position)
@@ -93,17 +111,18 @@ class Contender:
 
 
 class Nearest(Contender):
-    """What bfloat16 would do without chance: states are rounded to the nearest behind each step."""
+    """Emulates bfloat16 states without stochastic rounding: states are rounded to nearest after each step."""
 
     def step(self, tokens: Tensor, position: int) -> Tensor:
         logits = super().step(tokens, position)
+        # Convolution inputs and recurrent states alternate; only the latter may be bfloat16.
         for states in self.pools.state[1::2]:
             states.copy_(states.bfloat16())
         return logits
 
 
 def compare(exact: Tensor, found: Tensor) -> Error:
-    """Of logits [N, vocabulary] each."""
+    """Compare logits, [N, vocabulary] each."""
     p, q = exact.double().log_softmax(-1), found.double().log_softmax(-1)
     divergences = (p.exp() * (p - q)).sum(-1)
     same = (exact.argmax(-1) == found.argmax(-1)).double().mean()
@@ -111,7 +130,7 @@ def compare(exact: Tensor, found: Tensor) -> Error:
 
 
 def measure_speeds(load: Load, rounds: int) -> None:
-    """Decoding by the bare loop with states of each type in turns; the first round warms up."""
+    """Print decoding speeds of the bare loop with states of each type, in turns. The first round warms up."""
     models = {dtype: load(dtype) for dtype in (torch.float32, torch.bfloat16)}
     print(f"{'tokens/s':<16}{'float32':>10}{'bfloat16':>10}{'ratio':>8}  from, to")
     for batch in BATCHES:

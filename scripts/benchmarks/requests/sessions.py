@@ -1,5 +1,6 @@
-"""Time to the first token of a late turn of a long session: against an early turn, and against reading all of it."""
+"""Time to first token of a late turn of a long session, against an early turn and against reading all of it again."""
 
+import argparse
 import asyncio
 import json
 import random
@@ -11,8 +12,8 @@ from typing import Any
 
 import aiohttp
 
-from scripts.benchmarks.contenders import Entry, Workbench
-from scripts.benchmarks.server import Served
+from scripts.benchmarks.common.contenders import Entry, Workbench
+from scripts.benchmarks.common.server import Served
 
 ANSWER_TOKENS = 8
 MAX_WHOLE_ROUNDS = 3
@@ -20,17 +21,17 @@ MAX_WHOLE_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Shape:
-    """The late turn is number `turns`, behind `history` tokens, answers included; every measured turn brings `new`."""
+    """The sizes of the sessions."""
 
     vocabulary: int
-    turns: int
-    history: int
-    new: int
+    turns: int  # number of the late turn
+    history: int  # tokens before the late turn, answers included
+    new: int  # new tokens of each measured turn
 
 
 @dataclass(frozen=True)
 class Session:
-    """One as it stands on the server, with every token of it."""
+    """A session on the server, and all its tokens."""
 
     id: str
     log: list[int]
@@ -38,15 +39,15 @@ class Session:
 
 @dataclass(frozen=True)
 class First:
-    """The first token of a turn, and the seconds from the request until it had arrived."""
+    """The first token of a turn."""
 
-    seconds: float
+    seconds: float  # from the request until it arrived
     token: int
     cached_tokens: int
 
 
 class Client:
-    """What is measured happens in a fork, so that the next round finds the session as it was."""
+    """Grows sessions and measures turns, each in a fork, so that the session itself stays unchanged."""
 
     def __init__(self, http: aiohttp.ClientSession, vocabulary: int) -> None:
         self._http = http
@@ -54,10 +55,11 @@ class Client:
         self._random = random.Random(0)
 
     def draw(self, tokens: int) -> list[int]:
+        """Return random tokens."""
         return [self._random.randrange(self._vocabulary) for _ in range(tokens)]
 
     async def grow(self, turns: int, history: int) -> Session:
-        """A session of so many turns of like size."""
+        """Make a session of `turns` turns of equal size, `history` tokens in all."""
         session = Session((await self._post("/v1/sessions", {}))["id"], [])
         for turn in range(1, turns + 1):
             new = self.draw(history * turn // turns - len(session.log) - ANSWER_TOKENS)
@@ -66,14 +68,14 @@ class Client:
         return session
 
     async def next_turn(self, session: Session, new: list[int]) -> First:
-        """RuntimeError if it did not go on from the session's state."""
+        """Measure the next turn. Raises RuntimeError if it did not resume from the session's state."""
         first = await self._turn(session, new)
         if first.cached_tokens < len(session.log) - 1:
-            raise RuntimeError(f"only {first.cached_tokens} of {len(session.log)} tokens came out of the cache")
+            raise RuntimeError(f"only {first.cached_tokens} of {len(session.log)} tokens came from the cache")
         return first
 
     async def cold_turn(self, session: Session, new: list[int]) -> First:
-        """The same with nothing cached: no state of any session is left behind."""
+        """Measure the next turn after the cache was flushed, states of sessions included."""
         await self._post("/flush_cache", {})
         return await self._turn(session, new)
 
@@ -93,6 +95,18 @@ class Client:
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         async with self._http.post(path, json=body, raise_for_status=True) as answer:
             return await answer.json()
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--turns", type=int, default=30, help="number of the late turn")
+    parser.add_argument("--history", type=int, default=10_000, help="tokens before the late turn")
+    parser.add_argument("--new", type=int, default=32, help="new tokens of each measured turn")
+
+
+def run(options: argparse.Namespace, workbench: Workbench) -> None:
+    shape = Shape(workbench.config["vocab_size"], options.turns, options.history, options.new)
+    with workbench.serve(Entry.parse("baton")) as served:
+        asyncio.run(measure(served, workbench, shape, options.rounds or 15))
 
 
 def turn_body(new: list[int]) -> dict[str, Any]:
@@ -116,7 +130,7 @@ async def measure(served: Served, workbench: Workbench, shape: Shape, rounds: in
 
 
 async def alternate(client: Client, early: Session, late: Session, new: int, rounds: int) -> list[tuple[float, float]]:
-    """Seconds of the early and the late turn, by round; the first round unmeasured: it warms up."""
+    """Return the seconds of the early and of the late turn by round. The first round warms up and is dropped."""
     pairs = []
     for number in range(rounds + 1):
         order = (early, late) if number % 2 == 0 else (late, early)
@@ -128,7 +142,7 @@ async def alternate(client: Client, early: Session, late: Session, new: int, rou
 async def against_transformers(
     client: Client, session: Session, new: int, rounds: int, workbench: Workbench
 ) -> list[tuple[First, First]]:
-    """The session's next turn, and its whole history with the same new tokens read by transformers; none without it."""
+    """Return, by round, the session's next turn and transformers reading the same tokens; empty if not installed."""
     entry = Entry.parse("transformers")
     if workbench.missing(entry):
         return []
@@ -145,16 +159,16 @@ async def against_transformers(
 
 def report(shape: Shape, pairs: list[tuple[float, float]], peer: list[tuple[First, First]], cold: list[float]) -> None:
     early, late = [early for early, _ in pairs], [late for _, late in pairs]
-    print(f"{f'{shape.new} new tokens, first token after ms':<44}{'median':>10}{'min':>10}{'max':>10}")
-    show(f"turn 2, behind {shape.history // (shape.turns - 1):,} tokens", early)
-    show(f"turn {shape.turns}, behind {shape.history:,} tokens", late)
-    show("all of it again, nothing cached", cold)
+    print(f"{f'{shape.new} new tokens, ms to first token':<44}{'median':>10}{'min':>10}{'max':>10}")
+    show(f"turn 2, after {shape.history // (shape.turns - 1):,} tokens", early)
+    show(f"turn {shape.turns}, after {shape.history:,} tokens", late)
+    show("all tokens, nothing cached", cold)
     if peer:
-        show("all of it again, transformers", [theirs.seconds for _, theirs in peer])
+        show("all tokens, transformers", [theirs.seconds for _, theirs in peer])
     compare(f"turn {shape.turns} / turn 2", [late / early for early, late in pairs])
     compare(f"nothing cached / turn {shape.turns}", [seconds / statistics.median(late) for seconds in cold])
     if not peer:
-        print("transformers is not installed (scripts/bench peers --install transformers), and is not compared")
+        print("transformers is not installed (scripts/bench peers --install transformers) and not compared")
         return
     compare(f"transformers / turn {shape.turns}", [theirs.seconds / ours.seconds for ours, theirs in peer])
     agreed = sum(ours.token == theirs.token for ours, theirs in peer)
@@ -167,7 +181,7 @@ def show(name: str, seconds: Sequence[float]) -> None:
 
 
 def compare(name: str, ratios: Sequence[float]) -> None:
-    """The median of the ratios, and between which values half of them lie."""
+    """Print the median of the ratios and the range of their middle half."""
     ordered, count = sorted(ratios), len(ratios)
     low, high = ordered[count // 4], ordered[-1 - count // 4]
     print(f"{name}: {statistics.median(ratios):.3g} (median of {count}, half of them {low:.3g} to {high:.3g})")

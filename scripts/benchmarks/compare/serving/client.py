@@ -1,4 +1,4 @@
-"""Clients of a server that speaks OpenAI's completions: they ask what a schedule says, and note when tokens come."""
+"""Clients of any server with OpenAI's completions: they send a schedule's requests and note when tokens arrive."""
 
 import asyncio
 import json
@@ -9,35 +9,37 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from scripts.benchmarks.serving.schedule import Conversation, Load
+from scripts.benchmarks.compare.serving.schedule import Conversation, Load
 
 
 @dataclass
 class Answer:
-    """asked and arrivals: on the clock of time.perf_counter. cached_tokens: None where the server does not tell."""
+    """The answer to one request. Times are those of time.perf_counter."""
 
-    asked: float
-    arrivals: list[float] = field(default_factory=list)
+    begin: float  # when the request was sent
+    arrivals: list[float] = field(default_factory=list)  # of each event with text
     text: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cached_tokens: int | None = None
+    cached_tokens: int | None = None  # None if the server does not report it
     error: str = ""
 
 
 class Target(Protocol):
+    """A contender that answers concurrent requests."""
+
     async def answer(self, prompt: str, tokens: int) -> Answer: ...
 
 
 class OverHTTP:
-    """Any server with /v1/completions; of its models the first."""
+    """Any server with /v1/completions; uses the first model that it lists."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http
         self._model = ""
 
     async def answer(self, prompt: str, tokens: int) -> Answer:
-        """What fails is told in the answer."""
+        """Stream one answer. Failures are noted in the answer, not raised."""
         self._model = self._model or await self._first_model()
         body = {
             "model": self._model,
@@ -58,7 +60,7 @@ class OverHTTP:
         except (aiohttp.ClientError, OSError) as error:
             answer.error = repr(error)
             return answer
-        # Parsed when it is over: the client shares the server's cores.
+        # Parsed after the stream has ended: the client shares the server's cores.
         for at, line in lines:
             read_event(answer, at, json.loads(line.removeprefix(b"data: ")))
         if not answer.arrivals:
@@ -72,6 +74,7 @@ class OverHTTP:
 
 
 def read_event(answer: Answer, at: float, event: dict[str, Any]) -> None:
+    """Add one event of the stream, which arrived at time `at`, to an answer."""
     if "error" in event:
         answer.error = str(event["error"])[:200]
     text = "".join(choice.get("text") or "" for choice in event.get("choices", []))
@@ -86,7 +89,7 @@ def read_event(answer: Answer, at: float, event: dict[str, Any]) -> None:
 
 
 async def drive(target: Target, conversations: Sequence[Conversation], load: Load) -> list[Answer]:
-    """All answers, when the last one is there."""
+    """Run all conversations, each turn after the answer to the one before. Return all answers."""
     answers, began = list[Answer](), time.perf_counter()
     pending = iter(conversations)
 

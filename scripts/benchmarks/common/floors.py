@@ -1,8 +1,9 @@
-"""What a step takes at least whose operations follow one another, by what memory moves and by what is computed.
+"""The floor: a lower bound of the time of a step, from memory traffic and arithmetic at the probed rates.
 
-A step reads the weights and each row's keys, and reads and writes its state; its projections take as long as reading
-their weights, or as multiplying by them, if that is longer. Of experts it reads those that a row has; rows are taken to
-choose theirs independently of each other, as they do with random weights.
+A step runs its operations one after another. It reads the weights and each row's keys and values, and reads and writes
+each row's state. A projection takes as long as reading its weights or as multiplying by them, whichever is longer.
+A step reads only the experts that its rows use; rows are assumed to choose experts independently of each other, which
+is true for random weights.
 """
 
 import math
@@ -17,48 +18,43 @@ from baton.models.layers.attention import Attention
 from baton.models.layers.experts import Experts, SigmoidRouter, SoftmaxRouter
 from baton.models.layers.mla import LatentAttention
 from baton.models.loading.checkpoint import find_family
-from scripts.benchmarks.machine import Probe
+from scripts.benchmarks.common.machine import Probe
 
 HEAD = "lm_head.weight"
-# Bits a weight of a matrix takes, with its part of the scales of a group of 32.
+# Bits of one weight of a matrix, including its part of the scale of a group of 32.
 BITS = {"f32": 32.0, "bf16": 16.0, "int8": 8.5, "q8_0": 8.5, "int4": 4.5, "q4_0": 4.5}
 FLOATS = ("f32", "bf16")
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A layer's experts: how many, how many of them a token has, and the numbers of one."""
+    """The experts of one layer."""
 
     count: int
-    top_k: int
-    numbers: float
+    top_k: int  # experts of one token
+    numbers: float  # weights of one expert
 
     def read(self, rows: int) -> float:
-        """Numbers that a step of so many tokens reads, on average."""
+        """Return the expected number of weights that a step with `rows` tokens reads."""
         return self.numbers * self.count * (1 - (1 - self.top_k / self.count) ** rows)
 
 
 @dataclass(frozen=True)
 class Floor:
-    """bytes_each: of a number of a matrix, of which the projections and the head have so many. others: bytes of all
-    other weights.
+    """The bytes that a model moves and the products that it computes."""
 
-    state: bytes that a row's state moves; keys: of keys and values of one token; scores: numbers that a token
-    multiplies by for each position that it attends to. is_float: else products may be faster than the probed rate.
-    """
+    bytes_each: float  # bytes of one weight of a matrix
+    projections: int  # weights of all matrices but experts, embedding and head
+    head: int  # weights of the output head
+    experts: list[Mixture]  # of each layer that has them
+    others: float  # bytes of all other weights (norms, convolutions, ...)
+    state: float  # bytes read and written for one row's state in one step
+    keys: float  # bytes of the keys and values of one token
+    scores: int  # multiply-adds of one token's attention for each position that it attends to
+    is_float: bool  # the weights are floats; products with integers may be faster than the probed rate
 
-    bytes_each: float
-    projections: int
-    head: int
-    experts: list[Mixture]
-    others: float
-    state: float
-    keys: float
-    scores: int
-    is_float: bool
-
-    def decode(self, rows: int, probe: Probe, behind: int) -> float:
-        """Tokens a second at most behind so many."""
+    def decode(self, rows: int, probe: Probe, history: int) -> float:
+        """Return the upper bound of tokens per second of `rows` rows together, each with `history` tokens before."""
 
         def product(read: float, multiplied: float) -> float:
             computing = 2 * rows * multiplied / probe.operations if self.is_float else 0.0
@@ -67,24 +63,28 @@ class Floor:
         dense = self.projections + self.head
         seconds = product(dense, dense)
         seconds += sum(product(layer.read(rows), layer.top_k * layer.numbers) for layer in self.experts)
-        seconds += (self.others + rows * behind * self.keys) / probe.read + rows * self.state / probe.updated
+        seconds += (self.others + rows * history * self.keys) / probe.read + rows * self.state / probe.updated
         return rows / seconds
 
     def prefill(self, probe: Probe, tokens: int) -> float:
-        """Tokens a second at most of so many, if projections and attention were all."""
+        """Return the upper bound of tokens per second for a prompt of `tokens`: projections and attention only."""
         matrices = self.projections + sum(layer.top_k * layer.numbers for layer in self.experts)
         return probe.operations / (2 * matrices + self.scores * tokens)
 
 
 def floor_of(config: dict[str, Any], weights: str = "bf16", state_bytes: int = 4) -> Floor:
-    """Of a model of this config.json with weights of a kind of BITS and states of so many bytes a number."""
+    """Return the floor of a model.
+
+    config: its config.json. weights: their type, a key of BITS. state_bytes: bytes of one number of a state.
+    """
     with torch.device("meta"):
         model = find_family(ModelConfig(config)).build(ModelConfig(config), torch.bfloat16, torch.float32)
     assert isinstance(model, nn.Module)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     matrices = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) == 2}
     routed = {name for name, shape in shapes.items() if ".experts." in name and len(shape) == 3}
-    # The embedding is the head too, which a step reads once; beside a head of its own only rows of it are read.
+    # A tied embedding is also the head, which each step reads once. If the head is separate, a step reads only a few
+    # rows of the embedding, which count as nothing.
     head = matrices.get(HEAD) or next(count for name, count in matrices.items() if "embed" in name)
     return Floor(
         bytes_each=BITS[weights] / 8,
@@ -100,7 +100,7 @@ def floor_of(config: dict[str, Any], weights: str = "bf16", state_bytes: int = 4
 
 
 def mixtures_of(model: nn.Module) -> list[Mixture]:
-    """In each layer that has them."""
+    """Return the experts of each layer that has any."""
     routers = [module for module in model.modules() if isinstance(module, SoftmaxRouter | SigmoidRouter)]
     stacks = [module for module in model.modules() if isinstance(module, Experts)]
     sizes = [sum(parameter.numel() for parameter in stack.parameters()) for stack in stacks]
@@ -112,7 +112,7 @@ def mixtures_of(model: nn.Module) -> list[Mixture]:
 
 
 def scores_of(module: nn.Module) -> int:
-    """Numbers of the keys and values of all heads of an attention layer, for one position."""
+    """Return the numbers that all heads of an attention layer multiply with for one position: keys and values."""
     if isinstance(module, Attention):
         return 2 * module.settings.heads * module.settings.head_dim
     if isinstance(module, LatentAttention):

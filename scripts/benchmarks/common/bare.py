@@ -1,4 +1,4 @@
-"""The forward loop without a server: what the relay is measured against."""
+"""The bare loop: the model run from Python without a server. Its speed shows what the server costs."""
 
 import time
 from collections.abc import Iterator
@@ -10,31 +10,31 @@ from baton.kernels.sampling import SamplingTensors, sample
 from baton.models.batch import Batch, Decode, Model, Prefill, allocate
 from baton.models.recorded import recording
 
-# Where the model has attention: of the first row while it is alone, and of each.
-LONGEST, OF_A_ROW, PAGE_SIZE = 8192, 512, 16
+# KV capacity in tokens, for models with attention: of a row that runs alone, and of each row of a batch.
+LONGEST, ROW_TOKENS, PAGE_SIZE = 8192, 512, 16
 
 
 class Bare:
-    """Feeds the model from Python in steps of at most `step_tokens`, each sampled token back into the next step."""
+    """A greedy decoding loop. It reads prompts in steps of at most `step_tokens` and feeds each token back."""
 
     def __init__(self, model: Model, rows: int, step_tokens: int) -> None:
         self._step_tokens = step_tokens
-        pages = max(LONGEST, rows * OF_A_ROW) // PAGE_SIZE if model.kv_specs() else 0
+        pages = max(LONGEST, rows * ROW_TOKENS) // PAGE_SIZE if model.kv_specs() else 0
         self._pools = allocate(model, rows, pages, PAGE_SIZE, torch.device("cpu"))
         self._model = recording(model, self._pools, rows, pages)
         self._pages = torch.arange(pages, dtype=torch.int32)
-        self._of_a_row = OF_A_ROW // PAGE_SIZE if pages else 0
-        self._table = self._pages[: rows * self._of_a_row].view(rows, self._of_a_row)
+        self._pages_per_row = ROW_TOKENS // PAGE_SIZE if pages else 0
+        self._table = self._pages[: rows * self._pages_per_row].view(rows, self._pages_per_row)
 
     @torch.inference_mode()
     def prefill(self, prompt: list[int]) -> float:
-        """Tokens a second until the first token of the answer is drawn."""
+        """Return prompt tokens per second, until the first token of the answer is drawn."""
         began = time.perf_counter()
         self._feed(prompt, 0)
         return len(prompt) / (time.perf_counter() - began)
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
-        """Tokens a second, of all prompts together, from their first drawn token on."""
+        """Return tokens per second of all rows together, counted from the first drawn token."""
         generated = self.generate(prompts)
         next(generated)
         began = time.perf_counter()
@@ -44,9 +44,10 @@ class Bare:
 
     @torch.inference_mode()
     def generate(self, prompts: list[list[int]]) -> Iterator[torch.Tensor]:
-        """Of prompts of one length each step's tokens, int64 [rows], without end."""
+        """Yield the tokens of each step without end, int64 [rows]. All prompts must have the same length."""
         rows = len(prompts)
         tokens = torch.cat([self._feed(prompt, row) for row, prompt in enumerate(prompts)])
+        # A row alone may use all pages; rows of a batch have a fixed share each.
         table = self._table[:rows] if rows > 1 else self._pages[None]
         for position in count(len(prompts[0])):
             yield tokens
@@ -60,7 +61,7 @@ class Bare:
         hidden = torch.empty(0)
         for start in range(0, len(prompt), self._step_tokens):
             tokens = torch.tensor(prompt[start : start + self._step_tokens])
-            pages = self._pages[slot * self._of_a_row :][: -(-(start + len(tokens)) // PAGE_SIZE)]
+            pages = self._pages[slot * self._pages_per_row :][: -(-(start + len(tokens)) // PAGE_SIZE)]
             prefill = Prefill([0, len(tokens)], [start], [slot], [], pages[None])
             positions = torch.arange(start, start + len(tokens))
             hidden = self._model.forward(Batch(tokens, positions, prefill, None), self._pools)

@@ -1,4 +1,4 @@
-"""Servers in processes of their own: any, and `baton serve` with its client."""
+"""Server processes: any server, and `baton serve` with a client that measures it."""
 
 import asyncio
 import contextlib
@@ -14,19 +14,19 @@ from typing import Self
 
 import aiohttp
 
-from scripts.benchmarks.figures import steady_rate
+from scripts.benchmarks.common.figures import steady_rate
+from scripts.launch import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 300.0
 
 
 def completion_tokens(line: bytes) -> int:
-    """How many tokens of the answer an event brings it to."""
+    """Return how many tokens the answer has after this event of /generate."""
     return int(json.loads(line.removeprefix(b"data: "))["meta_info"]["completion_tokens"])
 
 
 def whole_lines(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """Each line with the time at which its end came."""
+    """Yield each line of a stream with the time at which its end arrived."""
     rest = b""
     for at, chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -34,9 +34,12 @@ def whole_lines(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, 
 
 
 class ServerProcess:
-    """A server that is started with `--port`; as a context it is ready, and ends when it is left.
+    """A server process. As a context it is ready on entry, and is terminated on exit.
 
-    ready: the path that answers 200 once it can be used.
+    command: starts it; `--port` is appended.
+    threads: sets OMP_NUM_THREADS.
+    log: file for stdout and stderr.
+    ready: path that answers 200 once the server can be used.
     """
 
     def __init__(self, command: Sequence[str], threads: int, log: Path, ready: str) -> None:
@@ -65,25 +68,26 @@ class ServerProcess:
 
     @property
     def process(self) -> int:
+        """Process id."""
         return self._process.pid
 
     def close(self) -> int:
-        """Drain the server; its exit code."""
+        """Terminate the server, which drains first, and return its exit code."""
         self._process.terminate()
         code = self._process.wait()
         self._log.close()
         return code
 
     def wait_until_ready(self) -> None:
-        """RuntimeError, with the end of its log, if the server ends or is not ready in time."""
+        """Wait. Raises RuntimeError, with the end of the log, if the server ends or is not ready in time."""
         if not asyncio.run(self._is_ready()):
             tail = Path(self._log.name).read_text(errors="replace")[-2000:]
             raise RuntimeError(f"the server did not become ready:\n{tail}")
 
     async def _is_ready(self) -> bool:
-        give_up = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + START_TIMEOUT_S
         async with aiohttp.ClientSession(self.url) as session:
-            while time.monotonic() < give_up and self._process.poll() is None:
+            while time.monotonic() < deadline and self._process.poll() is None:
                 with contextlib.suppress(aiohttp.ClientError):
                     async with session.get(self._ready) as answer:
                         if answer.status == 200:
@@ -99,28 +103,28 @@ def free_port() -> int:
 
 
 class Served(ServerProcess):
-    """Baton's server; the same measurements as benchmarks.bare.Bare, over HTTP."""
+    """Baton's server, a contender: the measurements of common.bare.Bare over HTTP."""
 
     def __init__(self, folder: Path, threads: int, options: Sequence[str], log: Path) -> None:
         command = [sys.executable, "-m", "baton.api.cli", "serve", str(folder), "--threads", str(threads)]
         super().__init__([*command, *options], threads, log, "/ready")
 
     def __exit__(self, *_: object) -> None:
-        """RuntimeError if it did not end well."""
+        """Terminate the server. Raises RuntimeError if its exit code is not 0."""
         if code := self.close():
             raise RuntimeError(f"the server ended with code {code}; {self._log.name} says why")
 
     def prefill(self, prompt: list[int]) -> float:
-        """Tokens a second until the first token of the answer has arrived."""
+        """Return prompt tokens per second, until the first token of the answer has arrived."""
         [arrivals] = asyncio.run(self._generate([prompt], 1))
         return len(prompt) / arrivals[-1][0]
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
-        """Tokens a second, of all prompts together, while all of them are being answered."""
+        """Return tokens per second of all rows together, while all of them decode."""
         return steady_rate(lambda tokens: asyncio.run(self._generate(prompts, tokens)), steps)
 
     async def _generate(self, prompts: list[list[int]], max_tokens: int) -> list[list[tuple[float, int]]]:
-        """Of each answer, when how many of its tokens had arrived, in seconds since all were asked for."""
+        """Request all prompts at once. Return pairs (seconds since then, tokens arrived so far) of each answer."""
         async with aiohttp.ClientSession(self.url) as session:
             began = time.perf_counter()
             return await asyncio.gather(*(self._stream(session, prompt, max_tokens, began) for prompt in prompts))
@@ -132,7 +136,7 @@ class Served(ServerProcess):
         body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
         async with session.post("/generate", json=body, raise_for_status=True) as answer:
             chunks = [(time.perf_counter() - began, chunk) async for chunk in answer.content.iter_any()]
-        # Parsed when all is over: the client shares the server's cores.
+        # Parsed after the stream has ended: the client shares the server's cores.
         arrivals = [(at, completion_tokens(line)) for at, line in whole_lines(chunks) if line.startswith(b"data: {")]
         if not arrivals or arrivals[-1][1] != max_tokens:
             raise RuntimeError(f"asked for {max_tokens} tokens, got {arrivals[-1:]}")

@@ -1,4 +1,4 @@
-"""The families' shapes, each in turns with mamba2's: its share of its own floor, and that beside mamba2's of its."""
+"""One model of each family, in turns with mamba2's: its share of its own floor, and that share relative to mamba2's."""
 
 import argparse
 import contextlib
@@ -7,32 +7,32 @@ import sys
 from dataclasses import asdict, replace
 from typing import Any
 
-from scripts.benchmarks.contenders import Entry, Workbench
-from scripts.benchmarks.engine import Plan, Rounds, Turn, shares_of_floor
-from scripts.benchmarks.figures import Spread, describe_machine, table, write_json
-from scripts.benchmarks.floors import Floor, floor_of
-from scripts.benchmarks.machine import QUIET
-from scripts.benchmarks.shapes import SHAPES, config_of
+from scripts.benchmarks.common.contenders import Entry, Workbench
+from scripts.benchmarks.common.figures import Spread, describe_machine, table, write_json
+from scripts.benchmarks.common.floors import Floor, floor_of
+from scripts.benchmarks.common.machine import QUIET
+from scripts.benchmarks.common.shapes import SHAPES, config_of
+from scripts.benchmarks.compare.engine import Plan, Rounds, Turn, shares_of_floor
 
 FIRST = "mamba2-129m"
-# By kind of contender: its variant, and what it shows. All servers run at once.
+# Kinds of contender: variant, and title of the tables. All servers are open at once, hence the small memory.
 KINDS = {
     "bare": ("", "the model's own loop"),
     "baton": (
         "--memory 768M --host-memory 64M",
-        "through the server, whose work and whose client's these cores do too",
+        "through the server; server and client run on the same cores",
     ),
 }
 OTHERS = [shape for shape in SHAPES if shape.endswith("m") and shape != FIRST]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shapes", nargs="+", choices=OTHERS, default=OTHERS, help=f"beside {FIRST}")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="how models are run")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16], help="rows that decode at once")
-    parser.add_argument("--prompt", type=int, default=2048, help="tokens of the prompt that is read")
+    parser.add_argument("--shapes", nargs="+", choices=OTHERS, default=OTHERS, help=f"models to compare with {FIRST}")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="how the models run")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16], help="numbers of rows that decode together")
+    parser.add_argument("--prompt", type=int, default=2048, help="tokens of the prompt whose prefill is measured")
     parser.add_argument("--steps", type=int, default=32, help="tokens decoded in each measurement")
-    parser.add_argument("--repeats", type=int, default=1, help="times that a turn is repeated while others run")
+    parser.add_argument("--repeats", type=int, default=1, help="how often a turn is repeated if other processes ran")
 
 
 def run(options: argparse.Namespace, workbench: Workbench) -> None:
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, workbench: Workbench) -> None:
 
 
 def measure(plan: Plan, configs: dict[str, Any], entry: Entry, workbench: Workbench) -> dict[str, list[Turn]]:
-    """Of each shape but FIRST its turns, each of them right beside one of FIRST's; the first round is unmeasured."""
+    """Return the turns of each shape but FIRST; each turn measures FIRST and the shape. Round 0 is dropped."""
     rng = random.Random(0)
     smallest = min(config["vocab_size"] for config in configs.values())
     with contextlib.ExitStack() as stack:
@@ -73,9 +73,9 @@ def measure(plan: Plan, configs: dict[str, Any], entry: Entry, workbench: Workbe
 
 
 def show(found: dict[str, list[Turn]], plan: Plan, floors: dict[str, Floor]) -> None:
-    cells, taken = plan.cells(), [turn for turns in found.values() for turn in turns]
+    cells, all_turns = plan.cells(), [turn for turns in found.values() for turn in turns]
     speeds, of_floor, compared = dict[str, list[str]](), dict[str, list[str]](), dict[str, list[str]]()
-    for shape, turns in {FIRST: taken, **found}.items():
+    for shape, turns in {FIRST: all_turns, **found}.items():
         own = [shares_of_floor(turns, cell, shape, floors[shape]) for cell in cells]
         first = [shares_of_floor(turns, cell, FIRST, floors[FIRST]) for cell in cells]
         rates = [[turn.figures[shape] for turn in turns if turn.cell == cell.name] for cell in cells]
@@ -88,5 +88,5 @@ def show(found: dict[str, list[Turn]], plan: Plan, floors: dict[str, Floor]) -> 
     print(table("tokens/s, medians", names, speeds))
     print("\n" + table("share of the floor", names, of_floor))
     print("\n" + table(f"that / {FIRST}'s", names, {shape: compared[shape] for shape in found}))
-    busy = sum(turn.others > QUIET for turn in taken)
-    print(f"\n{plan.rounds} rounds; in {busy} of {len(taken)} turns other processes ran")
+    busy = sum(turn.others > QUIET for turn in all_turns)
+    print(f"\n{plan.rounds} rounds; in {busy} of {len(all_turns)} turns other processes ran")

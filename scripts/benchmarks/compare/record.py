@@ -1,4 +1,4 @@
-"""Everything that belongs into a record of one revision on one machine, one command after another."""
+"""The record of one revision on one machine: a list of commands, run one after another."""
 
 import argparse
 import subprocess
@@ -6,10 +6,11 @@ import sys
 import time
 from pathlib import Path
 
-from scripts.benchmarks.contenders import Workbench
+from scripts.benchmarks.common.contenders import Workbench
+from scripts.launch import ROOT
 
-BENCH = Path(__file__).resolve().parents[1] / "bench"
-# By the name of its files; a round of the engine takes about two minutes, of serving three.
+BENCH = ROOT / "scripts" / "bench"
+# Name of the files: arguments. A round of engine takes about two minutes, one of serving about three.
 COMMANDS = {
     "engine-mamba2": ("engine", "--rounds", "5"),
     "engine-granite": ("engine", "--model", "granite-151m", "--rounds", "5"),
@@ -23,13 +24,13 @@ COMMANDS = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="gets a table and a JSON of each")
-    parser.add_argument("--only", nargs="+", choices=list(COMMANDS), help="these, instead of all")
-    parser.add_argument("--more", default="", metavar="OPTIONS", help="for every command, one string")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder for the table and JSON of each")
+    parser.add_argument("--only", nargs="+", choices=list(COMMANDS), help="run these instead of all")
+    parser.add_argument("--more", default="", metavar="OPTIONS", help="more options for every command, as one string")
 
 
 def run(options: argparse.Namespace, workbench: Workbench) -> int:
-    """1 if one of them failed; the others are run all the same."""
+    """Run all commands, also after one has failed. Return 1 if any failed, else 0."""
     options.folder.mkdir(parents=True, exist_ok=True)
     failed = []
     for name in options.only or COMMANDS:

@@ -1,11 +1,11 @@
-"""What weights as integers cost in what a model says, and what they give in speed."""
+"""Integer weights: their error against float32, and their speed against bfloat16."""
 
+import argparse
 import itertools
 import random
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,16 +14,18 @@ from torch import Tensor
 from baton.actors.runtime.sizing import weight_bytes
 from baton.kernels import native
 from baton.kernels.native.bandwidth import read_bandwidth
+from baton.kernels.native.prepare import prepare
 from baton.models.batch import Batch, Model, Prefill, allocate
 from baton.models.layers.linear import pack, project
 from baton.models.loading.checkpoint import load_model, random_model
 from baton.models.text.tokenizer import load_text
-from scripts.benchmarks.bare import Bare
+from scripts.benchmarks.common.bare import Bare
+from scripts.benchmarks.common.contenders import Workbench
+from scripts.benchmarks.common.shapes import BUNDLED
 from scripts.demo.lessons import LESSONS, make_chat
 from scripts.demo.text import plain
 
 CPU = torch.device("cpu")
-BUNDLED = Path(__file__).parents[2] / "models" / "bundled"
 BITS = {"bfloat16": None, "int8": 8, "int4": 4}
 PAGE_SIZE, CHUNK = 16, 256
 BATCHES = (1, 4, 16)
@@ -32,8 +34,23 @@ PROJECTION, COPIES = (3352, 768), 24
 Load = Callable[[torch.dtype, int | None], Model]
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tokens", type=int, default=2048, help="length of the texts on which errors are measured")
+    parser.add_argument("--steps", type=int, default=32, help="tokens decoded in each measurement")
+
+
+def run(options: argparse.Namespace, workbench: Workbench) -> None:
+    prepare().install(options.threads)
+    measure(workbench.config, options.threads, options.rounds or 5, options.steps, options.tokens)
+
+
 def measure(config: dict[str, Any], threads: int, rounds: int, steps: int, tokens: int) -> None:
-    """tokens: of each text on which errors are measured. config: of the random model, whose speed is measured."""
+    """Print errors and speeds.
+
+    config: of the model with random weights, whose speed is measured.
+    steps: tokens decoded in each speed measurement.
+    tokens: length of each text on which errors are measured.
+    """
 
     def bundled(dtype: torch.dtype, bits: int | None) -> Model:
         return load_model(BUNDLED, dtype, CPU, bits=bits)
@@ -50,7 +67,7 @@ def measure(config: dict[str, Any], threads: int, rounds: int, steps: int, token
 
 
 def some_chats(tokens: int) -> list[int]:
-    """Chats as the bundled model was trained on, but with a seed of their own."""
+    """Return the tokens of chats like those that the bundled model was trained on, from another seed."""
     rng, text, ids = random.Random(20261122), load_text(BUNDLED), list[int]()
     while len(ids) < tokens:
         chat = make_chat(rng, LESSONS[-1][1])
@@ -59,7 +76,7 @@ def some_chats(tokens: int) -> list[int]:
 
 
 def show_errors(what: str, load: Load, ids: list[int]) -> None:
-    """Against the same model in float32, in nats; and how often the likeliest token is the same."""
+    """Print the KL divergence from float32 weights, in nats, and how often the likeliest token is the same."""
     print(f"{what}: KL to float32 over {len(ids)} tokens")
     print(f"{'':<18}{'mean':>10}{'p99':>10}{'largest':>10}{'same first':>12}")
     exact = load(torch.float32, None)
@@ -67,14 +84,14 @@ def show_errors(what: str, load: Load, ids: list[int]) -> None:
         for dtype in (torch.bfloat16,) if bits is None else (torch.bfloat16, torch.float32):
             divergences, same = compare(exact, load(dtype, bits), ids)
             mean, p99, most = divergences.mean(), divergences.quantile(0.99), divergences.max()
-            told = name if bits is None else f"{name}, {str(dtype).removeprefix('torch.')}"
-            print(f"{told:<18}{mean:>10.2e}{p99:>10.2e}{most:>10.2e}{same:>12.2%}", flush=True)
+            label = name if bits is None else f"{name}, {str(dtype).removeprefix('torch.')}"
+            print(f"{label:<18}{mean:>10.2e}{p99:>10.2e}{most:>10.2e}{same:>12.2%}", flush=True)
     print()
 
 
 @torch.inference_mode()
 def compare(exact: Model, other: Model, ids: list[int]) -> tuple[Tensor, float]:
-    """KL(exact ‖ other) at each position: float64 [len(ids)]; and the part of them with the same likeliest token."""
+    """Return KL(exact ‖ other) at each position, float64 [len(ids)], and the share with the same likeliest token."""
     divergences, same = list[Tensor](), list[Tensor]()
     for left, right in zip(log_probabilities(exact, ids), log_probabilities(other, ids), strict=True):
         divergences.append((left.exp() * (left - right)).sum(1))
@@ -83,7 +100,7 @@ def compare(exact: Model, other: Model, ids: list[int]) -> tuple[Tensor, float]:
 
 
 def log_probabilities(model: Model, ids: list[int]) -> Any:
-    """Those of each next token, some positions at a time: float64 [CHUNK, vocabulary]."""
+    """Yield the log probabilities of the next token, CHUNK positions at a time: float64 [CHUNK, vocabulary]."""
     pages = -(-len(ids) // PAGE_SIZE)
     pools, table = allocate(model, 1, pages, PAGE_SIZE, CPU), torch.arange(pages, dtype=torch.int32)[None]
     for start in range(0, len(ids), CHUNK):
@@ -94,20 +111,23 @@ def log_probabilities(model: Model, ids: list[int]) -> Any:
 
 
 def show_projection(rounds: int) -> None:
-    """Of one thread, in turns: how many times as fast as bfloat16 weights. Too many copies to stay in a cache."""
+    """Print the speed of one projection on one thread, relative to bfloat16 weights.
+
+    COPIES different weights take turns, so that they do not stay in the CPU's cache.
+    """
     native.use_threads(1)
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(*PROJECTION, generator=generator).bfloat16() for _ in range(COPIES)]
-    laid = {name: [pack(weight, bits) or weight for weight in weights] for name, bits in BITS.items()}
-    print(f"{f'a projection of {PROJECTION}, one thread, to bfloat16':<54}" + "".join(f"{name:>10}" for name in laid))
+    packed = {name: [pack(weight, bits) or weight for weight in weights] for name, bits in BITS.items()}
+    print(f"{f'a projection of {PROJECTION}, one thread, to bfloat16':<54}" + "".join(f"{name:>10}" for name in packed))
     for rows in (1, 4, 16, 64):
-        x, calls = torch.randn(rows, PROJECTION[1]).bfloat16(), {name: list[float]() for name in laid}
+        x, calls = torch.randn(rows, PROJECTION[1]).bfloat16(), {name: list[float]() for name in packed}
         for _ in range(rounds):
-            for name, copies in laid.items():
+            for name, copies in packed.items():
                 calls[name] += [time_of(x, weight) for weight in copies]
-        # What other processes take is in the slower calls.
+        # The fastest tenth: other processes slow down the rest.
         undisturbed = {name: statistics.quantiles(found, n=10)[0] for name, found in calls.items()}
-        ratios = [undisturbed["bfloat16"] / taken for taken in undisturbed.values()]
+        ratios = [undisturbed["bfloat16"] / seconds for seconds in undisturbed.values()]
         print(f"{f'rows: {rows}':<54}" + "".join(f"{ratio:>10.2f}" for ratio in ratios), flush=True)
     print()
 
@@ -119,7 +139,7 @@ def time_of(x: Tensor, weight: Any) -> float:
 
 
 def show_speeds(models: dict[str, Model], threads: int, rounds: int, steps: int) -> None:
-    """Tokens a second of the bare loop, in turns; the first round is not counted."""
+    """Print tokens per second of the bare loop, models in turns. The first round is dropped."""
     loops = {name: Bare(model, max(BATCHES), STEP_TOKENS) for name, model in models.items()}
     figures: dict[tuple[str, str], list[float]] = {}
     bandwidths, orders = list[float](), itertools.cycle(itertools.permutations(loops))
@@ -130,7 +150,7 @@ def show_speeds(models: dict[str, Model], threads: int, rounds: int, steps: int)
             bandwidths.append(read_bandwidth(threads))
             for key, figure in found.items():
                 figures.setdefault(key, []).append(figure)
-    print(f"bare loop, {threads} threads, {rounds} rounds in turns; read bandwidth {spread(bandwidths)}")
+    print(f"bare loop, {threads} threads, {rounds} rounds; read bandwidth {spread(bandwidths)}")
     print(f"{'tokens/s':<14}{'':<10}{'median':>9}{'to bf16':>9}{'floor':>9}{'MB':>8}")
     for what in dict.fromkeys(what for what, _ in figures):
         for name, model in models.items():
@@ -148,6 +168,8 @@ def show_speeds(models: dict[str, Model], threads: int, rounds: int, steps: int)
 def one_round(
     loops: dict[str, Bare], order: tuple[str, ...], rng: random.Random, steps: int
 ) -> dict[tuple[str, str], float]:
+    """Return tokens per second by (measurement, model)."""
+
     def prompt(tokens: int) -> list[int]:
         return [rng.randrange(256) for _ in range(tokens)]
 
@@ -159,7 +181,7 @@ def one_round(
 
 
 def floor_of(model: Model, rows: int, bandwidth: float) -> float:
-    """Tokens a second if nothing took time but reading weights, and reading and writing states."""
+    """Return the tokens per second if a step only read weights, and read and wrote states."""
     states = 2 * rows * sum(spec.nbytes for spec in model.state_specs())
     return rows * bandwidth / (weight_bytes(model) + states)
 

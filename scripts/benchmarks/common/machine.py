@@ -1,4 +1,4 @@
-"""The machine while something is measured: how much of it others take, and what it can do at most."""
+"""The machine during a measurement: how busy other processes keep it, and its maximal speeds."""
 
 import math
 import os
@@ -14,15 +14,15 @@ import torch
 from baton.kernels.native.bandwidth import NUMBERS, PASSES, read_bandwidth
 
 PROC = Path("/proc")
-IDLE = (3, 4)
-# Busy columns of /proc/stat; guests are counted in user and nice already.
+IDLE = (3, 4)  # columns of /proc/stat: idle, waiting for I/O
+# Columns of /proc/stat that count time; the later ones (guests) are already part of user and nice.
 COLUMNS = 8
-# Processors that others may take without the figures being worth less.
+# Processors that other processes may use without disturbing the figures.
 QUIET = 0.1
 
 
 class Watch:
-    """As a context: measures how many processors other processes took in it. 0 where there is no /proc."""
+    """A context that measures how many processors other processes used meanwhile: `others`. 0 without /proc."""
 
     others = 0.0
 
@@ -36,7 +36,7 @@ class Watch:
 
 
 def all_busy(proc: Path = PROC) -> float:
-    """Processor seconds since the machine's start, also those that its host took from it."""
+    """Return the processor seconds used since the machine started, including those stolen by its host."""
     if not (proc / "stat").exists():
         return 0.0
     columns = [int(column) for column in (proc / "stat").read_text().split("\n", 1)[0].split()[1 : 1 + COLUMNS]]
@@ -44,7 +44,7 @@ def all_busy(proc: Path = PROC) -> float:
 
 
 def own_busy(process: int, proc: Path = PROC) -> float:
-    """Processor seconds of a process and all that it started, also of those that it has waited for."""
+    """Return the processor seconds of a process and all its descendants, including ended ones that were waited for."""
     children, seconds = defaultdict[int, list[int]](list), dict[int, float]()
     for stat in proc.glob("[0-9]*/stat"):
         try:
@@ -54,16 +54,16 @@ def own_busy(process: int, proc: Path = PROC) -> float:
         number = int(stat.parent.name)
         children[int(fields[1])].append(number)
         seconds[number] = sum(map(int, fields[11:15])) / ticks_a_second()
-    total, open_ones = 0.0, [process]
-    while open_ones:
-        number = open_ones.pop()
+    total, pending = 0.0, [process]
+    while pending:
+        number = pending.pop()
         total += seconds.get(number, 0.0)
-        open_ones.extend(children[number])
+        pending.extend(children[number])
     return total
 
 
 def thread_busy(process: int) -> float:
-    """Processor seconds of a process's first thread, on which its event loop runs."""
+    """Return the processor seconds of a process's main thread, which runs its event loop."""
     fields = (PROC / f"{process}/task/{process}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / ticks_a_second()
 
@@ -74,15 +74,11 @@ def ticks_a_second() -> int:
 
 @dataclass(frozen=True)
 class Probe:
-    """What the machine does a second at most: bytes that are read, bytes read and written in place, and operations.
+    """Maximal speeds of the machine, per second."""
 
-    Memory writes beside what it reads, so that the second is up to twice the first. Operations are of a matrix product
-    in bfloat16.
-    """
-
-    read: float
-    updated: float
-    operations: float
+    read: float  # bytes read
+    updated: float  # bytes read plus bytes written, updating in place; up to twice `read`, as reads and writes overlap
+    operations: float  # floating-point operations of a bfloat16 matrix product
 
 
 def probe(threads: int) -> Probe:
@@ -101,7 +97,7 @@ def matrix_rate(threads: int) -> float:
 
 
 def least_time(compute: Callable[[], object], threads: int) -> float:
-    """Seconds, of a few times. Sets torch's threads for as long as it runs."""
+    """Return the shortest of several runs, in seconds. torch has `threads` threads meanwhile."""
     before, best = torch.get_num_threads(), math.inf
     torch.set_num_threads(threads)
     try:

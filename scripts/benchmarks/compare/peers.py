@@ -1,4 +1,4 @@
-"""That all compute the same: greedy tokens in float32, from the same weights."""
+"""Which peers are installed. Installs them, and checks that all engines draw the same greedy tokens in float32."""
 
 import argparse
 import asyncio
@@ -6,16 +6,30 @@ import random
 
 import aiohttp
 
-from scripts.benchmarks.contenders import Entry, Workbench
-from scripts.benchmarks.server import Served
+from scripts.benchmarks.common.contenders import Entry, Workbench
+from scripts.benchmarks.common.server import Served
+from scripts.benchmarks.peers import environments
 
 IN_FLOAT32 = ("transformers:float32", "llama.cpp:f32", "openvino:f32")
 
 PROMPTS, PROMPT_TOKENS, TOKENS = 4, 48, 32
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    peers = list(environments.RECIPES)
+    parser.add_argument("--install", nargs="*", choices=peers, metavar="PEER", help=f"of {', '.join(peers)}; or all")
+    parser.add_argument("--check", action="store_true", help="compare greedy tokens in float32")
+
+
 def run(options: argparse.Namespace, workbench: Workbench) -> int:
-    """How many tokens of each contender are Baton's. 1 if one of them has fewer than all."""
+    if options.install is not None:
+        environments.install(options.install or list(environments.RECIPES))
+    environments.show()
+    return check(workbench) if options.check else 0
+
+
+def check(workbench: Workbench) -> int:
+    """Print how many first tokens of each peer equal Baton's. Return 1 if a peer differs anywhere, else 0."""
     config = workbench.config | {"torch_dtype": "float32"}
     bench = Workbench(config, workbench.folder, workbench.threads, PROMPTS)
     rng = random.Random(1)
@@ -29,13 +43,13 @@ def run(options: argparse.Namespace, workbench: Workbench) -> int:
         with bench.peer(entry) as peer:
             found = peer.generate(prompts, TOKENS).tokens
         same = [agreed(theirs, ours) for theirs, ours in zip(found, expected, strict=True)]
-        print(f"{entry.name:<24} the first {same} of {TOKENS} tokens as Baton's", flush=True)
+        print(f"{entry.name:<24} the first {same} of {TOKENS} tokens equal Baton's", flush=True)
         code = code or int(min(same) < TOKENS)
     return code
 
 
 def agreed(theirs: list[int], ours: list[int]) -> int:
-    """How many tokens from the first on are the same."""
+    """Return the length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=True)) if a != b), len(ours))
 
 

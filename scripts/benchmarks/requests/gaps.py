@@ -1,5 +1,7 @@
-"""What streams wait for between their tokens while a long prompt is read beside them, and what the prompt waits."""
+"""Inter-token latency of streams with and without a long prompt alongside, and the prompt's time to first token."""
 
+import argparse
+import asyncio
 import random
 import statistics
 import time
@@ -11,24 +13,41 @@ from itertools import pairwise
 import aiohttp
 import anyio
 
-from scripts.benchmarks.server import Served
+from scripts.benchmarks.common.contenders import Entry, Workbench
+from scripts.benchmarks.common.server import Served
 
 SHORT, MANY = 16, 4096
 WARM_UP, CALM_TOKENS = 4, 40
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--streams", type=int, default=4, help="streams that decode")
+    parser.add_argument("--prompt", type=int, default=4000, help="tokens of the long prompt")
+    parser.add_argument(
+        "--step-time", type=float, nargs="+", default=[0.0], help="seconds, for one server each; 0: the server's choice"
+    )
+
+
+def run(options: argparse.Namespace, workbench: Workbench) -> None:
+    for seconds in options.step_time:
+        with workbench.serve(Entry.parse("baton"), "--step-time", str(seconds)) as served:
+            vocabulary, rounds = workbench.config["vocab_size"], options.rounds or 5
+            figures = asyncio.run(measure(served, vocabulary, options.streams, options.prompt, rounds))
+            show(f"--step-time {seconds:g}", figures)
+
+
 @dataclass
 class Figures:
-    """Seconds, over all rounds: between tokens, without the prompt and beside it; to its first token."""
+    """Seconds, over all rounds."""
 
-    calm: list[float] = field(default_factory=list)
-    beside: list[float] = field(default_factory=list)
-    alone: list[float] = field(default_factory=list)
-    answered: list[float] = field(default_factory=list)
+    calm: list[float] = field(default_factory=list)  # between tokens of the streams, before the prompt is sent
+    disturbed: list[float] = field(default_factory=list)  # between tokens of the streams, while the prompt is read
+    alone: list[float] = field(default_factory=list)  # to the prompt's first token, without streams
+    together: list[float] = field(default_factory=list)  # to the prompt's first token, with streams
 
 
 class Stream:
-    """When each of its tokens has come. warm: CALM_TOKENS have."""
+    """Notes when each token of an answer arrives; `warm` is set after CALM_TOKENS tokens."""
 
     def __init__(self) -> None:
         self.arrivals: list[float] = []
@@ -41,31 +60,32 @@ class Stream:
 
 
 class Load:
-    """Draws prompts, and streams their answers."""
+    """Draws prompts and streams their answers."""
 
     def __init__(self, http: aiohttp.ClientSession, vocabulary: int) -> None:
         self._http, self._vocabulary = http, vocabulary
         self._random = random.Random(0)
 
     async def first_token(self, tokens: int) -> float:
+        """Return the seconds to first token of a new prompt."""
         began = time.perf_counter()
         stream = Stream()
         await self._receive(stream, tokens, 1)
         return stream.arrivals[0] - began
 
     async def round(self, streams: int, prompt: int, figures: Figures) -> None:
-        """The streams run; then the prompt comes, and with its first token they are given up."""
+        """Start the streams, send the prompt when they are warm, and abort them at its first token."""
         async with self.running(streams) as running:
-            asked = time.perf_counter()
-            figures.answered.append(await self.first_token(prompt))
+            sent_at = time.perf_counter()
+            figures.together.append(await self.first_token(prompt))
         for stream in running:
             gaps = [(later, later - earlier) for earlier, later in pairwise(stream.arrivals[WARM_UP:])]
-            figures.calm += [gap for at, gap in gaps if at < asked]
-            figures.beside += [gap for at, gap in gaps if asked <= at <= asked + figures.answered[-1]]
+            figures.calm += [gap for at, gap in gaps if at < sent_at]
+            figures.disturbed += [gap for at, gap in gaps if sent_at <= at <= sent_at + figures.together[-1]]
 
     @asynccontextmanager
     async def running(self, streams: int) -> AsyncIterator[list[Stream]]:
-        """So many streams, warm; they are given up when the context is left."""
+        """Run `streams` streams; enter when all are warm, and abort them on exit."""
         running = [Stream() for _ in range(streams)]
         async with anyio.create_task_group() as tasks:
             for stream in running:
@@ -86,7 +106,7 @@ class Load:
 
 
 async def measure(served: Served, vocabulary: int, streams: int, prompt: int, rounds: int) -> Figures:
-    """The prompt alone and beside the streams in turns; the first round is unmeasured."""
+    """Measure the prompt alone and with the streams, in turns. The first round is dropped."""
     figures = Figures()
     async with aiohttp.ClientSession(served.url) as http:
         load = Load(http, vocabulary)
@@ -99,11 +119,11 @@ async def measure(served: Served, vocabulary: int, streams: int, prompt: int, ro
 
 def show(name: str, figures: Figures) -> None:
     print(f"{name}")
-    for what, gaps in (("between tokens", figures.calm), ("between tokens, beside the prompt", figures.beside)):
+    for what, gaps in (("between tokens", figures.calm), ("between tokens, with the prompt", figures.disturbed)):
         print(f"  {what:<36} p50 {1000 * statistics.median(gaps):7.1f} ms, p99 {1000 * at(gaps, 0.99):7.1f} ms")
-    longer = statistics.median(b / a for a, b in zip(figures.alone, figures.answered, strict=True))
-    alone, answered = statistics.median(figures.alone), statistics.median(figures.answered)
-    print(f"  {'first token of the prompt':<36} {alone:.2f} s alone, {answered:.2f} s beside them: {longer:.2f} times")
+    longer = statistics.median(b / a for a, b in zip(figures.alone, figures.together, strict=True))
+    alone, together = statistics.median(figures.alone), statistics.median(figures.together)
+    print(f"  {'first token of the prompt':<36} {alone:.2f} s alone, {together:.2f} s with streams: {longer:.2f} times")
 
 
 def at(values: Sequence[float], share: float) -> float:
