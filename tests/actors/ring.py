@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from baton.actors.actor import Send
-from baton.actors.cache.limits import NO_TIERS, TierLimits
+from baton.actors.cache.below.limits import NO_TIERS, TierLimits
 from baton.actors.cache.worth.order import Policy
 from baton.actors.forward.contained import ContainedDevice
 from baton.actors.forward.device import Device

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from baton.actors.cache.actor import Cache
+from baton.actors.cache.below.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.radix import Node, RadixTree, root_of, tokens_to
-from baton.actors.cache.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.worth.by_age import ByAge
 from baton.actors.messages import Kept, SaveFromReq, Suspended
 from baton.actors.requests import Tier

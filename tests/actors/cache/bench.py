@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from baton.actors.cache.actor import Cache
-from baton.actors.cache.limits import NO_TIERS, TierLimits
+from baton.actors.cache.below.assembly import make_cache
+from baton.actors.cache.below.limits import NO_TIERS, TierLimits
 from baton.actors.cache.pages import PagePool
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease, Ledger
@@ -33,7 +33,7 @@ class Bench:
         self.sent: list[tuple[str, Message]] = []
         self.ledger = Ledger(slots)
         pool = PagePool(pages, PAGE)
-        self.cache = Cache(lambda to, m: self.sent.append((to, m)), self.ledger, pool, limits=limits, **more)
+        self.cache = make_cache(lambda to, m: self.sent.append((to, m)), self.ledger, pool, limits=limits, **more)
         self._grants = 0
 
     def receive(self, message: Message) -> None:

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from baton.actors.cache.copies import CopyStore
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.copies import CopyStore
+from baton.actors.cache.below.limits import TierLimits
+from baton.actors.cache.below.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.radix import Node, tokens_to
-from baton.actors.cache.state_copy import Presence, StateCopy, copy_of
 from baton.actors.messages import Drop, Message
 from baton.actors.storage.disk import StateFile
 from baton.actors.tokens import Tokens, count, pack, unpack

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from baton.actors.cache.actor import Cache
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.assembly import make_cache
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.cache.pages import PagePool
 from baton.actors.cache.radix import Node
 from baton.actors.lease import Lease, Ledger
@@ -77,7 +77,7 @@ class Bench:
         self.granted: list[Granted] = []
         limits = TierLimits(host_bytes=host, disk_bytes=files * FILE, session_slots=cap)
         self.ledger = Ledger(slots)
-        self.cache = Cache(self._send, self.ledger, PagePool(pages, 4), limits=limits, disk=self.disk)
+        self.cache = make_cache(self._send, self.ledger, PagePool(pages, 4), limits=limits, disk=self.disk)
         for number in range(sessions):
             self._turn(number)
             self.carry()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.limits import TierLimits
+from baton.actors.cache.below.prices import DISK_AT_FIRST, NEWEST, Prices
 from baton.actors.cache.worth.order import Costs
-from baton.actors.cache.worth.prices import DISK_AT_FIRST, NEWEST, Prices
 from baton.actors.control import Speeds
 from baton.actors.kinds import Kind
 from baton.actors.lease import Place
@@ -140,11 +140,11 @@ def test_who_comes_for_a_copy_leaves_the_state_above_what_it_is() -> None:
         bench.ledger.close()
 
 
-def test_slots_are_kept_at_hand_where_many_are_copied() -> None:
+def test_some_slots_are_kept_free_if_states_are_copied() -> None:
     bench = demoting(slots=64, limits=TierLimits(10_000, 0, 100))
     for token in range(70):
         turn(bench, [token] * 10)
-    assert bench.ledger.counts[Place.FREE] == bench.cache.tiers.at_hand == 4
+    assert bench.ledger.counts[Place.FREE] == bench.cache.tiers.slot_reserve == 4
     grants = [bench.ask([token] * 20) for token in range(100, 104)]
     assert len({bench.granted(grant).state.slot for grant in grants}) == 4, "nobody waits for a copy"
     bench.ledger.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.messages import Drain
 from baton.models.hash import HashModel
 from tests.actors.cache.test_costs import PLACES, Bench

@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 from baton.actors.actor import Address
-from baton.actors.cache.copies import CopyStore
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.copies import CopyStore
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.messages import Drop, Message
 from baton.actors.storage.disk import StateFile
 from baton.actors.tokens import Tokens, pack

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.actors.cache.copies import Presence, copy_of
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.copies import Presence, copy_of
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.grants import Fill
 from baton.actors.lease import Place
 from baton.actors.messages import (

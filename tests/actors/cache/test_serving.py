@@ -1,6 +1,7 @@
 """In which order the cache answers: the most urgent first, who fits past who does not, and nobody for ever."""
 
-from baton.actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING, Cache
+from baton.actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING
+from baton.actors.cache.below.assembly import make_cache
 from baton.actors.cache.pages import PagePool
 from baton.actors.lease import Ledger
 from baton.actors.messages import Acquire, Cancel, Granted, Message, Refused, Return
@@ -14,7 +15,7 @@ class Bench:
 
     def __init__(self, pages: int) -> None:
         self.sent: list[Message] = []
-        self.cache = Cache(lambda to, message: self.sent.append(message), Ledger(64), PagePool(pages, PAGE))
+        self.cache = make_cache(lambda to, message: self.sent.append(message), Ledger(64), PagePool(pages, PAGE))
         self._grants = 0
 
     def ask(self, pages: int, priority: int = 0, overtaken: int = 0) -> int:

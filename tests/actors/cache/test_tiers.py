@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.forward.device import Device, Done, Pending
 from baton.actors.messages import Transferred
 from baton.actors.storage.files import StateFiles

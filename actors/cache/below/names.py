@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from baton.actors.actor import Send
+from baton.actors.cache.below.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.radix import Node
-from baton.actors.cache.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.worth.by_age import ByAge
 from baton.actors.lease import Lease
 from baton.actors.messages import Kept
@@ -45,7 +45,7 @@ class Names:
         older = self.stored.get(session)
         if older is not None and (older.end >= node.end or copy_of(older).disk is Presence.ABSENT):
             self.unbind_from_store(session)
-        self.tell(session)
+        self.report(session)
 
     def bind_to_store(self, session: str, node: Node[StateCopy]) -> None:
         self.unbind_from_pool(session)
@@ -54,7 +54,7 @@ class Names:
         if self.stored.get(session) is not node:
             self.unbind_from_store(session)
         self.stored[session] = node
-        self.tell(session)
+        self.report(session)
 
     def unbind_from_pool(self, session: str) -> None:
         node = self.in_pool.pop(session, None)
@@ -67,7 +67,7 @@ class Names:
         """Nothing is kept of it but its tokens."""
         self.unbind_from_pool(session)
         self.unbind_from_store(session)
-        self.tell(session)
+        self.report(session)
 
     def close(self, session: str) -> None:
         if session in self.opened:
@@ -79,20 +79,20 @@ class Names:
         """The state of this node is gone."""
         for session in sorted(node.sessions):
             self.unbind_from_pool(session)
-            self.tell(session)
+            self.report(session)
 
     def lost_in_store(self, node: Node[StateCopy]) -> None:
         for session in sorted(node.sessions):
             node.sessions.discard(session)
             del self.stored[session]
             if session not in self.in_pool:
-                self.tell(session)
+                self.report(session)
 
     def changed_in_store(self, node: Node[StateCopy]) -> None:
         for session in sorted(node.sessions - self.in_pool.keys()):
-            self.tell(session)
+            self.report(session)
 
-    def tell(self, session: str) -> None:
+    def report(self, session: str) -> None:
         """Where its state is now; a copy that is still being made is told of when it is there."""
         pool, stored = self.in_pool.get(session), self.stored.get(session)
         if pool is not None:

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from baton.actors.actor import Send
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.limits import TierLimits
+from baton.actors.cache.below.ranking import Ranking
+from baton.actors.cache.below.state_copy import CopyQueues, Presence, StateCopy, copy_of
 from baton.actors.cache.pages import PagePool
 from baton.actors.cache.radix import Node, RadixTree, root_of, tokens_to
-from baton.actors.cache.state_copy import CopyQueues, Presence, StateCopy, copy_of
 from baton.actors.cache.worth.lives import kind_after, superseded
 from baton.actors.cache.worth.order import anyone
-from baton.actors.cache.worth.ranking import Ranking
 from baton.actors.kinds import Kind
 from baton.actors.messages import Drop
 from baton.actors.storage.disk import Disk, NoDisk
