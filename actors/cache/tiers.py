@@ -39,8 +39,11 @@ class Tiers(Protocol):
     is true, and the cache neither evicts nor answers "no room" on account of what is about to come back.
     """
 
-    counters: Counter[str]
     slot_reserve: int  # free slots that checkpoints leave to requests, as evicting a state that is copied takes a while
+
+    @property
+    def counters(self) -> Counter[str]:
+        """What happened below the pool, for the metrics."""
 
     @property
     def exporting(self) -> bool:
@@ -123,9 +126,12 @@ class NoTiers:
     """Nothing below the pool: an evicted state is lost, and a session resumes from what the tree still has."""
 
     def __init__(self, send: Send, ledger: Ledger, tree: RadixTree[Lease], eviction: EvictionPolicy) -> None:
-        self.counters: Counter[str] = Counter()
         self.slot_reserve = 0
         self._send, self._ledger, self._tree, self._eviction = send, ledger, tree, eviction
+
+    @property
+    def counters(self) -> Counter[str]:
+        return Counter()
 
     @property
     def exporting(self) -> bool:

@@ -65,7 +65,7 @@ class HostAndDisk:
         limits: TierLimits,
         disk: Disk | None,
     ) -> None:
-        self.counters: Counter[str] = Counter()
+        self._counters: Counter[str] = Counter()
         self.slot_reserve = max(1, min(MOST_RESERVED, len(ledger.entries) // SLOTS_PER_RESERVED))
         self.ranking = ranking
         self.exports: dict[int, list[int]] = {}  # the pages of each state on its way down, by the copy's key
@@ -82,6 +82,10 @@ class HostAndDisk:
         self._arrivals = Arrivals(self.store, ranking)
         # The state for which `keep_slots_free` found no room below, and the time: it is not tried again at that time.
         self._refused: tuple[Node[Lease], int] | None = None
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self._counters + self.store.counters
 
     @property
     def exporting(self) -> bool:
@@ -189,11 +193,11 @@ class HostAndDisk:
         else:
             self._ledger.free(lease)
         if below is not None:
-            self.counters["demotions_host"] += 1
+            self._counters["demotions_host"] += 1
             for session in sorted(node.sessions):
                 self.names.bind_to_store(session, below)
         elif node.sessions:
-            self.counters["demotions_tokens"] += 1
+            self._counters["demotions_tokens"] += 1
             self.names.lost_in_pool(node)
 
     def _export(self, node: Node[Lease], lease: Lease, key: int) -> None:
@@ -268,7 +272,7 @@ class HostAndDisk:
     def begin_turn(self, session: str, origin: Origin) -> None:
         self._open_turns[session] += 1
         if self.names.opened.get(session):
-            self.counters[f"resumed_from_{origin}"] += 1
+            self._counters[f"resumed_from_{origin}"] += 1
 
     def end_turn(self, session: str, last: Node[Lease] | None) -> None:
         """Wake the commands that waited for the turn's end, and report where the session's state is.
