@@ -1,9 +1,11 @@
 """The cache alone, on a bench: what it is sent by hand, and what it sends."""
 
+from collections.abc import Callable
 from typing import Any
 
+from baton.actors.cache.actor import Cache
 from baton.actors.cache.below.assembly import make_cache
-from baton.actors.cache.below.limits import NO_TIERS, TierLimits
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.cache.pages import PagePool
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease, Ledger
@@ -29,11 +31,12 @@ HOST = TierLimits(1000, 0, 100)
 class Bench:
     """A cache, and what it has sent."""
 
-    def __init__(self, slots: int = 8, pages: int = 0, limits: TierLimits = NO_TIERS, **more: Any) -> None:
+    def __init__(self, slots: int = 8, pages: int = 0, make: Callable[..., Cache] = make_cache, **options: Any) -> None:
+        """make: makes the cache from its Send, ledger and page pool, and the options."""
         self.sent: list[tuple[str, Message]] = []
         self.ledger = Ledger(slots)
         pool = PagePool(pages, PAGE)
-        self.cache = make_cache(lambda to, m: self.sent.append((to, m)), self.ledger, pool, limits=limits, **more)
+        self.cache = make(lambda to, m: self.sent.append((to, m)), self.ledger, pool, **options)
         self._grants = 0
 
     def receive(self, message: Message) -> None:
