@@ -1,4 +1,4 @@
-"""The account of an open grant: what it holds of the cache."""
+"""The accounts of open grants: what each holds of the cache."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from baton.actors.tokens import Tokens, count
 
 @dataclass(slots=True)
 class Account:
-    """What an open grant holds of the cache: its node in the tree, its pages, and its loans."""
+    """The record of an open grant: its node in the tree, its pages, and its loans."""
 
     acquire: Acquire  # the message that asked for the grant
     node: Node[Lease]  # the deepest node that the grant has reached; pinned until the account closes

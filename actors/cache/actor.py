@@ -70,8 +70,7 @@ class Cache:
     tree: RadixTree[Lease]
     eviction: EvictionPolicy
     tiers: Tiers
-    max_tree_tokens: int = MAX_TREE_TOKENS
-    """Bound of the tree where pages do not bound it. Beyond it the next leaves to be evicted are dropped."""
+    max_tree_tokens: int = MAX_TREE_TOKENS  # a larger tree loses leaves; pages bound it too, if there are any
     worth_waiting: int = WORTH_WAITING  # shared prefixes of at most this many tokens are computed twice
     counters: Counter[str] = field(default_factory=Counter)
 

@@ -156,8 +156,8 @@ class Allocator:
             return True
         return pages.free + pages.cached >= count + reserve and self._can_evict(count - pages.free)
 
-    def _can_evict(self, wanted: int) -> bool:
-        """Return whether eviction can free `wanted` pages.
+    def _can_evict(self, missing: int) -> bool:
+        """Return whether eviction can free `missing` pages.
 
         Go through the tree as eviction would, descendants before ancestors, and stop as soon as there are enough. A
         node can be dropped if it has no pins and all its children can; a page is freed with the last node that names
@@ -165,26 +165,26 @@ class Allocator:
         """
         pages, dropped, unnamed = self._pages, set[Node[Lease]](), Counter[int]()
         for node in self._tree.nodes:
-            if wanted <= 0:
+            if missing <= 0:
                 break
             if not node.pins and dropped.issuperset(node.children.values()):
                 dropped.add(node)
                 unnamed.update(node.pages)
-                wanted -= sum(
+                missing -= sum(
                     unnamed[page] == pages.node_refs[page] and not pages.grant_refs[page] for page in node.pages
                 )
-        return wanted <= 0
+        return missing <= 0
 
-    def take_pages(self, wanted: int) -> list[int] | None:
-        """Return `wanted` pages, evicting leaves as needed; None if too few can be had now.
+    def take_pages(self, count: int) -> list[int] | None:
+        """Return `count` pages, evicting leaves as needed; None if too few can be had now.
 
         The pages of a state that is being copied come back later, so while one is, only leaves are dropped that free
         a page at once.
         """
-        while self._pages.free < wanted:
+        while self._pages.free < count:
             if not self.evict_leaf(for_page=self._tiers.exporting):
                 return None
-        return self._pages.take(wanted)
+        return self._pages.take(count)
 
     def evict_leaf(self, for_page: bool = False) -> bool:
         """Drop a leaf that no grant has pinned; return whether there was one.

@@ -29,7 +29,7 @@ TierMessage: TypeAlias = Exported | Unmade | Written | Loaded | Cleared | Speeds
 
 
 class Tiers(Protocol):
-    """What lies below the pool of state slots: copies of states in host memory and files, and the sessions' names.
+    """The tiers below the pool of state slots: copies of states in host memory and files, and the sessions' names.
 
     A state goes down when the cache evicts it (`evict`), and comes back when an Acquire finds its copy (`copy_for`)
     and a grant's slot is filled from it (`lend`, `end_loan`). A session's name protects its state: the state is copied
@@ -43,7 +43,7 @@ class Tiers(Protocol):
 
     @property
     def counters(self) -> Counter[str]:
-        """What happened below the pool, for the metrics."""
+        """Events below the pool by name, for the metrics."""
 
     @property
     def exporting(self) -> bool:

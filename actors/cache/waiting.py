@@ -9,7 +9,7 @@ from baton.actors.requests import MissReason
 
 
 class Wait(Enum):
-    """What an unanswered Acquire waits for."""
+    """The reason why an Acquire is not answered yet."""
 
     ALLOCATION = auto()  # a slot, or pages
     COPY = auto()  # a copy of its state that is on its way to host memory

@@ -137,7 +137,7 @@ class SessionChecks:
             "in_both": lambda copy: copy.in_host and copy.in_file and not copy.busy,
             "in_host_only": lambda copy: copy.in_host and copy.disk is Presence.ABSENT and not copy.busy,
             "unwritten": lambda copy: (
-                copy.in_host and copy.disk is Presence.ABSENT and copy.wanted and not copy.unwritable
+                copy.in_host and copy.disk is Presence.ABSENT and copy.usable and not copy.unwritable
             ),
             "in_file": lambda copy: copy.in_file and not copy.busy,
         }

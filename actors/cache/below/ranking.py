@@ -13,7 +13,7 @@ S = TypeVar("S")
 
 
 class Ranking:
-    """What decides in which tier a state belongs: probabilities of use, prices of computing and copying, and age."""
+    """The grounds on which states are copied and go: probabilities of use, prices of computing and copying, age."""
 
     def __init__(
         self,
