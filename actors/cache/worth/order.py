@@ -75,8 +75,8 @@ Entry = tuple[float, int, Node[S], Place]  # worth, number of the entry, state, 
 class ByWorth(Generic[S]):
     """An Order in which the state that is worth least goes first.
 
-    Worth is the state's index (see `chances`: about its probability of use, over time) times the cost that a use saves,
-    for each byte that it holds.
+    Worth is the state's index (`chances`: roughly, its probability of use in time) times the cost that a use saves,
+    divided by the bytes that it holds.
 
     Worth changes with every use, as states age, and with everything that is learned, so a heap of all states by worth
     would be out of date at once. But among states of one kind that save about as much (within a factor of two), worth
