@@ -208,15 +208,17 @@ class Cache:
         return None if granted else Wait.ALLOCATION
 
     def _grant(self, parked: Parked, match: Match[Lease], below: LowerCopy | None, need: int) -> bool:
-        """Grant a slot and `need` pages, of which the match shares some; return False, unchanged, if there is no room.
+        """Grant a slot and `need` pages, the match's whole pages among them; return False if there is no room.
 
         below: the copy to fill the slot from, instead of the state that was matched in the tree
         """
         acquire, node = parked.acquire, match.node
         table = self.tree.page_table(node)
         whole = node.end // self.pages.size if table else 0
+        # If the match ends inside a page the grant gets a copy of that page, unless it is filled from below anyway.
         copy_source = table[whole] if whole < len(table) and below is None else None
         shared = table[:whole] if copy_source is None else table[: whole + 1]
+        # Hold the path and its pages first, so that making room cannot evict them.
         node.pins += 1
         self.pages.add_grant_refs(shared)
         lent = node if below is None else None
@@ -230,6 +232,7 @@ class Cache:
         account.copy_source = copy_source
         account.named = moved and self.tiers.take_name(acquire.session, node)
         if below is not None:
+            # The tree does not know the tokens between the match and the copy yet: the next Donate inserts them.
             account.fill, account.tail = below, cut(acquire.tokens, node.end, below.end)
             self.tiers.lend(below)
         elif node.state is not None:
@@ -242,11 +245,13 @@ class Cache:
         return True
 
     def _open(self, account: Account) -> None:
+        """Open a grant's account, and mark its path as used. A state that is copied below is used there, not here."""
         self.accounts[account.grant] = account
         self.tree.touch(account.node, with_state=account.loan is not None)
         claim_hinted(account, self.eviction)
 
     def _granted(self, parked: Parked, account: Account, match: Match[Lease], state: Lease, moved: bool) -> None:
+        """Count a grant and send Granted."""
         acquire, position = parked.acquire, account.position
         length, known = count(acquire.tokens), max(match.tokens, position)
         self.counters["prefix_cache_queries"] += length
@@ -293,6 +298,10 @@ class Cache:
     # Giving back
 
     def _donate(self, donate: Donate, ends: bool) -> None:
+        """Cache a donated state, unless its path was flushed or its position contradicts its tokens (a bug elsewhere).
+
+        ends: whether it is the state at the end of the request, not a checkpoint
+        """
         account = self.accounts[donate.grant]
         account.marks.discard(donate.position)
         if account.epoch != self.tree.epoch:
@@ -309,6 +318,7 @@ class Cache:
             self._close(account)
 
     def _keep(self, account: Account, donate: Donate, ends: bool) -> None:
+        """Insert the tokens of a donated state into the tree, and cache the state if there is none yet."""
         node = self.tree.insert(account.node, account.tail + donate.tokens, account.pages)
         account.tail = b""
         node.pins += 1  # before the old node is unpinned, which may forget its root
@@ -402,6 +412,7 @@ class Cache:
     # Forgetting
 
     def _bound_tree(self) -> None:
+        """Drop leaves until the tree is within `max_tree_tokens`, or none can be dropped."""
         while self.tree.tokens > self.max_tree_tokens and self.allocator.evict_leaf():
             pass
 

@@ -36,7 +36,7 @@ class Tiers(Protocol):
     before its slot is used again. So names belong to the tiers; without them a name protects nothing.
 
     The slot and pages of a state on its way down can be had again only when the copy is made. Until then `exporting`
-    is true, and the cache neither evicts nor answers "no room" on account of what is about to come back.
+    is true: the cache waits for them, begins no second copy, and reports no row as starved.
     """
 
     slot_reserve: int  # free slots that checkpoints leave to requests, as evicting a state that is copied takes a while

@@ -53,8 +53,11 @@ class StateFiles:
 
     Consecutive writes are carried out as one batch, because most of their time is spent waiting for the disk.
 
-    A file is named `<digest of model, salt and tokens>.safetensors`. It holds `tokens`, int32 [position]; `state`, uint8
-    [bytes of a slot]; and `kv.0`, `kv.1`, …, the entries of `position` tokens in each page tensor.
+    A file is named `<digest of model, salt and tokens>.safetensors`. It holds these tensors:
+
+    tokens: int32 [position]
+    state: uint8 [bytes of a slot], as in the pool
+    kv.0, kv.1, …: the entries of `position` tokens in each page tensor
     """
 
     def __init__(self, folder: Path, model: str, host: HostStates) -> None:

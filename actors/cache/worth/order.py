@@ -73,7 +73,7 @@ Entry = tuple[float, int, Node[S], Place]  # worth, number of the entry, state, 
 
 
 class ByWorth(Generic[S]):
-    """An Order in which the state that is worth least goes first.
+    """An Order in which the state of the least worth goes first.
 
     Worth is the state's index (`chances`: roughly, its probability of use in time) times the cost that a use saves,
     divided by the bytes that it holds.
