@@ -12,7 +12,7 @@ from baton.actors.lease import Lease, Ledger, Place
 
 
 class Allocator:
-    """Hands out state slots and KV pages. If too few are free it evicts states, and drops bare leaves of the tree.
+    """The source of state slots and KV pages. If too few are free it evicts states, and drops bare leaves of the tree.
 
     The eviction policy picks the states. The tiers may copy a state before its slot is free: then its slot and pages
     can be had only when `Exported` has come, and the caller gets nothing until it tries again.

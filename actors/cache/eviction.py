@@ -1,19 +1,19 @@
 """The seam to the eviction policy, and two plain policies: least recently used, and none."""
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from baton.actors.cache.radix import Node, RadixTree
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease
 
 
-def any_node(node: Node[Lease]) -> bool:
+def any_node(node: Node[Any]) -> bool:
     return True
 
 
 class EvictionPolicy(Protocol):
-    """Decides which cached state gives up its slot next, and which states are worth a slot at all.
+    """The choice of which cached state gives up its slot next, and of which states are worth a slot at all.
 
     The cache asks the questions of the first part, and reports everything that happens to a state with the methods of
     the second. A policy never takes a state out of the tree: the cache does so, and then reports `evicted`.
@@ -87,7 +87,7 @@ class EvictionPolicy(Protocol):
 
 
 class LeastRecentlyUsed:
-    """Evicts the state that was used least recently. A new state is worth more than any cached one."""
+    """The policy that evicts the state that was used least recently. A new state is worth more than any cached one."""
 
     def __init__(self, tree: RadixTree[Lease]) -> None:
         self._tree = tree
@@ -145,7 +145,7 @@ class LeastRecentlyUsed:
 
 
 class NoEviction(LeastRecentlyUsed):
-    """Evicts nothing, because it caches nothing: each donated state is freed, and every prompt is computed whole.
+    """The policy that evicts nothing, because it caches nothing: donated states are freed, all prompts computed whole.
 
     A policy that cached states and never gave them up would let one prompt after another take a slot for ever, until
     no request could run. Without cached states every slot comes back when its request ends, so a request that finds

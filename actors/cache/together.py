@@ -13,7 +13,7 @@ MAX_LEADERS = 8
 
 
 class Together:
-    """Lets an Acquire wait for a grant, its leader, that is computing a prefix which both prompts share.
+    """The link between an Acquire that waits and its leader, a grant that computes a prefix which both prompts share.
 
     `Mark` asks the leader to keep its state where the two prompts part. If the leader ends before it gets there, the
     first of the Acquires that wait for it computes, and the others wait for that one.

@@ -8,7 +8,7 @@ from baton.actors.cache.waiting import Parked
 
 
 class Arrivals:
-    """Finds the copy that a parked Acquire is to resume from, lends it to the Acquire, and has it loaded."""
+    """The copies that parked Acquires are to resume from: found, lent to the Acquire, and loaded from their files."""
 
     def __init__(self, store: CopyStore, ranking: Ranking) -> None:
         self._store, self._ranking = store, ranking

@@ -8,10 +8,10 @@ from baton.actors.actor import Send
 from baton.actors.cache.below.limits import TierLimits
 from baton.actors.cache.below.ranking import Ranking
 from baton.actors.cache.below.state_copy import CopyQueues, Presence, StateCopy, copy_of
+from baton.actors.cache.eviction import any_node
 from baton.actors.cache.pages import PagePool
 from baton.actors.cache.radix import Node, RadixTree, root_of, tokens_to
 from baton.actors.cache.worth.lives import kind_after, superseded
-from baton.actors.cache.worth.order import anyone
 from baton.actors.kinds import Kind
 from baton.actors.messages import Drop
 from baton.actors.storage.disk import Disk, NoDisk
@@ -354,7 +354,7 @@ class CopyStore:
 
     # Room
 
-    def _make_host_room(self, size: int, may_go: Callable[[Node[StateCopy]], bool] = anyone) -> bool:
+    def _make_host_room(self, size: int, may_go: Callable[[Node[StateCopy]], bool] = any_node) -> bool:
         """Make room in host memory; return whether there are `size` bytes now.
 
         Copies with a file leave first. Then others are written, and leave when that is done, or are forgotten if they

@@ -41,7 +41,7 @@ SLOTS_PER_RESERVED, MOST_RESERVED = 16, 4
 
 
 class HostAndDisk:
-    """Moves states between the pool, host memory and files, and carries out Name, Unname and Suspend.
+    """The Tiers of the server: move states between pool, host memory and files; carry out Name, Unname and Suspend.
 
     A state on its way down::
 

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
+from baton.actors.cache.eviction import any_node
 from baton.actors.cache.radix import Node
-from baton.actors.cache.worth.order import ROOM_FOR_GONE, anyone
+from baton.actors.cache.worth.order import ROOM_FOR_GONE
 from baton.actors.kinds import Kind
 
 S = TypeVar("S")
@@ -39,7 +40,7 @@ class ByAge(Generic[S]):
             else:
                 heappush(self._heap, (node.used, node.id, node))
 
-    def least(self, may_go: Callable[[Node[S]], bool] = anyone) -> Node[S] | None:
+    def least(self, may_go: Callable[[Node[S]], bool] = any_node) -> Node[S] | None:
         found = None
         passed_over: list[tuple[int, int, Node[S]]] = []
         while self._heap and found is None:

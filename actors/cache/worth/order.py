@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from math import frexp, inf
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
+from baton.actors.cache.eviction import any_node
 from baton.actors.cache.radix import Node, RadixTree, path_to_root
 from baton.actors.cache.worth.chances import Chances
 from baton.actors.kinds import Kind
@@ -42,10 +43,6 @@ class Costs:
 PER_TOKEN = Costs()
 
 
-def anyone(node: Node[S]) -> bool:
-    return True
-
-
 class Order(Protocol[S]):
     """A set of a tree's states, and which of them goes next."""
 
@@ -54,7 +51,7 @@ class Order(Protocol[S]):
     def put(self, node: Node[S], belongs: bool) -> None:
         """Add a node, or take it out. Call it again when the node's state was used or its kind has changed."""
 
-    def least(self, may_go: Callable[[Node[S]], bool] = anyone) -> Node[S] | None:
+    def least(self, may_go: Callable[[Node[S]], bool] = any_node) -> Node[S] | None:
         """Return the state that goes next among those for which `may_go` is true; None if there is none."""
 
     def worth(self, node: Node[S]) -> float:
@@ -121,7 +118,7 @@ class ByWorth(Generic[S]):
                 self._take_out(lower)
                 self._put_in(lower, last=True)
 
-    def least(self, may_go: Callable[[Node[S]], bool] = anyone) -> Node[S] | None:
+    def least(self, may_go: Callable[[Node[S]], bool] = any_node) -> Node[S] | None:
         """Return about the least that may go. If no state in the heap may, return any that may."""
         if self._tree.uses >= self._fresh_until or self._learned != self._chances.learned:
             self._look_at_all()
