@@ -106,7 +106,7 @@ def test_more_requests_than_slots_are_answered_and_nothing_leaks(name: str, page
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_sessions_go_on_without_tiers(name: str) -> None:
+def test_sessions_work_without_tiers(name: str) -> None:
     """A name protects nothing: a session resumes from what the tree has, or from its tokens."""
 
     async def scenario() -> None:
