@@ -44,7 +44,7 @@ class Account:
 
     @property
     def position(self) -> int:
-        """How many tokens the state had consumed when the grant's last Donate, or its grant, was handled."""
+        """The position of the grant's last Donate; before the first one, that of the state from which it resumes."""
         return self.node.end + count(self.tail)
 
     @property
