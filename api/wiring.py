@@ -7,7 +7,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.forward.contained import ContainedDevice
 from baton.actors.forward.streams import Stream
 from baton.actors.forward.torch_device import TorchDevice, survives

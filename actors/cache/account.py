@@ -1,9 +1,8 @@
-"""What the cache knows of an open grant."""
+"""The accounts of open grants: what each holds of the cache."""
 
 from dataclasses import dataclass, field
 
-from baton.actors.cache.radix import Node
-from baton.actors.cache.state_copy import StateCopy
+from baton.actors.cache.radix import LowerCopy, Node
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease, Loan
 from baton.actors.messages import Acquire
@@ -13,31 +12,22 @@ from baton.actors.tokens import Tokens, count
 
 @dataclass(slots=True)
 class Account:
-    """What an open grant holds of the cache: its node in the tree, its pages by index, and its loans.
+    """The record of an open grant: its node in the tree, its pages, and its loans."""
 
-    acquire: what it was asked for with. node: pinned until the account closes. tail: the tokens between its end and the
-    account's position.
-    loan_node, loan: the node whose state is lent, and the loan. copy_source: the shared page to copy from.
-    fill: the copy below the pool that the slot is filled from.
-    named: the session's name was on the state that was moved. closing: it closes when its loans have ended.
-    checkpoints: the positions that slots were given for, and what they are. marks: the positions at which others wait
-    for its state; passed: at these it will not come.
-    """
-
-    acquire: Acquire
-    node: Node[Lease]
-    epoch: int
-    pages: list[int]
-    loan_node: Node[Lease] | None = None
+    acquire: Acquire  # the message that asked for the grant
+    node: Node[Lease]  # the deepest node that the grant has reached; pinned until the account closes
+    epoch: int  # of the tree when the account was opened; after a flush the node is no longer in the tree
+    pages: list[int]  # by page index
+    loan_node: Node[Lease] | None = None  # the node whose state is lent
     loan: Loan | None = None
-    copy_source: int | None = None
-    fill: Node[StateCopy] | None = None
-    named: bool = False
-    closing: bool = False
-    tail: Tokens = b""
-    checkpoints: dict[int, Kind] = field(default_factory=dict)
-    marks: set[int] = field(default_factory=set)
-    passed: set[int] = field(default_factory=set)
+    copy_source: int | None = None  # the shared page that forward copies before the grant writes to it
+    fill: LowerCopy | None = None  # the copy below the pool that the slot is filled from
+    named: bool = False  # whether the session's name was on the state that was moved
+    closing: bool = False  # whether the account closes as soon as its loans have ended
+    tail: Tokens = b""  # the tokens between the node's end and the grant's position
+    checkpoints: dict[int, Kind] = field(default_factory=dict)  # position → kind, where a slot was given for one
+    marks: set[int] = field(default_factory=set)  # positions at which other Acquires wait for its state
+    passed: set[int] = field(default_factory=set)  # positions at which its state will not come
 
     @property
     def grant(self) -> int:
@@ -48,20 +38,22 @@ class Account:
         return self.acquire.session
 
     def pass_by(self, position: int) -> None:
-        """There will be no state at this position."""
+        """Note that no state will come at this position."""
         self.marks.discard(position)
         self.passed.add(position)
 
     @property
     def position(self) -> int:
+        """The position of the grant's last Donate; before the first one, that of the state from which it resumes."""
         return self.node.end + count(self.tail)
 
     @property
     def on_loan(self) -> bool:
+        """Whether forward has still to copy a state or a page for this grant."""
         return self.loan is not None or self.copy_source is not None or self.fill is not None
 
     def origin(self, moved: bool, read: bool) -> Origin:
-        """Where the state was that the grant goes on from. read: its copy was read from disk."""
+        """Return where the state was from which the grant resumes. read: its copy was read from disk."""
         if self.fill is not None:
             return "disk" if read else "host"
         if moved:

@@ -7,18 +7,14 @@ from dataclasses import dataclass, field
 from baton.actors.actor import Send
 from baton.actors.cache.account import Account
 from baton.actors.cache.allocator import Allocator
-from baton.actors.cache.hints import claim_asked, denied, end_kind
-from baton.actors.cache.limits import NO_TIERS, TierLimits
+from baton.actors.cache.eviction import EvictionPolicy
+from baton.actors.cache.hints import claim_hinted, denied_positions, end_kind
 from baton.actors.cache.page_queue import PageQueue
 from baton.actors.cache.pages import PagePool
-from baton.actors.cache.radix import Match, Node, RadixTree, path_to_root
-from baton.actors.cache.state_copy import StateCopy, copy_of
+from baton.actors.cache.radix import LowerCopy, Match, Node, RadixTree, path_to_root
 from baton.actors.cache.tiers import Tiers
 from baton.actors.cache.together import Together
 from baton.actors.cache.waiting import Parked, Wait, Waiting
-from baton.actors.cache.worth.lives import Lives
-from baton.actors.cache.worth.order import PER_TOKEN, Costs, Policy
-from baton.actors.cache.worth.ranking import Ranking
 from baton.actors.grants import Fill, PageCopy
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease, Ledger, Place
@@ -34,7 +30,6 @@ from baton.actors.messages import (
     Exported,
     Extend,
     Flush,
-    Flushed,
     Free,
     Granted,
     Loaded,
@@ -52,61 +47,56 @@ from baton.actors.messages import (
     Want,
     Written,
 )
-from baton.actors.storage.disk import Disk
 from baton.actors.tokens import count, cut
 
-# How many may be granted past an Acquire that waits for room; and how many of these are tried anew each time.
+MAX_TREE_TOKENS = 1 << 22
+WORTH_WAITING = 64
+# An Acquire that waits for room may be overtaken by this many that find some; then all after it wait.
 MAX_OVERTAKING = 8
+# Acquires that wait for room and are tried again each time; the others are tried when one of these is granted.
 MAX_BLOCKED = 4
 
 
 @dataclass
 class Cache:
-    """The cache actor: it owns the free slots, the radix tree, the page counts, the grants' accounts and session names.
+    """The cache actor. It owns the free slots, the radix tree with its pages, and the accounts of open grants.
 
-    pages: the KV pool, of length 0 without attention. policy: which states go first where room is short; costs: by what
-    "worth" weighs them. worth_waiting: fewer tokens that another request is computing are computed again.
-    disk: None if states are not written to files.
-    max_tree_tokens: bounds the tree where pages do not. Beyond it the least recently used leaves that no grant goes on
-    from are evicted, with their states.
+    The eviction policy and the tiers below the pool are given to it: see `EvictionPolicy` and `Tiers`, and
+    `make_cache`, which makes a cache with those of the server.
     """
 
     send: Send
     ledger: Ledger
-    pages: PagePool
-    max_tree_tokens: int = 1 << 22
-    policy: Policy = "worth"
-    costs: Costs = PER_TOKEN
-    worth_waiting: int = 64
-    limits: TierLimits = NO_TIERS
-    disk: Disk | None = None
+    tree: RadixTree[Lease]
+    eviction: EvictionPolicy
+    tiers: Tiers
+    max_tree_tokens: int = MAX_TREE_TOKENS  # a larger tree loses leaves; pages bound it too, if there are any
+    worth_waiting: int = WORTH_WAITING  # shared prefixes of at most this many tokens are computed twice
     counters: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.accounts: dict[int, Account] = {}
-        self.ranking = Ranking(self.policy, self.costs, self.limits)
-        self.tree: RadixTree[Lease] = RadixTree(self.pages, self.ranking.clock)
-        self.order = self.ranking.of_states(self.tree)
-        self.lives = Lives(self.tree, self.ranking.chances, self.order, self.counters)
-        parts = self.ledger, self.pages, self.tree, self.order, self.lives
-        self.tiers = Tiers(self.send, *parts, self.ranking, self.limits, self.disk)
+        self.accounts: dict[int, Account] = {}  # by grant
         self.allocator = self._make_allocator()
         self.page_queue = PageQueue(self.send, self.accounts, self.pages, self.tree, self.tiers, self.allocator)
-        self.waiting = Waiting(self.tiers.store, self.ranking)
+        self.waiting = Waiting()
         self.together = Together(self.send, self.accounts, self.tree, self.worth_waiting)
-        self._flushed: dict[Node[Lease], Lease] = {}
-        self._closed: list[int] = []
+        self._flushed: dict[Node[Lease], Lease] = {}  # states that were lent when the tree was flushed
+        self._closed: list[int] = []  # grants that were closed since the last `act`
         self._draining = False
 
+    @property
+    def pages(self) -> PagePool:
+        return self.tree.pages
+
     def _make_allocator(self) -> Allocator:
-        return Allocator(self.ledger, self.pages, self.tree, self.order, self.lives, self.tiers, self.counters)
+        return Allocator(self.ledger, self.pages, self.tree, self.eviction, self.tiers, self.counters)
 
     def receive(self, message: Message) -> None:
         match message:
             case Acquire():
                 self.waiting.park(message)
             case Cancel(grant):
-                if (parked := self.waiting.forget(grant)) is not None:
+                if (parked := self._forget(grant)) is not None:
                     self.send("scheduler", Refused(grant, "cancelled", "the request was aborted", parked.overtaken))
             case Want():
                 self._give_spares(message)
@@ -123,18 +113,8 @@ class Cache:
                 self._donate(message, ends=message.closes)
             case SaveFromReq():
                 self._save(message)
-            case Exported():
-                self.tiers.exported(message)
-            case Unmade(key):
-                self.tiers.store.unmade(key)
-            case Written(key, error):
-                self.tiers.written(key, error)
-            case Loaded():
-                self.waiting.loaded(self.tiers.loaded(message), message.error)
-            case Speeds():
-                self.ranking.prices.measured(message)
-            case Name() | Unname() | Suspend():
-                self.tiers.commands.add(message)
+            case Exported() | Unmade() | Written() | Loaded() | Cleared() | Speeds() | Name() | Unname() | Suspend():
+                self.tiers.receive(message)
             case Free(leases, closes):
                 for lease in leases:
                     self.ledger.free(lease)
@@ -142,13 +122,10 @@ class Cache:
                     self._close(self.accounts[closes])
             case Flush(ticket):
                 self._flush()
-                if not self.tiers.store.ask_for_clearance(ticket):
-                    self.send("api", Flushed(ticket))
-            case Cleared(ticket):
-                self.send("api", Flushed(ticket))
+                self.tiers.finish_flush(ticket)
             case Drain():
                 self._draining = True
-                self.tiers.suspend_all()
+                self.tiers.drain()
             case _:
                 raise TypeError(f"cache got {message!r}")
 
@@ -172,10 +149,10 @@ class Cache:
     # Granting
 
     def _serve(self) -> None:
-        """Answer parked Acquires, the most urgent first. A row that waits for a page comes before all.
+        """Answer parked Acquires, the most urgent first, but none while a running row waits for a page.
 
-        One that waits for room lets those pass for which there is some, though not for ever: MAX_OVERTAKING of them.
-        One that waits for its copy or its predecessor keeps nobody waiting.
+        An Acquire that waits for room lets smaller ones pass, at most MAX_OVERTAKING of them. One that waits for its
+        copy, its predecessor or its leader does not hold up any other.
         """
         self.allocator.grant_waits_for_slot = False
         blocked: list[Parked] = []
@@ -190,12 +167,18 @@ class Cache:
             if waits_for is Wait.ALLOCATION:
                 blocked.append(parked)
             elif waits_for is None:
-                self.waiting.forget(parked.acquire.grant)
+                self._forget(parked.acquire.grant)
                 for earlier in blocked:
                     earlier.overtaken += 1
 
+    def _forget(self, grant: int) -> Parked | None:
+        parked = self.waiting.forget(grant)
+        if parked is not None:
+            self.tiers.release(parked)
+        return parked
+
     def _answer(self, parked: Parked) -> Wait | None:
-        """Grant or refuse; else what it waits for."""
+        """Grant or refuse an Acquire, or return what it waits for."""
         acquire = parked.acquire
         need = self.pages.cover(count(acquire.tokens) + 1)
         if need > len(self.pages.grant_refs):
@@ -204,67 +187,71 @@ class Cache:
             self.send("scheduler", Refused(acquire.grant, "too_large", text))
             return None
         match = self.tree.match(acquire.salt, acquire.tokens, acquire.limit)
-        below = self.waiting.copy_for(parked, match.node.end)
-        if below is not None and not copy_of(below).in_host:
+        below = self.tiers.copy_for(parked, match.node.end)
+        if below is not None and not self.tiers.is_ready(below):
             return Wait.COPY
         if self.together.waits(parked, below.end if below is not None else match.node.end):
             return Wait.TOGETHER
         had_state = match.node.state is not None
         if self._grant(parked, match, below, need):
             return None
-        if had_state and match.node.state is None and not self.tiers.exports:
-            return self._answer(parked)  # Its slot is free now.
-        if self.accounts or self.tiers.exports:
+        if had_state and match.node.state is None and not self.tiers.exporting:
+            return self._answer(parked)  # The matched state was evicted to make room, so a slot is free now.
+        if self.accounts or self.tiers.exporting:
             return Wait.ALLOCATION
-        # With nobody else to wait for, the match itself is in the way: begin above it, and let it be evicted.
+        # No other grant can free a slot or pages, so the matched path itself is blocking: its nodes are pinned while
+        # the grant is attempted. Retry from the root so that they can be evicted, then without the copy too.
         root = Match(self.tree.match(acquire.salt, b"", 0).node, match.tokens, "evicted")
-        again = root.node is not match.node and (
+        granted = root.node is not match.node and (
             (below is not None and self._grant(parked, root, below, need)) or self._grant(parked, root, None, need)
         )
-        return None if again else Wait.ALLOCATION
+        return None if granted else Wait.ALLOCATION
 
-    def _grant(self, parked: Parked, match: Match[Lease], below: Node[StateCopy] | None, need: int) -> bool:
-        """Give a slot and `need` pages to go on from the match; False, with nothing kept, if there is no room."""
+    def _grant(self, parked: Parked, match: Match[Lease], below: LowerCopy | None, need: int) -> bool:
+        """Grant a slot and `need` pages, the match's whole pages among them; return False if there is no room.
+
+        below: the copy to fill the slot from, instead of the state that was matched in the tree
+        """
         acquire, node = parked.acquire, match.node
         table = self.tree.page_table(node)
         whole = node.end // self.pages.size if table else 0
+        # If the match ends inside a page the grant gets a copy of that page, unless it is filled from below anyway.
         copy_source = table[whole] if whole < len(table) and below is None else None
         shared = table[:whole] if copy_source is None else table[: whole + 1]
+        # Hold the path and its pages first, so that making room cannot evict them.
         node.pins += 1
         self.pages.add_grant_refs(shared)
         lent = node if below is None else None
-        given = self.allocator.slot_and_pages(lent, acquire.session, need - whole, reserve=len(self.accounts))
-        if given is None:
+        found = self.allocator.slot_and_pages(lent, acquire.session, need - whole, reserve=len(self.accounts))
+        if found is None:
             self.pages.drop_grant_refs(shared)
             self.tree.unpin(node)
             return False
-        state, moved, fresh = given
+        state, moved, fresh = found
         account = Account(acquire, node, self.tree.epoch, table[:whole] + fresh)
         account.copy_source = copy_source
-        if moved and acquire.session in node.sessions:
-            account.named = True
-            self.tiers.names.unbind_from_pool(acquire.session)
+        account.named = moved and self.tiers.take_name(acquire.session, node)
         if below is not None:
+            # The tree does not know the tokens between the match and the copy yet: the next Donate inserts them.
             account.fill, account.tail = below, cut(acquire.tokens, node.end, below.end)
-            self.tiers.store.lend(below)
-            self.tiers.store.used(below)
+            self.tiers.lend(below)
         elif node.state is not None:
             account.loan_node, account.loan = node, self.ledger.lend(node.state)
-            self.lives.used(node)
+            self.eviction.resumed(node)
         if match.lost is not None:
-            self.lives.missed(match.lost, copied=below is not None and below.end >= match.lost.end)
+            self.eviction.missed(match.lost, copied=below is not None and below.end >= match.lost.end)
         self._open(account)
         self._granted(parked, account, match, state, moved)
         return True
 
     def _open(self, account: Account) -> None:
+        """Open a grant's account, and mark its path as used. A state that is copied below is used there, not here."""
         self.accounts[account.grant] = account
-        if account.session:
-            self.tiers.begin_turn(account.session)
         self.tree.touch(account.node, with_state=account.loan is not None)
-        claim_asked(account, self.lives)
+        claim_hinted(account, self.eviction)
 
     def _granted(self, parked: Parked, account: Account, match: Match[Lease], state: Lease, moved: bool) -> None:
+        """Count a grant and send Granted."""
         acquire, position = parked.acquire, account.position
         length, known = count(acquire.tokens), max(match.tokens, position)
         self.counters["prefix_cache_queries"] += length
@@ -272,8 +259,8 @@ class Cache:
         whole = account.node.end // self.pages.size
         origin = account.origin(moved, parked.read)
         self.counters[f"granted_from:{origin}"] += 1
-        if self.tiers.names.opened.get(acquire.session):
-            self.counters[f"resumed_from_{origin}"] += 1
+        if acquire.session:
+            self.tiers.begin_turn(acquire.session, origin)
         self.send(
             "scheduler",
             Granted(
@@ -289,13 +276,13 @@ class Cache:
                 known if match.parts and position < known <= acquire.limit else None,
                 None
                 if account.fill is None
-                else Fill(copy_of(account.fill).key, whole, self.pages.cover(account.fill.end)),
+                else Fill(self.tiers.key(account.fill), whole, self.pages.cover(account.fill.end)),
                 origin,
             ),
         )
 
     def _give_spares(self, want: Want) -> None:
-        """Slots for those checkpoints that are worth one."""
+        """Answer a Want: a slot for each checkpoint that is worth one."""
         account = self.accounts.get(want.grant)
         leases: list[Lease] = []
         denied: list[int] = []
@@ -311,6 +298,10 @@ class Cache:
     # Giving back
 
     def _donate(self, donate: Donate, ends: bool) -> None:
+        """Cache a donated state, unless its path was flushed or its position contradicts its tokens (a bug elsewhere).
+
+        ends: whether it is the state at the end of the request, not a checkpoint
+        """
         account = self.accounts[donate.grant]
         account.marks.discard(donate.position)
         if account.epoch != self.tree.epoch:
@@ -327,74 +318,82 @@ class Cache:
             self._close(account)
 
     def _keep(self, account: Account, donate: Donate, ends: bool) -> None:
+        """Insert the tokens of a donated state into the tree, and cache the state if there is none yet."""
         node = self.tree.insert(account.node, account.tail + donate.tokens, account.pages)
         account.tail = b""
-        node.pins += 1
+        node.pins += 1  # before the old node is unpinned, which may forget its root
         self.tree.unpin(account.node)
         account.node = node
         kind = (
-            end_kind(account, self.lives.end_kind(node, count(account.acquire.tokens)))
+            end_kind(account, self.eviction.end_kind(node, count(account.acquire.tokens)))
             if ends
             else account.checkpoints.pop(node.end, Kind.CHECKPOINT)
         )
-        if node.state is None and node.parent is not None:
+        is_new = node.state is None and node.parent is not None  # A root, at position 0, keeps no state.
+        if is_new and self.eviction.keeps(node, kind):
             self.ledger.cache(donate.state, node.id)
             self.tree.set_state(node, donate.state)
-            self.lives.kept(node, kind)
+            self.eviction.stored(node, kind)
         else:
             self.ledger.free(donate.state)
             if node.state is not None:
-                self.lives.came_again(node, kind)
+                self.eviction.duplicated(node, kind)
         self.tree.touch(node)
-        claim_asked(account, self.lives)
-        self.tree.deny(node, denied(account))
+        claim_hinted(account, self.eviction)
+        self.tree.deny(node, denied_positions(account))
 
     def _save(self, save: SaveFromReq) -> None:
-        """The turn's state is kept, and the session's name moves on to it."""
+        """Cache the state at the end of a session's turn, and move the session's name to it."""
         account = self.accounts[save.grant]
         self._donate(Donate(save.grant, save.state, save.position, save.tokens, closes=False), ends=True)
         self._name(account)
         self._close(account)
 
     def _name(self, account: Account) -> None:
-        """The name goes to the deepest state that the turn has left; on a path that was flushed there is none."""
-        if account.session not in self.tiers.names.opened:
-            return
-        node = next((step for step in path_to_root(account.node) if step.state is not None), None)
-        if node is not None and account.epoch == self.tree.epoch:
-            self.tiers.names.bind_to_pool(account.session, node)
+        """Move the session's name to the deepest state that the turn has left."""
+        node = self._last_state(account)
+        if node is not None:
+            self.tiers.bind(account.session, node)
+
+    def _last_state(self, account: Account) -> Node[Lease] | None:
+        """Return the deepest state on the account's path; None if there is none, or if the path was flushed."""
+        if account.epoch != self.tree.epoch:
+            return None
+        return next((step for step in path_to_root(account.node) if step.state is not None), None)
 
     def _undo(self, account: Account, state: Lease) -> None:
+        """Take back a grant that was not admitted. A state that was moved returns to its node, and its name too."""
         moved_from = account.node if account.loan is None and account.position and not account.tail else None
         if moved_from is not None and account.epoch == self.tree.epoch and moved_from.state is None:
             self.allocator.put_back(moved_from, state)
-            if account.named and account.session in self.tiers.names.opened:
-                self.tiers.names.bind_to_pool(account.session, moved_from)
+            if account.named:
+                self.tiers.bind(account.session, moved_from)
         else:
             self.ledger.free(state)
         self._end_loans(account)
         self._close(account)
 
     def _end_loans(self, account: Account) -> None:
+        """End the loans of a grant whose copies are made, or which was returned."""
         if account.loan is not None and account.loan_node is not None:
             self.ledger.end_loan(account.loan)
             lent = self._flushed.get(account.loan_node)
             if lent is not None and not self.ledger.loans(lent):
                 self.ledger.free(self._flushed.pop(account.loan_node))
-            self.tiers.commands.wake(account.loan_node)
+            self.tiers.loan_ended(account.loan_node)
             account.loan = account.loan_node = None
         if account.copy_source is not None:
             self.pages.drop_grant_refs([account.copy_source])
             account.copy_source = None
         if account.fill is not None:
-            self.tiers.store.end_loan(account.fill)
+            self.tiers.end_loan(account.fill)
             account.fill = None
         self.page_queue.loans_ended(account.grant)
         if account.closing:
             self._close(account)
 
     def _close(self, account: Account) -> None:
-        """End an account; with a copy still under way, when that is done."""
+        """Close an account, or mark it to be closed when its loans have ended."""
         account.closing = True
         if account.on_loan:
             return
@@ -407,39 +406,36 @@ class Cache:
         self._closed.append(account.grant)
 
     def _leave_session(self, account: Account) -> None:
-        """A turn whose state was worth nothing leaves the name where it is, or at a state further up."""
-        names = self.tiers.names
         if account.session:
-            self.tiers.end_turn(account.session)
-        if account.session in names.opened and account.session not in names.in_pool:
-            if account.session not in names.stored:
-                self._name(account)
-            names.tell(account.session)
+            self.tiers.end_turn(account.session, self._last_state(account))
 
     # Forgetting
 
     def _bound_tree(self) -> None:
+        """Drop leaves until the tree is within `max_tree_tokens`, or none can be dropped."""
         while self.tree.tokens > self.max_tree_tokens and self.allocator.evict_leaf():
             pass
 
     def _flush(self) -> None:
-        """Forget every path, and every copy below; a state that is lent goes later, an older Donate when it arrives."""
+        """Forget every path and every copy below the pool.
+
+        A lent state is freed when its loan ends. A Donate of a grant from before the flush is freed when it arrives.
+        """
         nodes = self.tree.clear()
         for node in nodes:
             assert node.state is not None
-            self.tiers.names.lost_in_pool(node)
             if self.ledger.loans(node.state):
                 self._flushed[node] = node.state
             else:
                 self.ledger.free(node.state)
-        self.lives.cleared(nodes)
-        self.tiers.store.flush()
+        self.tiers.flush(nodes)
+        self.eviction.cleared(nodes)
         self.counters["flushes"] += 1
 
     # Draining
 
     def _leaks(self) -> list[str]:
-        """Slots and pages that should be home and are not."""
+        """Return a line for each slot and page that should be free or cached, and is not."""
         lost = [
             f"slot {slot}: {entry.place} by {entry.holder}"
             for slot, entry in enumerate(self.ledger.entries)

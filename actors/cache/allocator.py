@@ -1,23 +1,21 @@
-"""Slots and pages to be had: the free ones, and those that the tree can do without."""
+"""Slots and pages for grants: the free ones, and those that the tree gives up for them."""
 
 from collections import Counter
 
 from baton.actors.cache.account import Account
+from baton.actors.cache.eviction import EvictionPolicy
 from baton.actors.cache.pages import PagePool
 from baton.actors.cache.radix import Node, RadixTree
 from baton.actors.cache.tiers import Tiers
-from baton.actors.cache.worth.lives import Lives, kind_after
-from baton.actors.cache.worth.order import Order, above
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease, Ledger, Place
 
 
 class Allocator:
-    """Hands out state slots and KV pages, and evicts for them the states that are to go next, and bare leaves.
+    """The source of state slots and KV pages. If too few are free it evicts states, and drops bare leaves of the tree.
 
-    A part of the cache. A state with a session's name, or one of which a copy pays, is copied first, if there is room;
-    its slot and pages can be had only when Exported has come.
-    grant_waits_for_slot: a grant waits for a slot, so none is given for checkpoints.
+    The eviction policy picks the states. The tiers may copy a state before its slot is free: then its slot and pages
+    can be had only when `Exported` has come, and the caller gets nothing until it tries again.
     """
 
     def __init__(
@@ -25,22 +23,40 @@ class Allocator:
         ledger: Ledger,
         pages: PagePool,
         tree: RadixTree[Lease],
-        order: Order[Lease],
-        lives: Lives,
+        eviction: EvictionPolicy,
         tiers: Tiers,
         counters: Counter[str],
     ) -> None:
-        self.grant_waits_for_slot = False
-        self._ledger, self._pages, self._tree, self._order, self._lives = ledger, pages, tree, order, lives
+        self.grant_waits_for_slot = False  # if so, no slot is given to a checkpoint
+        self._ledger, self._pages, self._tree, self._eviction = ledger, pages, tree, eviction
         self._tiers, self._counters = tiers, counters
+
+    # The page table of a grant that resumes from a state at position 10, where a page holds 4 positions:
+    #
+    #     position         0       4       8   10  12      16      20
+    #     tokens + 1       ├───────────────────────────────────────┤
+    #     tree's path      ├───────────────────┤ state
+    #       its pages      [   A  ][   B  ][ C  . ]
+    #     grant's pages    [   A  ][   B  ][   X  ][   Y  ][   Z  ]
+    #                      └─── shared ───┘└─ fresh, `pages` = 3 ─┘
+    #
+    # Whole pages of the path are shared: the grant adds a reference and never writes to them. C is not full, and the
+    # grant will append to it, so forward copies it into the fresh page X first (`Granted.page_copy`); until then the
+    # grant holds a reference to C too. X, Y and Z are the grant's alone until it donates a state. Then tree nodes name
+    # them as well, and when the account closes the nodes are left as their only holders. The state itself is copied
+    # from its slot into a fresh one, on loan, or its slot moves to the grant.
 
     def slot_and_pages(
         self, node: Node[Lease] | None, session: str, pages: int, reserve: int
     ) -> tuple[Lease, bool, list[int]] | None:
-        """A slot for a grant that goes on from node, whether it is node's own, and so many pages; or nothing at all.
+        """Return a slot, whether it is the slot of `node`'s own state, and fresh pages; None if either is missing.
 
-        Nothing is evicted for a grant that cannot follow. reserve: pages to keep back, one for each open grant, which
-        will soon want one.
+        Nothing is evicted for a grant that cannot follow.
+
+        node: the node whose state the grant resumes from; None if it resumes from a copy below the pool
+        session: the session of the grant, which may take its own state along
+        pages: how many fresh pages the grant needs
+        reserve: pages to leave over, one for each open grant, which will soon need one
         """
         if not self._has_pages(pages, reserve):
             return None
@@ -49,7 +65,7 @@ class Allocator:
             return None
         fresh = self.take_pages(pages)
         if fresh is None:
-            # The pages wait for a copy that is being made; nobody else is to have the slot meanwhile.
+            # The missing pages come back with a copy that is under way. A checkpoint must not get the slot meanwhile.
             self.grant_waits_for_slot = True
             if lease is not None:
                 self._ledger.free(lease)
@@ -57,49 +73,48 @@ class Allocator:
         return lease if lease is not None else self._move(node), moves, fresh
 
     def _state_slot(self, node: Node[Lease] | None, session: str) -> tuple[Lease | None, bool]:
-        """A slot for a grant that goes on from node: a free one, that of the next to go, or whether its own goes along.
+        """Return a slot for a grant that resumes from `node`, or None and whether the state's own slot moves to it.
 
-        Its own state moves where to keep it is worth less than the next to go, or no other slot can be had; and only
-        if nobody else can go on from it: else a copy is made, from which this grant goes on too.
+        In order: a free slot; the state's own slot, if that state is worth less than the next to be evicted or if
+        no other slot can be had; the slot of the next to be evicted. A state moves only if no other session is named
+        on it and it is not lent.
         """
         lease = self._ledger.take("cache")
         if lease is not None:
             return lease, False
-        other = self._next_to_go(keep=node)
+        other = self._next_to_evict(keep=node)
         can_move = node is not None and self._is_evictable(node) and node.sessions <= {session}
-        if node is not None and can_move and (other is None or not self._is_kept_instead(node, other)):
+        if node is not None and can_move and (other is None or not self._eviction.outranks(node, other)):
             return None, True
         if other is not None:
             self._evict(other)
-            lease = self._ledger.take("cache")
+            lease = self._ledger.take("cache")  # None if a copy of the other state has to be made first
             if lease is None and can_move:
                 return None, True
-        elif node is not None and self._is_evictable(node) and not self._tiers.exports:
-            self._evict(node)  # It is somebody else's: the grant is matched anew.
+        elif node is not None and self._is_evictable(node) and not self._tiers.exporting:
+            # The only state that can go is the one to resume from, and another session is named on it. It is evicted,
+            # and the Acquire is matched again: it resumes from the copy that is left, or from a state further up.
+            self._evict(node)
         self.grant_waits_for_slot |= lease is None
         return lease, False
-
-    def _is_kept_instead(self, node: Node[Lease], other: Node[Lease]) -> bool:
-        """Whether a state that somebody has gone on from is worth more than another that is to go."""
-        return self._order.admits(kind_after(node), above(node), node.end, other)
 
     def _move(self, node: Node[Lease] | None) -> Lease:
         assert node is not None and node.state is not None
         self._ledger.uncache(node.state, "cache")
-        self._lives.moved(node)
+        self._eviction.moved(node)
         return self._tree.take_state(node)
 
     def put_back(self, node: Node[Lease], lease: Lease) -> None:
-        """A state that was moved has not been used."""
+        """Cache a state again that was moved to a grant and not used."""
         self._ledger.cache(lease, node.id)
         self._tree.set_state(node, lease)
-        self._lives.kept(node, node.kind)
+        self._eviction.stored(node, node.kind)
 
     def checkpoint_slot(self, account: Account, position: int, kind: Kind) -> Lease | None:
-        """A slot for a checkpoint: a free one, or that of a state which is worth less and need not be copied.
+        """Return a slot for a checkpoint: a free one, or that of a state which is worth less and needs no copy first.
 
-        The last free ones are kept at hand for requests, unless the next to go, for which another is freed, is worth
-        less. None while a request waits for a slot to run in. Where others wait for the checkpoint any state goes.
+        None while a grant waits for a slot, or if the checkpoint is not worth one. If other Acquires wait for the
+        checkpoint it is worth more than any state.
         """
         lease = None
         if not self.grant_waits_for_slot:
@@ -113,14 +128,18 @@ class Allocator:
         return lease
 
     def _is_free_for(self, account: Account, position: int, kind: Kind) -> bool:
-        """Whether a free slot may go to this checkpoint, if there is one."""
-        if self._ledger.counts[Place.FREE] > self._tiers.at_hand:
+        """Return whether a checkpoint may have a free slot, if there is one.
+
+        The last free slots are the tiers' reserve for grants. A checkpoint that takes one makes the tiers evict the
+        next state to go, so it has to be worth more than that, unless evicting costs no copy.
+        """
+        if self._ledger.counts[Place.FREE] > self._tiers.slot_reserve:
             return True
-        other = self._next_to_go()
+        other = self._next_to_evict()
         return other is None or not self._tiers.is_to_copy(other) or self._admits(account, position, kind, other)
 
     def _evict_for(self, account: Account, position: int, kind: Kind) -> Lease | None:
-        other = self._next_to_go(at_once=True)
+        other = self._next_to_evict(at_once=True)
         if other is None or not self._admits(account, position, kind, other):
             return None
         self._evict(other)
@@ -128,67 +147,85 @@ class Allocator:
 
     def _admits(self, account: Account, position: int, kind: Kind, other: Node[Lease]) -> bool:
         above = max((p for p in (account.position, *account.checkpoints) if p < position), default=0)
-        return position in account.marks or self._order.admits(kind, above, position, other)
+        return position in account.marks or self._eviction.admits(kind, above, position, other)
 
-    def _has_pages(self, wanted: int, reserve: int) -> bool:
-        """Whether so many pages are free, or can be evicted."""
+    def _has_pages(self, count: int, reserve: int) -> bool:
+        """Return whether `count` pages are free or can be evicted, and `reserve` more would be left."""
         pages = self._pages
-        if not wanted or pages.free >= wanted + reserve:
+        if not count or pages.free >= count + reserve:
             return True
-        return pages.free + pages.cached >= wanted + reserve and self._can_evict(wanted - pages.free)
+        return pages.free + pages.cached >= count + reserve and self._can_evict(count - pages.free)
 
-    def _can_evict(self, wanted: int) -> bool:
-        """Whether eviction can free so many pages: goes through the tree as far as eviction would, leaves first."""
-        pages, gone, unnamed = self._pages, set[Node[Lease]](), Counter[int]()
+    def _can_evict(self, missing: int) -> bool:
+        """Return whether eviction can free `missing` pages.
+
+        Go through the tree as eviction would, descendants before ancestors, and stop as soon as there are enough. A
+        node can be dropped if it has no pins and all its children can; a page is freed with the last node that names
+        it, if no grant holds it.
+        """
+        pages, dropped, unnamed = self._pages, set[Node[Lease]](), Counter[int]()
         for node in self._tree.nodes:
-            if wanted <= 0:
+            if missing <= 0:
                 break
-            if not node.pins and gone.issuperset(node.children.values()):
-                gone.add(node)
+            if not node.pins and dropped.issuperset(node.children.values()):
+                dropped.add(node)
                 unnamed.update(node.pages)
-                wanted -= sum(
+                missing -= sum(
                     unnamed[page] == pages.node_refs[page] and not pages.grant_refs[page] for page in node.pages
                 )
-        return wanted <= 0
+        return missing <= 0
 
-    def take_pages(self, wanted: int) -> list[int] | None:
-        """None if there are too few; those of a state that is being copied come back in a moment."""
-        while self._pages.free < wanted:
-            if not self.evict_leaf(for_page=bool(self._tiers.exports)):
+    def take_pages(self, count: int) -> list[int] | None:
+        """Return `count` pages, evicting leaves as needed; None if too few can be had now.
+
+        The pages of a state that is being copied come back later, so while one is, only leaves are dropped that free
+        a page at once.
+        """
+        while self._pages.free < count:
+            if not self.evict_leaf(for_page=self._tiers.exporting):
                 return None
-        return self._pages.take(wanted)
+        return self._pages.take(count)
 
     def evict_leaf(self, for_page: bool = False) -> bool:
-        """Drop a leaf that no open grant goes on from: one without a state, or else that of the next to go.
+        """Drop a leaf that no grant has pinned; return whether there was one.
 
-        for_page: only one that gives a page at once.
+        Leaves without a state go first, then the leaf whose state is the next to be evicted.
+
+        for_page: drop only a leaf that frees a page at once
         """
 
         def may_go(node: Node[Lease]) -> bool:
-            return not node.children and not node.pins and not (for_page and not self._gives_page(node))
+            return not node.children and not node.pins and not (for_page and not self._frees_page(node))
 
-        leaf = next(filter(may_go, self._tree.bare), None) or self._order.least(may_go)
+        leaf = next(filter(may_go, self._tree.bare), None) or self._eviction.next_to_evict(may_go)
         if leaf is not None:
             self.drop(leaf)
         return leaf is not None
 
-    def _gives_page(self, leaf: Node[Lease]) -> bool:
-        """Whether a page is free as soon as this leaf is dropped."""
+    def _frees_page(self, leaf: Node[Lease]) -> bool:
+        """Return whether a page is free as soon as this leaf is dropped."""
         pages = self._pages
-        own = any(pages.node_refs[page] == 1 and not pages.grant_refs[page] for page in leaf.pages)
-        return own and not (leaf.state is not None and self._tiers.is_to_copy(leaf))
+        is_last = any(pages.node_refs[page] == 1 and not pages.grant_refs[page] for page in leaf.pages)
+        return is_last and not (leaf.state is not None and self._tiers.is_to_copy(leaf))
 
     def drop(self, leaf: Node[Lease]) -> None:
+        """Remove a leaf from the tree, evicting its state first if it has one."""
         if leaf.state is not None:
             self._evict(leaf)
         self._counters["evicted_pages"] += len(leaf.pages)
-        self._lives.forgotten(leaf)
+        self._eviction.forgotten(leaf)
         self._tree.remove(leaf)
 
-    def _next_to_go(self, keep: Node[Lease] | None = None, at_once: bool = False) -> Node[Lease] | None:
-        """The state that is to give up its slot; while a copy is made, of those that need none."""
-        at_once = at_once or bool(self._tiers.exports)
-        return self._order.least(
+    def _next_to_evict(self, keep: Node[Lease] | None = None, at_once: bool = False) -> Node[Lease] | None:
+        """Return the node whose state gives up its slot next; None if none can.
+
+        While one state is being copied down no second copy is begun: then only states that need none are considered.
+
+        keep: a node that is not to be chosen
+        at_once: consider only states whose slot is free at once
+        """
+        at_once = at_once or self._tiers.exporting
+        return self._eviction.next_to_evict(
             lambda node: (
                 node is not keep and self._is_evictable(node) and not (at_once and self._tiers.is_to_copy(node))
             )

@@ -1,28 +1,28 @@
-"""What a client says of the states of its request: where it wants one, and whether it will go on from the last."""
+"""The hints of clients: positions at which a client wants a state, and whether it will resume from the end soon."""
 
 from baton.actors.cache.account import Account
+from baton.actors.cache.eviction import EvictionPolicy
 from baton.actors.cache.radix import path_to_root
-from baton.actors.cache.worth.lives import Lives
 from baton.actors.kinds import Kind
 
 
-def claim_asked(account: Account, lives: Lives) -> None:
-    """Of the states on the grant's path those at positions that its client has named are what it asked for."""
-    asked = account.acquire.checkpoints
-    for step in path_to_root(account.node) if asked else ():
-        if step.state is not None and step.end in asked:
-            lives.asked(step)
+def claim_hinted(account: Account, eviction: EvictionPolicy) -> None:
+    """Report to the policy every state on the grant's path whose position the client has named."""
+    positions = account.acquire.checkpoints
+    for step in path_to_root(account.node) if positions else ():
+        if step.state is not None and step.end in positions:
+            eviction.requested(step)
 
 
-def denied(account: Account) -> list[int]:
-    """The positions on the grant's path that its client has named, and at which there is no state."""
-    asked = account.acquire.checkpoints
-    if not asked:
+def denied_positions(account: Account) -> list[int]:
+    """Return the positions on the grant's path that the client has named, and at which there is no state."""
+    positions = account.acquire.checkpoints
+    if not positions:
         return []
-    kept = {step.end for step in path_to_root(account.node) if step.state is not None}
-    return [position for position in asked if position <= account.node.end and position not in kept]
+    cached = {step.end for step in path_to_root(account.node) if step.state is not None}
+    return [position for position in positions if position <= account.node.end and position not in cached]
 
 
 def end_kind(account: Account, kind: Kind) -> Kind:
-    """What the state at a grant's end is, which is `kind` where its client says nothing of it."""
+    """Return the kind of the state at a grant's end: `kind`, unless the client says that it will resume soon."""
     return Kind.SOON if account.acquire.keep == "soon" else kind

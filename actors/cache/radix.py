@@ -1,12 +1,12 @@
 """The radix tree of token sequences: each node names the KV pages of its edge and may keep the state at its end.
 
-There are two: of the pool's states, where a state is a lease, and of the copies below it.
+In the tree of the pool a state is a lease. The tiers keep a second tree, of the copies below the pool.
 """
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from baton.actors.cache.pages import PagePool
 from baton.actors.kinds import Kind
@@ -14,86 +14,79 @@ from baton.actors.requests import MissReason
 from baton.actors.tokens import WIDTH, Tokens, common_prefix, count, cut
 
 S = TypeVar("S")
-WORST_FIRST: tuple[MissReason, ...] = ("evicted", "denied", "misaligned", "never_kept", "")
+MOST_TELLING_FIRST: tuple[MissReason, ...] = ("evicted", "denied", "misaligned", "never_kept", "")
 
 
 @dataclass(eq=False, slots=True)
 class Node(Generic[S]):
-    """Tokens [start, end) of a path. `pages` covers them; the first page may begin with entries of the path above.
-
-    sessions: those that go on from its state. pins: open grants that go on from here. evicted: it had a state that had
-    to go. used: when its state was used last, by the clock. kind: of its state, since that was of age `since`.
-    ended: whether a request has ended here. ways: how often somebody went on from a copy. denied: positions of its
-    tokens at which a client asked for a state, and none was kept. salt: set on roots only.
-    """
+    """The tokens [start, end) of a path, and perhaps the state at `end`."""
 
     id: int
     tokens: Tokens
     start: int
     parent: "Node[S] | None"
-    pages: list[int]
-    children: "dict[bytes, Node[S]]" = field(default_factory=dict)
+    pages: list[int]  # cover [start, end); the first one may begin with entries of the path above
+    children: "dict[bytes, Node[S]]" = field(default_factory=dict)  # by first token
     state: S | None = None
-    sessions: set[str] = field(default_factory=set)
-    pins: int = 0
-    evicted: bool = False
-    used: int = 0
-    kind: Kind = Kind.NEW
-    since: int = 0
-    ended: bool = False
-    ways: int = 0
-    denied: frozenset[int] = frozenset()
-    salt: str = ""
+    sessions: set[str] = field(default_factory=set)  # names of the sessions that resume from its state
+    pins: int = 0  # open grants whose account is at this node
+    evicted: bool = False  # whether the state that it had was evicted
+    used: int = 0  # the clock's value when its state was used last
+    kind: Kind = Kind.NEW  # of its state
+    since: int = 0  # the state's age, in uses, when it became of this kind
+    ended: bool = False  # whether a request has ended here
+    ways: int = 0  # how many grants have copied its state
+    denied: frozenset[int] = frozenset()  # positions of its tokens where a client wanted a state and none was kept
+    salt: str = ""  # set on roots only
 
     @property
     def end(self) -> int:
         return self.start + count(self.tokens)
 
 
+# A node of the tiers' own tree. The cache hands it back to the tiers, and looks only at its `end`.
+LowerCopy: TypeAlias = Node[Any]
+
+
 @dataclass(slots=True)
 class Clock:
-    """uses: how often states were used, by which their age is counted."""
+    """The clock by which the age of states is counted."""
 
-    uses: int = 0
+    uses: int = 0  # how often states were used or stored
 
 
 @dataclass(frozen=True, slots=True)
 class Match(Generic[S]):
-    """How far the tree knows some tokens, and the deepest state on their path that may be used.
+    """How far the tree knows some tokens, and the deepest state on their path that may be used."""
 
-    node: that state's node, or the root if there is none. tokens: how many leading tokens the tree knows.
-    miss_reason: why the state is not as deep as it might be, empty if it is. evicted: a deeper state had to go.
-    denied: a client asked for one, and it was not kept. misaligned: one lies beyond what the tokens share or the limit
-    allows. never_kept: there was none.
-    lost: the node of the deepest state that might have been used and had to go, if it is deeper.
-    parts: whether the tree goes on there, but not with these tokens.
-    """
-
-    node: Node[S]
-    tokens: int
+    node: Node[S]  # the node of that state, or the root if there is none
+    tokens: int  # how many leading tokens the tree knows
     miss_reason: MissReason
-    lost: Node[S] | None = None
-    parts: bool = False
+    """Why the state is not deeper, empty if it is as deep as tokens and limit allow:
+
+    evicted: there was a deeper state, which was evicted
+    denied: a client asked for a deeper state, and it was not kept
+    misaligned: the next state lies beyond the shared tokens or beyond the limit
+    never_kept: no deeper state was ever kept
+    """
+    lost: Node[S] | None = None  # the node of the deepest usable state that was evicted, if deeper than `node`
+    parts: bool = False  # whether the tree goes on after `tokens`, but with other tokens
 
 
 class RadixTree(Generic[S]):
-    """A radix tree of token sequences with states of type S at its nodes, and one root a salt.
-
-    nodes: all but the roots. states: the nodes that keep a state. Both in order of use, the least recent first; of
-    the nodes, each behind those that hang on it. bare: the leaves without a state.
-    tokens: the number of tokens on all edges. epoch: how often the tree was cleared; nodes of an older epoch are no
-    longer part of it. clock: the pool's tree and that of the copies below it have one.
-    """
+    """A radix tree of token sequences with states of type S at its nodes, and one root for each salt."""
 
     def __init__(self, pages: PagePool, clock: Clock | None = None) -> None:
+        """clock: shared by the pool's tree and the tree of copies; None: a clock of its own."""
         self.pages = pages
         self.clock = clock or Clock()
         self.roots: dict[str, Node[S]] = {}
-        self.nodes: OrderedDict[Node[S], None] = OrderedDict()
-        self.states: OrderedDict[Node[S], None] = OrderedDict()
-        self.bare: OrderedDict[Node[S], None] = OrderedDict()
-        self.tokens = 0
-        self.epoch = 0
+        # The next three are in order of use, the least recent first. In `nodes` descendants precede their ancestors.
+        self.nodes: OrderedDict[Node[S], None] = OrderedDict()  # all but the roots
+        self.states: OrderedDict[Node[S], None] = OrderedDict()  # the nodes that keep a state
+        self.bare: OrderedDict[Node[S], None] = OrderedDict()  # the leaves without a state
+        self.tokens = 0  # on all edges
+        self.epoch = 0  # how often the tree was cleared; nodes of an older epoch are no longer part of it
         self._next_id = 0
 
     @property
@@ -101,7 +94,7 @@ class RadixTree(Generic[S]):
         return self.clock.uses
 
     def match(self, salt: str, tokens: Tokens, limit: int) -> Match[S]:
-        """The deepest state at or before `limit` on the path of `tokens`, and the length of the path that is known."""
+        """Find the deepest state at or before `limit` on the path of `tokens`, and how far the tree knows them."""
         node = best = self._root(salt)
         known = 0
         miss_reason: MissReason = ""
@@ -120,12 +113,15 @@ class RadixTree(Generic[S]):
         return Match(best, known, miss_reason if best.end < min(known, limit) else "", lost, parts)
 
     def deepest(self, salt: str, tokens: Tokens, limit: int) -> Node[S] | None:
-        """The node of the deepest state at or before `limit` on the path of `tokens`."""
+        """Return the node of the deepest state at or before `limit` on the path of `tokens`; None if there is none."""
         node = self.match(salt, tokens, limit).node if salt in self.roots else None
         return node if node is not None and node.state is not None else None
 
     def page_table(self, node: Node[S]) -> list[int]:
-        """The page of each page index on the path to node's end; of two nodes that share one, the deeper's is whole."""
+        """Return the page of each page index from the root to node's end.
+
+        Where two nodes share a page index the deeper node's page counts: it holds the entries of both.
+        """
         table: list[int] = []
         for step in reversed(list(path_to_root(node))):
             if step.pages:
@@ -134,9 +130,10 @@ class RadixTree(Generic[S]):
         return table
 
     def insert(self, node: Node[S], tokens: Tokens, table: list[int]) -> Node[S]:
-        """The node that ends `tokens` behind `node`. Where the path is there already its pages stay.
+        """Return the node that ends `tokens` after `node`, adding what the tree lacks of that path.
 
-        table: the page of each page index from the root on, of which a new node names those of its own range.
+        table: the page of each page index from the root on. A new node names those of its own range; where the path
+        exists already its pages stay.
         """
         begin, goal = node.end, node.end + count(tokens)
         while node.end < goal:
@@ -163,12 +160,15 @@ class RadixTree(Generic[S]):
         return state
 
     def deny(self, node: Node[S], positions: Collection[int]) -> None:
-        """Note that a client asked for states at these positions of the path to node, where there are none."""
+        """Note that a client asked for states at these positions of the path to `node`, and that none were kept."""
         for step in path_to_root(node) if positions else ():
             step.denied |= {position for position in positions if step.start < position <= step.end}
 
     def touch(self, node: Node[S], with_state: bool = True) -> None:
-        """Mark the path to node as used now, its root-most part as the latest; and its state."""
+        """Mark the path to `node` as used now, and its state too if `with_state`.
+
+        The node next to the root becomes the most recent one, so that leaves are evicted before what they hang on.
+        """
         for step in path_to_root(node):
             if step.parent is not None:
                 self.nodes.move_to_end(step)
@@ -183,7 +183,7 @@ class RadixTree(Generic[S]):
         self._trim(node)
 
     def remove(self, node: Node[S]) -> None:
-        """Take a leaf without state out of the tree; grants that go on from it go on from its parent."""
+        """Take a leaf without a state out of the tree. Its pins move to its parent, where their grants continue."""
         assert node.parent is not None and not node.children and node.state is None
         node.parent.pins += node.pins
         del node.parent.children[node.tokens[:WIDTH]]
@@ -194,7 +194,7 @@ class RadixTree(Generic[S]):
         self._trim(node.parent)
 
     def clear(self) -> list[Node[S]]:
-        """Begin a new epoch; returns the nodes of the old one that keep a state."""
+        """Begin a new epoch with an empty tree; return the nodes of the old one that keep a state."""
         stateful = list(self.states)
         for node in self.nodes:
             self.pages.drop_node_refs(node.pages)
@@ -221,12 +221,24 @@ class RadixTree(Generic[S]):
             self.bare[node] = None
 
     def _trim(self, node: Node[S]) -> None:
-        """Forget a root that nothing hangs on."""
+        """Forget a root without children and pins."""
         if node.parent is None and not node.children and not node.pins and self.roots.get(node.salt) is node:
             del self.roots[node.salt]
 
+    # A leaf that begins inside a page (here: pages of 4 positions, a path that ends at 6, a leaf up to 10).
+    #
+    #     position        0   1   2   3 │ 4   5   6   7 │ 8   9
+    #     path above      ├─────────────────────┤
+    #       pages before  [      A      ] [  B  .  .  ]               B holds the entries 4 and 5
+    #     leaf                                  ├─────────────┤
+    #       its pages                     [  C          ] [  D  .  ]  C holds 4 to 7: the grant copied 4 and 5 from B
+    #       pages after   [      A      ] [  C  .  .  ]               the path above names C, and B loses a reference
+    #
+    # Every node above that has entries in that page names C from now on, so that B is freed if nothing else uses it.
+    # The first page of a leaf that begins at a page boundary holds nothing of the path above, and nothing changes.
+
     def _extend(self, node: Node[S], tokens: Tokens, pages: list[int]) -> Node[S]:
-        """Add a leaf. Where it begins inside a page its own page holds all that the path above has in that page."""
+        """Add a leaf below `node`. The nodes above that share the leaf's first page index name its page instead."""
         size = self.pages.size
         first = node.end // size
         for step in path_to_root(node):
@@ -250,7 +262,10 @@ class RadixTree(Generic[S]):
         return node
 
     def _split(self, node: Node[S], length: int) -> Node[S]:
-        """Cut node after its first `length` tokens; returns the new upper half. Both name a page across the cut."""
+        """Cut `node` after its first `length` tokens; return the new upper half.
+
+        `node` itself stays the lower half and keeps its state. A cut inside a page leaves that page named by both.
+        """
         parent, at = node.parent, node.start + length
         assert parent is not None
         old = node.pages
@@ -266,13 +281,13 @@ class RadixTree(Generic[S]):
         return upper
 
     def _span(self, table: list[int], start: int, end: int, first: int = 0) -> list[int]:
-        """The pages of positions [start, end) out of a table that begins with the page of position `first`."""
+        """Return the pages of positions [start, end) from a table that begins with the page of position `first`."""
         base = first // self.pages.size
         return table[start // self.pages.size - base : -(-end // self.pages.size) - base]
 
 
 def _miss_reason(node: Node[S], usable: int) -> MissReason:
-    """Why a node on the path gives no state at or before `usable`."""
+    """Return why a node on the path offers no state at or before `usable`."""
     if node.evicted and node.end <= usable:
         return "evicted"
     if any(position <= usable for position in node.denied):
@@ -281,12 +296,12 @@ def _miss_reason(node: Node[S], usable: int) -> MissReason:
 
 
 def _worse(one: MissReason, other: MissReason) -> MissReason:
-    """Of two reasons on one path, the one that says more."""
-    return next(reason for reason in WORST_FIRST if reason in (one, other))
+    """Return the more informative of two reasons on one path."""
+    return next(reason for reason in MOST_TELLING_FIRST if reason in (one, other))
 
 
 def path_to_root(node: Node[S]) -> Iterator[Node[S]]:
-    """From node up to its root."""
+    """Yield `node` and its ancestors, the root last."""
     step: Node[S] | None = node
     while step is not None:
         yield step
@@ -294,10 +309,11 @@ def path_to_root(node: Node[S]) -> Iterator[Node[S]]:
 
 
 def tokens_to(node: Node[S]) -> Tokens:
-    """Every token from the root to node's end."""
+    """Return every token from the root to node's end."""
     return b"".join(reversed([step.tokens for step in path_to_root(node)]))
 
 
 def root_of(node: Node[S]) -> Node[S]:
+    """Return the root of the tree that `node` is in, which knows the salt."""
     *_, root = path_to_root(node)
     return root

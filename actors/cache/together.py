@@ -1,4 +1,4 @@
-"""What one request is computing others need not compute again: who waits for whose state, and at which position."""
+"""Requests that need what another one is computing: which waits for which grant, and at which position."""
 
 from baton.actors.actor import Send
 from baton.actors.cache.account import Account
@@ -8,29 +8,32 @@ from baton.actors.lease import Lease
 from baton.actors.messages import Acquire, Mark
 from baton.actors.tokens import common_prefix, count, cut
 
-# How many an Acquire may wait for, one after the other, before it computes by itself.
+# An Acquire waits for at most this many grants, one after the other. After that it computes its prompt itself.
 MAX_LEADERS = 8
 
 
 class Together:
-    """Has an Acquire wait for a grant that is computing what they have in common. A part of the cache.
+    """The link between an Acquire that waits and its leader, a grant that computes a prefix which both prompts share.
 
-    The grant is asked, with Mark, to keep its state where the two part. If it ends before, the next of those who wait
-    computes, and the others wait for that one. accounts: the open grants.
-    tree: a grant from before it was flushed keeps nothing in it. least: fewer tokens in common are computed again at
-    once.
+    `Mark` asks the leader to keep its state where the two prompts part. If the leader ends before it gets there, the
+    first of the Acquires that wait for it computes, and the others wait for that one.
     """
 
     def __init__(self, send: Send, accounts: dict[int, Account], tree: RadixTree[Lease], least: int) -> None:
+        """accounts: the open grants, by id. least: prefixes of at most this many tokens are computed twice."""
         self._send, self._accounts, self._tree, self._least = send, accounts, tree, least
 
     def is_waiting(self, parked: Parked) -> bool:
-        """Whether the state that this one waits for may still come."""
+        """Return whether the state that this Acquire waits for may still come.
+
+        It will not if the leader has ended or passed the position, or was granted before a flush: then its states are
+        freed instead of cached.
+        """
         account = self._accounts.get(parked.leader) if parked.leader is not None else None
         return account is not None and account.epoch == self._tree.epoch and parked.waits_at in account.marks
 
     def waits(self, parked: Parked, position: int) -> bool:
-        """Whether this one, which might go on from `position` now, waits for somebody."""
+        """Find a leader for an Acquire that could resume from `position` now; return whether it waits for one."""
         parked.leader = None
         if parked.leaders == MAX_LEADERS or parked.acquire.limit - position <= self._least:
             return False
@@ -52,9 +55,10 @@ class Together:
 
 
 def shared_with(account: Account, acquire: Acquire, position: int) -> int:
-    """Up to where a grant is about to compute what this one needs from `position` on; 0 if it is not.
+    """Return up to where a grant is about to compute what `acquire` needs beyond `position`; 0 if it is no leader.
 
-    Not where it is less urgent, has more to compute before, or stands in its prompt further on than the two agree.
+    A grant is no leader if it is less urgent, if it has to compute tokens before `position` first, or if it is past
+    the point where the two prompts part.
     """
     running = account.acquire
     if running.salt != acquire.salt or running.priority > acquire.priority or account.position < position:

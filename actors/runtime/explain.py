@@ -1,11 +1,10 @@
 """What the ring holds at this moment, as plain values for people to read."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from baton.actors.cache.radix import Node, RadixTree, path_to_root
-from baton.actors.cache.worth.order import Order
 from baton.actors.forward.actor import Forward
 from baton.actors.lease import Lease, Ledger
 from baton.actors.scheduler.actor import Scheduler
@@ -53,12 +52,12 @@ def _uses(scheduler: Scheduler, forward: Forward, tree: RadixTree[Lease]) -> Ite
             yield spare.slot, Use(None, row.record.request.id)
 
 
-def explain_tree(tree: RadixTree[Lease], order: Order[Lease]) -> list[dict[str, object]]:
+def explain_tree(tree: RadixTree[Lease], worth: Callable[[Node[Lease]], float]) -> list[dict[str, object]]:
     """Roots first; `slot`, `kind` and `worth` are those of the node's state, None where it keeps none."""
-    return [_explain_node(node, order) for node in (*tree.roots.values(), *tree.nodes)]
+    return [_explain_node(node, worth) for node in (*tree.roots.values(), *tree.nodes)]
 
 
-def _explain_node(node: Node[Lease], order: Order[Lease]) -> dict[str, object]:
+def _explain_node(node: Node[Lease], worth: Callable[[Node[Lease]], float]) -> dict[str, object]:
     *_, root = path_to_root(node)
     return {
         "id": node.id,
@@ -68,7 +67,7 @@ def _explain_node(node: Node[Lease], order: Order[Lease]) -> dict[str, object]:
         "pages": list(node.pages),
         "slot": node.state.slot if node.state is not None else None,
         "kind": node.kind.label if node.state is not None else None,
-        "worth": order.worth(node) if node.state is not None else None,
+        "worth": worth(node) if node.state is not None else None,
         "evicted": node.evicted,
         "sessions": sorted(node.sessions),
         "pins": node.pins,

@@ -13,13 +13,13 @@ import anyio.to_thread
 
 from baton.actors.actor import Actor, Address, Send
 from baton.actors.cache.actor import Cache
-from baton.actors.cache.limits import NO_TIERS, TierLimits
+from baton.actors.cache.below.assembly import make_cache
+from baton.actors.cache.below.limits import NO_TIERS, TierLimits
 from baton.actors.cache.pages import PagePool
 from baton.actors.cache.worth.order import PER_TOKEN, Costs, Policy
 from baton.actors.forward.actor import Forward
 from baton.actors.forward.device import Device
 from baton.actors.forward.threads import DeviceThread
-from baton.actors.kinds import Kind
 from baton.actors.lease import Ledger, Move, Place, Violation
 from baton.actors.messages import DiskReport, Message, Ran, Restarted, Speeds, Transferred
 from baton.actors.results.actor import ResultProcessor, Vocabulary
@@ -84,15 +84,7 @@ class Unit:
         self._disk = relay.disk
         if self._disk is not None:
             self._disk.start(self._from_disk)
-        self.cache = Cache(
-            sender("cache"),
-            self.ledger,
-            pages,
-            policy=config.cache_policy,
-            costs=config.costs,
-            limits=config.tiers,
-            disk=self._disk,
-        )
+        self.cache = relay.make_cache(sender("cache"), self.ledger, pages)
         self.scheduler = Scheduler(sender("scheduler"), limits)
         self.forward = Forward(sender("forward"), self.device, limits.max_running)
         self.results = ResultProcessor(sender("results"), vocabulary, relay.matcher)
@@ -166,6 +158,7 @@ class Relay:
     api: makes the api's actor, given its Send; it outlives the unit. disk: None if no state is written to a file.
     on_restart: called with what broke the old unit. on_event: called with every Event, from the event loop and from the
     device's thread; it has to return at once. clock: seconds, for events and timings. matcher: see ResultProcessor.
+    cache: makes the cache of a unit; None: with the eviction policy and the tiers that the configuration names.
     """
 
     def __init__(
@@ -181,6 +174,7 @@ class Relay:
         clock: Callable[[], float] = time.monotonic,
         disk: DiskThread | None = None,
         matcher: Callable[[str], GrammarMatcher] = no_matcher,
+        cache: Callable[[Send, Ledger, PagePool], Cache] | None = None,
     ) -> None:
         self.on_violation, self._on_restart = on_violation, on_restart
         self.on_move = on_move if on_event is None else _recording(on_event, clock, on_move)
@@ -193,6 +187,7 @@ class Relay:
         self._before: Counter[str] = Counter()
         self._moves_before: Counter[str] = Counter()
         self._api = api(self._send_from_api)
+        self.make_cache = cache or self._make_cache
         self.unit = self._make_unit()
 
     async def run(self) -> None:
@@ -241,9 +236,9 @@ class Relay:
             "waiting": len(unit.scheduler.state.queue),
             "slots": {str(place): self.ledger.counts[place] for place in Place},
             "states": Counter(node.kind.label for node in unit.cache.tree.states),
-            "state_chance": {kind.label: unit.cache.ranking.chances.chance(kind, 0) for kind in Kind},
+            "state_chance": unit.cache.eviction.chances(),
             "pages": {"free": pages.free, "used": pages.used, "cached": pages.cached},
-            "stored": unit.cache.tiers.store.figures(),
+            "stored": unit.cache.tiers.figures(),
             "mailbox_depth": {address: len(box.envelopes) for address, box in unit.runtime.mailboxes.items()},
         }
 
@@ -255,7 +250,11 @@ class Relay:
 
     def debug_tree(self) -> list[dict[str, object]]:
         """The nodes of the radix tree, without their tokens."""
-        return explain_tree(self.unit.cache.tree, self.unit.cache.order)
+        return explain_tree(self.unit.cache.tree, self.unit.cache.eviction.worth)
+
+    def _make_cache(self, send: Send, ledger: Ledger, pages: PagePool) -> Cache:
+        config = self._config
+        return make_cache(send, ledger, pages, config.cache_policy, config.costs, config.tiers, self.disk)
 
     def _make_unit(self) -> Unit:
         if self.on_event is not None:
@@ -296,14 +295,7 @@ class Relay:
     def _counted(self) -> Counter[str]:
         unit = self.unit
         own = Counter(lease_violations=self.ledger.violations, messages=unit.runtime.delivered)
-        return (
-            unit.cache.counters
-            + unit.cache.tiers.store.counters
-            + unit.cache.tiers.counters
-            + unit.scheduler.counters
-            + unit.results.counters
-            + own
-        )
+        return unit.cache.counters + unit.cache.tiers.counters + unit.scheduler.counters + unit.results.counters + own
 
     def _measured(self, speeds: Speeds) -> None:
         self._speeds = speeds

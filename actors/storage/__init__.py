@@ -1,1 +1,1 @@
-"""Below the pool: copies of states in host memory and in files, and the seam through which the cache asks for them."""
+"""Storage for copies of states: host memory, files, and the seam between the cache and the disk."""

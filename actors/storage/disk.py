@@ -1,4 +1,4 @@
-"""The seam to the disk: what the cache asks of it. Each call returns at once; answers come as messages."""
+"""The seam between the cache and the disk. Each call returns at once; answers come as messages."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -10,51 +10,51 @@ from baton.actors.tokens import Tokens
 
 
 class StateFile(Struct, frozen=True):
-    """A state on disk, as it was found at the start. size: bytes of the file."""
+    """A state on disk, as it was found at the start."""
 
     salt: str
     tokens: Tokens
-    size: int
+    size: int  # of the file, in bytes
 
 
 class Disk(Protocol):
-    """States in files, each named by the digest of its salt and tokens: writing one again replaces it.
+    """States in files, each named by the digest of its salt and tokens, so that writing one again replaces it.
 
     Calls are carried out in order.
     """
 
     def files(self) -> Sequence[StateFile]:
-        """What is there, and belongs to this model."""
+        """Return the files of this model that were found at the start."""
         ...
 
     def write(self, key: int, salt: str, tokens: Tokens) -> None:
         """Write the copy in host memory under `key` to its file; Written(key) follows."""
 
     def read(self, key: int, salt: str, tokens: Tokens) -> None:
-        """Bring a file back to host memory under `key`; Loaded(key) follows. One that is damaged is deleted."""
+        """Read a file into host memory under `key`; Loaded(key) follows. A damaged file is deleted."""
 
     def delete(self, salt: str, tokens: Tokens) -> None:
         """Delete a file."""
 
     def clear(self, ticket: int) -> None:
-        """Cleared(ticket) follows when every call before this one is carried out."""
+        """Send Cleared(ticket) when every call before this one is carried out."""
 
 
 class DiskThread(Disk, Protocol):
-    """A disk whose calls are carried out while it is started; it outlives the unit of actors."""
+    """A disk that carries out calls between `start` and `close`. It outlives the unit of actors."""
 
     def scan_again(self) -> None:
-        """Look at the files for the next unit, while it is not started. Blocks: not for the event loop."""
+        """Look at the files for the next unit, while the disk is closed. Blocks: do not call it on the event loop."""
 
     def start(self, deliver: Callable[[DiskReport], None]) -> None:
-        """deliver is called from a thread of its own."""
+        """Begin to carry out calls. deliver: takes the answers; it is called on the disk's thread."""
 
     def close(self) -> None:
-        """Carry out what was asked for."""
+        """Carry out all calls so far, then stop."""
 
 
 class NoDisk:
-    """Where no folder is given: nothing is ever asked of it."""
+    """The disk of a server without a folder for states. The cache never calls it."""
 
     def files(self) -> Sequence[StateFile]:
         return ()

@@ -1,4 +1,4 @@
-"""States in files: one safetensors file each, versioned and checksummed, written whole or not at all."""
+"""States in files: one safetensors file for each, with a version and a checksum, written whole or not at all."""
 
 import hashlib
 import json
@@ -25,8 +25,8 @@ from baton.actors.storage.host_memory import HostStates
 from baton.actors.tokens import Tokens, count
 
 FORMAT, VERSION = "baton-state", "2"
-COPY_TIMEOUT_S = 60.0
-WRITERS, MOST_TOGETHER = 8, 64
+COPY_TIMEOUT_S = 60.0  # how long a write waits for its copy in host memory to be made
+WRITERS, MOST_TOGETHER = 8, 64  # threads that write the files of one batch, and the most files of a batch
 FOREIGN = "it is of another model, or of another --state-dtype"
 SUFFIX, UNFINISHED = ".safetensors", ".tmp"
 
@@ -37,11 +37,11 @@ class StateFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StateFileHeader:
-    """What the metadata of a file says of it. checksum: of all tensors, in the order of their names."""
+    """The metadata of a file."""
 
     salt: str
-    model: str
-    checksum: str
+    model: str  # fingerprint of the model and the layout of its states
+    checksum: str  # of all tensors, in the order of their names
 
     def to_metadata(self) -> dict[str, str]:
         salt = json.dumps(self.salt)
@@ -49,32 +49,38 @@ class StateFileHeader:
 
 
 class StateFiles:
-    """The disk of the cache: its calls are carried out in order on a thread of their own, from `start` to `close`.
+    """The DiskThread of the server: its calls are carried out in order on a thread, from `start` to `close`.
 
-    Writes behind one another are carried out together, as most of their time goes into waiting for the disk.
-    folder: holds nothing else; it is made anew where it is gone, but not what it stands in. model: what tells states
-    of this model from those of others.
-    Files are `<digest of salt and tokens>.safetensors`: `tokens` int32 [position], `state` uint8, a slot as it lies in
-    the pool, and `kv.i`, what the i-th page tensor holds of `position` tokens.
+    Consecutive writes are carried out as one batch, because most of their time is spent waiting for the disk.
+
+    A file is named `<digest of model, salt and tokens>.safetensors`. It holds these tensors:
+
+    tokens: int32 [position]
+    state: uint8 [bytes of a slot], as in the pool
+    kv.0, kv.1, …: the entries of `position` tokens in each page tensor
     """
 
     def __init__(self, folder: Path, model: str, host: HostStates) -> None:
+        """folder: holds nothing else; created if it is missing, but not its parent
+
+        model: a fingerprint; files with another one are deleted
+        """
         self._folder, self._model, self._host = folder, model, host
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._together: dict[tuple[str, Tokens], int] | None = None
+        self._batch: dict[tuple[str, Tokens], int] | None = None  # keys by name, of writes that can still be joined
         self._changing = threading.Lock()
         self._deliver: Callable[[DiskReport], None] = lambda message: None
         self._found: list[StateFile] = []
 
     def start(self, deliver: Callable[[DiskReport], None]) -> None:
-        """deliver: is called from the thread."""
+        """Start the thread. deliver: takes the answers; it is called on the thread."""
         self._deliver = deliver
         self._thread = threading.Thread(target=self._work, name="disk", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Finish what was asked for, then end the thread. The device has made all the copies that it will."""
+        """Carry out all calls so far, then end the thread. To be called when the device makes no more copies."""
         self._host.complete()
         if self._thread is not None:
             self._calls.put(None)
@@ -82,9 +88,9 @@ class StateFiles:
             self._thread = None
 
     def scan(self) -> None:
-        """Look at the files, which may take a while. What is unfinished, damaged or of another model is deleted.
+        """Look at all files, and delete those that are unfinished, damaged or of another model. May take a while.
 
-        Raises OSError.
+        Raise OSError if the folder cannot be created or read.
         """
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for path in self._folder.glob(f"*{UNFINISHED}*"):
@@ -93,24 +99,25 @@ class StateFiles:
         self._found = list(self._sound(paths))
 
     def scan_again(self) -> None:
-        """The same when the actors are made anew; what cannot be looked at is as if it were not there."""
+        """Scan when the actors are restarted. Files that cannot be read are treated as missing."""
         try:
             self.scan()
         except OSError as error:
             structlog.get_logger().error("state files cannot be looked at", error=str(error))
 
     def files(self) -> Sequence[StateFile]:
-        """Oldest first, as they were found a moment ago; at once, as it is called on the event loop."""
+        """Return the files that the last scan found, the oldest first. Does not block: the event loop calls it."""
         found, self._found = self._found, []
         return found
 
     def write(self, key: int, salt: str, tokens: Tokens) -> None:
+        """Join the batch that is waiting, or begin a new one if there is none, it is full, or it has this file."""
         with self._changing:
-            together = self._together
-            if together is None or (salt, tokens) in together or len(together) == MOST_TOGETHER:
-                self._together = together = {}
-                self._calls.put(partial(self._write_all, together))
-            together[salt, tokens] = key
+            batch = self._batch
+            if batch is None or (salt, tokens) in batch or len(batch) == MOST_TOGETHER:
+                self._batch = batch = {}
+                self._calls.put(partial(self._write_all, batch))
+            batch[salt, tokens] = key
 
     def read(self, key: int, salt: str, tokens: Tokens) -> None:
         self._put(lambda: self._deliver(self._load(key, salt, tokens)))
@@ -122,9 +129,9 @@ class StateFiles:
         self._put(lambda: self._deliver(Cleared(ticket)))
 
     def _put(self, call: Callable[[], None]) -> None:
-        """Later writes are to be behind it."""
+        """Enqueue a call, and close the waiting batch: later writes must come after this call."""
         with self._changing:
-            self._together = None
+            self._batch = None
             self._calls.put(call)
 
     # On the thread
@@ -136,15 +143,15 @@ class StateFiles:
             except OSError as error:
                 structlog.get_logger().warning("a state file could not be deleted", error=str(error))
 
-    def _write_all(self, together: dict[tuple[str, Tokens], int]) -> None:
-        """And then bring their names to the disk, once for all of them."""
+    def _write_all(self, batch: dict[tuple[str, Tokens], int]) -> None:
+        """Write the files of a batch, then sync the folder once so that their names are on the disk too."""
         with self._changing:
-            if self._together is together:
-                self._together = None
-        errors = self._attempts([partial(self._write, key, *name) for name, key in together.items()])
-        unsynced = "" if all(errors) else self._attempt(lambda: sync(self._folder))
-        for key, error in zip(together.values(), errors, strict=True):
-            self._deliver(Written(key, error or unsynced))
+            if self._batch is batch:
+                self._batch = None
+        errors = self._attempts([partial(self._write, key, *name) for name, key in batch.items()])
+        sync_error = "" if all(errors) else self._attempt(lambda: sync(self._folder))
+        for key, error in zip(batch.values(), errors, strict=True):
+            self._deliver(Written(key, error or sync_error))
 
     def _load(self, key: int, salt: str, tokens: Tokens) -> Loaded:
         began = time.perf_counter()
@@ -152,7 +159,7 @@ class StateFiles:
         return Loaded(key, error, time.perf_counter() - began)
 
     def _attempts(self, calls: Sequence[Callable[[], None]]) -> list[str]:
-        """Side by side. Where no thread can be had, all have failed."""
+        """Run the calls on several threads; return the error of each, or "". If no thread starts, all have failed."""
         try:
             with ThreadPoolExecutor(min(WRITERS, len(calls)), "state-file") as threads:
                 return list(threads.map(self._attempt, calls))
@@ -161,6 +168,7 @@ class StateFiles:
             return [str(error) or type(error).__name__] * len(calls)
 
     def _attempt(self, call: Callable[[], None]) -> str:
+        """Run a call; return its error, or ""."""
         try:
             call()
         except Exception as error:
@@ -201,6 +209,7 @@ class StateFiles:
         self._host.put(key, copy)
 
     def _sound(self, paths: list[Path]) -> Iterator[StateFile]:
+        """Yield the files that can be used, and delete the others."""
         log = structlog.get_logger()
         for path in paths:
             try:
@@ -220,31 +229,32 @@ class StateFiles:
 
 
 def to_tensors(tokens: Tokens, state: Tensor, kv: list[Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a file by name."""
     named = {"tokens": torch.frombuffer(bytearray(tokens), dtype=torch.int32), "state": state}
     return named | {f"kv.{index}": tensor for index, tensor in enumerate(kv)}
 
 
 def of_tensors(tensors: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """The state, and the KV."""
+    """Return the state and the KV from the tensors of a file."""
     return tensors["state"], [tensors[f"kv.{index}"] for index in range(len(tensors) - 2)]
 
 
 def read_file(path: Path) -> tuple[StateFileHeader, dict[str, Tensor]]:
-    """Raises StateFileError, SafetensorError, OSError."""
+    """Return the header and all tensors. Raise StateFileError, SafetensorError or OSError if that fails."""
     with safe_open(path, "pt") as file:
-        # What it gives is a view of the file, which may change or go.
+        # get_tensor returns a view of the mapped file, which may change or disappear.
         return read_header(file), {name: copy_of(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """Not by torch, which would give the disk's thread a team of threads: see TorchDevice."""
+    """Copy a tensor with numpy: torch would start a team of threads for the disk's thread."""
     copied = torch.empty_like(tensor)
     copied.view(-1).view(torch.uint8).numpy()[:] = tensor.view(-1).view(torch.uint8).numpy()
     return copied
 
 
 def read_tokens(path: Path) -> tuple[StateFileHeader, Tokens]:
-    """Of a file without its states. Raises as read_file."""
+    """Return the header and the tokens without reading the state. Raise the same errors as `read_file`."""
     with safe_open(path, "pt") as file:
         header = read_header(file)
         if "tokens" not in file.keys():  # noqa: SIM118
@@ -253,6 +263,7 @@ def read_tokens(path: Path) -> tuple[StateFileHeader, Tokens]:
 
 
 def read_header(file: Any) -> StateFileHeader:
+    """Return the header of an open file. Raise StateFileError if it is incomplete or of another format."""
     found: dict[str, str] = file.metadata() or {}
     if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
         raise StateFileError(f"it is not of the format {FORMAT} {VERSION}")
@@ -263,6 +274,7 @@ def read_header(file: Any) -> StateFileHeader:
 
 
 def checksum(tensors: dict[str, Tensor]) -> str:
+    """Return a digest of all names, dtypes, shapes and contents."""
     digest = hashlib.blake2b(digest_size=20)
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -273,7 +285,7 @@ def checksum(tensors: dict[str, Tensor]) -> str:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

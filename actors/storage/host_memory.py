@@ -1,4 +1,4 @@
-"""Copies of states in host memory, by key: made and read by the device, and by the disk's thread."""
+"""The copies of states in host memory, by key. The device and the disk's thread put, read and drop them."""
 
 import threading
 from collections.abc import Callable
@@ -13,40 +13,40 @@ from baton.models.batch import Pools
 
 @dataclass(frozen=True, slots=True)
 class HostState:
-    """A state in host memory, with the KV of the `position` tokens that it has consumed.
-
-    state: uint8, all of a slot as it lies in the pool. blocks: uint8 [pages, bytes], the pages as they lie in theirs.
-    """
+    """A state in host memory, with the KV of the `position` tokens that it has consumed."""
 
     position: int
-    state: Tensor
-    blocks: Tensor
+    state: Tensor  # uint8 [bytes of a slot], as in the pool
+    blocks: Tensor  # uint8 [pages, bytes of a page], as in the pool
 
 
 class HostStates:
-    """Safe between threads. A copy that could not be made is None."""
+    """The copies in host memory, safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._states: dict[int, HostState | None] = {}
-        self._complete = False
+        self._states: dict[int, HostState | None] = {}  # by key; None: the copy could not be made
+        self._complete = False  # whether no further copy will be made
         self._changed = threading.Condition()
 
     def use(self, pools: Pools, buffer: Callable[[int], Tensor]) -> None:
-        """Before the first copy. buffer: gives uint8 [bytes] in host memory, where the device copies by itself."""
+        """Set the pools whose states are copied, before the first copy.
+
+        buffer: allocates uint8 [bytes] in host memory that the device can copy to and from asynchronously
+        """
         self._pools, self._buffer, self._layout = pools, buffer, KvLayout.of(pools)
 
     def room(self, position: int) -> HostState:
-        """What a copy is to be written to. Raises RuntimeError if there is no memory."""
+        """Return an uninitialised copy for a state at `position`. Raise RuntimeError if there is no memory."""
         count, width = self._pools.pages_for(position), self._pools.blocks.shape[1]
         blocks = self._buffer(count * width).view(count, width)
         return HostState(position, self._buffer(self._pools.slots.shape[1]), blocks)
 
     def kv_of(self, copy: HostState) -> list[Tensor]:
-        """One [position, ...] for each page tensor, whatever the page size."""
+        """Return the KV by token, independent of the page size: one [position, ...] for each page tensor."""
         return self._layout.by_token(copy.blocks, copy.position)
 
     def from_kv(self, position: int, state: Tensor, kv: list[Tensor]) -> HostState:
-        """Raises ValueError if these are not of this model."""
+        """Return a copy made of a state and the KV by token. Raise ValueError if they are not of this model."""
         copy = self.room(position)
         if state.dtype != torch.uint8 or state.shape != copy.state.shape:
             raise ValueError(f"a state of {state.dtype} {list(state.shape)} is not of this model")
@@ -55,11 +55,13 @@ class HostStates:
         return copy
 
     def put(self, key: int, state: HostState | None) -> None:
+        """Store a copy; None if it could not be made."""
         with self._changed:
             self._states[key] = state
             self._changed.notify_all()
 
     def get(self, key: int) -> HostState:
+        """Return a copy. Raise KeyError if there is none, or it could not be made."""
         state = self._states[key]
         if state is None:
             raise KeyError(f"copy {key} could not be made")
@@ -70,18 +72,19 @@ class HostStates:
             self._states.pop(key, None)
 
     def clear(self) -> None:
+        """Drop every copy, and expect new ones."""
         with self._changed:
             self._states.clear()
             self._complete = False
 
     def complete(self) -> None:
-        """No further copy will be made: whoever waits for one waits in vain."""
+        """Note that no further copy will be made, and end every `wait_for`."""
         with self._changed:
             self._complete = True
             self._changed.notify_all()
 
     def wait_for(self, key: int, seconds: float) -> HostState | None:
-        """The copy as soon as it has been made; None if that takes longer, or has failed."""
+        """Wait up to `seconds` for a copy to be made and return it; None if it was not made by then, or has failed."""
         with self._changed:
             self._changed.wait_for(lambda: key in self._states or self._complete, seconds)
             return self._states.get(key)

@@ -1,6 +1,6 @@
-"""The KV of a sequence as it lies in pages, and token by token.
+"""The KV of a sequence by page, as in the pool, and by token, as in files.
 
-Copied by numpy: torch would give the thread that asks a team of threads of its own.
+numpy makes the copies: torch would start a team of threads for the calling thread.
 """
 
 from dataclasses import dataclass
@@ -15,16 +15,18 @@ from baton.models.batch import Pools
 
 @dataclass(frozen=True, slots=True)
 class KvSection:
-    """One page tensor. begin: its first byte in a page; token: bytes of a token; shape: of a token's entry."""
+    """Where one page tensor lies in a page."""
 
-    begin: int
-    token: int
-    shape: tuple[int, ...]
+    begin: int  # its first byte in a page
+    token: int  # bytes of one token's entry
+    shape: tuple[int, ...]  # of one token's entry
     dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
+    """The page tensors of a model, and where each lies in a page."""
+
     page_size: int
     sections: list[KvSection]
 
@@ -38,7 +40,7 @@ class KvLayout:
         return cls(pools.page_size, sections)
 
     def by_token(self, blocks: Tensor, position: int) -> list[Tensor]:
-        """[position, ...] for each page tensor, out of uint8 [pages, bytes]."""
+        """Return [position, ...] for each page tensor, copied from `blocks`, uint8 [pages, bytes]."""
         pages, found = blocks.numpy(), []
         for section in self.sections:
             part = pages[:, section.begin : section.begin + section.token * self.page_size]
@@ -47,9 +49,9 @@ class KvLayout:
         return found
 
     def to_pages(self, kv: list[Tensor], position: int, blocks: Tensor) -> None:
-        """The other way round. Raises ValueError if `kv` is not what by_token gives."""
-        wanted = [(section.dtype, (position, *section.shape)) for section in self.sections]
-        if [(tensor.dtype, tuple(tensor.shape)) for tensor in kv] != wanted:
+        """Copy `kv`, as `by_token` returns it, to `blocks`. Raise ValueError if its dtypes or shapes are others."""
+        layout = [(section.dtype, (position, *section.shape)) for section in self.sections]
+        if [(tensor.dtype, tuple(tensor.shape)) for tensor in kv] != layout:
             raise ValueError("the KV is not of this model")
         pages, size = blocks.numpy(), self.page_size
         for section, tensor in zip(self.sections, kv, strict=True):

@@ -9,7 +9,8 @@ from random import Random
 
 from baton.actors.actor import Send
 from baton.actors.cache.actor import Cache
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.assembly import make_cache as cache_with_tiers
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.cache.pages import PagePool
 from baton.actors.control import Speeds
 from baton.actors.lease import Ledger
@@ -154,7 +155,10 @@ def make_ring(
 
     def make_cache(send: Send) -> Cache:
         waiting = 64 // costs.unit
-        return Cache(send, ledger, PagePool(0, 1), tree, policy.order, worth_waiting=waiting, limits=tiers)
+        pages = PagePool(0, 1)
+        return cache_with_tiers(
+            send, ledger, pages, policy.order, limits=tiers, max_tree_tokens=tree, worth_waiting=waiting
+        )
 
     ring = VirtualRing(costs, ledger, make_cache, lambda send: Scheduler(send, limits, policy.positions(block)))
     ring.cache.receive(Speeds(operation=costs.prefill, byte=costs.host))

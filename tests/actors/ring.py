@@ -9,12 +9,14 @@ from pathlib import Path
 import torch
 
 from baton.actors.actor import Send
-from baton.actors.cache.limits import NO_TIERS, TierLimits
+from baton.actors.cache.actor import Cache
+from baton.actors.cache.below.limits import NO_TIERS, TierLimits
+from baton.actors.cache.pages import PagePool
 from baton.actors.cache.worth.order import Policy
 from baton.actors.forward.contained import ContainedDevice
 from baton.actors.forward.device import Device
 from baton.actors.forward.torch_device import TorchDevice, survives
-from baton.actors.lease import Lease
+from baton.actors.lease import Lease, Ledger
 from baton.actors.messages import (
     Abort,
     Delta,
@@ -206,6 +208,7 @@ async def running(
     folder: Path | None = None,
     record: Callable[[Event], None] | None = None,
     policy: Policy = "worth",
+    cache: Callable[[Send, Ledger, PagePool], Cache] | None = None,
     **limits: object,
 ) -> AsyncIterator[Ring]:
     """A running ring, drained and audited at the end; raises what ended its run before that."""
@@ -219,7 +222,7 @@ async def running(
     disk = StateFiles(folder, "this model", host) if folder is not None else None
     if disk is not None:
         disk.scan()
-    ring.relay = Relay(config, device, Letters(), ring.bind, disk=disk, on_event=record)
+    ring.relay = Relay(config, device, Letters(), ring.bind, disk=disk, on_event=record, cache=cache)
     carrying = ring.carrying = asyncio.create_task(ring.relay.run())
     try:
         yield ring

@@ -14,7 +14,7 @@ from torch import Tensor
 from baton.actors.actor import Address
 from baton.actors.cache.actor import Cache
 from baton.actors.cache.allocator import Allocator
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.cache.radix import tokens_to
 from baton.actors.forward.torch_device import TorchDevice
 from baton.actors.messages import Acquire, Message, Restarted

@@ -1,6 +1,6 @@
 """What a request asks for where nothing is said, and what is asked for again after a restart."""
 
-from baton.actors.cache.limits import NO_TIERS
+from baton.actors.cache.below.limits import NO_TIERS
 from baton.actors.messages import Acquire, Requeue, Retired, Submit
 from baton.actors.requests import Output, Request, Sampling, Stops, resubmission
 from baton.actors.tokens import pack, unpack

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from baton.actors.cache.actor import Cache
+from baton.actors.cache.below.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.radix import Node, RadixTree, root_of, tokens_to
-from baton.actors.cache.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.worth.by_age import ByAge
 from baton.actors.messages import Kept, SaveFromReq, Suspended
 from baton.actors.requests import Tier
@@ -137,7 +137,7 @@ class SessionChecks:
             "in_both": lambda copy: copy.in_host and copy.in_file and not copy.busy,
             "in_host_only": lambda copy: copy.in_host and copy.disk is Presence.ABSENT and not copy.busy,
             "unwritten": lambda copy: (
-                copy.in_host and copy.disk is Presence.ABSENT and copy.wanted and not copy.unwritable
+                copy.in_host and copy.disk is Presence.ABSENT and copy.usable and not copy.unwritable
             ),
             "in_file": lambda copy: copy.in_file and not copy.busy,
         }

@@ -7,9 +7,9 @@ from math import frexp
 from typing import TYPE_CHECKING, Any
 
 from baton.actors.cache.actor import Cache
+from baton.actors.cache.below.host_and_disk import HostAndDisk
+from baton.actors.cache.below.state_copy import StateCopy
 from baton.actors.cache.radix import Node, root_of, tokens_to
-from baton.actors.cache.state_copy import StateCopy
-from baton.actors.cache.tiers import Tiers
 from baton.actors.cache.worth.order import BELOW, ByWorth, states_below
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def check_worth(cache: Cache) -> None:
-    states, ghosts = cache.tree.states, vars(cache.lives)["_ghosts"]
+    states, ghosts = cache.tree.states, vars(cache.eviction)["_ghosts"]
     assert not any(node in states for node in ghosts), "a state is watched as one that had to go"
     assert all(node in cache.tree.nodes for node in ghosts), "what has left the tree is still watched"
     for node in states:
@@ -30,8 +30,8 @@ def check_worth(cache: Cache) -> None:
         assert 0 <= node.since <= cache.tree.uses - node.used, f"node {node.id} is older than its kind"
     for node in cache.tree.nodes:
         check_denied(node)
-    if isinstance(cache.order, ByWorth):
-        check_queues(cache.order, cache)
+    if isinstance(cache.eviction.order, ByWorth):
+        check_queues(cache.eviction.order, cache)
 
 
 def check_queues(order: "ByWorth", cache: Cache) -> None:
@@ -50,7 +50,7 @@ def check_queues(order: "ByWorth", cache: Cache) -> None:
                 assert places[each][1] <= most, f"node {each.id} stands with those that save more"
 
 
-def watch(tiers: Tiers) -> None:
+def watch(tiers: HostAndDisk) -> None:
     """From now on no state is dropped that is worth a copy and has room for it, nor a session's copy for another's."""
     original_leave, original_reserve = tiers._leave, tiers.store.reserve
 

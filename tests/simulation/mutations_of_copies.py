@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace as replaced
 
-from baton.actors.cache.state_copy import Presence, StateCopy
+from baton.actors.cache.below.state_copy import Presence, StateCopy
 from baton.actors.forward.actor import Forward
 from baton.actors.messages import Admit, Copied, Export, Filled, Granted, Retire, Transferred
 from baton.actors.scheduler.actor import Scheduler

@@ -9,12 +9,12 @@ from msgspec.structs import replace as replaced
 from baton.actors.cache.account import Account
 from baton.actors.cache.actor import Cache
 from baton.actors.cache.allocator import Allocator
-from baton.actors.cache.commands import Commands
-from baton.actors.cache.copies import CopyStore
+from baton.actors.cache.below.commands import Commands
+from baton.actors.cache.below.copies import CopyStore
+from baton.actors.cache.below.host_and_disk import HostAndDisk
+from baton.actors.cache.below.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.page_queue import PageQueue
 from baton.actors.cache.radix import Node
-from baton.actors.cache.state_copy import Presence, StateCopy, copy_of
-from baton.actors.cache.tiers import Tiers
 from baton.actors.forward.actor import Forward
 from baton.actors.lease import Lease
 from baton.actors.messages import Admit, Export, Exported, Granted, Name, SaveFromReq, Step, Suspend, Unname
@@ -57,20 +57,20 @@ def state_one_ahead_of_its_pages(patch: Patch) -> None:
 
 def absent_slot_freed(patch: Patch) -> None:
     """When a session is closed the slot that its last turn was saved in is freed, whatever has become of it."""
-    save, carry_out = Cache._save, Tiers._carry_out
+    save, carry_out = Cache._save, HostAndDisk._carry_out
 
     def note(self: Cache, message: SaveFromReq) -> None:
         self.tiers.__dict__.setdefault("saved", {})[message.session] = message.state.slot
         save(self, message)
 
-    def close(self: Tiers, command: Any) -> bool:
+    def close(self: HostAndDisk, command: Any) -> bool:
         slot = self.__dict__.get("saved", {}).pop(command.session, None) if isinstance(command, Unname) else None
         if slot is not None:
             self._ledger.free(Lease(slot, self._ledger.entries[slot].generation, self._ledger))
         return carry_out(self, command)
 
     patch(Cache, "_save", note)
-    patch(Tiers, "_carry_out", close)
+    patch(HostAndDisk, "_carry_out", close)
 
 
 def applied_twice_after_a_retraction(patch: Patch) -> None:
@@ -109,14 +109,14 @@ def export_behind_the_slot_s_next_use(patch: Patch) -> None:
 
 def pages_of_an_export_not_held(patch: Patch) -> None:
     """The pages of a state that is being copied may be freed and written over."""
-    original = Tiers._export
+    original = HostAndDisk._export
 
-    def export(self: Tiers, node: Node[Lease], lease: Lease, key: int) -> None:
+    def export(self: HostAndDisk, node: Node[Lease], lease: Lease, key: int) -> None:
         original(self, node, lease, key)
         self._pages.drop_grant_refs(self.exports[key])
         self.exports[key] = []
 
-    patch(Tiers, "_export", export)
+    patch(HostAndDisk, "_export", export)
 
 
 def filled_before_it_is_loaded(patch: Patch) -> None:
@@ -171,22 +171,22 @@ def failed_write_believed(patch: Patch) -> None:
 
 def suspended_before_the_write(patch: Patch) -> None:
     """A suspension is answered as soon as the write has begun."""
-    original = Tiers._suspend
+    original = HostAndDisk._suspend
 
-    def suspend(self: Tiers, message: Suspend) -> bool:
+    def suspend(self: HostAndDisk, message: Suspend) -> bool:
         stored = self.names.stored.get(message.session)
         if message.session not in self.names.in_pool and stored is not None and copy_of(stored).disk is Presence.COMING:
             return self._answer(message, "disk", stored.end)
         return original(self, message)
 
-    patch(Tiers, "_suspend", suspend)
+    patch(HostAndDisk, "_suspend", suspend)
 
 
 def fork_takes_the_state(patch: Patch) -> None:
     """Who is named on a state takes it from those who were named on it before."""
-    original = Tiers._name
+    original = HostAndDisk._name
 
-    def name(self: Tiers, message: Name) -> None:
+    def name(self: HostAndDisk, message: Name) -> None:
         original(self, message)
         for names in (self.names.in_pool, self.names.stored):
             node = names.get(message.session)
@@ -195,14 +195,14 @@ def fork_takes_the_state(patch: Patch) -> None:
                     del names[other]
                     node.sessions.discard(other)
 
-    patch(Tiers, "_name", name)
+    patch(HostAndDisk, "_name", name)
 
 
 def name_overtakes_the_save(patch: Patch) -> None:
     """A session's name is moved while its last turn is still on its way to the tree."""
-    original = Tiers._carry_out
+    original = HostAndDisk._carry_out
 
-    def carry_out(self: Tiers, command: Any) -> bool:
+    def carry_out(self: HostAndDisk, command: Any) -> bool:
         turns = self._open_turns
         if isinstance(command, Name):
             self._open_turns = Counter()
@@ -210,7 +210,7 @@ def name_overtakes_the_save(patch: Patch) -> None:
         self._open_turns = turns
         return waits_for
 
-    patch(Tiers, "_carry_out", carry_out)
+    patch(HostAndDisk, "_carry_out", carry_out)
 
 
 def closed_session_named(patch: Patch) -> None:
@@ -264,10 +264,10 @@ def failed_turn_keeps_its_place(patch: Patch) -> None:
     original = Cache._leave_session
 
     def leave_session(self: Cache, account: Account) -> None:
-        tell, names = self.tiers.names.tell, self.tiers.names
-        names.tell = lambda session: None if session in names.stored else tell(session)  # type: ignore[method-assign]
+        report, names = self.tiers.names.report, self.tiers.names
+        names.report = lambda session: None if session in names.stored else report(session)  # type: ignore[method-assign]
         original(self, account)
-        names.tell = tell  # type: ignore[method-assign]
+        names.report = report  # type: ignore[method-assign]
 
     patch(Cache, "_leave_session", leave_session)
 
@@ -278,7 +278,7 @@ def word_of_short_pages_not_taken_back(patch: Patch) -> None:
 
     def give(self: PageQueue) -> None:
         send = self._send
-        self._send = lambda to, sent: None if self._tiers.exports and not sent.pages else send(to, sent)
+        self._send = lambda to, sent: None if self._tiers.exporting and not sent.pages else send(to, sent)
         original(self)
         self._send = send
 

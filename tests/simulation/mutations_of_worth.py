@@ -4,10 +4,10 @@ from typing import Any
 
 from baton.actors.cache.account import Account
 from baton.actors.cache.allocator import Allocator
-from baton.actors.cache.copies import CopyStore
+from baton.actors.cache.below.copies import CopyStore
+from baton.actors.cache.below.host_and_disk import HostAndDisk
+from baton.actors.cache.below.state_copy import StateCopy
 from baton.actors.cache.radix import Node
-from baton.actors.cache.state_copy import StateCopy
-from baton.actors.cache.tiers import Tiers
 from baton.actors.cache.together import Together
 from baton.actors.cache.waiting import Parked
 from baton.actors.cache.worth import order
@@ -26,7 +26,7 @@ def superseded_state_counted_twice(patch: Patch) -> None:
     original = Lives._pass_on
 
     def pass_on(self: Lives, node: Node[Lease], kind: Kind) -> None:
-        places: Any = getattr(self._order, "_places", {})
+        places: Any = getattr(self.order, "_places", {})
         if kind is Kind.LAST_END:
             places.pop(node, None)
         original(self, node, kind)
@@ -41,21 +41,21 @@ def worth_not_updated_after_a_split(patch: Patch) -> None:
 
 def named_state_dropped_for_a_checkpoint(patch: Patch) -> None:
     """A checkpoint that nobody has ever gone on from takes the slot of a session."""
-    original = Allocator._next_to_go
+    original = Allocator._next_to_evict
 
-    def next_to_go(self: Allocator, keep: Node[Lease] | None = None, at_once: bool = False) -> Node[Lease] | None:
+    def next_to_evict(self: Allocator, keep: Node[Lease] | None = None, at_once: bool = False) -> Node[Lease] | None:
         return original(self, keep, False)
 
-    patch(Allocator, "_next_to_go", next_to_go)
+    patch(Allocator, "_next_to_evict", next_to_evict)
 
 
 def demotion_that_loses_to_a_drop(patch: Patch) -> None:
     """A state without a name is dropped where its copy would pay."""
 
-    def evict(self: Tiers, node: Node[Lease]) -> None:
+    def evict(self: HostAndDisk, node: Node[Lease]) -> None:
         self._leave(node, self._place_below(node) if node.sessions else None)
 
-    patch(Tiers, "evict", evict)
+    patch(HostAndDisk, "evict", evict)
 
 
 def session_s_copy_lost_to_a_stranger_s(patch: Patch) -> None:

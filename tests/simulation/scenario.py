@@ -8,7 +8,7 @@ from zlib import crc32
 from msgspec import structs
 
 from baton.actors.actor import Address
-from baton.actors.cache.limits import NO_TIERS, TierLimits
+from baton.actors.cache.below.limits import NO_TIERS, TierLimits
 from baton.actors.cache.worth.order import Policy
 from baton.actors.control import Speeds
 from baton.actors.requests import Keep, PauseMode

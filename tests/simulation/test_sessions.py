@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.scheduler.plan import Limits
 from tests.simulation.driver import Simulation
 from tests.simulation.scenario import Ask, Crash, Scenario, draw

@@ -8,9 +8,10 @@ from baton.actors.actor import Actor, Address
 from baton.actors.cache.account import Account
 from baton.actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING, Cache
 from baton.actors.cache.allocator import Allocator
+from baton.actors.cache.below.assembly import make_cache
+from baton.actors.cache.below.state_copy import StateCopy
 from baton.actors.cache.pages import PagePool
 from baton.actors.cache.radix import Match, Node, path_to_root
-from baton.actors.cache.state_copy import StateCopy
 from baton.actors.cache.waiting import Parked, Wait
 from baton.actors.forward.actor import Forward
 from baton.actors.kinds import Kind
@@ -74,8 +75,8 @@ class StingyCache(Cache):
     no_checkpoints = False
 
     def _make_allocator(self) -> Allocator:
-        parts = self.ledger, self.pages, self.tree, self.order, self.lives
-        allocator = StingyAllocator(*parts, self.tiers, self.counters)
+        parts = self.ledger, self.pages, self.tree, self.eviction, self.tiers
+        allocator = StingyAllocator(*parts, self.counters)
         allocator.refuses = lambda: self.no_room and len(self.accounts) > 1
         allocator.no_checkpoints = lambda: self.no_checkpoints
         return allocator
@@ -86,7 +87,7 @@ class StingyCache(Cache):
     def _serve(self) -> None:
         """Leaves nobody waiting for whom there is room, unless somebody before it was overtaken often enough."""
         super()._serve()
-        later = self.no_room or self.page_queue or self.tiers.exports
+        later = self.no_room or self.page_queue or self.tiers.exporting
         ready = [] if later else self.waiting.in_order()
         ready = [p for p in ready if p.acquire.predecessor not in self.accounts and not self.together.is_waiting(p)]
         for parked in ready[:MAX_BLOCKED]:
@@ -101,7 +102,7 @@ class StingyCache(Cache):
         before = self.counters["evicted_pages"]
         granted = super()._grant(parked, match, below, need)
         evicted = self.counters["evicted_pages"] - before
-        assert granted or not evicted or self.tiers.exports, f"{evicted} pages were evicted for nothing"
+        assert granted or not evicted or self.tiers.exporting, f"{evicted} pages were evicted for nothing"
         return granted
 
     def _give_spares(self, want: Want) -> None:
@@ -129,15 +130,16 @@ class Unit:
         self.codec = Codec(self.ledger) if scenario.codec else None
         pages = ScribblingPages(scenario.pages, device.page_size)
         pages.device = device
-        self.cache = StingyCache(
+        self.cache = make_cache(
             simulation.sender("cache"),
             self.ledger,
             pages,
-            scenario.max_tree_tokens,
-            policy=scenario.policy,
-            worth_waiting=scenario.worth_waiting,
+            scenario.policy,
             limits=scenario.tiers,
             disk=simulation.disk,
+            max_tree_tokens=scenario.max_tree_tokens,
+            worth_waiting=scenario.worth_waiting,
+            kind=StingyCache,
         )
         self.cache.receive(scenario.speeds)
         watch(self.cache.tiers)

@@ -1,1 +1,1 @@
-"""What a kept state is worth, and so which goes next."""
+"""The server's eviction policy: what kind each state is, how likely it is to be used, and what it is worth."""

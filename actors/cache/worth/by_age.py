@@ -1,26 +1,27 @@
-"""Some of a tree's nodes, in order of their last use: so whoever wants the oldest need not look at all the others."""
+"""A set of a tree's nodes from which the least recently used can be had without looking at all of them."""
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
+from baton.actors.cache.eviction import any_node
 from baton.actors.cache.radix import Node
-from baton.actors.cache.worth.order import ROOM_FOR_GONE, anyone
+from baton.actors.cache.worth.order import ROOM_FOR_GONE
 from baton.actors.kinds import Kind
 
 S = TypeVar("S")
 
 
 class ByAge(Generic[S]):
-    """The least recently used goes next, and whatever is new is worth more than it.
+    """An Order in which the least recently used state goes next, and a new state is worth more than any other.
 
-    Where a node goes, or is used, its entry in the heap stays until it is the lowest: only then is it looked at. So
-    each call takes O(log n) for each change since the last one.
+    When a node is taken out or used, its entry in the heap stays until it is the lowest, and is corrected then. So each
+    call takes O(log n) for each change since the last one.
     """
 
     def __init__(self) -> None:
         self._nodes: set[Node[S]] = set()
-        self._heap: list[tuple[int, int, Node[S]]] = []
+        self._heap: list[tuple[int, int, Node[S]]] = []  # last use and id of a node when it was entered, and the node
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -39,7 +40,7 @@ class ByAge(Generic[S]):
             else:
                 heappush(self._heap, (node.used, node.id, node))
 
-    def least(self, may_go: Callable[[Node[S]], bool] = anyone) -> Node[S] | None:
+    def least(self, may_go: Callable[[Node[S]], bool] = any_node) -> Node[S] | None:
         found = None
         passed_over: list[tuple[int, int, Node[S]]] = []
         while self._heap and found is None:

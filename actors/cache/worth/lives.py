@@ -1,69 +1,81 @@
-"""What each of the pool's states is, and what becomes of it: from that is learned which are gone on from."""
+"""The server's eviction policy: what each cached state is, and what becomes of it, from which its worth is learned."""
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeAlias, TypeVar
 
+from baton.actors.cache.eviction import any_node
 from baton.actors.cache.radix import Node, RadixTree, path_to_root
 from baton.actors.cache.worth.chances import Chances
-from baton.actors.cache.worth.order import Order, ancestors
+from baton.actors.cache.worth.order import Order, above, ancestors
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease
 
-# How many states that had to go are watched still, as a multiple of those that are kept.
+# At most this many ghosts (see Lives) for each cached state.
 GHOSTS = 16
-# Wanted again within so many uses a state of the pool, it should have stayed. A request makes about as many.
+# An evicted state that is missed within this many uses for each cached state should have stayed: it is "regretted".
+# A request makes about this many uses.
 SOON = 4
-# So many ways that go on from a state make it a hub.
+# A state becomes a hub when this many grants have copied it.
 MANY = 4
-# Of a conversation's other ways so many nodes are looked at.
+# When a conversation takes another way, at most this many nodes of its other ways are looked at.
 OTHERS = 32
 ENDS = (Kind.NEW, Kind.FRONTIER, Kind.SOON)
-# What has shown its worth, or has a name, does not become what a client asks for.
+# A state of these kinds keeps its kind when a client asks for it.
 PROVEN = (Kind.HUB, Kind.NAMED)
 S = TypeVar("S")
 State: TypeAlias = Node[Lease]
 
 
 class Lives:
-    """Told of all that becomes of a state, it keeps each node's kind, the order in which they go, and the chances.
+    """An EvictionPolicy that follows each state's life: it knows each state's kind, and learns how kinds fare.
 
-    A part of the cache. Those that had to go are watched on, as ghosts: else nothing would be known of ages at which
-    states are gone. counters: by kind, of states that were used, went, and were wanted soon after they went.
+    Every report about a state is the end of an observation (a state of this kind, watched from one age to another, was
+    used or was not), and the begin of the next. An evicted state is watched further as a *ghost*, until a grant would
+    have resumed from it or its node leaves the tree; otherwise nothing could be learned about ages that states of its
+    kind do not reach in the pool. `chances` turns the observations into probabilities, and `order` says by them, or
+    by age alone, which state goes next.
     """
 
     def __init__(self, tree: RadixTree[Lease], chances: Chances, order: Order[Lease], counters: Counter[str]) -> None:
-        self._tree, self._chances, self._order, self._counters = tree, chances, order, counters
+        """counters: counts, for each kind, states that were used, evicted, and missed soon after ("regretted")."""
+        self.order = order
+        self._tree, self._chances, self._counters = tree, chances, counters
         self._ghosts: OrderedDict[State, None] = OrderedDict()
 
-    def kept(self, node: State, kind: Kind) -> None:
-        """A state has come to this node. kind: what it was asked for as, or that of a request's end."""
-        self._ghosts.pop(node, None)
-        node.since = 0
-        self._become(node, Kind.BRANCH if len(node.children) > 1 and kind is not Kind.ASKED else kind)
-        self._supersede(node)
+    # Questions
 
-    def came_again(self, node: State, kind: Kind) -> None:
-        """Another request has come to a state that is kept already. To be called before the node is touched."""
-        self._learn(node, used=False)
-        node.since = 0
-        lower = node.kind in (Kind.PROMPT_END, Kind.CHECKPOINT, Kind.INTERIOR)
-        said = kind is Kind.SOON and node.kind in ENDS
-        self._become(node, kind if (kind in ENDS and lower) or said else node.kind)
+    def keeps(self, node: State, kind: Kind) -> bool:
+        return True
 
-    def asked(self, node: State) -> None:
-        """A client has asked for this state, which is there already."""
-        if node.kind not in PROVEN:
-            self._pass_on(node, Kind.ASKED)
+    def next_to_evict(self, may_go: Callable[[State], bool] = any_node) -> State | None:
+        return self.order.least(may_go)
+
+    def admits(self, kind: Kind, start: int, end: int, instead: State) -> bool:
+        return self.order.admits(kind, start, end, instead)
+
+    def outranks(self, node: State, other: State) -> bool:
+        return self.order.admits(kind_after(node), above(node), node.end, other)
+
+    def worth(self, node: State) -> float:
+        return self.order.worth(node)
+
+    def chances(self) -> Mapping[str, float]:
+        return {kind.label: self._chances.chance(kind, 0) for kind in Kind}
+
+    # Reports
 
     def end_kind(self, node: State, prompt: int) -> Kind:
-        """Of a state where a request with a prompt of this length ends now: whether one ended above it before."""
         node.ended = True
         self._leave_others(node, prompt)
         return Kind.FRONTIER if any(step.ended for step in ancestors(node)) else Kind.NEW
 
     def _leave_others(self, node: State, prompt: int) -> None:
-        """Where a conversation has taken another way before, that one is left. Where two only begin alike it is not."""
+        """Make the ends of a conversation's other ways LEFT, now that it has gone another way.
+
+        The ways part at the nearest ancestor with several children. They are ways of one conversation if they part
+        after the prompt, or if a request has ended above: otherwise two conversations only begin alike.
+        """
         way = next(
             (step for step in path_to_root(node) if step.parent is not None and len(step.parent.children) > 1), None
         )
@@ -79,8 +91,24 @@ class Lives:
                 if other.state is not None and other.kind in ENDS:
                     self._pass_on(other, Kind.LEFT)
 
-    def used(self, node: State) -> None:
-        """A grant goes on from a copy of it. To be called before the node is touched."""
+    def stored(self, node: State, kind: Kind) -> None:
+        self._ghosts.pop(node, None)
+        node.since = 0
+        self._become(node, Kind.BRANCH if len(node.children) > 1 and kind is not Kind.ASKED else kind)
+        self._supersede(node)
+
+    def duplicated(self, node: State, kind: Kind) -> None:
+        self._learn(node, used=False)
+        node.since = 0
+        is_lower = node.kind in (Kind.PROMPT_END, Kind.CHECKPOINT, Kind.INTERIOR)
+        is_hinted = kind is Kind.SOON and node.kind in ENDS
+        self._become(node, kind if (kind in ENDS and is_lower) or is_hinted else node.kind)
+
+    def requested(self, node: State) -> None:
+        if node.kind not in PROVEN:
+            self._pass_on(node, Kind.ASKED)
+
+    def resumed(self, node: State) -> None:
         self._learn(node, used=True)
         self._count("used", node)
         node.since = 0
@@ -89,16 +117,14 @@ class Lives:
         self._become(node, kind)
 
     def moved(self, node: State) -> None:
-        """Its state has gone with a grant."""
         self._learn(node, used=True)
         self._count("used", node)
-        self._order.put(node, False)
+        self.order.put(node, False)
 
-    def went(self, node: State, copied: bool = False) -> None:
-        """Its state has had to go. copied: whoever wants it goes on from its copy."""
+    def evicted(self, node: State, copied: bool = False) -> None:
         self._count("evicted", node)
         self._learn(node, used=False)
-        self._order.put(node, False)
+        self.order.put(node, False)
         node.since = self._age(node)
         self._ghosts[node] = None
         if node.kind in ENDS and not copied:
@@ -107,13 +133,11 @@ class Lives:
             self.forgotten(next(iter(self._ghosts)))
 
     def forgotten(self, node: State) -> None:
-        """Whether somebody wants the state that this node had will not be known."""
         if node in self._ghosts:
             del self._ghosts[node]
             self._learn(node, used=False)
 
     def missed(self, node: State, copied: bool = False) -> None:
-        """A grant would have gone on from the state that this node had; or does so, from its copy."""
         if node in self._ghosts:
             del self._ghosts[node]
             if not copied and self._age(node) - node.since <= SOON * len(self._tree.states):
@@ -121,23 +145,24 @@ class Lives:
             self._learn(node, used=True)
 
     def renamed(self, node: State) -> None:
-        """A session's name has come to this node, or left it."""
         if node.state is not None and (node.kind is Kind.NAMED) != bool(node.sessions):
             self._pass_on(node, Kind.NAMED if node.sessions else Kind.LAST_END)
 
-    def cleared(self, nodes: list[State]) -> None:
-        """These were the tree's states, and it is a new one."""
+    def cleared(self, nodes: Collection[State]) -> None:
         self._ghosts.clear()
         for node in nodes:
-            self._order.put(node, False)
+            self.order.put(node, False)
 
     def _supersede(self, node: State) -> None:
-        """A conversation has come to this node."""
+        """Give the states above `node` the kinds that they have now that their conversation has come to it."""
         for step, kind in superseded(node):
             self._pass_on(step, kind)
 
     def _inherit(self, node: State) -> None:
-        """Who would have gone on from this end will go on from the next state above, where that is one of its own."""
+        """Let the next state above take the kind and age of an evicted end: the next turn will resume from it now.
+
+        Only if it is a state of the same conversation, not a hub or a branch of many.
+        """
         heir = next((step for step in ancestors(node) if step.state is not None), None)
         if heir is not None and heir.kind in (Kind.PROMPT_END, Kind.LAST_END, Kind.CHECKPOINT, Kind.INTERIOR):
             self._pass_on(heir, node.kind)
@@ -145,6 +170,7 @@ class Lives:
             heir.since = self._age(heir)
 
     def _pass_on(self, node: State, kind: Kind) -> None:
+        """End the observation of a state as one of its old kind, and begin one of the new kind at its present age."""
         if node.kind is not kind:
             self._learn(node, used=False)
             node.since = self._age(node)
@@ -152,21 +178,24 @@ class Lives:
 
     def _become(self, node: State, kind: Kind) -> None:
         node.kind = kind
-        self._order.put(node, True)
+        self.order.put(node, True)
 
     def _learn(self, node: State, used: bool) -> None:
-        """What became of it since it has been of its kind, by its age since it was used last."""
+        """Add an observation: a state of this kind, watched from age `since` to its present age."""
         self._chances.learn(node.kind, node.since, self._age(node), used)
 
     def _age(self, node: State) -> int:
         return self._tree.uses - node.used
 
-    def _count(self, what: str, node: State) -> None:
-        self._counters[f"states_{what}:{node.kind.label}"] += 1
+    def _count(self, event: str, node: State) -> None:
+        self._counters[f"states_{event}:{node.kind.label}"] += 1
 
 
 def kind_after(node: Node[S]) -> Kind:
-    """What a state is when one more has gone on from it: the last end of a conversation, or where some part."""
+    """Return what kind of state `node` has after one more grant has copied it.
+
+    The grant continues a conversation whose end it was, which makes it the last end, or else it is a branch.
+    """
     if node.sessions:
         return Kind.NAMED
     if node.ways + 1 >= MANY:
@@ -177,7 +206,11 @@ def kind_after(node: Node[S]) -> Kind:
 
 
 def superseded(node: Node[S]) -> Iterator[tuple[Node[S], Kind]]:
-    """What states above are when a conversation has come here: of its ends only the last is one to ask again from."""
+    """Yield the states above `node` that change their kind because a conversation has ended at it, and the new kinds.
+
+    The nearest end above stays worth keeping, for a client that asks again or edits: LAST_END, unless a named state
+    lies between. Ends further up become INTERIOR.
+    """
     has_last = False
     for step in ancestors(node):
         if step.state is None:

@@ -1,4 +1,4 @@
-"""Which of some states is to go next: the least recently used, or the one that is worth least."""
+"""The order in which states go: what a state saves for its size, times how likely it is to be used."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -7,92 +7,99 @@ from heapq import heappop, heappush
 from math import frexp, inf
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
+from baton.actors.cache.eviction import any_node
 from baton.actors.cache.radix import Node, RadixTree, path_to_root
 from baton.actors.cache.worth.chances import Chances
 from baton.actors.kinds import Kind
 
 S = TypeVar("S")
 Policy: TypeAlias = Literal["worth", "lru"]
-# How many at an end of a queue are found to save more or less at most, before one of them is taken as it is.
+# At an end of a queue, at most this many states are moved to another queue before one is taken as it is.
 LOOKS = 8
-# After so many uses, or as many as a share of the states, all queues are looked at anew; so much more is another worth.
+# All queues are looked at again after this many uses, or after one use for each FRESH_SHARE states if that is more.
 LEAST_FRESH, FRESH_SHARE = 16, 32
+# A state whose worth has risen by this factor since it was entered is entered again.
 RISEN = 1.05
-# So many entries of a heap, and twice as many as there are states, may be of states that are gone.
+# The heap may hold this many outdated entries, and one for each state, before it is built again.
 ROOM_FOR_GONE = 64
-# How many nodes below a new state are looked at for states that save less now.
+# Below a new state, at most this many nodes are searched for states that save less now.
 BELOW = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """In any unit: to compute one token, and one token for each that stands before it (attention).
+    """The cost of computing tokens, in any one unit, and the bytes that states take."""
 
-    slot, token: bytes of a state, and of the keys and values of one token.
-    """
-
-    compute: float = 1.0
-    attend: float = 0.0
-    slot: float = 1.0
-    token: float = 0.0
+    compute: float = 1.0  # to compute one token
+    attend: float = 0.0  # to compute one token, for each token before it: attention
+    slot: float = 1.0  # bytes of a state
+    token: float = 0.0  # bytes of the keys and values of one token
 
     def saved(self, start: int, end: int) -> float:
-        """By not computing the tokens [start, end)."""
+        """Return what is saved if the tokens [start, end) need not be computed."""
         return (end - start) * self.compute + (end * end - start * start) / 2 * self.attend
 
 
 PER_TOKEN = Costs()
 
 
-def anyone(node: Node[S]) -> bool:
-    return True
-
-
 class Order(Protocol[S]):
-    """Some of a tree's states, of which one is to go next. A part of the cache."""
+    """A set of a tree's states, and which of them goes next."""
 
     def __contains__(self, node: Node[S]) -> bool: ...
 
     def put(self, node: Node[S], belongs: bool) -> None:
-        """Whether this node is one of them, from now on. To be called again when it was used, or is of another kind."""
+        """Add a node, or take it out. Call it again when the node's state was used or its kind has changed."""
 
-    def least(self, may_go: Callable[[Node[S]], bool] = anyone) -> Node[S] | None:
-        """The one that is to go next."""
+    def least(self, may_go: Callable[[Node[S]], bool] = any_node) -> Node[S] | None:
+        """Return the state that goes next among those for which `may_go` is true; None if there is none."""
 
     def worth(self, node: Node[S]) -> float:
-        """The least of all goes next, or about the least."""
+        """Return a number by which states compare: the state that goes next has about the lowest of all."""
 
     def admits(self, kind: Kind, start: int, end: int, instead: Node[S], age: int = 0) -> bool:
-        """Whether a state at `end`, with the next one above it at `start`, is worth more than one that is kept."""
+        """Return whether a state that is not in the set is worth more than `instead`, which is.
+
+        kind, age: of that state. start, end: the position of the next state above it, and its own
+        """
 
 
-Queue = OrderedDict[Node[S], None]
-Place: TypeAlias = tuple[Kind, int]
-Entry = tuple[float, int, Node[S], Place]
+Queue = OrderedDict[Node[S], None]  # in order of use, the least recent first
+Place: TypeAlias = tuple[Kind, int]  # of a queue: the kind of its states, and the binary exponent of their savings
+Entry = tuple[float, int, Node[S], Place]  # worth, number of the entry, state, and the queue that it was in
 
 
 class ByWorth(Generic[S]):
-    """What is worth least goes next: the chance that somebody goes on from it, times what that saves, over its bytes.
+    """An Order in which the state of the least worth goes first.
 
-    Of each kind and magnitude of savings there is a queue in order of use. Its two ends, and what has come to it since
-    they were looked at, stand in a heap by worth; they are looked at anew when some time has passed, or something was
-    learned. So the cost grows with the number of queues, and not of states. What a state saves depends on its
-    neighbours in the tree, and is looked at again when it is about to go.
-    own: of how many tokens a state holds the keys and values: from `start`, where the next state above it is, to its
-    end, and whether nothing goes on from it.
+    Worth is the state's index (`chances`: roughly, its probability of use in time) times the cost that a use saves,
+    divided by the bytes that it holds.
+
+    Worth changes with every use, as states age, and with everything that is learned, so a heap of all states by worth
+    would be out of date at once. But among states of one kind that save about as much (within a factor of two), worth
+    depends on age alone. So there is a queue in order of use for each kind and magnitude of savings, and the state that
+    is worth least is taken to be at one of the two ends of a queue, as worth falls or rises with age.
+
+    The heap holds those ends as of the last look, and every state that was put in a queue since. It is built again
+    after some uses, or when something was learned. So the cost grows with the number of queues, not of states. What a
+    state saves depends on its neighbours in the tree; it is computed again when the state is about to go.
     """
 
     def __init__(
         self, tree: RadixTree[S], chances: Chances, costs: Costs, own: Callable[[int, int, bool], int] | None = None
     ) -> None:
+        """own: of how many tokens a state alone holds the keys and values, as a function of three arguments.
+
+        These are the position of the next state above it, its own, and whether no node hangs on it.
+        """
         self._tree, self._chances, self._costs = tree, chances, costs
         self._own = own or kept_alone
         self._queues: dict[Place, Queue[S]] = {}
-        self._places: dict[Node[S], Place] = {}
+        self._places: dict[Node[S], Place] = {}  # the queue that each state is in
         self._heap: list[Entry[S]] = []
-        self._entered: dict[Node[S], tuple[int, float]] = {}
-        self._entries = 0
-        self._fresh_until = 0
+        self._entered: dict[Node[S], tuple[int, float]] = {}  # number and worth of each state's valid entry
+        self._entries = 0  # entries so far, which numbers them
+        self._fresh_until = 0  # the clock's value at which all queues are looked at again
         self._learned = chances.learned
 
     def __contains__(self, node: Node[S]) -> bool:
@@ -100,18 +107,19 @@ class ByWorth(Generic[S]):
 
     def put(self, node: Node[S], belongs: bool) -> None:
         if len(self._heap) > ROOM_FOR_GONE + 2 * len(self._places):
-            self._look_at_all()  # Else what is gone would stay until somebody asks for the least.
+            self._look_at_all()  # Otherwise outdated entries would pile up until the next call of `least`.
         is_new = node not in self._places
         self._take_out(node)
         if belongs:
             self._put_in(node, last=True)
         if belongs and is_new:
+            # The states below can be computed from this one now, so they save less, and belong in other queues.
             for lower in filter(self._places.__contains__, states_below(node)):
                 self._take_out(lower)
                 self._put_in(lower, last=True)
 
-    def least(self, may_go: Callable[[Node[S]], bool] = anyone) -> Node[S] | None:
-        """Where none at an end of its queue may go, whichever may."""
+    def least(self, may_go: Callable[[Node[S]], bool] = any_node) -> Node[S] | None:
+        """Return about the least that may go. If no state in the heap may, return any that may."""
         if self._tree.uses >= self._fresh_until or self._learned != self._chances.learned:
             self._look_at_all()
         valid: list[Entry[S]] = []
@@ -120,9 +128,9 @@ class ByWorth(Generic[S]):
             entry = heappop(self._heap)
             worth, number, node, place = entry
             if self._entered.get(node, (0, 0.0))[0] != number:
-                self._look_at(place)
+                self._look_at(place)  # The entry is outdated, and the queue may have another end now.
             elif self.worth(node) > worth * RISEN:
-                del self._entered[node]
+                del self._entered[node]  # It saves more now than when it was entered.
                 self._enter(node)
             else:
                 valid.append(entry)
@@ -135,7 +143,7 @@ class ByWorth(Generic[S]):
         return self._chances.index(kind, age) * self._per_byte(start, end, is_leaf=True) > self.worth(instead)
 
     def worth(self, node: Node[S]) -> float:
-        """What it saves in a use of the pool, over its bytes, if it is kept for as long as it pays."""
+        """Return what the state saves for each use of the pool and byte, if it is kept for as long as that pays."""
         return self._chances.index(node.kind, self._tree.uses - node.used) * self._savings(node)
 
     def _look_at_all(self) -> None:
@@ -147,7 +155,7 @@ class ByWorth(Generic[S]):
         self._learned = self._chances.learned
 
     def _look_at(self, place: Place) -> None:
-        """Enter both ends of a queue; those that have come to save more or less go to their own."""
+        """Enter both ends of a queue. States there that save more or less by now move to the right queue first."""
         for last in (False, True):
             for _ in range(LOOKS):
                 queue = self._queues.get(place)
@@ -161,7 +169,10 @@ class ByWorth(Generic[S]):
                 self._put_in(node, last)
 
     def _enter(self, node: Node[S]) -> None:
-        """Unless its entry says what it is worth."""
+        """Add an entry for a state, unless its present entry is about right or too low.
+
+        An entry that is too high would hide the state; one that is too low is corrected when it comes up.
+        """
         worth = self.worth(node)
         if self._entered.get(node, (0, inf))[1] > worth * RISEN:
             self._entries += 1
@@ -187,7 +198,7 @@ class ByWorth(Generic[S]):
         return node.kind, frexp(self._savings(node))[1]
 
     def _savings(self, node: Node[S]) -> float:
-        """What one who goes on from here need not compute, over the bytes that nothing else keeps."""
+        """Return the cost that a request saves by resuming from this state, over the bytes that it alone holds."""
         return self._per_byte(above(node), node.end, not node.children)
 
     def _per_byte(self, start: int, end: int, is_leaf: bool) -> float:
@@ -196,17 +207,17 @@ class ByWorth(Generic[S]):
 
 
 def kept_alone(start: int, end: int, is_leaf: bool) -> int:
-    """In the pool it holds what nothing else does."""
+    """Return what a state of the pool holds alone: nothing if other nodes hang on it and keep its pages anyway."""
     return end - start if is_leaf else 0
 
 
 def whole_path(start: int, end: int, is_leaf: bool) -> int:
-    """A copy below the pool holds everything."""
+    """Return what a copy below the pool holds: the keys and values of its whole path."""
     return end
 
 
 def states_below(node: Node[S]) -> Iterator[Node[S]]:
-    """The next states below, as far as a look at a few nodes finds them."""
+    """Yield the nearest states below `node`, as far as a search of a few nodes finds them."""
     nodes = deque(node.children.values())
     for _ in range(BELOW):
         if not nodes:
@@ -219,11 +230,12 @@ def states_below(node: Node[S]) -> Iterator[Node[S]]:
 
 
 def above(node: Node[S]) -> int:
-    """The position of the next state above."""
+    """Return the position of the next state above `node`; 0 if there is none."""
     return next((step.end for step in ancestors(node) if step.state is not None), 0)
 
 
 def ancestors(node: Node[S]) -> Iterator[Node[S]]:
+    """Yield the ancestors of `node`, the nearest first."""
     path = path_to_root(node)
     next(path)
     return path

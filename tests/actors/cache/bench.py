@@ -1,9 +1,11 @@
-"""The cache alone, on a bench: what it is sent by hand, and what it sends."""
+"""A bench for the cache alone: tests send messages to it by hand, and look at what it sends."""
 
+from collections.abc import Callable
 from typing import Any
 
 from baton.actors.cache.actor import Cache
-from baton.actors.cache.limits import NO_TIERS, TierLimits
+from baton.actors.cache.below.assembly import make_cache
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.cache.pages import PagePool
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease, Ledger
@@ -27,13 +29,14 @@ HOST = TierLimits(1000, 0, 100)
 
 
 class Bench:
-    """A cache, and what it has sent."""
+    """A cache, and the messages that it has sent."""
 
-    def __init__(self, slots: int = 8, pages: int = 0, limits: TierLimits = NO_TIERS, **more: Any) -> None:
+    def __init__(self, slots: int = 8, pages: int = 0, make: Callable[..., Cache] = make_cache, **options: Any) -> None:
+        """make: makes the cache from its Send, ledger and page pool, and the options."""
         self.sent: list[tuple[str, Message]] = []
         self.ledger = Ledger(slots)
         pool = PagePool(pages, PAGE)
-        self.cache = Cache(lambda to, m: self.sent.append((to, m)), self.ledger, pool, limits=limits, **more)
+        self.cache = make(lambda to, m: self.sent.append((to, m)), self.ledger, pool, **options)
         self._grants = 0
 
     def receive(self, message: Message) -> None:
@@ -42,13 +45,13 @@ class Bench:
 
     def ask(self, tokens: list[int], limit: int | None = None, **more: Any) -> int:
         self._grants += 1
-        given = {"salt": "", "predecessor": None} | more
+        fields = {"salt": "", "predecessor": None} | more
         at_most = len(tokens) - 1 if limit is None else limit
-        self.receive(Acquire(self._grants, pack(tokens), at_most, **given))
+        self.receive(Acquire(self._grants, pack(tokens), at_most, **fields))
         return self._grants
 
     def spares(self, grant: int, *positions: int, kind: Kind = Kind.BRANCH) -> list[Lease]:
-        """The slots that it gets for checkpoints at these positions."""
+        """Ask for checkpoint slots at these positions; return those that are given."""
         self.cache.receive(Want(grant, [(position, kind) for position in positions]))
         spare = self.of(Spare)[-1]
         assert spare.grant == grant and len(spare.leases) + len(spare.denied) == len(positions)
@@ -60,7 +63,7 @@ class Bench:
         return granted
 
     def run(self, tokens: list[int], session: str = "", **more: Any) -> Granted:
-        """A request that ends at the end of these tokens, and leaves its state there."""
+        """Run a request that ends after these tokens and leaves its state there."""
         grant = self.ask(tokens, session=session, **more)
         granted = self.granted(grant)
         self.receive(Copied(grant))
@@ -88,7 +91,7 @@ class Bench:
 
 
 def exported(bench: Bench) -> list[Export]:
-    """Carry out the exports that are under way; what they were."""
+    """Carry out the exports that are under way, and return them."""
     found = bench.of(Export)
     bench.sent[:] = [(to, m) for to, m in bench.sent if not isinstance(m, Export)]
     for export in found:

@@ -1,4 +1,4 @@
-"""The cache alone: what it grants of what it keeps, what goes for it, what it counts, and what it says at the end."""
+"""The cache alone: what it grants, what it evicts for that, what it counts, and what it reports at the end."""
 
 from collections.abc import Iterator
 
@@ -68,7 +68,7 @@ def test_a_branch_is_worth_a_checkpoint_where_it_may_be_matched(bench: Bench) ->
     assert bench.granted(bench.ask([1, 2, 3, 4, 5])).branch is None, "there is a state already"
 
 
-def test_what_does_not_fit_into_the_whole_pool_is_refused() -> None:
+def test_a_request_that_the_whole_pool_cannot_hold_is_refused() -> None:
     bench = Bench(pages=2)
     bench.ask(list(range(8)))
     [refused] = bench.of(Refused)
@@ -78,16 +78,16 @@ def test_what_does_not_fit_into_the_whole_pool_is_refused() -> None:
     assert len(bench.granted(2).pages) == 2 and len(bench.of(Refused)) == 1
 
 
-def test_pages_reach_to_the_prompt_and_one_token_and_some_are_kept_back() -> None:
+def test_a_grant_has_pages_for_its_prompt_and_one_token_and_a_page_is_reserved_for_each_open_grant() -> None:
     bench = Bench(pages=5)
     assert len(bench.granted(bench.ask([1, 2, 3])).pages) == 1
     assert len(bench.granted(bench.ask([5, 6, 7, 8])).pages) == 2
     assert not [m for m in bench.of(Granted) if m.grant == bench.ask([9])], "two are running, and two pages are left"
     bench.receive(Extend([1]))
-    assert [given.grant for given in bench.of(Extended)[-1].pages] == [1]
+    assert [fed.grant for fed in bench.of(Extended)[-1].pages] == [1]
 
 
-def test_whoever_resumes_inside_a_page_copies_it() -> None:
+def test_a_grant_that_resumes_inside_a_page_copies_the_page() -> None:
     bench = Bench(pages=8)
     first = bench.run([1, 2, 3, 4, 5, 6])
     inside = bench.granted(bench.ask([1, 2, 3, 4, 5, 6, 7]))
@@ -102,7 +102,7 @@ def test_whoever_resumes_inside_a_page_copies_it() -> None:
     assert aligned.granted(aligned.ask([1, 2, 3, 4, 5])).page_copy is None
 
 
-def test_a_request_waits_for_its_predecessor_and_keeps_nobody_waiting(bench: Bench) -> None:
+def test_a_request_that_waits_for_its_predecessor_holds_up_no_other(bench: Bench) -> None:
     first = bench.ask([1, 2])
     later = bench.ask([1, 2, 3], predecessor=first)
     other = bench.ask([7], predecessor=99)
@@ -111,7 +111,7 @@ def test_a_request_waits_for_its_predecessor_and_keeps_nobody_waiting(bench: Ben
     assert bench.granted(later).match == 2 and bench.of(Closed) == [Closed(first)]
 
 
-def test_one_that_is_cancelled_is_forgotten(bench: Bench) -> None:
+def test_a_cancelled_acquire_is_forgotten(bench: Bench) -> None:
     small = Bench(slots=1)
     small.ask([1])
     waiting = small.ask([2])
@@ -128,7 +128,7 @@ def test_one_that_is_cancelled_is_forgotten(bench: Bench) -> None:
 # Slots
 
 
-def test_the_least_recently_used_state_goes_and_none_that_is_lent() -> None:
+def test_the_least_recently_used_state_is_evicted_and_never_a_lent_one() -> None:
     bench = Bench(slots=3, policy="lru")
     for token in (1, 2, 3):
         bench.run([token])
@@ -144,7 +144,7 @@ def test_the_least_recently_used_state_goes_and_none_that_is_lent() -> None:
     bench.ledger.close()
 
 
-def test_a_state_counts_as_used_when_somebody_goes_on_from_it(bench: Bench) -> None:
+def test_a_state_counts_as_used_when_a_grant_resumes_from_it(bench: Bench) -> None:
     first, second = pack([1]), pack([2])
     bench.run([1])
     bench.run([2])
@@ -155,7 +155,7 @@ def test_a_state_counts_as_used_when_somebody_goes_on_from_it(bench: Bench) -> N
     assert [node.tokens for node in bench.cache.tree.nodes] == [second, first]
 
 
-def test_the_state_itself_moves_where_there_is_no_other_slot() -> None:
+def test_a_state_moves_to_the_grant_if_there_is_no_other_slot() -> None:
     bench = Bench(slots=1)
     bench.run([1, 2])
     granted = bench.granted(bench.ask([1, 2, 3]))
@@ -165,7 +165,7 @@ def test_the_state_itself_moves_where_there_is_no_other_slot() -> None:
     assert bench.states == [2], "it goes back to where it was"
 
 
-def test_an_admission_undone_gives_back_slot_loan_and_pages() -> None:
+def test_a_returned_grant_gives_back_slot_loan_and_pages() -> None:
     bench = Bench(slots=3, pages=8)
     bench.run([1, 2, 3, 4, 5, 6])
     granted = bench.granted(bench.ask([1, 2, 3, 4, 5, 6, 7]))
@@ -175,7 +175,7 @@ def test_an_admission_undone_gives_back_slot_loan_and_pages() -> None:
     assert bench.cache.pages.free == 6 and bench.cache.pages.used == 0
 
 
-def test_checkpoint_slots_are_for_those_that_run_while_no_request_waits_for_one() -> None:
+def test_checkpoints_get_slots_only_while_no_grant_waits_for_one() -> None:
     bench = Bench(slots=4)
     grant = bench.ask([1])
     bench.run([2])
@@ -191,7 +191,7 @@ def test_checkpoint_slots_are_for_those_that_run_while_no_request_waits_for_one(
     bench.ledger.close()
 
 
-def test_a_page_is_kept_back_for_each_that_runs_also_where_pages_are_evicted() -> None:
+def test_a_page_is_reserved_for_each_open_grant_when_pages_are_evicted_too() -> None:
     bench = Bench(pages=4)
     bench.run([1, 2, 3, 4, 5, 6, 7])
     running = bench.ask([8])
@@ -203,7 +203,7 @@ def test_a_page_is_kept_back_for_each_that_runs_also_where_pages_are_evicted() -
     bench.ledger.close()
 
 
-def test_a_session_s_state_does_not_go_for_a_checkpoint() -> None:
+def test_a_session_s_state_is_not_evicted_for_a_checkpoint() -> None:
     bench = Bench(slots=2)
     bench.open("s")
     bench.run([1, 2], session="s")
@@ -214,7 +214,7 @@ def test_a_session_s_state_does_not_go_for_a_checkpoint() -> None:
     bench.ledger.close()
 
 
-def test_nobody_has_the_slot_of_a_grant_that_waits_for_pages_to_leave() -> None:
+def test_no_checkpoint_takes_the_slot_of_a_grant_that_waits_for_pages_on_their_way_out() -> None:
     bench = Bench(slots=4, pages=5, limits=HOST)
     bench.open("s")
     bench.run([1] * 8, session="s")
@@ -248,12 +248,12 @@ def test_no_page_is_evicted_from_a_path_that_is_used() -> None:
     bench.receive(Extend([grant, grant]))
     bench.receive(Extend([grant]))
     bench.receive(Extend([grant]))
-    given = [page for m in bench.of(Extended) for g in m.pages for page in g.pages]
-    assert len(given) == 3 and bench.counted["evicted_pages"] == 1 and bench.states == [5]
-    assert bench.of(Extended)[-1] == Extended([GrantPages(grant, given[-1:])], [])
+    pages = [page for m in bench.of(Extended) for g in m.pages for page in g.pages]
+    assert len(pages) == 3 and bench.counted["evicted_pages"] == 1 and bench.states == [5]
+    assert bench.of(Extended)[-1] == Extended([GrantPages(grant, pages[-1:])], [])
 
 
-def test_rows_that_wait_for_a_page_are_told_of_and_come_before_new_ones() -> None:
+def test_rows_that_wait_for_a_page_are_reported_and_served_before_new_requests() -> None:
     bench = Bench(pages=4)
     rows = [bench.ask([token, token, token]) for token in (1, 2)]
     for row in rows:
@@ -262,16 +262,16 @@ def test_rows_that_wait_for_a_page_are_told_of_and_come_before_new_ones() -> Non
     assert bench.of(Extended)[-1] == Extended([], rows)
     new = bench.ask([9])
     bench.receive(Extend([7]))
-    assert bench.of(Extended)[-1] == Extended([], rows), "of one that is closed nothing is said"
+    assert bench.of(Extended)[-1] == Extended([], rows), "a closed grant is not named"
     bench.receive(Free([bench.granted(rows[1]).state], closes_grant=rows[1]))
     last = bench.of(Extended)[-1]
-    assert [given.grant for given in last.pages] == [rows[0]] and last.starved == []
+    assert [fed.grant for fed in last.pages] == [rows[0]] and last.starved == []
     assert not [m for m in bench.of(Granted) if m.grant == new], "one page is left, and one is kept back for the row"
     assert bench.of(Closed) == [Closed(rows[1])]
 
 
-def test_word_of_rows_that_wait_is_taken_back_while_a_state_leaves_and_given_again() -> None:
-    """Pages come with it, and then nobody may have to be retracted."""
+def test_starved_rows_are_not_reported_while_a_state_is_copied_out() -> None:
+    """Its pages come back, so that perhaps no row needs to be retracted."""
     bench = Bench(pages=5)
     rows = [bench.ask([token, token, token]) for token in (1, 2)]
     held = bench.cache.pages.take(1)
@@ -283,20 +283,20 @@ def test_word_of_rows_that_wait_is_taken_back_while_a_state_leaves_and_given_aga
     bench.cache.pages.drop_grant_refs(held)
     bench.cache.act()
     assert bench.of(Extended)[-1] == Extended([GrantPages(rows[0], held)], [])
-    told = len(bench.of(Extended))
+    reports = len(bench.of(Extended))
     bench.cache.act()
     del bench.cache.tiers.exports[9]
     bench.cache.act()
     assert bench.of(Extended)[-1] == Extended([], rows[1:])
     bench.cache.act()
-    assert len(bench.of(Extended)) == told + 2
+    assert len(bench.of(Extended)) == reports + 2
     bench.ledger.close()
 
 
 # Giving back
 
 
-def test_a_state_that_does_not_fit_its_tokens_is_put_out_of_use(bench: Bench) -> None:
+def test_a_state_whose_position_contradicts_its_tokens_is_quarantined(bench: Bench) -> None:
     granted = bench.granted(bench.ask([1, 2, 3]))
     bench.receive(Donate(granted.grant, granted.state, 3, pack([1, 2]), closes=True))
     assert bench.ledger.violations == 1 and bench.ledger.counts[Place.QUARANTINED] == 1
@@ -314,7 +314,7 @@ def test_a_second_state_for_one_path_is_freed(bench: Bench) -> None:
     bench.ledger.close()
 
 
-def test_after_a_flush_nothing_is_known_and_what_was_under_way_is_freed(bench: Bench) -> None:
+def test_a_flush_forgets_all_paths_and_states_under_way_are_freed(bench: Bench) -> None:
     bench.run([1, 2])
     lent = bench.granted(bench.ask([1, 2, 3]))
     bench.run([8, 9])
@@ -332,7 +332,7 @@ def test_after_a_flush_nothing_is_known_and_what_was_under_way_is_freed(bench: B
 # The end
 
 
-def test_the_lap_ends_when_everything_is_home_and_what_is_not_is_named() -> None:
+def test_a_drain_ends_when_everything_is_home_and_names_what_is_not() -> None:
     bench = Bench(slots=4, pages=4, limits=HOST)
     bench.open("s")
     bench.run([1, 2], session="s")

@@ -1,11 +1,11 @@
-"""The copies below the pool alone: their caps, what goes first, what is written ahead, what stays while it is used."""
+"""The copies below the pool alone: limits, order of eviction, writing ahead, and copies that are in use."""
 
 from dataclasses import replace
 
-from baton.actors.cache.copies import CopyStore
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.copies import CopyStore
+from baton.actors.cache.below.limits import TierLimits
+from baton.actors.cache.below.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.radix import Node, tokens_to
-from baton.actors.cache.state_copy import Presence, StateCopy, copy_of
 from baton.actors.messages import Drop, Message
 from baton.actors.storage.disk import StateFile
 from baton.actors.tokens import Tokens, count, pack, unpack
@@ -15,7 +15,7 @@ FILE = TierLimits(state_bytes=STATE).file_bytes(1)
 
 
 class NotedDisk:
-    """Notes what it is asked for."""
+    """A disk that records its calls."""
 
     def __init__(self, found: list[StateFile]) -> None:
         self.found = found
@@ -40,7 +40,7 @@ class NotedDisk:
 
 
 class Bench:
-    """A store with room for so many copies of one token in host memory, and for so many files."""
+    """A store with room for `host` copies of one token in host memory and `files` files."""
 
     def __init__(self, host: int, files: int = 0, found: tuple[int, ...] = ()) -> None:
         self.sent: list[Message] = []
@@ -63,7 +63,7 @@ class Bench:
         return reserved[0]
 
     def add(self, token: int) -> Node[StateCopy]:
-        """A copy that has been made, of a session."""
+        """Add a copy of a session's state that has been made."""
         node = self.begin(token)
         node.sessions.add(f"s{token}")
         self.store.exported(copy_of(node).key)
@@ -82,7 +82,7 @@ class Bench:
         return node
 
     def tiers(self) -> dict[int, str]:
-        """Of each copy, by its token: h for host memory, d for disk, in capitals while it is coming."""
+        """Return the tiers of each copy by its token: h for host memory, d for disk, in capitals while it is coming."""
         found = {}
         for node in self.store.tree.states:
             copy = copy_of(node)
@@ -113,13 +113,13 @@ def test_what_a_copy_takes() -> None:
 
 
 def test_a_copy_fits_that_takes_all_of_host_memory() -> None:
-    store = CopyStore(TierLimits(1070, 0, 1000, 10), None, *[lambda *given: None] * 4)
+    store = CopyStore(TierLimits(1070, 0, 1000, 10), None, *[lambda *arguments: None] * 4)
     assert store.can_hold(7) and not store.can_hold(8)
     assert store.reserve("", pack(range(8))) is None
     assert store.reserve("", pack(range(7))) is not None
 
 
-def test_without_a_disk_the_least_recently_used_is_lost() -> None:
+def test_without_a_disk_the_least_recently_used_copy_is_lost() -> None:
     bench = Bench(2)
     for token in (1, 2):
         bench.add(token)
@@ -130,7 +130,7 @@ def test_without_a_disk_the_least_recently_used_is_lost() -> None:
     assert len([message for message in bench.sent if isinstance(message, Drop)]) == 1
 
 
-def test_a_copy_that_is_used_or_coming_does_not_go() -> None:
+def test_a_copy_that_is_lent_or_coming_stays() -> None:
     bench = Bench(2)
     bench.store.lend(bench.add(1))
     bench.begin(2)
@@ -140,7 +140,7 @@ def test_a_copy_that_is_used_or_coming_does_not_go() -> None:
     assert bench.tiers() == {2: "H", 3: "h"}
 
 
-def test_what_has_a_file_leaves_host_memory_and_nothing_is_lost() -> None:
+def test_copies_with_a_file_leave_host_memory_first() -> None:
     bench = Bench(2, files=9)
     for token in (1, 2):
         bench.add(token)
@@ -152,7 +152,7 @@ def test_what_has_a_file_leaves_host_memory_and_nothing_is_lost() -> None:
     assert bench.figures() == (2, 1, 2, 1)
 
 
-def test_no_more_goes_than_has_to() -> None:
+def test_no_more_copies_go_than_necessary() -> None:
     bench = Bench(3, files=9)
     for token in (1, 2, 3):
         bench.add(token)
@@ -166,7 +166,7 @@ def test_no_more_goes_than_has_to() -> None:
     assert small.tiers() == {2: "h", 3: "h", 4: "h"}
 
 
-def test_where_nothing_has_a_file_the_oldest_is_written_and_the_new_one_waits() -> None:
+def test_if_no_copy_has_a_file_the_oldest_is_written_and_the_new_one_waits() -> None:
     bench = Bench(2, files=9)
     for token in (1, 2):
         bench.add(token)
@@ -180,7 +180,7 @@ def test_where_nothing_has_a_file_the_oldest_is_written_and_the_new_one_waits() 
     assert bench.tiers() == {1: "d", 2: "h", 3: "h"}
 
 
-def test_what_cannot_be_written_goes_when_there_is_no_room() -> None:
+def test_a_copy_that_cannot_be_written_is_lost_when_there_is_no_room() -> None:
     bench = Bench(1, files=9)
     bench.add(1)
     bench.write(1, error="no space left")
@@ -192,7 +192,7 @@ def test_what_cannot_be_written_goes_when_there_is_no_room() -> None:
     assert not copy_of(bench.node(2)).unwritable
 
 
-def test_what_never_fits_costs_nobody_anything() -> None:
+def test_a_copy_that_never_fits_displaces_nothing() -> None:
     bench = Bench(1, files=1)
     bench.add(1)
     bench.write(1)
@@ -204,7 +204,7 @@ def test_what_never_fits_costs_nobody_anything() -> None:
 # Files
 
 
-def test_files_keep_to_their_cap_and_the_least_recently_used_goes() -> None:
+def test_files_keep_to_their_limit_and_the_least_recently_used_is_deleted() -> None:
     bench = Bench(3, files=2)
     for token in (1, 2, 3):
         bench.add(token)
@@ -218,7 +218,7 @@ def test_files_keep_to_their_cap_and_the_least_recently_used_goes() -> None:
     assert bench.figures() == (1, 2, 1, 2)
 
 
-def test_for_a_file_s_room_what_is_in_host_memory_too_loses_only_its_file() -> None:
+def test_a_copy_that_is_in_host_memory_too_loses_only_its_file_to_make_room() -> None:
     bench = Bench(3, files=1)
     for token in (1, 2):
         bench.add(token)
@@ -228,7 +228,7 @@ def test_for_a_file_s_room_what_is_in_host_memory_too_loses_only_its_file() -> N
     assert bench.figures() == (2, 1, 2, 1)
 
 
-def test_a_file_that_is_being_written_or_read_does_not_go() -> None:
+def test_a_file_that_is_being_written_or_read_stays() -> None:
     bench = Bench(3, files=1)
     for token in (1, 2):
         bench.add(token)
@@ -244,7 +244,7 @@ def test_a_file_that_is_being_written_or_read_does_not_go() -> None:
     assert bench.store.counters == {"disk_writes": 1, "disk_reads": 1}
 
 
-def test_only_what_is_in_host_memory_can_be_written() -> None:
+def test_only_a_copy_in_host_memory_can_be_written() -> None:
     bench = Bench(1, files=9)
     assert not bench.store.write(bench.begin(1)) and not bench.disk.written
 
@@ -273,15 +273,15 @@ def test_a_damaged_file_is_forgotten_and_its_bytes_with_it() -> None:
     assert bench.store.find("", pack([1])) is None and not bench.store.busy
 
 
-def test_of_the_files_found_at_the_start_the_newest_stay() -> None:
+def test_the_newest_of_the_files_found_at_the_start_stay() -> None:
     bench = Bench(1, files=2, found=(1, 2, 3))
     assert bench.tiers() == {2: "d", 3: "d"} and bench.disk.deleted == [[1]]
     assert bench.figures() == (0, 2, 0, 2)
     none = CopyStore(TierLimits(STATE, 0, STATE), NotedDisk([StateFile("", pack([1]), FILE)]), *[lambda *_: None] * 4)
-    assert not none.has_disk and not none.tree.states, "a disk without room is not looked at"
+    assert not none.has_disk and not none.tree.states, "a disk without room is not used"
 
 
-def test_a_file_that_is_too_large_is_deleted_and_no_other_for_it() -> None:
+def test_a_file_found_at_the_start_that_is_too_large_is_deleted_alone() -> None:
     bench = Bench(1, files=2, found=())
     bench.disk.found = [StateFile("", pack([1]), FILE), StateFile("", pack([2]), 3 * FILE)]
     store = CopyStore(bench.store.limits, bench.disk, *[lambda *_: None] * 4)
@@ -306,8 +306,8 @@ def test_from_three_quarters_on_copies_are_written_ahead_one_at_a_time() -> None
     assert bench.disk.written == [[1], [2]]
 
 
-def test_nothing_goes_for_what_is_written_ahead() -> None:
-    """Neither another's file, nor what nobody wants, is coming, or could not be written before."""
+def test_writing_ahead_displaces_nothing() -> None:
+    """No file goes for it, and no copy is written that is unusable, still coming, or failed to be written before."""
     bench = Bench(4, files=1)
     for token in (1, 2, 3, 4):
         bench.add(token)
@@ -325,7 +325,7 @@ def test_nothing_goes_for_what_is_written_ahead() -> None:
     assert full.disk.written == [[1], [4]]
 
 
-def test_what_is_written_ahead_may_take_all_of_the_disk() -> None:
+def test_writing_ahead_may_fill_the_disk() -> None:
     bench = Bench(4, files=1)
     for token in (1, 2, 3, 4):
         bench.add(token)
@@ -343,7 +343,7 @@ def test_without_a_disk_nothing_is_written_ahead() -> None:
 # Going
 
 
-def test_what_nobody_wants_goes_as_soon_as_nobody_uses_it() -> None:
+def test_a_released_copy_goes_when_its_loan_ends() -> None:
     bench = Bench(2, files=9)
     bench.store.lend(bench.add(1))
     bench.store.release(bench.node(1))
@@ -361,7 +361,7 @@ def test_what_nobody_wants_goes_as_soon_as_nobody_uses_it() -> None:
     assert bench.tiers() == {} and bench.disk.deleted == [[3]]
 
 
-def test_what_is_wanted_again_meanwhile_stays() -> None:
+def test_a_released_copy_that_is_claimed_again_stays() -> None:
     bench = Bench(1)
     bench.store.lend(bench.add(1))
     bench.store.release(bench.node(1))
@@ -370,7 +370,7 @@ def test_what_is_wanted_again_meanwhile_stays() -> None:
     assert bench.tiers() == {1: "h"}
 
 
-def test_what_nobody_wants_any_more_goes_when_it_has_come_or_been_written() -> None:
+def test_a_released_copy_goes_when_it_has_come_or_been_written() -> None:
     bench = Bench(1, files=9, found=(1,))
     node = bench.node(1)
     assert bench.store.load(node)
@@ -386,7 +386,7 @@ def test_what_nobody_wants_any_more_goes_when_it_has_come_or_been_written() -> N
     assert bench.tiers() == {} and bench.figures() == (0, 0, 0, 0)
 
 
-def test_files_without_a_name_go_at_the_end() -> None:
+def test_files_without_a_name_are_deleted_at_the_end() -> None:
     bench = Bench(1, files=9, found=(1, 2))
     bench.node(2).sessions.add("s")
     bench.store.release_unnamed()

@@ -1,4 +1,4 @@
-"""What the cache does for each session does not grow with the number of sessions."""
+"""The work of the cache for each session does not grow with the number of sessions."""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from baton.actors.cache.actor import Cache
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.assembly import make_cache
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.cache.pages import PagePool
 from baton.actors.cache.radix import Node
 from baton.actors.lease import Lease, Ledger
@@ -35,7 +35,7 @@ FILE = 10_000  # more than a file of these sessions takes
 
 
 class Disk:
-    """Its answers come one at a time, when the bench has nothing else to do."""
+    """A disk whose answers come one at a time, when the bench has nothing else to do."""
 
     def __init__(self) -> None:
         self.answers: deque[Written] = deque()
@@ -48,14 +48,14 @@ class Disk:
         self.answers.append(Written(key))
 
     def read(self, key: int, salt: str, tokens: bytes) -> None:
-        raise AssertionError("nobody goes on from a file here")
+        raise AssertionError("no request resumes from a file here")
 
     def delete(self, salt: str, tokens: bytes) -> None:
         self.deleted += 1
 
 
 class Watched(OrderedDict[Node[Lease], None]):
-    """The nodes of a tree, and how many have been looked at in all."""
+    """The nodes of a tree, with a count of how many were looked at."""
 
     looked_at = 0
 
@@ -66,24 +66,24 @@ class Watched(OrderedDict[Node[Lease], None]):
 
 
 class Bench:
-    """A cache alone, with forward and the disk played, and so many sessions of one turn each."""
+    """A cache alone with stand-ins for forward and the disk, and `sessions` sessions of one turn each."""
 
     def __init__(
         self, sessions: int, slots: int, host: int, files: int, cap: int | None = None, pages: int = 0
     ) -> None:
-        """host: copies that host memory holds; files: those that the disk does. cap: slots that sessions may keep."""
+        """host, files: copies that fit into host memory and onto the disk. cap: slots that sessions may keep."""
         self.disk, self.told, self.drained = Disk(), Counter[str](), False
         self._inbox: deque[Message] = deque()
         self.granted: list[Granted] = []
         limits = TierLimits(host_bytes=host, disk_bytes=files * FILE, session_slots=cap)
         self.ledger = Ledger(slots)
-        self.cache = Cache(self._send, self.ledger, PagePool(pages, 4), limits=limits, disk=self.disk)
+        self.cache = make_cache(self._send, self.ledger, PagePool(pages, 4), limits=limits, disk=self.disk)
         for number in range(sessions):
             self._turn(number)
             self.carry()
 
     def carry(self) -> None:
-        """Until nothing moves any more; the cache acts after every message."""
+        """Deliver messages until none is left; the cache acts after each."""
         while self._inbox or self.disk.answers:
             self.receive(self._inbox.popleft() if self._inbox else self.disk.answers.popleft())
 
@@ -120,7 +120,7 @@ class Bench:
                 pass
 
 
-# Where the sessions are when the drain begins, and what is short then: (slots, host, files) of so many sessions.
+# The tier of the sessions when the drain begins, and what is short then: (slots, host, files) for a number of sessions.
 PLACES: dict[str, Callable[[int], tuple[int, int, int]]] = {
     "in host memory": lambda sessions: (8, 2 * sessions, sessions),
     "in their slots": lambda sessions: (sessions + 1, sessions, sessions),
@@ -131,15 +131,15 @@ PLACES: dict[str, Callable[[int], tuple[int, int, int]]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_drain_takes_as_much_for_each_of_many_sessions_as_for_each_of_few(place: str) -> None:
+def test_a_drain_costs_the_same_for_each_session_among_many_as_among_few(place: str) -> None:
     few, many = (Bench(sessions, *PLACES[place](sessions)) for sessions in (FEW, MANY))
     assert calls_of(many.drain, CACHE) < 1.25 * MANY / FEW * calls_of(few.drain, CACHE)
     assert many.told["disk"] >= MANY / 2 and many.disk.deleted <= 0.6 * MANY
 
 
 @pytest.mark.parametrize("files", ["enough", "none left"])
-def test_an_act_takes_no_more_beside_many_copies_than_beside_few(files: str) -> None:
-    """Where host memory is full of copies that are written ahead, or cannot be."""
+def test_an_act_costs_no_more_with_many_copies_than_with_few(files: str) -> None:
+    """Host memory is full of copies that are written ahead, or cannot be."""
     few, many = (Bench(sessions, 8, sessions, sessions if files == "enough" else 1) for sessions in (FEW, MANY))
     acts = [calls_of(bench.cache.act, CACHE) for bench in (few, many)]
     assert acts[0] == acts[1]
@@ -148,13 +148,13 @@ def test_an_act_takes_no_more_beside_many_copies_than_beside_few(files: str) -> 
         bench.ledger.close()
 
 
-def test_a_session_costs_as_much_among_many_as_among_few() -> None:
-    """With room for half of them and no disk: each turn makes some."""
+def test_a_session_costs_the_same_among_many_as_among_few() -> None:
+    """There is room for half of them and no disk, so each turn has to make room."""
     few, many = (calls_of(partial(live, sessions), CACHE) for sessions in (FEW, MANY))
     assert many < 1.25 * MANY / FEW * few
 
 
-def test_an_act_does_not_look_for_slots_of_sessions_that_keep_no_more_than_they_may() -> None:
+def test_an_act_does_not_search_for_states_while_sessions_are_within_their_share_of_slots() -> None:
     bench = Bench(MANY, MANY + 4, MANY, 0, cap=MANY)
     states = bench.cache.tree.states = Watched(bench.cache.tree.states)
     bench.cache.act()
@@ -162,8 +162,8 @@ def test_an_act_does_not_look_for_slots_of_sessions_that_keep_no_more_than_they_
     bench.ledger.close()
 
 
-def test_a_grant_looks_at_no_more_of_the_tree_than_has_to_go_for_it() -> None:
-    """Each session's state has a page of its own, and none is left."""
+def test_a_grant_looks_at_no_more_nodes_than_are_evicted_for_it() -> None:
+    """Each session's state has a page of its own, and no page is free."""
     bench = Bench(MANY, MANY + 2, MANY, 0, pages=MANY)
     nodes = bench.cache.tree.nodes = Watched(bench.cache.tree.nodes)
     bench.receive(Acquire(MANY, pack([MANY, 1, 2]), 2, "", None))

@@ -1,10 +1,10 @@
-"""States without a name in the cache alone: which are copied as they leave their slots, and who goes on from those."""
+"""States without a session's name: which are copied when they leave their slots, and when a copy is used."""
 
 import pytest
 
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.limits import TierLimits
+from baton.actors.cache.below.prices import DISK_AT_FIRST, NEWEST, Prices
 from baton.actors.cache.worth.order import Costs
-from baton.actors.cache.worth.prices import DISK_AT_FIRST, NEWEST, Prices
 from baton.actors.control import Speeds
 from baton.actors.kinds import Kind
 from baton.actors.lease import Place
@@ -12,7 +12,7 @@ from baton.actors.messages import Acquire, Copied, Drain, Drop, Export, Free, Gr
 from baton.actors.tokens import pack
 from tests.actors.cache.bench import HOST, Bench, exported, take
 
-# A second for a token, and a tenth of one for a copy: of 100 bytes.
+# Computing a token takes one second, copying a byte a tenth of one. A state has 100 bytes.
 FAST, SLOW = Speeds(1.0, 1e-3), Speeds(1.0, 1.0)
 
 
@@ -23,18 +23,18 @@ def demoting(slots: int = 2, limits: TierLimits = HOST, speeds: Speeds = FAST) -
 
 
 def turn(bench: Bench, tokens: list[int]) -> Granted:
-    """A request, and the copies that are made for it."""
+    """Run a request, and make the copies that it causes."""
     granted = bench.run(tokens)
     exported(bench)
     return granted
 
 
 def copies(bench: Bench) -> dict[int, Kind]:
-    """By position."""
+    """Return the kind of each copy by its position."""
     return {node.end: node.kind for node in bench.cache.tiers.store.tree.states}
 
 
-def test_a_state_without_a_name_is_gone_on_from_in_host_memory() -> None:
+def test_a_request_resumes_from_a_copy_without_a_name() -> None:
     bench = demoting()
     for token in range(4):
         turn(bench, [token] * 10)
@@ -45,7 +45,7 @@ def test_a_state_without_a_name_is_gone_on_from_in_host_memory() -> None:
     bench.ledger.close()
 
 
-def test_it_is_dropped_where_computing_is_quicker() -> None:
+def test_a_state_is_dropped_if_computing_is_quicker() -> None:
     for speeds in (SLOW, Speeds(0.0, 0.0)):
         bench = demoting(speeds=speeds)
         for token in range(4):
@@ -55,7 +55,7 @@ def test_it_is_dropped_where_computing_is_quicker() -> None:
         bench.ledger.close()
 
 
-def test_a_copy_is_left_where_it_is_by_whoever_computes_as_quickly() -> None:
+def test_a_copy_is_not_used_if_computing_is_as_quick() -> None:
     bench = demoting()
     for token in range(3):
         turn(bench, [token] * 10)
@@ -69,7 +69,7 @@ def test_a_copy_is_left_where_it_is_by_whoever_computes_as_quickly() -> None:
     bench.ledger.close()
 
 
-def test_a_session_s_copy_stays_where_one_without_a_name_would_come() -> None:
+def test_a_copy_without_a_name_does_not_displace_a_session_s() -> None:
     bench = demoting(limits=TierLimits(100, 0, 100))
     bench.open("s")
     bench.run([9] * 3, session="s")
@@ -94,7 +94,7 @@ def test_the_copy_that_is_worth_more_stays(first: int, second: int) -> None:
     bench.ledger.close()
 
 
-def test_what_a_conversation_has_gone_past_goes_before_its_end() -> None:
+def test_copies_that_a_conversation_has_passed_go_before_its_end() -> None:
     bench = demoting(slots=4, limits=TierLimits(300, 0, 100))
     for length in (10, 20, 30):
         turn(bench, [1] * length)
@@ -110,7 +110,7 @@ def test_what_a_conversation_has_gone_past_goes_before_its_end() -> None:
     bench.ledger.close()
 
 
-def test_a_state_that_has_come_back_goes_at_once_and_its_copy_is_what_it_was() -> None:
+def test_a_state_that_came_back_leaves_at_once_as_its_copy_exists() -> None:
     bench = demoting(slots=8)
     for _ in range(2):
         turn(bench, [1] * 10)
@@ -128,7 +128,7 @@ def test_a_state_that_has_come_back_goes_at_once_and_its_copy_is_what_it_was() -
     bench.ledger.close()
 
 
-def test_who_comes_for_a_copy_leaves_the_state_above_what_it_is() -> None:
+def test_a_state_above_keeps_its_kind_if_the_evicted_one_has_a_copy() -> None:
     for speeds, kind in ((FAST, Kind.LAST_END), (SLOW, Kind.FRONTIER)):
         bench = demoting(slots=8, speeds=speeds)
         turn(bench, [1] * 10)
@@ -140,17 +140,17 @@ def test_who_comes_for_a_copy_leaves_the_state_above_what_it_is() -> None:
         bench.ledger.close()
 
 
-def test_slots_are_kept_at_hand_where_many_are_copied() -> None:
+def test_some_slots_are_kept_free_if_states_are_copied() -> None:
     bench = demoting(slots=64, limits=TierLimits(10_000, 0, 100))
     for token in range(70):
         turn(bench, [token] * 10)
-    assert bench.ledger.counts[Place.FREE] == bench.cache.tiers.at_hand == 4
+    assert bench.ledger.counts[Place.FREE] == bench.cache.tiers.slot_reserve == 4
     grants = [bench.ask([token] * 20) for token in range(100, 104)]
     assert len({bench.granted(grant).state.slot for grant in grants}) == 4, "nobody waits for a copy"
     bench.ledger.close()
 
 
-def test_the_last_free_slots_are_for_checkpoints_that_are_worth_more_than_what_goes_for_them() -> None:
+def test_a_checkpoint_gets_a_reserved_slot_if_it_is_worth_more_than_the_next_state_to_go() -> None:
     bench = demoting(slots=4, limits=TierLimits(10_000, 0, 100))
     for token in range(3):
         turn(bench, [token] * 100)
@@ -163,7 +163,7 @@ def test_the_last_free_slots_are_for_checkpoints_that_are_worth_more_than_what_g
     bench.ledger.close()
 
 
-def test_at_the_end_what_has_no_name_goes() -> None:
+def test_a_drain_drops_copies_without_a_name() -> None:
     bench = demoting()
     for token in range(3):
         turn(bench, [token] * 10)
@@ -175,7 +175,7 @@ def test_at_the_end_what_has_no_name_goes() -> None:
 
 
 def test_an_acquire_without_a_session_waits_for_its_file() -> None:
-    """Which nobody reads if computing is quicker."""
+    """The file is not read if computing is quicker."""
     for seconds, waits in ((1e-6, True), (1.0, False)):
         prices = Prices(Costs(), TierLimits(1000, 10_000, 100))
         prices.measured(FAST)
@@ -183,7 +183,7 @@ def test_an_acquire_without_a_session_waits_for_its_file() -> None:
         assert prices.is_quicker(50, 0, in_host=False) is waits and prices.is_quicker(50, 0, in_host=True)
 
 
-def test_what_pays() -> None:
+def test_which_copies_pay() -> None:
     prices = Prices(Costs(attend=0.1), TierLimits(150, 0, 100, 1))
     assert not prices.pays(1.0, 50, 0) and prices.is_quicker(50, 49, in_host=True), "nothing is known yet"
     prices.measured(Speeds(1.0, 0.1))
@@ -201,17 +201,17 @@ def test_a_disk_s_speed_is_learned() -> None:
     assert 0 < NEWEST < 1 and DISK_AT_FIRST < 1e-6
 
 
-def test_a_checkpoint_s_slot_is_not_taken_from_a_state_that_is_to_be_copied() -> None:
+def test_a_checkpoint_does_not_evict_a_state_that_is_copied_first() -> None:
     bench = demoting(slots=3)
     for token in range(3):
         bench.run([token] * 100)
         exported(bench)
     grant = bench.ask([9] * 20)
-    kept = [take(bench) for _ in range(bench.ledger.counts[Place.FREE])]
+    leases = [take(bench) for _ in range(bench.ledger.counts[Place.FREE])]
     before = bench.counted["evicted_states"]
     bench.cache.receive(Want(grant, [(19, Kind.HUB)]))
     assert bench.of(Spare)[-1].denied == [19] and bench.counted["evicted_states"] == before
-    bench.cache.receive(Free(kept))
+    bench.cache.receive(Free(leases))
     bench.ledger.close()
 
 
@@ -226,7 +226,7 @@ def test_salts_keep_their_copies_apart() -> None:
 
 
 def test_rows_get_pages_while_a_state_is_copied() -> None:
-    """From leaves that give theirs at once: those of the state come back only with Exported."""
+    """Other leaves give theirs at once; the state's pages come back only with Exported."""
     bench = Bench(slots=4, pages=7, limits=HOST)
     bench.open("s")
     bench.run([1] * 8, session="s")
@@ -240,8 +240,8 @@ def test_rows_get_pages_while_a_state_is_copied() -> None:
     assert bench.granted(waiting)
 
 
-def test_who_waits_for_pages_has_not_used_the_state_that_it_would_take_along() -> None:
-    """A third state has the pages that it needs, and is to be copied before it gives them."""
+def test_a_grant_that_waits_for_pages_has_not_used_the_state_that_would_move() -> None:
+    """The pages that it needs are those of a third state, which is copied first."""
     bench = Bench(slots=4, pages=9, limits=HOST)
     bench.receive(FAST)
     bench.open("s")

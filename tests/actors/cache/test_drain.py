@@ -1,4 +1,4 @@
-"""How long ten thousand sessions take to drain: in processor time of the cache alone, and through a ring to files."""
+"""The time that a drain of ten thousand sessions takes: of the cache alone, and through a ring to files."""
 
 import asyncio
 import time
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.messages import Drain
 from baton.models.hash import HashModel
 from tests.actors.cache.test_costs import PLACES, Bench
@@ -30,7 +30,7 @@ def test_the_cache_alone(place: str, capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.soak
 def test_to_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From host memory, where none of them is written ahead."""
+    """The sessions are in host memory, and none is written ahead."""
     tiers = TierLimits(host_bytes=1 << 33, disk_bytes=1 << 33, state_bytes=64, token_bytes=64)
     model = HashModel(vocab_size=61, chunk_size=8, max_position=1024)
 

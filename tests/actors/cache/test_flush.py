@@ -1,11 +1,11 @@
-"""A flush reaches every tier, and what is under way when it comes does no harm to what comes after it."""
+"""A flush reaches every tier, and copies under way do no harm to those made after it."""
 
 import asyncio
 from pathlib import Path
 
 from baton.actors.actor import Address
-from baton.actors.cache.copies import CopyStore
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.copies import CopyStore
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.messages import Drop, Message
 from baton.actors.storage.disk import StateFile
 from baton.actors.tokens import Tokens, pack
@@ -60,7 +60,7 @@ class Bench:
 
 
 def written() -> tuple[Bench, int]:
-    """With a copy that is being written."""
+    """Make a store with a copy that is being written."""
     bench = Bench()
     key = bench.reserve()
     bench.store.exported(key)
@@ -68,7 +68,7 @@ def written() -> tuple[Bench, int]:
     return bench, key
 
 
-def test_a_file_that_is_written_across_a_flush_goes_and_one_written_after_it_stays() -> None:
+def test_a_file_being_written_at_a_flush_is_deleted_and_one_written_after_it_stays() -> None:
     bench, old = written()
     bench.store.flush()
     assert not bench.found()
@@ -84,7 +84,7 @@ def test_a_file_that_is_written_across_a_flush_goes_and_one_written_after_it_sta
     assert copy.in_file and copy.in_host and bench.bytes() == (copy.size, copy.file_size)
 
 
-def test_what_is_under_way_goes_when_it_is_over() -> None:
+def test_a_copy_under_way_at_a_flush_goes_when_it_is_made() -> None:
     bench = Bench()
     key = bench.reserve()
     bench.store.flush()
@@ -93,7 +93,7 @@ def test_what_is_under_way_goes_when_it_is_over() -> None:
     assert bench.dropped == [key] and not bench.store.leaving and bench.bytes() == (0, 0)
 
 
-def test_a_copy_that_is_lent_goes_when_the_loan_ends() -> None:
+def test_a_lent_copy_goes_when_the_loan_ends() -> None:
     bench, key = written()
     bench.store.written(key, "")
     node = bench.store.tree.deepest("", pack(PROMPT), 100)
@@ -104,7 +104,7 @@ def test_a_copy_that_is_lent_goes_when_the_loan_ends() -> None:
     assert bench.dropped == [key] and bench.bytes() == (0, 0)
 
 
-def test_a_read_across_a_flush_fails_or_not_and_leaves_nothing() -> None:
+def test_a_read_under_way_at_a_flush_leaves_nothing_whether_it_fails_or_not() -> None:
     for error in ("", "damaged"):
         bench, key = written()
         bench.store.written(key, "")
@@ -116,7 +116,7 @@ def test_a_read_across_a_flush_fails_or_not_and_leaves_nothing() -> None:
         assert bench.bytes() == (0, 0) and not bench.store.leaving and not bench.store.busy
 
 
-def test_a_copy_that_could_not_be_made_is_not_gone_on_from() -> None:
+def test_a_copy_that_could_not_be_made_is_not_used() -> None:
     bench, key = written()
     bench.store.unmade(key)
     assert not bench.found() and bench.store.reserve("", pack(PROMPT)) is None

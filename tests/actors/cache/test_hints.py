@@ -1,4 +1,4 @@
-"""What clients say of states: positions that they ask for, ends that they come back to soon, and what was not kept."""
+"""Hints of clients: positions where they want states, ends that they will resume from soon, and denied positions."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def node(bench: Bench, tokens: list[int]) -> Node[Lease]:
 
 
 def checkpointed(bench: Bench, tokens: list[int], *positions: int, **more: object) -> None:
-    """A request that keeps its states at these positions, each of which its client has asked for, and at its end."""
+    """Run a request that leaves states at its end and at these positions, all of which its client has named."""
     grant = bench.ask(tokens, **{"checkpoints": positions, **more})
     begin = bench.granted(grant).match
     bench.receive(Copied(grant))
@@ -31,24 +31,24 @@ def checkpointed(bench: Bench, tokens: list[int], *positions: int, **more: objec
     bench.receive(Donate(grant, bench.granted(grant).state, len(tokens), pack(tokens[begin:]), closes=True))
 
 
-def test_what_a_client_asks_for_is_worth_more_than_what_is_kept_without() -> None:
-    """At any age, until it is learned that nobody comes for what they ask for; then it is like any other."""
+def test_a_state_that_a_client_wants_is_worth_more_than_any_other() -> None:
+    """This holds at every age, until the cache has learned that clients do not use what they ask for."""
     chances = Chances()
     for age in (0, 20, 100, 400):
-        asked = chances.index(Kind.ASKED, age)
-        assert all(asked > chances.index(kind, age) for kind in Kind if kind is not Kind.ASKED)
+        index = chances.index(Kind.ASKED, age)
+        assert all(index > chances.index(kind, age) for kind in Kind if kind is not Kind.ASKED)
     for _ in range(40 * LEARNED_AFTER):
         chances.learn(Kind.ASKED, 0, 500, used=False)
     assert chances.index(Kind.ASKED, 0) < chances.index(Kind.NEW, 0)
 
 
-def test_what_is_gone_on_from_soon_is_worth_as_much_as_a_session_s_for_a_time() -> None:
+def test_an_end_that_is_resumed_soon_is_at_first_worth_as_much_as_a_session_s() -> None:
     chances = Chances()
     assert chances.index(Kind.SOON, 0) > chances.index(Kind.NAMED, 0) > chances.index(Kind.NEW, 0)
     assert chances.index(Kind.SOON, 400) < chances.index(Kind.NAMED, 400)
 
 
-def test_a_state_that_is_asked_for_stays_so_until_many_go_on_from_it() -> None:
+def test_a_state_that_was_asked_for_stays_of_that_kind_until_it_is_a_hub() -> None:
     bench = Bench(slots=32)
     checkpointed(bench, PROMPT, 20)
     assert node(bench, PROMPT[:20]).kind is Kind.ASKED
@@ -58,7 +58,7 @@ def test_a_state_that_is_asked_for_stays_so_until_many_go_on_from_it() -> None:
     bench.ledger.close()
 
 
-def test_a_state_that_is_there_already_is_what_the_client_asks_for() -> None:
+def test_an_existing_state_becomes_one_that_was_asked_for() -> None:
     bench = Bench(slots=32)
     bench.run(PROMPT[:20])
     bench.run(PROMPT[:40])
@@ -77,14 +77,14 @@ def test_a_session_s_state_keeps_its_name() -> None:
     bench.ledger.close()
 
 
-def test_the_end_that_a_client_comes_back_to_soon() -> None:
+def test_an_end_that_its_client_resumes_from_soon() -> None:
     bench = Bench(slots=32)
     bench.run(PROMPT[:20], keep="soon")
     assert node(bench, PROMPT[:20]).kind is Kind.SOON
     bench.run(PROMPT[:40])
     assert node(bench, PROMPT[:20]).kind is Kind.LAST_END, "its conversation has gone on"
     bench.run(PROMPT[:40], keep="soon")
-    assert node(bench, PROMPT[:40]).kind is Kind.SOON, "it was a frontier, and is one to which somebody comes back"
+    assert node(bench, PROMPT[:40]).kind is Kind.SOON, "it was a frontier, and its client will resume from it"
     bench.open("s")
     grant = bench.ask(PROMPT, session="s", keep="soon")
     bench.receive(Copied(grant))
@@ -92,7 +92,7 @@ def test_the_end_that_a_client_comes_back_to_soon() -> None:
     assert node(bench, PROMPT).kind is Kind.NAMED
 
 
-def test_of_two_that_save_as_much_the_one_that_was_asked_for_stays() -> None:
+def test_the_state_that_was_asked_for_outlasts_one_that_saves_as_much() -> None:
     bench = Bench(slots=4)
     checkpointed(bench, PROMPT[:50], 49)
     bench.run([200] * 49)
@@ -102,8 +102,8 @@ def test_of_two_that_save_as_much_the_one_that_was_asked_for_stays() -> None:
     assert bench.counted["evicted_states"] == 1
 
 
-def test_it_is_no_pin() -> None:
-    """Where there is nothing else, it goes."""
+def test_a_hint_is_no_pin() -> None:
+    """If there is nothing else to evict, the state is evicted."""
     bench = Bench(slots=2)
     checkpointed(bench, PROMPT[:50], 49)
     for token in (200, 300):
@@ -112,7 +112,7 @@ def test_it_is_no_pin() -> None:
     bench.ledger.close()
 
 
-# What is said of those that were not kept
+# Positions where a state was wanted and none was kept
 
 
 def reason(bench: Bench, tokens: list[int]) -> tuple[int, str]:
@@ -130,7 +130,7 @@ def test_a_checkpoint_for_which_there_was_no_slot_is_denied() -> None:
     bench.ledger.close()
 
 
-def test_what_was_denied_is_known_on_both_sides_of_a_split_and_forgotten_when_it_comes() -> None:
+def test_denials_are_split_with_their_node_and_forgotten_when_the_state_comes() -> None:
     bench = Bench(slots=32)
     bench.run(PROMPT, checkpoints=(20, 40))
     bench.run([*PROMPT[:30], 99])
@@ -142,7 +142,7 @@ def test_what_was_denied_is_known_on_both_sides_of_a_split_and_forgotten_when_it
     bench.ledger.close()
 
 
-def test_what_was_kept_and_had_to_go_was_evicted() -> None:
+def test_a_state_that_was_kept_and_evicted_counts_as_evicted_not_denied() -> None:
     bench = Bench(slots=3)
     checkpointed(bench, PROMPT[:50], 30)
     first, second = (bench.ask([token] * 10) for token in (200, 300))
@@ -154,8 +154,8 @@ def test_what_was_kept_and_had_to_go_was_evicted() -> None:
     bench.ledger.close()
 
 
-def test_what_a_request_before_left_denies_nothing() -> None:
-    """The tree has a state there, whoever has left it."""
+def test_a_state_left_by_an_earlier_request_is_not_denied() -> None:
+    """The tree has a state there, and it does not matter which request left it."""
     bench = Bench(slots=32)
     bench.run(PROMPT[:20])
     bench.run(PROMPT, checkpoints=(20,))
@@ -163,8 +163,8 @@ def test_what_a_request_before_left_denies_nothing() -> None:
 
 
 @pytest.mark.parametrize("checkpoints", [(), (70,)])
-def test_beyond_what_the_tree_knows_nothing_is_denied(checkpoints: tuple[int, ...]) -> None:
-    """A request that was given up in its prompt leaves what it has read."""
+def test_nothing_is_denied_beyond_the_tokens_that_the_tree_knows(checkpoints: tuple[int, ...]) -> None:
+    """A request that is given up in its prompt leaves the tokens that it has consumed."""
     bench = Bench(slots=32, pages=40)
     grant = bench.ask([*PROMPT, *PROMPT], checkpoints=checkpoints)
     bench.receive(Extend([grant]))

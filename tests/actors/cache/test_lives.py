@@ -1,4 +1,4 @@
-"""What each state is taken for, as conversations go on, part, begin alike and are gone on from again."""
+"""The kind of each state as conversations continue, part, begin alike and are resumed."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ def bench() -> Bench:
 
 
 def node(bench: Bench, tokens: list[int]) -> Node[Lease]:
-    """That of the state which stands at the end of these tokens."""
+    """Return the node at the end of these tokens."""
     found = bench.cache.tree.deepest("", pack(tokens), len(tokens))
     assert found is not None and found.end == len(tokens), f"there is no state behind {len(tokens)} tokens"
     return found
@@ -29,7 +29,7 @@ def kinds(bench: Bench, *ends: list[int]) -> list[Kind]:
 
 
 def told(bench: Bench, what: str) -> dict[str, int]:
-    """By kind, how many were used, evicted or regretted."""
+    """Return, by kind, how many states were used, evicted or regretted."""
     return {name.partition(":")[2]: n for name, n in bench.counted.items() if name.startswith(f"states_{what}:")}
 
 
@@ -46,7 +46,7 @@ def test_a_conversation_s_deepest_state_is_its_frontier(bench: Bench) -> None:
     assert told(bench, "used") == {"new": 1, "frontier": 1}
 
 
-def test_a_checkpoint_is_what_it_was_asked_for_as(bench: Bench) -> None:
+def test_a_checkpoint_has_the_kind_that_it_was_taken_for(bench: Bench) -> None:
     grant = bench.ask(THREE)
     slots = [bench.spares(grant, 20, kind=Kind.BRANCH), bench.spares(grant, 40, kind=Kind.PROMPT_END)]
     for [slot], end in zip(slots, (20, 40), strict=True):
@@ -55,7 +55,7 @@ def test_a_checkpoint_is_what_it_was_asked_for_as(bench: Bench) -> None:
     bench.ledger.close()
 
 
-def test_the_same_prompt_again_goes_on_from_a_last_end(bench: Bench) -> None:
+def test_the_same_prompt_again_makes_its_state_a_last_end(bench: Bench) -> None:
     grant = bench.ask(TWO)
     [slot] = bench.spares(grant, 39, kind=Kind.PROMPT_END)
     bench.receive(Donate(grant, slot, 39, pack([1] * 39), closes=False))
@@ -67,7 +67,7 @@ def test_the_same_prompt_again_goes_on_from_a_last_end(bench: Bench) -> None:
     bench.ledger.close()
 
 
-def test_an_answer_that_was_asked_for_again_is_left(bench: Bench) -> None:
+def test_the_end_of_an_answer_that_was_regenerated_is_left(bench: Bench) -> None:
     first, second = [*ONE, *[2] * 10], [*ONE, *[3] * 10]
     bench.run(ONE)
     for answer in (first, second):
@@ -95,7 +95,7 @@ def test_a_session_s_state_is_named_as_long_as_the_name_is_on_it(bench: Bench) -
     assert kinds(bench, ONE, TWO, THREE) == [Kind.INTERIOR, Kind.NAMED, Kind.NAMED]
 
 
-def test_where_a_frontier_has_to_go_the_state_above_it_takes_its_place() -> None:
+def test_when_a_frontier_is_evicted_the_state_above_takes_its_place() -> None:
     bench = Bench(slots=3)
     bench.run(ONE)
     bench.run([*ONE, 1])
@@ -107,7 +107,7 @@ def test_where_a_frontier_has_to_go_the_state_above_it_takes_its_place() -> None
     bench.ledger.close()
 
 
-def test_what_went_and_is_wanted_soon_is_regretted() -> None:
+def test_a_state_that_is_missed_soon_after_its_eviction_is_regretted() -> None:
     bench = Bench(slots=2)
     bench.run(ONE)
     bench.run([7] * 400)
@@ -118,14 +118,14 @@ def test_what_went_and_is_wanted_soon_is_regretted() -> None:
     bench.ledger.close()
 
 
-def test_a_frontier_moves_where_to_keep_it_is_worth_less_than_another_state() -> None:
+def test_a_frontier_moves_if_keeping_it_is_worth_less_than_another_state() -> None:
     bench = Bench(slots=2)
     bench.run([7] * 200)
     bench.run(ONE)
     granted = bench.granted(bench.ask(TWO))
     assert granted.moved and granted.match == 20 and bench.states == [200]
     bench.receive(Donate(granted.grant, granted.state, 40, pack([1] * 20), closes=True))
-    assert kinds(bench, TWO) == [Kind.FRONTIER], "what went before is known"
+    assert kinds(bench, TWO) == [Kind.FRONTIER], "the earlier turns are known"
     copied = Bench(slots=2, policy="lru")
     copied.run([7] * 200)
     copied.run(ONE)
@@ -134,8 +134,8 @@ def test_a_frontier_moves_where_to_keep_it_is_worth_less_than_another_state() ->
     copied.ledger.close()
 
 
-def test_a_scan_does_not_drive_out_conversations() -> None:
-    """What was seen once goes before what has gone on, however many come."""
+def test_a_scan_does_not_evict_conversations() -> None:
+    """States of prompts that were seen once are evicted before conversations, however many come."""
     bench = Bench(slots=8)
     chats = [[token] * 30 for token in range(1, 5)]
     for length in (10, 20, 30):
@@ -146,7 +146,7 @@ def test_a_scan_does_not_drive_out_conversations() -> None:
     assert Counter(bench.states)[30] >= 8 and [node(bench, chat).end for chat in chats] == [30] * 4
 
 
-def test_a_turn_takes_the_granted_state_home_when_it_is_returned() -> None:
+def test_a_moved_state_returns_to_its_node_when_the_grant_is_returned() -> None:
     bench = Bench(slots=1)
     bench.run(ONE)
     granted: Granted = bench.granted(bench.ask(TWO))

@@ -1,11 +1,11 @@
-"""Sessions in the cache alone: where their names are, what leaves the pool for them, and what commands wait for."""
+"""Sessions in the cache alone: where their names are, how their states leave the pool, what commands wait for."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from baton.actors.cache.copies import Presence, copy_of
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.copies import Presence, copy_of
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.grants import Fill
 from baton.actors.lease import Place
 from baton.actors.messages import (
@@ -43,7 +43,7 @@ def test_a_turn_takes_the_session_s_name_along(bench: Bench) -> None:
     assert bench.of(Kept)[-1] == Kept("s", "slot", 4) and bench.states == [2, 4]
     assert [sorted(node.sessions) for node in bench.cache.tree.states] == [[], ["s"]]
     assert bench.counted["resumed_from_tree"] == 1
-    assert "resumed_from_tokens" not in bench.counted, "there was nothing to go on from"
+    assert "resumed_from_tokens" not in bench.counted, "there was nothing to resume from"
     bench.receive(Name("one", "", pack([8])))
     bench.run([8, 9], session="one")
     assert bench.counted["resumed_from_tokens"] == 1
@@ -54,7 +54,7 @@ def test_a_turn_takes_the_session_s_name_along(bench: Bench) -> None:
     assert [sorted(node.sessions) for node in bench.cache.tree.states] == [[]] * 4
 
 
-def test_a_turn_that_leaves_no_state_leaves_its_name_at_the_last_checkpoint_or_where_it_was() -> None:
+def test_after_a_turn_without_a_state_the_name_is_at_the_last_checkpoint_or_where_it_was() -> None:
     bench = Bench(limits=HOST)
     bench.open("s")
     granted = bench.granted(bench.ask([1, 2, 3], session="s"))
@@ -71,7 +71,7 @@ def test_a_turn_that_leaves_no_state_leaves_its_name_at_the_last_checkpoint_or_w
     bench.ledger.close()
 
 
-def test_a_state_that_was_moved_and_comes_back_has_its_name_again() -> None:
+def test_a_moved_state_that_returns_has_its_name_again() -> None:
     bench = Bench(slots=1)
     bench.open("s")
     bench.run([1, 2], session="s")
@@ -88,7 +88,7 @@ def test_a_state_that_was_moved_and_comes_back_has_its_name_again() -> None:
 
 
 def test_a_name_stays_on_its_state_when_another_moves() -> None:
-    """The turn goes on from a nameless state on another path, and is given up before it begins."""
+    """The turn resumes from a state without a name on another path, and is given up before it begins."""
     bench = Bench(slots=2)
     bench.open("s")
     bench.run([7, 8, 9], session="s")
@@ -100,7 +100,7 @@ def test_a_name_stays_on_its_state_when_another_moves() -> None:
     assert bench.of(Kept)[-1] == Kept("s", "slot", 3)
 
 
-def test_a_name_comes_back_to_the_state_and_not_to_an_older_file() -> None:
+def test_a_name_returns_to_the_state_and_not_to_an_older_file() -> None:
     bench = Bench(slots=1, limits=TierLimits(110, 0, 100, 10))
     names, store = bench.cache.tiers.names, bench.cache.tiers.store
     bench.open("s")
@@ -118,7 +118,7 @@ def test_a_name_comes_back_to_the_state_and_not_to_an_older_file() -> None:
     assert bench.of(Kept)[-1] == Kept("s", "slot", 2) and names.in_pool["s"].end == 2
 
 
-def test_a_state_with_another_name_too_does_not_move_and_goes_only_when_none_is_leaving() -> None:
+def test_a_state_with_a_second_name_does_not_move_and_is_evicted_only_when_no_other_is_leaving() -> None:
     bench = Bench(slots=1)
     bench.open("s")
     bench.run([1, 2], session="s")
@@ -166,7 +166,7 @@ def test_a_named_state_leaves_for_host_memory_and_comes_back() -> None:
     bench.ledger.close()
 
 
-def test_where_the_match_s_own_pages_are_in_the_way_it_is_begun_above_them_from_the_copy() -> None:
+def test_if_the_match_s_own_pages_block_the_grant_it_starts_above_them_from_the_copy() -> None:
     bench = Bench(slots=4, pages=3, limits=HOST)
     bench.open("s")
     bench.run([1, 2, 3, 4, 5])
@@ -206,7 +206,7 @@ def test_a_state_that_is_lent_is_suspended_when_the_loan_ends() -> None:
     bench.ledger.close()
 
 
-def test_a_state_that_would_be_lost_stays_if_it_may_not() -> None:
+def test_a_state_that_must_not_be_lost_stays_if_no_copy_fits() -> None:
     bench = Bench(slots=4)
     bench.open("s")
     bench.run([1, 2], session="s")
@@ -216,7 +216,7 @@ def test_a_state_that_would_be_lost_stays_if_it_may_not() -> None:
     assert bench.of(Kept)[-1] == Kept("s", "tokens", 0)
 
 
-def test_a_slot_is_kept_free_where_the_next_to_go_is_a_session_s() -> None:
+def test_a_slot_is_kept_free_if_the_next_state_to_go_is_a_session_s() -> None:
     bench = Bench(slots=2, limits=HOST)
     for token in (1, 2):
         bench.open(f"s{token}")
@@ -243,14 +243,14 @@ def test_a_slot_is_kept_free_where_the_next_to_go_is_a_session_s() -> None:
     for token in (1, 2):
         full.open(f"s{token}")
         full.run([token], session=f"s{token}")
-    assert full.states == [1, 1] and not full.of(Export), "nothing is lost for a slot that nobody waits for"
+    assert full.states == [1, 1] and not full.of(Export), "nothing is lost for a slot that no request waits for"
     unnamed = Bench(slots=2, limits=HOST)
     unnamed.run([1])
     unnamed.run([2])
     assert not unnamed.of(Export) and unnamed.states == [1, 1], "that one can go at once"
 
 
-def test_sessions_keep_only_so_many_slots_the_latest() -> None:
+def test_the_latest_sessions_keep_their_slots_within_the_limit() -> None:
     bench = Bench(slots=8, limits=TierLimits(1000, 0, 100, session_slots=2))
     for token in (1, 2, 3):
         bench.open(f"s{token}")
@@ -260,16 +260,16 @@ def test_sessions_keep_only_so_many_slots_the_latest() -> None:
     assert len(bench.states) == 3
 
 
-def test_a_fork_names_the_deepest_state_there_is() -> None:
+def test_a_fork_is_named_on_the_deepest_state() -> None:
     bench = Bench(slots=4, limits=HOST)
     bench.open("s")
     bench.run([1, 2], session="s")
     bench.run([1, 2, 3, 4], session="s")
     bench.receive(Suspend(1, "s"))
     exported(bench)
-    for tokens, kept in (([1, 2, 3, 4, 5], ("host", 4)), ([1, 2, 3], ("slot", 2)), ([7], ("tokens", 0))):
+    for tokens, place in (([1, 2, 3, 4, 5], ("host", 4)), ([1, 2, 3], ("slot", 2)), ([7], ("tokens", 0))):
         bench.receive(Name("fork", "", pack(tokens)))
-        assert bench.of(Kept)[-1] == Kept("fork", *kept)
+        assert bench.of(Kept)[-1] == Kept("fork", *place)
     bench.run([1, 2, 3, 4])
     bench.receive(Name("fork", "", pack([1, 2, 3, 4])))
     assert bench.of(Kept)[-1] == Kept("fork", "slot", 4), "of two the nearer"
@@ -277,7 +277,7 @@ def test_a_fork_names_the_deepest_state_there_is() -> None:
     assert bench.of(Kept)[-1] == Kept("fork", "tokens", 0)
 
 
-def test_a_copy_that_is_named_anew_while_it_is_in_use_stays() -> None:
+def test_a_copy_that_is_named_again_while_it_is_in_use_stays() -> None:
     bench = Bench(slots=2, limits=HOST)
     bench.open("s")
     bench.run([1, 2], session="s")

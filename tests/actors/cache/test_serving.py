@@ -1,6 +1,7 @@
-"""In which order the cache answers: the most urgent first, who fits past who does not, and nobody for ever."""
+"""The order in which the cache answers: the most urgent first, and smaller ones past larger ones, but not for ever."""
 
-from baton.actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING, Cache
+from baton.actors.cache.actor import MAX_BLOCKED, MAX_OVERTAKING
+from baton.actors.cache.below.assembly import make_cache
 from baton.actors.cache.pages import PagePool
 from baton.actors.lease import Ledger
 from baton.actors.messages import Acquire, Cancel, Granted, Message, Refused, Return
@@ -10,15 +11,15 @@ PAGE = 4
 
 
 class Bench:
-    """A cache by itself, with more slots than anybody needs."""
+    """A cache alone, with more slots than any test needs."""
 
     def __init__(self, pages: int) -> None:
         self.sent: list[Message] = []
-        self.cache = Cache(lambda to, message: self.sent.append(message), Ledger(64), PagePool(pages, PAGE))
+        self.cache = make_cache(lambda to, message: self.sent.append(message), Ledger(64), PagePool(pages, PAGE))
         self._grants = 0
 
     def ask(self, pages: int, priority: int = 0, overtaken: int = 0) -> int:
-        """An Acquire that needs so many pages; its grant."""
+        """Send an Acquire that needs `pages` pages; return its grant."""
         self._grants += 1
         tokens = pack([self._grants] * (pages * PAGE - 1))
         self.cache.receive(Acquire(self._grants, tokens, pages * PAGE - 2, "", None, "", priority, overtaken=overtaken))
@@ -35,7 +36,7 @@ class Bench:
         return [message.grant for message in self.sent if isinstance(message, Granted)]
 
 
-def test_an_urgent_one_that_fits_is_not_held_up() -> None:
+def test_an_urgent_acquire_that_fits_is_not_held_up() -> None:
     bench = Bench(20)
     first, head, small, urgent = bench.ask(12), bench.ask(12, priority=1), bench.ask(2, priority=1), bench.ask(2)
     assert bench.granted == [first, small, urgent]
@@ -44,7 +45,7 @@ def test_an_urgent_one_that_fits_is_not_held_up() -> None:
     assert bench.granted[-1] == head
 
 
-def test_the_most_urgent_is_first_when_there_is_room_again() -> None:
+def test_the_most_urgent_is_served_first_when_there_is_room_again() -> None:
     bench = Bench(20)
     first, later, urgent = bench.ask(16), bench.ask(15), bench.ask(15, priority=-1)
     bench.give_back(first)
@@ -53,8 +54,8 @@ def test_the_most_urgent_is_first_when_there_is_room_again() -> None:
     assert bench.granted == [first, urgent, later]
 
 
-def test_only_a_few_that_wait_are_passed() -> None:
-    """docs/design.md says how many may pass; trying all of a long queue at each turn would cost too much."""
+def test_only_a_few_waiting_acquires_are_tried_and_passed() -> None:
+    """docs/design.md says how many may pass. Trying all of a long queue each time would cost too much."""
     assert (MAX_OVERTAKING, MAX_BLOCKED) == (8, 4)
     bench = Bench(20)
     first, *heads = (bench.ask(12) for _ in range(MAX_BLOCKED))
@@ -66,7 +67,7 @@ def test_only_a_few_that_wait_are_passed() -> None:
     assert bench.granted[-2:] == [heads[0], late], "three are left"
 
 
-def test_nobody_is_overtaken_for_ever() -> None:
+def test_no_acquire_is_overtaken_for_ever() -> None:
     bench = Bench(20)
     first, head = bench.ask(12), bench.ask(12)
     passing = [bench.ask(1) for _ in range(3)]
@@ -82,8 +83,8 @@ def test_nobody_is_overtaken_for_ever() -> None:
     assert bench.granted[-2:] == [head, late]
 
 
-def test_who_asks_anew_has_been_overtaken_as_often() -> None:
-    """A row that lacks a page takes back what the others have asked for."""
+def test_an_acquire_that_is_repeated_has_been_overtaken_as_often() -> None:
+    """When a row lacks a page the scheduler cancels the other Acquires, and sends them again later."""
     bench = Bench(20)
     first, head = bench.ask(12), bench.ask(12)
     passing = [bench.ask(1) for _ in range(3)]

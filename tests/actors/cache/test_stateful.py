@@ -25,7 +25,7 @@ PICK = st.integers(0, 2**16)
 
 @dataclass
 class Held:
-    """What the model knows of a slot that is not free."""
+    """The model's record of a slot that is not free."""
 
     lease: Lease
     place: Place
@@ -35,7 +35,7 @@ class Held:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """A slot is in `held` or free; `lost` slots are quarantined."""
+    """A model of the ledger: slots are in `held` or free; `lost` ones are quarantined."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,9 +204,9 @@ class PagesMachine(RuleBasedStateMachine):
             with pytest.raises(PageError, match=f"{count} pages wanted"):
                 self.pages.take(count)
             return
-        taken = self.pages.take(count)
-        assert len(set(taken)) == count and not any(self.grants[page] or self.nodes[page] for page in taken)
-        self.grants.update(taken)
+        pages = self.pages.take(count)
+        assert len(set(pages)) == count and not any(self.grants[page] or self.nodes[page] for page in pages)
+        self.grants.update(pages)
 
     @rule(page=st.integers(0, PAGES - 1), whose=st.sampled_from(["grants", "nodes"]))
     def one_more(self, page: int, whose: str) -> None:
@@ -270,7 +270,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(salt=SALTS, tokens=SEQUENCE, at=PICK, keep=st.booleans(), pin=st.booleans())
     def insert(self, salt: str, tokens: list[int], at: int, keep: bool, pin: bool) -> None:
-        """As a grant does: go on from a node; share its whole pages, copy one that is cut, add fresh ones."""
+        """Do as a grant does: continue from a node, share its whole pages, copy a partial one, add fresh ones."""
         starts = [self.root(salt), *(node for node in self.nodes() if key(node)[0] == salt)]
         start = starts[at % len(starts)]
         before, size = key(start)[1], self.pages.size
@@ -311,7 +311,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.keep_state(gone[at % len(gone)])
 
     def learn(self, salt: str, goal: Path) -> None:
-        """New nodes end where the goal leaves what is known, and at the goal."""
+        """Note the new nodes: one ends where the goal parts from known tokens, one at the goal."""
         parting = max((n for n in range(len(goal) + 1) if (salt, goal[:n]) in self.known), default=0)
         self.ends |= {(salt, goal[:n]) for n in (parting, len(goal)) if n}
         self.known |= {(salt, goal[:n]) for n in range(1, len(goal) + 1)}
@@ -340,7 +340,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(at=PICK)
     def remove_leaf(self, at: int) -> None:
-        """Who goes on from the leaf goes on from its parent."""
+        """Remove a leaf: grants that continue from it continue from its parent."""
         leaves = [node for node in self.nodes() if not node.children and node.state is None]
         if not leaves:
             return

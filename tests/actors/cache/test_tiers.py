@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.forward.device import Device, Done, Pending
 from baton.actors.messages import Transferred
 from baton.actors.storage.files import StateFiles
@@ -20,7 +20,7 @@ from tests.actors.test_ring import MODELS, greedy, prompts, small
 
 
 def limits(model: Model, host: int = 100, disk: int = 0, session_slots: int | None = None) -> TierLimits:
-    """Room for so many states of 200 tokens in host memory and on disk."""
+    """Return limits with room for `host` states of 200 tokens in host memory and `disk` on disk."""
     state = sum(shape.nbytes for shape in model.state_specs())
     token = sum(shape.nbytes for shape in model.kv_specs())
     each = state + 200 * token
@@ -28,12 +28,12 @@ def limits(model: Model, host: int = 100, disk: int = 0, session_slots: int | No
 
 
 async def talk(ring: Ring, model: Model, histories: dict[str, list[int]], new: list[int]) -> list[str]:
-    """A turn of each session, checked; returns where each came from."""
+    """Run and check a turn of each session; return where each state came from."""
     origins = []
     for session, history in histories.items():
         answer = await ring.turn(session, history + new)
         assert answer.tokens == greedy(model, history + new, 8), session
-        # The last token has been sampled and not consumed.
+        # The last token was sampled and not consumed.
         assert answer.cached == max(len(history) - 1, 0), session
         histories[session] = history + new + answer.tokens
         origins.append(answer.origin)
@@ -42,7 +42,7 @@ async def talk(ring: Ring, model: Model, histories: dict[str, list[int]], new: l
 
 @dataclass(frozen=True)
 class CopiedLate:
-    """A Pending: the copy itself is made as it is collected, by another thread than the one that runs the steps."""
+    """A Pending whose copy is made when it is collected, on another thread than the one that runs the steps."""
 
     copy: Callable[[], Pending[Transferred]]
 
@@ -55,7 +55,7 @@ class CopiedLate:
 
 
 class CopiesAside:
-    """Around a device: its copies to and from host memory go on beside its steps, and take a while."""
+    """A wrapper of a device that makes copies to and from host memory slowly, alongside its steps."""
 
     copies_aside = True
 
@@ -65,16 +65,16 @@ class CopiesAside:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
-    def export(self, *given: Any) -> CopiedLate:
-        return CopiedLate(partial(self._device.export, *given))
+    def export(self, *arguments: Any) -> CopiedLate:
+        return CopiedLate(partial(self._device.export, *arguments))
 
-    def fill(self, *given: Any) -> CopiedLate:
-        return CopiedLate(partial(self._device.fill, *given))
+    def fill(self, *arguments: Any) -> CopiedLate:
+        return CopiedLate(partial(self._device.fill, *arguments))
 
 
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize(("codec_check", "aside"), [(False, False), (True, False), (False, True)])
-def test_more_sessions_than_slots_go_on_from_host_memory(family: str, codec_check: bool, aside: bool) -> None:
+def test_more_sessions_than_slots_resume_from_host_memory(family: str, codec_check: bool, aside: bool) -> None:
     model, more = small(family), {"tiers": limits(small(family)), "max_running": 2, "pages": 80}
     if aside:
         more["wrap"] = CopiesAside
@@ -97,7 +97,7 @@ def test_more_sessions_than_slots_go_on_from_host_memory(family: str, codec_chec
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_a_suspended_session_goes_on_in_another_server(family: str, tmp_path: Path) -> None:
+def test_a_suspended_session_resumes_in_another_server(family: str, tmp_path: Path) -> None:
     model = small(family)
     histories: dict[str, list[int]] = {}
 
@@ -128,7 +128,7 @@ def test_a_suspended_session_goes_on_in_another_server(family: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "gone"])
-def test_a_damaged_file_is_told_of_and_costs_only_time(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_and_costs_only_time(damage: str, tmp_path: Path) -> None:
     model = small("nemotron_h")
 
     async def scenario() -> None:
@@ -150,7 +150,7 @@ def test_a_damaged_file_is_told_of_and_costs_only_time(damage: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip header", "empty", "other model"])
-def test_what_is_of_no_use_at_the_start_is_deleted(damage: str, tmp_path: Path) -> None:
+def test_unusable_files_are_deleted_at_the_start(damage: str, tmp_path: Path) -> None:
     model = small("mamba2")
 
     async def scenario(after: bool) -> None:
@@ -177,7 +177,7 @@ def test_what_is_of_no_use_at_the_start_is_deleted(damage: str, tmp_path: Path) 
 
 
 async def quiet(ring: Ring) -> None:
-    """Until no state is on its way: what one copy leads to begins a moment after it."""
+    """Wait until no state is on its way. The end of one copy may begin another a moment later."""
     calm = 0
     async with asyncio.timeout(30):
         while calm < 3:
@@ -206,7 +206,7 @@ def spoil(path: Path, damage: str) -> None:
             path.unlink()
 
 
-def test_without_room_below_only_the_tokens_are_left() -> None:
+def test_without_room_below_only_the_tokens_remain() -> None:
     model = small("mamba2")
 
     async def scenario() -> None:
@@ -258,7 +258,7 @@ def test_sessions_keep_no_more_slots_than_they_may() -> None:
     asyncio.run(scenario())
 
 
-def test_a_fork_and_its_parent_go_on_from_one_state(tmp_path: Path) -> None:
+def test_a_fork_and_its_parent_resume_from_one_state(tmp_path: Path) -> None:
     model = small("nemotron_h")
 
     async def scenario() -> None:
@@ -277,7 +277,7 @@ def test_a_fork_and_its_parent_go_on_from_one_state(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_disk_that_fails_is_not_asked_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_is_not_tried_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small("mamba2")
 
     def full(self: StateFiles, key: int, salt: str, tokens: bytes) -> None:
@@ -302,7 +302,7 @@ def test_a_disk_that_fails_is_not_asked_again_and_again(tmp_path: Path, monkeypa
     asyncio.run(scenario())
 
 
-def test_the_slots_of_sessions_are_bounded_also_where_nothing_is_below() -> None:
+def test_the_slots_of_sessions_are_bounded_without_tiers_too() -> None:
     model = small("mamba2")
 
     async def scenario() -> None:
@@ -314,7 +314,7 @@ def test_the_slots_of_sessions_are_bounded_also_where_nothing_is_below() -> None
     asyncio.run(scenario())
 
 
-def test_every_session_is_written_at_the_end_also_where_few_fit_into_host_memory(tmp_path: Path) -> None:
+def test_every_session_is_written_at_the_end_even_if_few_fit_into_host_memory(tmp_path: Path) -> None:
     model = small("mamba2")
 
     async def scenario() -> None:
@@ -326,7 +326,7 @@ def test_every_session_is_written_at_the_end_also_where_few_fit_into_host_memory
     asyncio.run(scenario())
 
 
-def test_files_beyond_the_cap_and_of_nobody_go(tmp_path: Path) -> None:
+def test_files_beyond_the_limit_and_without_a_session_are_deleted(tmp_path: Path) -> None:
     model = small("mamba2")
     histories: dict[str, list[int]] = {}
 

@@ -1,4 +1,4 @@
-"""What one request is computing others wait for: at which position, for whom, and for how long."""
+"""Acquires that wait for what another request computes: at which position, for which one, and for how long."""
 
 from typing import Any
 
@@ -26,19 +26,19 @@ def is_granted(bench: Bench, grant: int) -> bool:
 
 
 def keep(bench: Bench, leader: int, position: int) -> None:
-    """The leader's state at this position comes to the tree."""
+    """Donate the leader's state at this position."""
     [slot] = bench.spares(leader, position)
     begin = bench.cache.accounts[leader].position
     tokens = [*STEM, *[2] * 30][begin:position]
     bench.receive(Donate(leader, slot, position, pack(tokens), closes=False))
 
 
-def test_who_has_much_in_common_waits_for_the_state_where_they_part(bench: Bench) -> None:
+def test_an_acquire_that_shares_much_waits_for_the_state_where_the_prompts_part(bench: Bench) -> None:
     first, second, third = ask(bench, 2), ask(bench, 3), ask(bench, 4)
-    assert bench.of(Mark) == [Mark(first, 100)], "it is asked once"
+    assert bench.of(Mark) == [Mark(first, 100)], "the state is asked for once"
     assert [granted.grant for granted in bench.of(Granted)] == [first]
     other = bench.ask([9] * 100)
-    assert is_granted(bench, other), "they keep nobody waiting"
+    assert is_granted(bench, other), "they hold up no other"
     keep(bench, first, 100)
     assert [bench.granted(grant).match for grant in (second, third)] == [100, 100]
     bench.ledger.close()
@@ -57,13 +57,13 @@ def test_the_same_prompt_waits_for_the_token_before_its_end(bench: Bench) -> Non
     [{"salt": "tenant"}, {"priority": -1}, {"limit": 64}],
     ids=["of another tenant", "more urgent", "may not use it"],
 )
-def test_who_does_not_wait(bench: Bench, more: Any) -> None:
+def test_an_acquire_does_not_wait(bench: Bench, more: Any) -> None:
     ask(bench, 2)
     assert is_granted(bench, ask(bench, 2, **more)) and not bench.of(Mark)
     bench.ledger.close()
 
 
-def test_little_in_common_is_computed_again(bench: Bench) -> None:
+def test_a_short_shared_prefix_is_computed_twice(bench: Bench) -> None:
     bench.ask([*[1] * 64, 2, 3])
     assert is_granted(bench, bench.ask([*[1] * 64, 4, 5]))
     bench.ask([*[8] * 65, 2, 3])
@@ -71,7 +71,7 @@ def test_little_in_common_is_computed_again(bench: Bench) -> None:
     bench.ledger.close()
 
 
-def test_nobody_waits_for_one_who_begins_before_where_it_may_begin_itself(bench: Bench) -> None:
+def test_an_acquire_does_not_wait_for_a_grant_that_begins_before_its_own_match(bench: Bench) -> None:
     slow = ask(bench, 2)
     quick = ask(bench, 3, priority=-1)
     bench.receive(Donate(quick, bench.granted(quick).state, 90, pack([1] * 90), closes=True))
@@ -80,7 +80,7 @@ def test_nobody_waits_for_one_who_begins_before_where_it_may_begin_itself(bench:
     bench.ledger.close()
 
 
-def test_when_the_first_ends_before_the_next_computes_and_the_others_wait_for_it(bench: Bench) -> None:
+def test_when_the_leader_ends_early_the_next_computes_and_the_others_wait_for_it(bench: Bench) -> None:
     first, second, third = ask(bench, 2), ask(bench, 2), ask(bench, 2)
     bench.receive(Free([bench.granted(first).state], closes_grant=first))
     assert bench.granted(second).match == 0 and not is_granted(bench, third)
@@ -91,7 +91,7 @@ def test_when_the_first_ends_before_the_next_computes_and_the_others_wait_for_it
     bench.ledger.close()
 
 
-def test_where_the_state_has_passed_each_computes_by_itself(bench: Bench) -> None:
+def test_when_the_position_has_passed_each_computes_by_itself(bench: Bench) -> None:
     first, second, third = ask(bench, 2), ask(bench, 2), ask(bench, 2)
     bench.receive(Passed(first, 129))
     assert bench.granted(second).match == 0, "it computes by itself"
@@ -100,7 +100,7 @@ def test_where_the_state_has_passed_each_computes_by_itself(bench: Bench) -> Non
     bench.ledger.close()
 
 
-def test_a_slot_for_what_others_wait_for_comes_from_any_state() -> None:
+def test_a_checkpoint_that_others_wait_for_may_evict_any_state() -> None:
     bench = Bench(slots=2)
     bench.run([7] * 5000)
     first = ask(bench, 2)
@@ -115,8 +115,8 @@ def test_a_slot_for_what_others_wait_for_comes_from_any_state() -> None:
     alone.ledger.close()
 
 
-def test_nobody_waits_for_ever(bench: Bench) -> None:
-    """After some who ended before, it computes by itself though another does too."""
+def test_no_acquire_waits_for_ever(bench: Bench) -> None:
+    """After several leaders that ended early it computes by itself, though another grant does too."""
     leader, last = ask(bench, 2), ask(bench, 2, priority=1)
     for _ in range(MAX_LEADERS):
         assert not is_granted(bench, last)
@@ -127,7 +127,7 @@ def test_nobody_waits_for_ever(bench: Bench) -> None:
     bench.ledger.close()
 
 
-def test_nobody_waits_for_a_state_that_a_flush_has_made_worthless(bench: Bench) -> None:
+def test_no_acquire_waits_for_a_state_that_a_flush_has_made_worthless(bench: Bench) -> None:
     first = ask(bench, 2)
     waited = ask(bench, 3)
     assert not is_granted(bench, waited)

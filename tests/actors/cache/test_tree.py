@@ -1,4 +1,4 @@
-"""The radix tree and the page table against simple models: a set of paths, and a count of who names each page."""
+"""The radix tree and the page table against simple models: a set of paths, and a count of the users of each page."""
 
 import random
 from typing import Any
@@ -29,7 +29,7 @@ def test_common_prefix(a: list[int], b: list[int]) -> None:
 @settings(max_examples=200)
 @given(st.lists(sequences, max_size=8), sequences, st.integers(0, 12), st.integers(1, 4))
 def test_match_finds_the_deepest_state_and_the_known_path(
-    inserted: list[list[int]], asked: list[int], limit: int, page_size: int
+    inserted: list[list[int]], prompt: list[int], limit: int, page_size: int
 ) -> None:
     pages, ledger = PagePool(200, page_size), Ledger(20)
     tree = RadixTree(pages)
@@ -43,9 +43,9 @@ def test_match_finds_the_deepest_state_and_the_known_path(
             assert lease
             ledger.cache(lease, node.id)
             tree.set_state(node, lease)
-    match = tree.match("", pack(asked), limit)
-    ends = [len(t) for t in inserted if t == asked[: len(t)] and len(t) <= limit]
-    known = [common_prefix(pack(t), pack(asked)) for t in inserted]
+    match = tree.match("", pack(prompt), limit)
+    ends = [len(t) for t in inserted if t == prompt[: len(t)] and len(t) <= limit]
+    known = [common_prefix(pack(t), pack(prompt)) for t in inserted]
     assert match.node.end == max(ends, default=0)
     assert match.tokens == max(known, default=0)
     named = [0] * len(pages)
@@ -58,7 +58,7 @@ def test_match_finds_the_deepest_state_and_the_known_path(
     ledger.close()
 
 
-def test_a_page_that_a_leaf_took_over_whole_replaces_the_part_above() -> None:
+def test_the_page_of_a_leaf_replaces_the_partial_page_above() -> None:
     pages = PagePool(10, 4)
     tree = RadixTree(pages)
     root = tree.match("", b"", 0).node
@@ -120,7 +120,7 @@ def test_a_free_page_cannot_be_shared_or_dropped() -> None:
         pages.take(3)
 
 
-def test_salts_are_told_apart_but_not_shown() -> None:
+def test_salts_are_distinguished_but_not_shown() -> None:
     tree: RadixTree[Any] = RadixTree(PagePool(4, 4))
     for salt in ("", "secret", "other"):
         tree.match(salt, b"", 0)
@@ -129,11 +129,11 @@ def test_salts_are_told_apart_but_not_shown() -> None:
     assert secret != other and "secret" not in str(secret)
 
 
-# Of what is not kept, why; and in which order it goes
+# Why a state is missing, and in which order nodes go
 
 
 def build(*states: list[int]) -> tuple[RadixTree[str], list[Node[str]]]:
-    """A tree without pages, with a state at the end of each of these."""
+    """Make a tree without pages that has a state at the end of each of these."""
     tree: RadixTree[str] = RadixTree(PagePool(0, 1))
     nodes = [tree.insert(tree.match("", b"", 0).node, pack(tokens), []) for tokens in states]
     for node in nodes:
@@ -143,10 +143,10 @@ def build(*states: list[int]) -> tuple[RadixTree[str], list[Node[str]]]:
 
 def test_why_a_match_is_not_as_deep_as_it_might_be() -> None:
     tree, (short, long) = build([1, 2], [1, 2, 3, 4])
-    asked = pack([1, 2, 3, 4, 5])
+    prompt = pack([1, 2, 3, 4, 5])
 
     def why(limit: int) -> tuple[int, str]:
-        match = tree.match("", asked, limit)
+        match = tree.match("", prompt, limit)
         return match.node.end, match.miss_reason
 
     assert (why(4), why(2), why(9)) == ((4, ""), (2, ""), (4, ""))
@@ -156,12 +156,12 @@ def test_why_a_match_is_not_as_deep_as_it_might_be() -> None:
     long.evicted = True
     assert (why(4), why(3)) == ((2, "evicted"), (2, "never_kept")), "it would not have been of use"
     tree.take_state(short)
-    assert why(4) == (0, "evicted"), "of two reasons the one that says more"
+    assert why(4) == (0, "evicted"), "the more informative of two reasons"
     tree.set_state(long, "state")
     assert why(4) == (4, "") and not long.evicted
 
 
-def test_the_least_recently_used_comes_first_and_what_is_below_before_what_is_above() -> None:
+def test_nodes_are_in_order_of_use_with_descendants_before_ancestors() -> None:
     tree, (first, deeper, other) = build([1, 2], [1, 2, 3], [7])
     assert list(tree.states) == [first, deeper, other]
     tree.touch(deeper)
@@ -170,7 +170,7 @@ def test_the_least_recently_used_comes_first_and_what_is_below_before_what_is_ab
     assert list(tree.nodes) == [deeper, first, other] and list(tree.states) == [first, deeper, other]
 
 
-def test_who_goes_on_from_a_leaf_that_is_removed_goes_on_from_above_it() -> None:
+def test_the_pins_of_a_removed_leaf_move_to_its_parent() -> None:
     tree, (above, leaf) = build([1], [1, 2])
     leaf.pins = 2
     tree.take_state(leaf)
@@ -181,7 +181,7 @@ def test_who_goes_on_from_a_leaf_that_is_removed_goes_on_from_above_it() -> None
     root.pins = 1
     tree.take_state(above)
     tree.remove(above)
-    assert tree.roots == {"": root}, "somebody begins there"
+    assert tree.roots == {"": root}, "a grant is pinned there"
     root.pins = 1
     tree.unpin(root)
     assert tree.roots == {}
@@ -197,7 +197,7 @@ def test_no_two_nodes_have_one_id() -> None:
     assert len(nodes) == 10 and len({node.id for node in nodes}) == 10
 
 
-def test_a_tree_that_is_cleared_begins_anew() -> None:
+def test_a_cleared_tree_is_empty_and_of_a_new_epoch() -> None:
     pages = PagePool(4, 2)
     tree: RadixTree[str] = RadixTree(pages)
     table = pages.take(2)
@@ -214,7 +214,7 @@ def test_a_tree_that_is_cleared_begins_anew() -> None:
     assert tree.roots == {"": new_root} and new_root is not old_root and new_root.id != old_root.id
 
 
-def test_looking_for_a_state_of_an_unknown_key_leaves_nothing_behind() -> None:
+def test_looking_for_a_state_under_an_unknown_salt_adds_no_root() -> None:
     tree, _ = build([1])
     assert tree.deepest("other", pack([1]), 1) is None and set(tree.roots) == {""}
     assert tree.deepest("", pack([2]), 1) is None and tree.deepest("", pack([1]), 0) is None

@@ -1,4 +1,4 @@
-"""What a state is worth: chances learned from what became of others, weighed against what it saves and holds."""
+"""The worth of a state: chances learned from what became of others, times what it saves, over what it holds."""
 
 import random
 import statistics
@@ -25,7 +25,7 @@ def test_each_age_falls_into_its_step() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_index_is_the_best_ratio_over_all_times_to_stop(seed: int) -> None:
-    """Against going on use by use."""
+    """Compare with trying every stopping time, use by use."""
     chance = random.Random(seed)
     risks = [chance.choice([0.0, 10 ** -chance.uniform(0, 5)]) for _ in range(STEPS)]
     indices, chances = prospects(risks)
@@ -42,17 +42,17 @@ def test_the_index_is_the_best_ratio_over_all_times_to_stop(seed: int) -> None:
         assert 1 - alive <= chances[start] + 1e-9
 
 
-def test_before_anything_is_learned_a_conversation_that_goes_on_is_worth_most_but_for_what_many_share() -> None:
+def test_before_anything_is_learned_only_hubs_are_worth_more_than_continued_conversations() -> None:
     chances = Chances()
     new = {kind: chances.index(kind, 0) for kind in Kind}
     assert new[Kind.HUB] > new[Kind.FRONTIER] > new[Kind.NEW] > new[Kind.LAST_END] > new[Kind.INTERIOR]
-    assert new[Kind.NEW] > 3 * new[Kind.CHECKPOINT], "a first sighting does not drive out what is proven"
+    assert new[Kind.NEW] > 3 * new[Kind.CHECKPOINT], "a state seen once does not evict a proven one"
     for kind in Kind:
         assert chances.chance(kind, 0) == pytest.approx(PRIORS[kind].share, abs=0.15)
 
 
-def test_what_is_used_in_turns_is_worth_the_more_the_longer_it_has_waited() -> None:
-    """A hundred that are gone on from in turns: the latest is the last that somebody will want."""
+def test_states_used_in_turns_gain_worth_while_they_wait() -> None:
+    """A hundred states are resumed in turns, so the most recent one is needed last."""
     chances = Chances()
     for _ in range(20 * LEARNED_AFTER):
         chances.learn(Kind.FRONTIER, 0, 100, used=True)
@@ -60,7 +60,7 @@ def test_what_is_used_in_turns_is_worth_the_more_the_longer_it_has_waited() -> N
     assert young < middle < old
 
 
-def test_an_order_that_nobody_asks_for_its_least_forgets_what_has_gone() -> None:
+def test_an_order_whose_least_is_never_asked_for_forgets_states_that_have_gone() -> None:
     tree = RadixTree[int](PagePool(0, 1))
     order = ByWorth(tree, Chances(), Costs())
     for number in range(2_000):
@@ -73,7 +73,7 @@ def test_an_order_that_nobody_asks_for_its_least_forgets_what_has_gone() -> None
     assert len(order._heap) < 200
 
 
-def test_what_is_never_used_comes_to_nothing() -> None:
+def test_the_index_of_a_kind_that_is_never_used_falls_to_nothing() -> None:
     chances = Chances()
     before = chances.index(Kind.NEW, 0)
     for _ in range(20 * LEARNED_AFTER):
@@ -82,7 +82,7 @@ def test_what_is_never_used_comes_to_nothing() -> None:
     assert chances.index(Kind.FRONTIER, 0) == Chances().index(Kind.FRONTIER, 0), "that is another kind"
 
 
-def test_what_is_new_weighs_more_than_what_was() -> None:
+def test_recent_observations_weigh_more_than_older_ones() -> None:
     chances = Chances()
     for used in (True, False):
         for _ in range(200 * LEARNED_AFTER):
@@ -108,24 +108,24 @@ class Grove:
         return self.order.least(lambda node: node not in spared)
 
     def check(self) -> None:
-        """Each state stands in one queue, once."""
+        """Check that each state is in one queue, once."""
         queues = vars(self.order)["_queues"]
         assert sum(map(len, queues.values())) == len(self.tree.states) and all(queues.values())
 
 
-def test_the_least_likely_goes_of_those_that_save_as_much() -> None:
+def test_the_least_likely_goes_first_of_states_that_save_as_much() -> None:
     grove = Grove()
     frontier, interior = grove.add([1] * 50, Kind.FRONTIER), grove.add([2] * 50, Kind.INTERIOR)
     assert grove.least() is interior and grove.least(interior) is frontier and grove.least(interior, frontier) is None
 
 
-def test_of_one_kind_that_goes_which_saves_least() -> None:
+def test_the_state_that_saves_least_goes_first_of_one_kind() -> None:
     grove = Grove()
     long, short = grove.add([1] * 900, Kind.NEW), grove.add([2] * 9, Kind.NEW)
     assert grove.least() is short and grove.least(short) is long
 
 
-def test_a_state_saves_what_lies_behind_the_one_above_it_and_more_when_that_goes() -> None:
+def test_a_state_saves_the_tokens_after_the_state_above_it_and_more_when_that_goes() -> None:
     grove = Grove()
     upper, lower, other = grove.add([1] * 900, Kind.FRONTIER), grove.add([1] * 910, Kind.FRONTIER), None
     other = grove.add([2] * 100, Kind.FRONTIER)
@@ -141,7 +141,7 @@ def test_a_state_saves_what_lies_behind_the_one_above_it_and_more_when_that_goes
     grove.check()
 
 
-def test_attention_makes_what_lies_deep_worth_more() -> None:
+def test_attention_makes_deep_states_worth_more() -> None:
     near, far = [1] * 100, [2] * 1000
     for attend, deeper in ((0.0, False), (0.1, True)):
         grove = Grove(Costs(attend=attend))
@@ -150,7 +150,7 @@ def test_attention_makes_what_lies_deep_worth_more() -> None:
         assert grove.order.worth(deep) > grove.order.worth(shallow) if deeper else grove.least() is deep
 
 
-def test_pages_that_only_it_keeps_count_against_it() -> None:
+def test_pages_that_a_state_alone_holds_count_against_it() -> None:
     grove = Grove(Costs(slot=100, token=10))
     leaf, inner = grove.add([1] * 100, Kind.NEW), grove.add([2] * 100, Kind.NEW)
     assert grove.order.worth(leaf) == pytest.approx(grove.order.worth(inner), rel=0.05)
@@ -158,16 +158,16 @@ def test_pages_that_only_it_keeps_count_against_it() -> None:
     assert grove.order.worth(inner) > 5 * grove.order.worth(leaf)
 
 
-def test_a_checkpoint_is_let_in_for_what_it_is_expected_to_save() -> None:
+def test_a_checkpoint_is_admitted_for_what_it_is_expected_to_save() -> None:
     grove = Grove()
-    kept = grove.add([1] * 100, Kind.FRONTIER)
-    assert not grove.order.admits(Kind.CHECKPOINT, 0, 100, kept)
-    assert grove.order.admits(Kind.CHECKPOINT, 0, 10_000, kept)
-    assert not grove.order.admits(Kind.CHECKPOINT, 9_900, 10_000, kept), "there is another shortly before"
-    assert ByAge[str]().admits(Kind.CHECKPOINT, 0, 1, kept)
+    cached = grove.add([1] * 100, Kind.FRONTIER)
+    assert not grove.order.admits(Kind.CHECKPOINT, 0, 100, cached)
+    assert grove.order.admits(Kind.CHECKPOINT, 0, 10_000, cached)
+    assert not grove.order.admits(Kind.CHECKPOINT, 9_900, 10_000, cached), "there is another shortly before"
+    assert ByAge[str]().admits(Kind.CHECKPOINT, 0, 1, cached)
 
 
-def test_among_ten_thousand_states_it_looks_at_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_looks_at_few_of_ten_thousand_states(monkeypatch: pytest.MonkeyPatch) -> None:
     chance, grove = random.Random(1), Grove()
     for number in range(10_000):
         grove.add([number % 97, *[number] * chance.randint(1, 3000)], chance.choice(list(Kind)))
@@ -212,8 +212,8 @@ def test_choosing_among_ten_thousand_states_takes_microseconds() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_least_is_about_the_least_whatever_has_happened(seed: int) -> None:
-    """Only the ends of queues are looked at, and in a queue are those that save about as much."""
+def test_the_state_returned_is_about_the_least_whatever_has_happened(seed: int) -> None:
+    """It need not be the very least: only the ends of queues are compared, and savings within a queue vary."""
     chance, grove, nodes = random.Random(seed), Grove(), list[Node[str]]()
     over: list[float] = []
     for _ in range(3000):

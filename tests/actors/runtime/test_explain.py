@@ -60,7 +60,7 @@ def test_the_tree_is_shown_from_its_roots_down() -> None:
     tree.set_state(node, lease)
     node.sessions, node.pins, node.evicted = {"b", "a"}, 2, True
     node.kind = Kind.FRONTIER
-    root, shown = explain_tree(tree, ByAge())
+    root, shown = explain_tree(tree, ByAge().worth)
     assert (root["parent"], root["slot"], root["start"], root["end"]) == (None, None, 0, 0)
     assert shown == {
         "id": node.id,

@@ -124,12 +124,12 @@ def test_the_cache_of_a_ring_knows_and_so_does_the_next_one() -> None:
         async with running(MODEL, restarts=1) as ring:
             await ring.ask([1] * 40, 2)
             await asyncio.sleep(0)
-            before = vars(ring.relay.unit.cache.ranking.prices)["_speeds"]
+            before = vars(ring.relay.unit.cache.tiers.ranking.prices)["_speeds"]
             assert before.operation > 0
             old, ring.relay.unit.cache.receive = ring.relay.unit, fail  # type: ignore[method-assign]
             await ring.ask([2], 1)
             assert ring.relay.unit is not old
-            assert vars(ring.relay.unit.cache.ranking.prices)["_speeds"].operation > 0
+            assert vars(ring.relay.unit.cache.tiers.ranking.prices)["_speeds"].operation > 0
 
     def fail(message: object) -> None:
         raise RuntimeError("injected")

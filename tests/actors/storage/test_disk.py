@@ -1,4 +1,4 @@
-"""What is in a state file, who may read it, what is refused of it, and what remains where something goes wrong."""
+"""State files: contents, access rights, refusals, and what remains when something fails."""
 
 import json
 import os
@@ -28,19 +28,19 @@ TOKENS = pack([1, 2, 3])
 
 
 class Bench:
-    """The state files of a folder, each call carried out before the next."""
+    """The state files of a folder; each call is carried out before the next."""
 
     def __init__(self, folder: Path, model: str = "model") -> None:
         self.host = host_states(24, TensorSpec((4,), torch.float32))
-        self.told, self.folder = list[Written | Loaded](), folder
+        self.reports, self.folder = list[Written | Loaded](), folder
         self.files = StateFiles(folder, model, self.host)
         self.copy = self.host.from_kv(3, STATE, KV)
         self.host.put(1, self.copy)
 
     def do(self, *calls: Callable[[StateFiles], None]) -> list[Any]:
-        """The log's entries. What is still waited for at the end never comes."""
+        """Close the disk and return the log's entries. Copies that writes still wait for never come."""
         with capture_logs() as log:
-            self.files.start(self.told.append)
+            self.files.start(self.reports.append)
             for call in calls:
                 call(self.files)
             self.files.close()
@@ -51,14 +51,14 @@ class Bench:
     def write(self, salt: str = "", tokens: bytes = TOKENS) -> Path:
         before = set(self.folder.glob("*"))
         self.do(lambda files: files.write(1, salt, tokens))
-        assert self.told.pop() == Written(1)
+        assert self.reports.pop() == Written(1)
         [path] = set(self.folder.glob("*")) - before
         return path
 
     def read(self, salt: str = "", tokens: bytes = TOKENS) -> str:
-        """Why it failed."""
+        """Read the file; return the error."""
         self.do(lambda files: files.read(2, salt, tokens))
-        loaded = self.told.pop()
+        loaded = self.reports.pop()
         assert isinstance(loaded, Loaded) and loaded.key == 2
         return loaded.error
 
@@ -70,7 +70,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def test_a_file_says_what_it_holds_and_is_its_owners(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the library that writes it makes of its rights."""
+    """The rights are set whatever the library that writes the file does."""
 
     def save(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
         save_file(tensors, path, metadata)
@@ -95,7 +95,9 @@ def test_salts_tokens_and_models_have_files_of_their_own(bench: Bench) -> None:
     assert len(paths) == 4
 
 
-def test_a_file_is_on_the_disk_before_and_behind_its_name(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_synced_before_it_is_renamed_and_its_folder_after(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
     sync, rename = os.fsync, Path.rename
 
@@ -115,18 +117,18 @@ def test_a_file_is_on_the_disk_before_and_behind_its_name(bench: Bench, monkeypa
     assert len(os.listdir("/proc/self/fd")) == handles
 
 
-def test_nothing_is_left_of_a_write_that_fails(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Path, target: Path) -> Path:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "rename", full)
     log = bench.do(lambda files: files.write(1, "", TOKENS), lambda files: files.write(1, "", TOKENS))
-    assert bench.told == [Written(1, "[Errno 28] No space left on device")] * 2
+    assert bench.reports == [Written(1, "[Errno 28] No space left on device")] * 2
     assert not list(bench.folder.iterdir())
     assert [entry["log_level"] for entry in log] == ["warning"] * 2
 
 
-def test_a_folder_that_was_deleted_is_made_anew_but_not_the_one_that_it_stands_in(tmp_path: Path) -> None:
+def test_a_deleted_folder_is_created_again_but_not_its_parent(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "of all" / "states")
     (tmp_path / "of all").mkdir()
     for gone in (bench.folder, bench.folder.parent):
@@ -134,38 +136,38 @@ def test_a_folder_that_was_deleted_is_made_anew_but_not_the_one_that_it_stands_i
         shutil.rmtree(gone)
         assert "No such file" in bench.read()
     bench.do(lambda files: files.write(1, "", TOKENS), lambda files: files.delete("", TOKENS))
-    assert [message.error[:9] for message in bench.told if isinstance(message, Written)] == ["[Errno 2]"]
+    assert [message.error[:9] for message in bench.reports if isinstance(message, Written)] == ["[Errno 2]"]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_copy_that_never_comes_fails_its_write(bench: Bench) -> None:
     bench.do(lambda files: files.write(9, "", TOKENS))
-    assert bench.told == [Written(9, "copy 9 was not made, or not within 60 s")]
+    assert bench.reports == [Written(9, "copy 9 was not made, or not within 60 s")]
 
 
-def test_a_copy_may_come_later_than_the_wish_to_write_it(bench: Bench) -> None:
+def test_a_write_waits_for_its_copy(bench: Bench) -> None:
     waiting = threading.Timer(0.05, lambda: bench.host.put(5, bench.copy))
-    bench.files.start(bench.told.append)
+    bench.files.start(bench.reports.append)
     bench.files.write(5, "", TOKENS)
     waiting.start()
     waiting.join()
     bench.files.close()
-    assert bench.told == [Written(5)]
+    assert bench.reports == [Written(5)]
 
 
-def test_an_error_without_words_has_its_name(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_without_a_message_is_reported_by_its_type(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(key: int, seconds: float) -> None:
         raise MemoryError
 
     monkeypatch.setattr(bench.host, "wait_for", broken)
     bench.do(lambda files: files.write(1, "", TOKENS))
-    assert bench.told == [Written(1, "MemoryError")]
+    assert bench.reports == [Written(1, "MemoryError")]
 
 
-def test_what_is_read_is_what_was_written(bench: Bench) -> None:
+def test_a_file_is_read_as_it_was_written(bench: Bench) -> None:
     bench.write()
     assert bench.read() == ""
-    bench.files.start(bench.told.append)
+    bench.files.start(bench.reports.append)
     bench.files.read(2, "", TOKENS)
     bench.files.close()
     found = bench.host.get(2)
@@ -190,9 +192,7 @@ def forge(path: Path, tensors: dict[str, torch.Tensor], **changed: str) -> None:
         ({"checksum": "00"}, "its checksum is wrong"),
     ],
 )
-def test_a_file_that_is_not_what_it_should_be_is_refused_and_deleted(
-    bench: Bench, changed: dict[str, str], error: str
-) -> None:
+def test_a_file_with_a_wrong_header_is_refused_and_deleted(bench: Bench, changed: dict[str, str], error: str) -> None:
     path = bench.write()
     forge(path, to_tensors(TOKENS, STATE, KV), **changed)
     assert bench.read().startswith(f"{path.name}: {error}") and not path.exists()
@@ -204,7 +204,7 @@ def test_a_file_of_other_tokens_is_refused(bench: Bench) -> None:
     assert bench.read() == f"{path.name}: its tokens are not those of its name"
 
 
-def test_the_checksum_knows_names_shapes_and_types() -> None:
+def test_the_checksum_covers_names_shapes_and_types() -> None:
     tensor = torch.zeros(2, 3)
     sums = [
         checksum({"a": tensor}),
@@ -245,7 +245,7 @@ def test_the_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_files_are_found_in_the_order_of_their_age_and_told_once(bench: Bench) -> None:
+def test_files_are_found_in_order_of_age_and_returned_once(bench: Bench) -> None:
     for age, tokens in ((30, [1]), (10, [1, 2]), (20, [1, 2, 3])):
         os.utime(bench.write(tokens=pack(tokens)), (1000 - age, 1000 - age))
     found = StateFiles(bench.folder, "model", HostStates())
@@ -261,7 +261,7 @@ def test_files_are_found_in_the_order_of_their_age_and_told_once(bench: Bench) -
 
 
 @pytest.mark.parametrize("changed", [{"model": "other"}, {"salt": '"other"'}, {"version": "3"}])
-def test_what_is_of_another_or_under_a_wrong_name_goes(bench: Bench, changed: dict[str, str]) -> None:
+def test_files_of_another_model_or_under_a_wrong_name_are_deleted(bench: Bench, changed: dict[str, str]) -> None:
     good, bad = bench.write(), bench.write(tokens=pack([1, 2]))
     forge(bad, to_tensors(pack([1, 2]), STATE, []), **changed)
     without = bench.folder / "without.safetensors"
@@ -274,7 +274,7 @@ def test_what_is_of_another_or_under_a_wrong_name_goes(bench: Bench, changed: di
     assert list(bench.folder.iterdir()) == [good]
 
 
-def test_a_folder_that_cannot_be_looked_at_is_an_empty_one_and_the_log_says_so(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_read_counts_as_empty_and_is_logged(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     files = StateFiles(tmp_path / "file" / "states", "model", HostStates())
     with capture_logs() as log:
@@ -288,13 +288,13 @@ def test_a_folder_that_cannot_be_looked_at_is_an_empty_one_and_the_log_says_so(t
 # Going
 
 
-def test_a_file_that_is_gone_already_needs_no_word(bench: Bench) -> None:
+def test_deleting_a_missing_file_is_no_error(bench: Bench) -> None:
     path = bench.write()
     assert bench.do(lambda files: files.delete("", TOKENS), lambda files: files.delete("", TOKENS)) == []
-    assert not path.exists() and bench.told == []
+    assert not path.exists() and bench.reports == []
 
 
-def test_what_cannot_be_deleted_is_logged_and_the_next_call_is_carried_out(
+def test_a_file_that_cannot_be_deleted_is_logged_and_the_next_call_is_carried_out(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied(self: Path, missing_ok: bool = False) -> None:
@@ -303,7 +303,8 @@ def test_what_cannot_be_deleted_is_logged_and_the_next_call_is_carried_out(
     bench.write()
     monkeypatch.setattr(Path, "unlink", denied)
     log = bench.do(lambda files: files.delete("", TOKENS), lambda files: files.read(2, "", TOKENS))
-    assert [entry["error"] for entry in log] == ["no"] and [(told.key, told.error) for told in bench.told] == [(2, "")]
+    assert [entry["error"] for entry in log] == ["no"]
+    assert [(report.key, report.error) for report in bench.reports] == [(2, "")]
 
 
 def test_a_disk_can_be_closed_twice_and_started_again(bench: Bench) -> None:
@@ -313,7 +314,7 @@ def test_a_disk_can_be_closed_twice_and_started_again(bench: Bench) -> None:
     assert bench.read() == ""
 
 
-def test_of_a_restart_a_copy_can_be_waited_for_again(bench: Bench) -> None:
+def test_after_a_restart_a_copy_can_be_waited_for_again(bench: Bench) -> None:
     bench.do()
     assert bench.host.wait_for(9, 0.01) is None
     bench.host.complete()

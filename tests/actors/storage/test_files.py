@@ -1,4 +1,4 @@
-"""State files by themselves: what is read is the reader's own, and nobody waits for a copy that will not be made."""
+"""State files alone: tensors that were read do not change with the file, and no write waits for ever."""
 
 import os
 import subprocess
@@ -17,23 +17,25 @@ from baton.actors.tokens import pack
 from tests.actors.storage.host import host_states
 
 
-def said(told: list[DiskReport]) -> list[tuple[str, int]]:
-    """What was told that went well, without how long it took."""
+def successes(reports: list[DiskReport]) -> list[tuple[str, int]]:
+    """Return the reports of success, without how long each took."""
     return [
-        (type(report).__name__, report.key) for report in told if not isinstance(report, Cleared) and not report.error
+        (type(report).__name__, report.key)
+        for report in reports
+        if not isinstance(report, Cleared) and not report.error
     ]
 
 
-def test_what_was_read_does_not_change_with_the_file(tmp_path: Path) -> None:
-    host, told = host_states(64 * 64), list[DiskReport]()
+def test_tensors_that_were_read_do_not_change_with_the_file(tmp_path: Path) -> None:
+    host, reports = host_states(64 * 64), list[DiskReport]()
     state = torch.randint(256, (64 * 64,), dtype=torch.uint8)
     host.put(1, host.from_kv(3, state, []))
     files = StateFiles(tmp_path, "model", host)
-    files.start(told.append)
+    files.start(reports.append)
     files.write(1, "", pack([1, 2, 3]))
     files.read(2, "", pack([1, 2, 3]))
     files.close()
-    assert said(told) == [("Written", 1), ("Loaded", 2)]
+    assert successes(reports) == [("Written", 1), ("Loaded", 2)]
     [path] = tmp_path.iterdir()
     with path.open("r+b") as file:
         file.seek(-1000, 2)
@@ -41,29 +43,27 @@ def test_what_was_read_does_not_change_with_the_file(tmp_path: Path) -> None:
     assert torch.equal(host.get(2).state, state)
 
 
-def test_at_the_end_nobody_waits_for_a_copy_that_was_never_made(tmp_path: Path) -> None:
-    told = list[DiskReport]()
+def test_at_the_end_no_write_waits_for_a_copy_that_was_never_made(tmp_path: Path) -> None:
+    reports = list[DiskReport]()
     files = StateFiles(tmp_path, "model", HostStates())
-    files.start(told.append)
+    files.start(reports.append)
     files.write(1, "", pack([1]))
     began = time.monotonic()
     files.close()
     assert time.monotonic() - began < 10
-    [written] = told
+    [written] = reports
     assert isinstance(written, Written) and written.error
 
 
-def test_writes_behind_one_another_share_one_sync_of_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each is told of when its own bytes and its name are on the disk; one that fails is told of alone."""
-    host, told, synced = host_states(4), list[DiskReport](), list[tuple[Path, int]]()
+def test_consecutive_writes_share_one_sync_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is reported when its bytes and its name are on the disk; a failure is reported for its own file only."""
+    host, reports, synced = host_states(4), list[DiskReport](), list[tuple[Path, int]]()
     for key in range(50):
         host.put(key, HostState(1, torch.full((4,), key, dtype=torch.uint8), torch.empty(1, 0, dtype=torch.uint8)))
     sync = storage.sync
 
     def noted_sync(path: Path) -> None:
-        synced.append((path, len(told)))
+        synced.append((path, len(reports)))
         sync(path)
 
     def failing(self: StateFiles, key: int, salt: str, tokens: bytes) -> None:
@@ -77,15 +77,15 @@ def test_writes_behind_one_another_share_one_sync_of_the_folder(
     files = StateFiles(tmp_path, "model", host)
     for key in range(50):
         files.write(key, "", pack([key]))
-    files.start(told.append)
+    files.start(reports.append)
     files.close()
-    assert told == [Written(key, "no space left on the device" if key == 7 else "") for key in range(50)]
+    assert reports == [Written(key, "no space left on the device" if key == 7 else "") for key in range(50)]
     assert synced[-1] == (tmp_path, 0) and [path for path, _ in synced].count(tmp_path) == 1
     assert len({path for path, _ in synced}) == 50 and len(list(tmp_path.iterdir())) == 49
 
 
 def test_calls_for_one_file_are_carried_out_in_order(tmp_path: Path) -> None:
-    host, told = host_states(4), list[DiskReport]()
+    host, reports = host_states(4), list[DiskReport]()
     for key in (1, 2):
         host.put(key, HostState(1, torch.full((4,), key, dtype=torch.uint8), torch.empty(1, 0, dtype=torch.uint8)))
     files = StateFiles(tmp_path, "model", host)
@@ -95,9 +95,9 @@ def test_calls_for_one_file_are_carried_out_in_order(tmp_path: Path) -> None:
     files.delete("", pack([5]))
     files.write(2, "", pack([5]))
     files.delete("", pack([5]))
-    files.start(told.append)
+    files.start(reports.append)
     files.close()
-    assert said(told) == [("Written", 1), ("Written", 2), ("Loaded", 3), ("Written", 2)]
+    assert successes(reports) == [("Written", 1), ("Written", 2), ("Loaded", 3), ("Written", 2)]
     assert host.get(3).state.tolist() == [2] * 4
     assert not list(tmp_path.iterdir())
 
@@ -128,6 +128,6 @@ assert counts == [(0, 1), "equal"], counts
 """
 
 
-def test_the_disks_thread_gets_no_team_of_its_own() -> None:
+def test_torch_starts_no_threads_for_the_disk_s_thread() -> None:
     """See the test of this name of the torch device."""
     subprocess.run([sys.executable, "-c", COPIED], check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "2"})

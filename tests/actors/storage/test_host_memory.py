@@ -1,4 +1,4 @@
-"""Copies in host memory: what lies in pages is, token by token, what was in the pool, and the other way round."""
+"""Copies in host memory: the KV by page becomes the KV by token, and the reverse."""
 
 import pytest
 import torch
@@ -24,15 +24,15 @@ def pools_and_host() -> tuple[Pools, HostStates]:
 
 
 @pytest.mark.parametrize("position", [0, 1, 2, 5, 8])
-def test_pages_and_tokens(position: int) -> None:
+def test_the_kv_by_token_is_that_of_the_pages_and_back(position: int) -> None:
     pools, host = pools_and_host()
     generator = torch.Generator().manual_seed(position)
     for tensor in pools.pages:
         tensor.copy_(torch.randint(-100, 100, tensor.shape, generator=generator))
-    taken = host.room(position)
-    assert len(taken.blocks) == -(-position // PAGE) and len(taken.state) == 64
-    taken.blocks[:] = pools.blocks[: len(taken.blocks)]
-    kv = host.kv_of(taken)
+    copy = host.room(position)
+    assert len(copy.blocks) == -(-position // PAGE) and len(copy.state) == 64
+    copy.blocks[:] = pools.blocks[: len(copy.blocks)]
+    kv = host.kv_of(copy)
     for found, tensor in zip(kv, pools.pages, strict=True):
         assert torch.equal(found, tensor.flatten(0, 1)[:position]) and found.dtype == tensor.dtype
     again = host.from_kv(position, pools.slots[0], kv)

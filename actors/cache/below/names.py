@@ -1,23 +1,20 @@
-"""Which state bears a session's name: a node of the pool's tree, and a copy below it."""
+"""The names of sessions, each on a node of the pool's tree, on a copy below it, or on both."""
 
 from collections.abc import Callable
 
 from baton.actors.actor import Send
+from baton.actors.cache.below.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.radix import Node
-from baton.actors.cache.state_copy import Presence, StateCopy, copy_of
 from baton.actors.cache.worth.by_age import ByAge
 from baton.actors.lease import Lease
 from baton.actors.messages import Kept
 
 
 class Names:
-    """The sessions' names: which node of the pool's tree, or which copy below, each session goes on from.
+    """The state from which each session resumes: a node of the pool's tree, or else a copy below, or else its tokens.
 
-    A part of the cache. in_pool: the session's node; stored: its copy, used where there is no node. With neither it
-    goes on from its tokens. With a node in the pool an older copy stays as long as it has a file, for after a kill.
-    named: the nodes of in_pool. opened: the open sessions, and whether they have anything to go on from.
-    renamed: called with a node when a name has come to it, or left it. claim, release: with copies that get a name, or
-    are left without one.
+    A session with a node in the pool may have an older copy too: it stays as long as it has a file, because the file is
+    what the session resumes from after the process is killed.
     """
 
     def __init__(
@@ -27,9 +24,13 @@ class Names:
         claim: Callable[[Node[StateCopy]], None],
         release: Callable[[Node[StateCopy]], None],
     ) -> None:
-        self.opened: dict[str, bool] = {}
+        """renamed: called when a name has come to a node of the pool, or has left it.
+
+        claim: called when a copy gets a name. release: called when a copy has lost its last one.
+        """
+        self.opened: dict[str, bool] = {}  # the open sessions, and whether they have any tokens
         self.in_pool: dict[str, Node[Lease]] = {}
-        self.named: ByAge[Lease] = ByAge()
+        self.named: ByAge[Lease] = ByAge()  # the nodes of `in_pool`, by last use
         self.stored: dict[str, Node[StateCopy]] = {}
         self._send = send
         self._renamed = renamed
@@ -37,6 +38,7 @@ class Names:
         self._release = release
 
     def bind_to_pool(self, session: str, node: Node[Lease]) -> None:
+        """Put a session's name on a state of the pool. Its copy loses the name, unless it is older and has a file."""
         self.unbind_from_pool(session)
         self.in_pool[session], self.opened[session] = node, True
         node.sessions.add(session)
@@ -45,16 +47,17 @@ class Names:
         older = self.stored.get(session)
         if older is not None and (older.end >= node.end or copy_of(older).disk is Presence.ABSENT):
             self.unbind_from_store(session)
-        self.tell(session)
+        self.report(session)
 
     def bind_to_store(self, session: str, node: Node[StateCopy]) -> None:
+        """Put a session's name on a copy below the pool, and take it off the pool's state and any other copy."""
         self.unbind_from_pool(session)
         node.sessions.add(session)
         self._claim(node)
         if self.stored.get(session) is not node:
             self.unbind_from_store(session)
         self.stored[session] = node
-        self.tell(session)
+        self.report(session)
 
     def unbind_from_pool(self, session: str) -> None:
         node = self.in_pool.pop(session, None)
@@ -64,36 +67,39 @@ class Names:
             self._renamed(node)
 
     def lose(self, session: str) -> None:
-        """Nothing is kept of it but its tokens."""
+        """Take a session's name off everything: it resumes from its tokens."""
         self.unbind_from_pool(session)
         self.unbind_from_store(session)
-        self.tell(session)
+        self.report(session)
 
     def close(self, session: str) -> None:
+        """Forget a session. Copies without another name are dropped."""
         if session in self.opened:
             del self.opened[session]
             self.unbind_from_pool(session)
             self.unbind_from_store(session)
 
     def lost_in_pool(self, node: Node[Lease]) -> None:
-        """The state of this node is gone."""
+        """Take all names off a node whose state is gone."""
         for session in sorted(node.sessions):
             self.unbind_from_pool(session)
-            self.tell(session)
+            self.report(session)
 
     def lost_in_store(self, node: Node[StateCopy]) -> None:
+        """Take all names off a copy that is about to be forgotten."""
         for session in sorted(node.sessions):
             node.sessions.discard(session)
             del self.stored[session]
             if session not in self.in_pool:
-                self.tell(session)
+                self.report(session)
 
     def changed_in_store(self, node: Node[StateCopy]) -> None:
+        """Report the sessions that resume from a copy which is in another tier now."""
         for session in sorted(node.sessions - self.in_pool.keys()):
-            self.tell(session)
+            self.report(session)
 
-    def tell(self, session: str) -> None:
-        """Where its state is now; a copy that is still being made is told of when it is there."""
+    def report(self, session: str) -> None:
+        """Send Kept: where a session's state is now. A copy that is still being made is reported when it is there."""
         pool, stored = self.in_pool.get(session), self.stored.get(session)
         if pool is not None:
             self._send("api", Kept(session, "slot", pool.end))

@@ -1,41 +1,43 @@
-"""What it takes to compute tokens, and to bring their state back from below the pool instead, as it was measured."""
+"""The time that it takes to compute tokens, and to bring their state back from below the pool instead, as measured."""
 
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.limits import TierLimits
 from baton.actors.cache.worth.order import Costs
 from baton.actors.control import Speeds
 
-# Of a disk that nothing was read from yet: seconds for a byte.
+# Seconds a byte of a disk from which nothing was read yet.
 DISK_AT_FIRST = 1 / 500e6
-# How much of what was measured last counts of the disk's speed.
+# Weight of the newest measurement in the moving average of the disk's speed.
 NEWEST = 0.2
 
 
 class Prices:
-    """Seconds. A part of the cache.
+    """Estimates of times, in seconds.
 
-    As long as nothing is known of the device no copy pays, and whatever there is is brought back.
+    As long as the device's speed is unknown, making a copy never pays, and a copy that exists is always brought back.
     """
 
     def __init__(self, costs: Costs, limits: TierLimits) -> None:
         self._costs, self._limits = costs, limits
         self._speeds = Speeds(0.0, 0.0)
-        self._file_byte = DISK_AT_FIRST
+        self._file_byte = DISK_AT_FIRST  # seconds to read one byte of a file
 
     def measured(self, speeds: Speeds) -> None:
         self._speeds = speeds
 
     def measured_file(self, size: int, seconds: float) -> None:
-        """A file of this size was read."""
+        """Note that reading a file of `size` bytes took this long."""
         self._file_byte += NEWEST * (seconds / size - self._file_byte)
 
     def is_quicker(self, position: int, start: int, in_host: bool) -> bool:
-        """Whether to bring a copy at this position back takes less than to compute it from `start` on."""
+        """Return whether bringing back a copy at `position` is quicker than computing the tokens from `start` on."""
         return not self._speeds.operation or self._bringing(position, in_host) < self._computing(start, position)
 
     def pays(self, chance: float, position: int, start: int, in_host: bool = True) -> bool:
-        """Whether a copy is likely to save more than it costs to make, at this chance that somebody goes on from it.
+        """Return whether a copy is likely to save more time than making it costs.
 
-        in_host: in host memory; else in a file.
+        chance: the probability that a request ever resumes from it
+        position, start: its position, and that of the next state above it, from which it would be computed
+        in_host: whether it is a copy in host memory; otherwise a file
         """
         moving = self._bringing(position, in_host)
         if in_host and self._limits.memory_bytes(position) > self._limits.host_bytes:

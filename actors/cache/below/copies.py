@@ -1,17 +1,17 @@
-"""Copies of states below the pool, in host memory and on disk: which there are, and what goes when there is no room."""
+"""The copies of states in host memory and on disk: which exist, and which go when there is no room."""
 
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from baton.actors.actor import Send
-from baton.actors.cache.limits import TierLimits
+from baton.actors.cache.below.limits import TierLimits
+from baton.actors.cache.below.ranking import Ranking
+from baton.actors.cache.below.state_copy import CopyQueues, Presence, StateCopy, copy_of
+from baton.actors.cache.eviction import any_node
 from baton.actors.cache.pages import PagePool
 from baton.actors.cache.radix import Node, RadixTree, root_of, tokens_to
-from baton.actors.cache.state_copy import CopyQueues, Presence, StateCopy, copy_of
 from baton.actors.cache.worth.lives import kind_after, superseded
-from baton.actors.cache.worth.order import anyone
-from baton.actors.cache.worth.ranking import Ranking
 from baton.actors.kinds import Kind
 from baton.actors.messages import Drop
 from baton.actors.storage.disk import Disk, NoDisk
@@ -19,12 +19,13 @@ from baton.actors.tokens import Tokens, count
 
 
 class CopyStore:
-    """The copies of states in host memory and on disk, found by salt and tokens. A part of the cache.
+    """The copies of states in host memory and on disk, found by salt and tokens.
 
-    Each is the state of a node in a radix tree without pages. Without room the one that is worth least goes first.
-    changed: called when a copy has come to another tier. gone: called when it is about to be forgotten.
-    settled: called when something that was under way with it is over.
-    Where limits.disk_bytes is 0 the disk is not used.
+    Each copy is the state of a node in a radix tree without pages. Where there is no room, copies go in order of worth,
+    the least first: from host memory to a file, if it has a name or a file pays, or for good.
+
+    A copy takes its bytes from the moment that it is begun until nothing is left of it: `host_bytes` and `disk_bytes`
+    never exceed the limits, whatever is under way.
     """
 
     def __init__(
@@ -37,21 +38,27 @@ class CopyStore:
         settled: Callable[[Node[StateCopy]], None],
         ranking: Ranking | None = None,
     ) -> None:
+        """changed: called when a copy has come to another tier
+
+        gone: called when a copy is about to be forgotten
+        settled: called when something that was under way with a copy is over
+        """
         self.limits = limits
         self._ranking = ranking or Ranking()
         self.tree: RadixTree[StateCopy] = RadixTree(PagePool(0, 1), self._ranking.clock)
-        self.leaving: set[Node[StateCopy]] = set()
+        self.leaving: set[Node[StateCopy]] = set()  # flushed copies with which something is still under way
         self.host_bytes = self.disk_bytes = 0
         self.counters: Counter[str] = Counter()
         self._disk: Disk = disk if disk is not None and limits.disk_bytes else NoDisk()
         self._send, self._changed, self._gone, self._settled = send, changed, gone, settled
-        self._host_copies = self._bytes_in_writing = 0
+        self._host_copies = 0
+        self._bytes_in_writing = 0  # of host memory, of copies that can leave it when their files are written
         self._queues = CopyQueues(lambda: self._ranking.of_copies(self.tree))
-        self._coming: dict[int, Node[StateCopy]] = {}
-        self._writing: dict[int, Node[StateCopy]] = {}
+        self._coming: dict[int, Node[StateCopy]] = {}  # on their way to host memory, by key
+        self._writing: dict[int, Node[StateCopy]] = {}  # being written to files, by key
         self._keys = 0
         for file in self._disk.files():
-            self._found(file.salt, file.tokens, file.size)
+            self._register(file.salt, file.tokens, file.size)
 
     @property
     def has_disk(self) -> bool:
@@ -63,7 +70,7 @@ class CopyStore:
         return bool(self._coming or self._writing)
 
     def figures(self) -> dict[str, int]:
-        """Copies, and the bytes that they take or are about to."""
+        """Return how many copies each tier has, and the bytes that they take or are about to take."""
         copies = [copy_of(node) for node in self.tree.states]
         return {
             "host": self._host_copies,
@@ -73,32 +80,33 @@ class CopyStore:
         }
 
     def can_hold(self, position: int) -> bool:
-        """Whether a copy of so many tokens fits into host memory at all."""
+        """Return whether a copy of a state at `position` fits into host memory at all."""
         return self.limits.memory_bytes(position) <= self.limits.host_bytes
 
     # Finding
 
     def match(self, salt: str, tokens: Tokens, limit: int) -> Node[StateCopy] | None:
-        """The deepest copy at or before `limit`, if something can come of it."""
+        """Return the deepest copy at or before `limit` on the path of `tokens`; None if there is none or it is lost."""
         node = self.tree.deepest(salt, tokens, limit)
         return node if node is not None and not copy_of(node).lost else None
 
     def find(self, salt: str, tokens: Tokens) -> Node[StateCopy] | None:
-        """The copy at exactly the end of these tokens."""
+        """Return the copy at exactly the end of these tokens."""
         node = self.match(salt, tokens, count(tokens))
         return node if node is not None and node.end == count(tokens) else None
 
     # Host memory
 
     def reserve(self, salt: str, tokens: Tokens, of: Node[Any] | None = None) -> tuple[Node[StateCopy], int] | None:
-        """Where the copy of a state goes that has none yet, and its key; None if there is no room.
+        """Make room for a copy of a state that has none; return its node and key, or None if there is no room.
 
-        of: the state's node in the pool. Without a name it displaces none that has one, and none that is worth more.
+        of: the state's node in the pool. If it has no name, its copy displaces none that has one or is worth more.
         """
         end = count(tokens)
-        copy, there = self._new(end), self.tree.deepest(salt, tokens, end)
-        is_taken = there is not None and there.end == end  # by one that is lost, but not gone yet
-        above = there.end if there is not None else 0
+        copy, deepest = self._new(end), self.tree.deepest(salt, tokens, end)
+        # A copy that is lost, but that a loan or a write still holds, occupies the node until that is over.
+        is_taken = deepest is not None and deepest.end == end
+        above = deepest.end if deepest is not None else 0
 
         def may_go(other: Node[StateCopy]) -> bool:
             if of is None or of.sessions:
@@ -115,14 +123,14 @@ class CopyStore:
         return node, copy.key
 
     def follow(self, node: Node[StateCopy], of: Node[Any]) -> None:
-        """This copy is all that is left of the state that the pool had at `of`."""
+        """Take over kind and age from the node `of` in the pool, whose state goes: this copy is what is left of it."""
         node.kind, node.used, node.ended = of.kind, of.used, of.ended
         self._queues.sort(node, used=True)
         for step, kind in superseded(node):
             self._become(step, kind)
 
     def used(self, node: Node[StateCopy]) -> None:
-        """A request goes on from this copy."""
+        """Note that a request resumes from this copy."""
         kind = kind_after(node)
         node.ways += 1
         self.tree.touch(node)
@@ -133,26 +141,27 @@ class CopyStore:
         self._queues.sort(node, used=True)
 
     def exported(self, key: int) -> None:
-        """The copy under `key` has been made."""
+        """Note that the copy under `key` is in host memory now."""
         node = self._coming.pop(key)
         copy_of(node).host = Presence.PRESENT
         self._changed(node)
         self._end_of(node)
 
     def unmade(self, key: int) -> None:
-        """The copy under `key` could not be made after all: what is not in a file is lost."""
+        """Note that the copy under `key`, which was reported as made, failed. Without a file it is lost."""
         node = next((node for node in self.tree.states if copy_of(node).key == key and copy_of(node).in_host), None)
         if node is not None:
             self.counters["lost_copies"] += 1
-            self._no_longer_in_host(node)  # Its entry stays: the disk may wait for it, and is told by that.
+            # No Drop is sent: a write may be waiting for this copy, and learns from its entry that it failed.
+            self._no_longer_in_host(node)
             (self._changed if copy_of(node).in_file else self._gone)(node)
             self._end_of(node)
 
     def load(self, node: Node[StateCopy]) -> bool:
-        """Have the copy in host memory, now or soon; False if there is no room for it."""
+        """Read a copy from its file unless it is in host memory or on its way; return False if it does not fit."""
         copy = copy_of(node)
         if copy.host is Presence.ABSENT:
-            self.lend(node)  # it must not go to make room for itself
+            self.lend(node)  # so that it does not go itself to make room
             room = copy.in_file and self._make_host_room(copy.size)
             copy.loans -= 1
             self._queues.sort(node)
@@ -166,7 +175,7 @@ class CopyStore:
         return True
 
     def loaded(self, key: int, error: str) -> Node[StateCopy]:
-        """The file's copy is there; a file that cannot be read is gone for good. Returns its node."""
+        """Note that a file was read, or that it cannot be and is forgotten; return the copy's node."""
         node = self._coming.pop(key)
         copy = copy_of(node)
         if not error:
@@ -182,8 +191,8 @@ class CopyStore:
         return node
 
     def claim(self, node: Node[StateCopy]) -> None:
-        """A session goes on from this copy."""
-        copy_of(node).wanted = True
+        """Note that a session is named on this copy."""
+        copy_of(node).usable = True
         self._become(node, Kind.NAMED)
 
     def lend(self, node: Node[StateCopy]) -> None:
@@ -199,7 +208,10 @@ class CopyStore:
     # Disk
 
     def write(self, node: Node[StateCopy]) -> bool:
-        """Begin to write the copy, which is in host memory, to its file; False if there is no room."""
+        """Begin to write a copy to its file unless it has one; return False if that cannot be done now.
+
+        It cannot if the copy is not in host memory, or the disk has no room.
+        """
         copy = copy_of(node)
         if copy.disk is Presence.ABSENT:
             if not copy.in_host or not self._make_disk_room(copy.file_size, bool(node.sessions)):
@@ -214,10 +226,11 @@ class CopyStore:
         return True
 
     def writing(self, key: int) -> Node[StateCopy]:
-        """The copy that is being written under `key`."""
+        """Return the node of the copy that is being written under `key`."""
         return self._writing[key]
 
     def written(self, key: int, error: str) -> None:
+        """Note that a write is over. A file that failed is deleted, and the copy is not written again."""
         node = self._writing.pop(key)
         copy = copy_of(node)
         in_file = not error and not copy.flushed
@@ -226,24 +239,25 @@ class CopyStore:
         self._bytes_in_writing -= copy.size
         if error:
             self.counters["failed_writes"] += 1
-            if not copy.flushed:  # Then it has been deleted, and another may be on its way under its name.
+            # The file of a flushed copy was deleted by the flush, and a new one may be under way under its name.
+            if not copy.flushed:
                 self._disk.delete(root_of(node).salt, tokens_to(node))
         if not in_file:
             self.disk_bytes -= copy.file_size
         self._end_of(node)
 
     def drop_host(self, node: Node[StateCopy]) -> None:
-        """Keep the file only, if nothing is under way."""
+        """Let a copy leave host memory if it has a file and nothing is under way with it."""
         copy = copy_of(node)
         if copy.in_host and copy.in_file and not copy.busy:
             self._leave_host(node)
             self._changed(node)
 
     def write_ahead(self) -> None:
-        """Where host memory is three quarters full, write what has no file yet, so that it may go at once.
+        """Write the copy that would leave next, if host memory is more than three quarters full.
 
-        The next to go, one at a time, if its file pays; for that no other file has to go, and what could not be written
-        is not tried again.
+        Then it can leave at once when room is needed. One copy is written at a time, only if its file pays, and only if
+        no other file has to go for it. A copy that could not be written is not tried again.
         """
         if self.has_disk and not self._writing and self.host_bytes > self.limits.host_bytes * 3 // 4:
             node = self._queues.unwritten.least()
@@ -254,26 +268,27 @@ class CopyStore:
     # Going
 
     def _end_of(self, node: Node[StateCopy]) -> None:
-        """Something that was under way with this copy is over."""
+        """Sort a copy, or forget it, after something that was under way with it is over."""
         self._queues.sort(node)
         self._forget_if_unused(node)
         self._settled(node)
 
     def release(self, node: Node[StateCopy]) -> None:
-        """No session goes on from this copy any more."""
-        copy_of(node).wanted = False
+        """Drop a copy that no session is named on any more, as soon as nothing is under way with it."""
+        copy_of(node).usable = False
         self._queues.sort(node)
         self._forget_if_unused(node)
 
     def flush(self) -> None:
-        """Forget every copy. Its file is deleted now: what is written under that name from now on comes behind it.
+        """Forget every copy.
 
-        Where something is under way with a copy, it is out of reach, and goes when that is over: `leaving`.
+        Files are deleted now: the disk works in order, so a file that is written later under the same name stays. A
+        copy with which something is under way can no longer be found, and is forgotten when that is over: `leaving`.
         """
         for node in self.tree.clear():
             copy = copy_of(node)
             self._gone(node)
-            copy.flushed, copy.wanted = True, False
+            copy.flushed, copy.usable = True, False
             if copy.disk is not Presence.ABSENT:
                 self._disk.delete(root_of(node).salt, tokens_to(node))
             if copy.in_file:
@@ -283,21 +298,21 @@ class CopyStore:
             self._end_of(node)
 
     def ask_for_clearance(self, ticket: int) -> bool:
-        """Have Cleared come when the disk has done all that it was asked for; False if there is no disk."""
+        """Have the disk send Cleared after all calls so far; return False if there is no disk."""
         if self.has_disk:
             self._disk.clear(ticket)
         return self.has_disk
 
     def release_unnamed(self) -> None:
-        """What no session has claimed: copies made for whoever asks, and files that were there at the start."""
+        """Drop the copies without a name: those of states without a session, and files found at the start."""
         for node in list(self.tree.states):
             if not node.sessions:
                 self.release(node)
 
     def _forget_if_unused(self, node: Node[StateCopy]) -> None:
-        """What is neither in host memory nor on disk, or not wanted, is forgotten once nothing is under way with it."""
+        """Forget a copy that is in no tier or no longer usable, unless something is under way with it."""
         copy = node.state
-        if copy is None or copy.busy or (copy.wanted and (copy.host, copy.disk) != (Presence.ABSENT, Presence.ABSENT)):
+        if copy is None or copy.busy or (copy.usable and (copy.host, copy.disk) != (Presence.ABSENT, Presence.ABSENT)):
             return
         self._forget(node)
 
@@ -339,10 +354,14 @@ class CopyStore:
 
     # Room
 
-    def _make_host_room(self, size: int, may_go: Callable[[Node[StateCopy]], bool] = anyone) -> bool:
-        """Make room: copies that have a file leave host memory, others are lost where no disk is to take them.
+    def _make_host_room(self, size: int, may_go: Callable[[Node[StateCopy]], bool] = any_node) -> bool:
+        """Make room in host memory; return whether there are `size` bytes now.
 
-        Those that are being written make room a little later. may_go: the next to go only if it is true of it.
+        Copies with a file leave first. Then others are written, and leave when that is done, or are forgotten if they
+        cannot be written or a file does not pay. Bytes that are being written count as room to come, so that no more
+        copies go than needed.
+
+        may_go: stop at the first copy for which it is false
         """
         cap = self.limits.host_bytes
         if size > cap:
@@ -359,7 +378,10 @@ class CopyStore:
         return self.host_bytes + size <= cap
 
     def _make_disk_room(self, size: int, named: bool = True) -> bool:
-        """named: for one that has a name; for others none goes that has one."""
+        """Make room on disk by deleting files; return whether there are `size` bytes now.
+
+        named: whether the room is for a copy with a name; for others no file of a copy with a name is deleted
+        """
         cap = self.limits.disk_bytes
         while size <= cap < self.disk_bytes + size and (node := self._queues.in_file.least()) is not None:
             if node.sessions and not named:
@@ -370,8 +392,8 @@ class CopyStore:
                 self._forget(node)
         return self.disk_bytes + size <= cap
 
-    def _found(self, salt: str, tokens: Tokens, size: int) -> None:
-        """A file that was there at the start; there may be more than may stay."""
+    def _register(self, salt: str, tokens: Tokens, size: int) -> None:
+        """Register a file that was found at the start, or delete it if there is no room for it."""
         if not self._make_disk_room(size):
             self._disk.delete(salt, tokens)
             return
@@ -390,7 +412,10 @@ class CopyStore:
         return node
 
     def _come(self, node: Node[StateCopy]) -> None:
-        """A copy is on its way to host memory, under a key that nothing on the stream still drops."""
+        """Note that a copy is on its way to host memory.
+
+        It gets a new key, because a Drop of its old one may still be under way.
+        """
         copy = copy_of(node)
         self._keys += 1
         copy.key, copy.host = self._keys, Presence.COMING

@@ -1,4 +1,4 @@
-"""A copy of a state below the pool: where it is, and what it is in question for."""
+"""A copy of a state below the pool: where it is, and which queues it stands in."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,29 +10,26 @@ from baton.actors.requests import Tier
 
 
 class Presence(Enum):
+    """Whether a copy is in one tier."""
+
     ABSENT = auto()
-    COMING = auto()
+    COMING = auto()  # being made, read or written
     PRESENT = auto()
 
 
 @dataclass(eq=False, slots=True)
 class StateCopy:
-    """A state that left the pool: in host memory under `key`, in a file, or both; the sizes in bytes are its own.
+    """A state below the pool: in host memory, in a file, or both."""
 
-    loans: requests that wait for it or are filled from it. wanted: False when no session can go on from it any more;
-    then it goes as soon as nothing is under way with it. unwritable: a write of it has failed. flushed: it is not to be
-    found any more.
-    """
-
-    key: int
-    size: int
-    file_size: int
+    key: int  # under which forward and the disk's thread know the copy in host memory
+    size: int  # bytes of host memory
+    file_size: int  # bytes on disk
     host: Presence = Presence.ABSENT
     disk: Presence = Presence.ABSENT
-    loans: int = 0
-    wanted: bool = True
-    unwritable: bool = False
-    flushed: bool = False
+    loans: int = 0  # requests that wait for it or are filled from it
+    usable: bool = True  # whether it may be used again; otherwise it goes as soon as nothing is under way with it
+    unwritable: bool = False  # whether writing its file has failed
+    flushed: bool = False  # whether it was flushed: it is no longer in the tree, and is not to be found
 
     @property
     def in_host(self) -> bool:
@@ -44,7 +41,7 @@ class StateCopy:
 
     @property
     def lost(self) -> bool:
-        """Whether nothing can come of it: it is nowhere, and not on its way to host memory."""
+        """Whether it is neither in a tier nor on its way to host memory."""
         return self.host is Presence.ABSENT and self.disk is not Presence.PRESENT
 
     @property
@@ -53,6 +50,7 @@ class StateCopy:
 
     @property
     def busy(self) -> bool:
+        """Whether something is under way with it, so that it must not go."""
         return self.loans > 0 or Presence.COMING in (self.host, self.disk)
 
 
@@ -65,27 +63,28 @@ def copy_of(node: Node[StateCopy]) -> StateCopy:
 
 
 class CopyQueues:
-    """What each copy is in question for, as it stands; of each the one that is worth least comes first.
+    """The queues that copies stand in, each in order of worth, the least first.
 
-    in_both: to leave host memory at once. in_host_only: to make room there, being written or lost. unwritten: to be
-    written ahead. in_file: to make room on disk. With those that are busy nothing of this can be done, but one that is
-    lent can be written ahead.
+    A busy copy is in none of them, except that a lent one can be written ahead.
     """
 
     def __init__(self, order: Callable[[], Order[StateCopy]]) -> None:
-        self.in_both, self.in_host_only, self.unwritten, self.in_file = order(), order(), order(), order()
+        self.in_both = order()  # can leave host memory at once, as it has a file
+        self.in_host_only = order()  # can make room in host memory by being written or lost
+        self.unwritten = order()  # can be written ahead
+        self.in_file = order()  # can make room on disk
 
     def sort(self, node: Node[StateCopy], used: bool = False) -> None:
-        """To be called after any change of the copy at this node, and when there is none any more.
+        """Put the copy of this node into the right queues, after any change of it or when it is gone.
 
-        used: it was used, or is of another kind.
+        used: it was used, or its kind has changed, so its place within the queues changes too.
         """
         copy = node.state if node.state is not None and not node.state.flushed else NOWHERE
         unwritten = copy.in_host and copy.disk is Presence.ABSENT
         for queue, belongs in (
             (self.in_both, copy.in_host and copy.in_file and not copy.busy),
             (self.in_host_only, unwritten and not copy.busy),
-            (self.unwritten, unwritten and copy.wanted and not copy.unwritable),
+            (self.unwritten, unwritten and copy.usable and not copy.unwritable),
             (self.in_file, copy.in_file and not copy.busy),
         ):
             if belongs != (node in queue) or (belongs and used):

@@ -1,0 +1,1 @@
+"""The tiers below the pool: copies of states in host memory and in files, and the names of sessions."""

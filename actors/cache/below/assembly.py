@@ -1,0 +1,44 @@
+"""The cache of the server: the core with its eviction policy and its tiers."""
+
+from collections import Counter
+
+from baton.actors.actor import Send
+from baton.actors.cache.actor import MAX_TREE_TOKENS, WORTH_WAITING, Cache
+from baton.actors.cache.below.host_and_disk import HostAndDisk
+from baton.actors.cache.below.limits import NO_TIERS, TierLimits
+from baton.actors.cache.below.ranking import Ranking
+from baton.actors.cache.pages import PagePool
+from baton.actors.cache.radix import RadixTree
+from baton.actors.cache.worth.lives import Lives
+from baton.actors.cache.worth.order import PER_TOKEN, Costs, Policy
+from baton.actors.lease import Lease, Ledger
+from baton.actors.storage.disk import Disk
+
+
+def make_cache(
+    send: Send,
+    ledger: Ledger,
+    pages: PagePool,
+    policy: Policy = "worth",
+    costs: Costs = PER_TOKEN,
+    limits: TierLimits = NO_TIERS,
+    disk: Disk | None = None,
+    max_tree_tokens: int = MAX_TREE_TOKENS,
+    worth_waiting: int = WORTH_WAITING,
+    kind: type[Cache] = Cache,
+) -> Cache:
+    """Make a cache that evicts what is worth least, and copies states to host memory and disk.
+
+    pages: the KV pool, of length 0 without attention
+    policy: which states and copies go first where room is short
+    costs: what tokens take to compute and states to store, by which "worth" weighs them
+    limits: bytes of the tiers; with NO_TIERS nothing fits into them
+    disk: None if states are not written to files
+    kind: a subclass, for tests
+    """
+    tree: RadixTree[Lease] = RadixTree(pages)
+    counters: Counter[str] = Counter()
+    ranking = Ranking(policy, costs, limits, tree.clock)
+    lives = Lives(tree, ranking.chances, ranking.of_states(tree), counters)
+    tiers = HostAndDisk(send, ledger, tree, lives, ranking, limits, disk)
+    return kind(send, ledger, tree, lives, tiers, max_tree_tokens, worth_waiting, counters)

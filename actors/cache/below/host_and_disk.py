@@ -1,0 +1,377 @@
+"""The tiers of the server, host memory and disk: how states leave the pool and come back, and what names protect."""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+
+from baton.actors.actor import Send
+from baton.actors.cache.below.arrivals import Arrivals
+from baton.actors.cache.below.commands import Awaited, Command, Commands
+from baton.actors.cache.below.copies import CopyStore
+from baton.actors.cache.below.limits import TierLimits
+from baton.actors.cache.below.names import Names
+from baton.actors.cache.below.ranking import Ranking
+from baton.actors.cache.below.state_copy import Presence, StateCopy, copy_of
+from baton.actors.cache.eviction import EvictionPolicy
+from baton.actors.cache.radix import Node, RadixTree, root_of, tokens_to
+from baton.actors.cache.tiers import TierMessage
+from baton.actors.cache.waiting import Parked
+from baton.actors.lease import Lease, Ledger, Place
+from baton.actors.messages import (
+    Cleared,
+    Export,
+    Exported,
+    Flushed,
+    Loaded,
+    Name,
+    Speeds,
+    Suspend,
+    Suspended,
+    Unmade,
+    Unname,
+    Written,
+)
+from baton.actors.requests import Origin, Tier
+from baton.actors.storage.disk import Disk
+from baton.actors.tokens import count
+
+# The ticket of a Suspend that the cache gives itself when it drains: nothing is answered to it.
+OWN_TICKET = -1
+# One slot in 16 is kept free for requests, at least one and at most four.
+SLOTS_PER_RESERVED, MOST_RESERVED = 16, 4
+
+
+class HostAndDisk:
+    """The Tiers of the server: move states between pool, host memory and files; carry out Name, Unname and Suspend.
+
+    A state on its way down::
+
+        cache ── Export (lease, pages) ──▶ forward          its pages are held, its node has no state
+        cache ◀── Exported (lease) ─────── forward          slot and pages are free, the copy is in host memory
+        cache ◀── Unmade ───────────────── forward          instead of a copy, if it failed after all
+        cache ── write ──▶ disk ── Written ──▶ cache        the copy is in a file too, and may leave host memory
+
+    The lease travels with the state and the pages keep a grant's reference, so nothing is used again before the copy
+    is made. A copy whose slot is wanted by a request costs that request a lap of messages; so a few slots are emptied
+    ahead of need (`slot_reserve`, `keep_slots_free`).
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        ledger: Ledger,
+        tree: RadixTree[Lease],
+        eviction: EvictionPolicy,
+        ranking: Ranking,
+        limits: TierLimits,
+        disk: Disk | None,
+    ) -> None:
+        self._counters: Counter[str] = Counter()
+        self.slot_reserve = max(1, min(MOST_RESERVED, len(ledger.entries) // SLOTS_PER_RESERVED))
+        self.ranking = ranking
+        self.exports: dict[int, list[int]] = {}  # the pages of each state on its way down, by the copy's key
+        self._send, self._ledger, self._tree, self._eviction = send, ledger, tree, eviction
+        self._pages = tree.pages
+        self._open_turns: Counter[str] = Counter()  # open grants by session
+        self.commands = Commands(lambda command: self._carry_out(command))
+        self.names = Names(
+            send, eviction.renamed, lambda node: self.store.claim(node), lambda node: self.store.release(node)
+        )
+        self.store = CopyStore(
+            limits, disk, send, self.names.changed_in_store, self.names.lost_in_store, self._settled_below, ranking
+        )
+        self._arrivals = Arrivals(self.store, ranking)
+        # The state for which `keep_slots_free` found no room below, and the time: it is not tried again at that time.
+        self._refused: tuple[Node[Lease], int] | None = None
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self._counters + self.store.counters
+
+    @property
+    def exporting(self) -> bool:
+        return bool(self.exports)
+
+    @property
+    def idle(self) -> bool:
+        return self.commands.idle and not self._under_way
+
+    @property
+    def _under_way(self) -> bool:
+        return bool(self.exports) or self.store.busy
+
+    def figures(self) -> dict[str, int]:
+        return self.store.figures()
+
+    def receive(self, message: TierMessage) -> None:
+        match message:
+            case Exported():
+                self._exported(message)
+            case Unmade(key):
+                self.store.unmade(key)
+            case Written(key, error):
+                self._written(key, error)
+            case Loaded():
+                self._loaded(message)
+            case Cleared(ticket):
+                self._send("api", Flushed(ticket))
+            case Speeds():
+                self.ranking.prices.measured(message)
+            case Name() | Unname() | Suspend():
+                self.commands.add(message)
+
+    def act(self) -> None:
+        """Carry out the commands that can be, keep within the sessions' share of slots, and write ahead."""
+        self.commands.act()
+        cap, named = self.store.limits.session_slots, self.names.named
+        while cap is not None and len(named) > cap and (node := named.least()) is not None:
+            if not self.demote(node, may_lose=not self.store.can_hold(node.end)):
+                break
+        self.store.write_ahead()
+
+    def keep_slots_free(self) -> None:
+        """Copy the next states to go until `slot_reserve` slots are free or about to be.
+
+        States that need no copy are left: their slots can be had at once.
+        """
+        while self._ledger.counts[Place.FREE] + len(self.exports) < self.slot_reserve:
+            node = self._eviction.next_to_evict(lambda node: not self._ledger.loans(_state(node)))
+            if node is None or not self.is_to_copy(node) or self._refused == (node, self._tree.uses):
+                return
+            if not self.demote(node, may_lose=False):
+                self._refused = node, self._tree.uses
+                return
+
+    def drain(self) -> None:
+        """Suspend every session to its file, and drop the copies that no session is named on."""
+        self.ranking.unnamed = False
+        self.store.release_unnamed()
+        if self.store.has_disk:
+            for session in self.names.opened:
+                self.commands.add(Suspend(OWN_TICKET, session))
+
+    # Down
+
+    def is_to_copy(self, node: Node[Lease]) -> bool:
+        return self.ranking.is_to_copy(node)
+
+    def evict(self, node: Node[Lease]) -> None:
+        self._leave(node, self._place_below(node) if self.is_to_copy(node) else None)
+
+    def demote(self, node: Node[Lease], may_lose: bool = True) -> bool:
+        """Move a state from its slot to host memory; return False if it is lent, or would be lost and must not be.
+
+        may_lose: drop the state if there is no room for a copy
+        """
+        if self._ledger.loans(_state(node)):
+            return False
+        place = self._place_below(node)
+        if place is None and not may_lose:
+            return False
+        self._leave(node, place)
+        return True
+
+    def _place_below(self, node: Node[Lease]) -> tuple[Node[StateCopy], int | None] | None:
+        """Return the node of a state's copy, and the key under which it is to be made; None if there is no room.
+
+        The key is None if the copy exists already.
+        """
+        tokens, salt = tokens_to(node), root_of(node).salt
+        below = self.store.find(salt, tokens)
+        if below is None:
+            return self.store.reserve(salt, tokens, node)
+        self.store.follow(below, node)
+        return below, None
+
+    def _leave(self, node: Node[Lease], place: tuple[Node[StateCopy], int | None] | None) -> None:
+        """Take a state out of its slot. place: as `_place_below` returned it; None: the state is lost."""
+        below, key = place or (None, None)
+        self._eviction.evicted(node, copied=below is not None)
+        lease = self._tree.take_state(node)
+        node.evicted = True
+        if key is not None:
+            self._export(node, lease, key)
+        else:
+            self._ledger.free(lease)
+        if below is not None:
+            self._counters["demotions_host"] += 1
+            for session in sorted(node.sessions):
+                self.names.bind_to_store(session, below)
+        elif node.sessions:
+            self._counters["demotions_tokens"] += 1
+            self.names.lost_in_pool(node)
+
+    def _export(self, node: Node[Lease], lease: Lease, key: int) -> None:
+        self._ledger.uncache(lease, "cache")
+        pages = self._tree.page_table(node)
+        self._pages.add_grant_refs(pages)
+        self.exports[key] = pages
+        self._send("forward", Export(key, lease, list(pages), node.end))
+
+    def _exported(self, message: Exported) -> None:
+        self._pages.drop_grant_refs(self.exports.pop(message.key))
+        self._ledger.free(message.state)
+        self.store.exported(message.key)
+
+    def _written(self, key: int, error: str) -> None:
+        """Note that a write is over. If it failed, a Suspend that waited for it ends in host memory."""
+        node = self.store.writing(key)
+        commands = self.commands.take(node) if error else []
+        self.store.written(key, error)
+        for command in commands:
+            if isinstance(command, Suspend) and self._resumes_from(command.session, node):
+                self._answer(command, "host", node.end)
+            else:
+                self.commands.add(command)
+
+    def _resumes_from(self, session: str, node: Node[StateCopy]) -> bool:
+        return session not in self.names.in_pool and self.names.stored.get(session) is node
+
+    def flush(self, nodes: Iterable[Node[Lease]]) -> None:
+        for node in nodes:
+            self.names.lost_in_pool(node)
+        self.store.flush()
+
+    def finish_flush(self, ticket: int) -> None:
+        """Send Flushed when the disk has deleted its files: it then sends Cleared(ticket). At once without a disk."""
+        if not self.store.ask_for_clearance(ticket):
+            self._send("api", Flushed(ticket))
+
+    # Up
+
+    def copy_for(self, parked: Parked, position: int) -> Node[StateCopy] | None:
+        return self._arrivals.copy_for(parked, position)
+
+    def release(self, parked: Parked) -> None:
+        self._arrivals.release(parked)
+
+    def is_ready(self, copy: Node[StateCopy]) -> bool:
+        return copy_of(copy).in_host
+
+    def key(self, copy: Node[StateCopy]) -> int:
+        return copy_of(copy).key
+
+    def lend(self, copy: Node[StateCopy]) -> None:
+        self.store.lend(copy)
+        self.store.used(copy)
+
+    def end_loan(self, copy: Node[StateCopy]) -> None:
+        self.store.end_loan(copy)
+
+    def loan_ended(self, node: Node[Lease]) -> None:
+        self.commands.wake(node)
+
+    def _loaded(self, message: Loaded) -> None:
+        """Note that a file was read, or cannot be, and how long it took."""
+        node = self.store.loaded(message.key, message.error)
+        if message.seconds and not message.error:
+            self.ranking.prices.measured_file(self.store.limits.file_bytes(node.end), message.seconds)
+        self._arrivals.loaded(node, message.error)
+
+    # Sessions
+
+    def begin_turn(self, session: str, origin: Origin) -> None:
+        self._open_turns[session] += 1
+        if self.names.opened.get(session):
+            self._counters[f"resumed_from_{origin}"] += 1
+
+    def end_turn(self, session: str, last: Node[Lease] | None) -> None:
+        """Wake the commands that waited for the turn's end, and report where the session's state is.
+
+        The turn has taken the name along if the state was moved. If it left no state of its own, the name goes back to
+        the deepest state of its path, or stays on the copy below the pool.
+        """
+        self._open_turns[session] -= 1
+        if not self._open_turns[session]:
+            del self._open_turns[session]
+            self.commands.wake(session)
+        names = self.names
+        if session in names.opened and session not in names.in_pool:
+            if session not in names.stored and last is not None:
+                names.bind_to_pool(session, last)
+            names.report(session)
+
+    def is_busy(self, session: str) -> bool:
+        """Return whether a grant of this session is open, which may move its name."""
+        return session in self._open_turns
+
+    def bind(self, session: str, node: Node[Lease]) -> None:
+        if session in self.names.opened:
+            self.names.bind_to_pool(session, node)
+
+    def take_name(self, session: str, node: Node[Lease]) -> bool:
+        if session not in node.sessions:
+            return False
+        self.names.unbind_from_pool(session)
+        return True
+
+    # Commands
+
+    def _settled_below(self, node: Node[StateCopy]) -> None:
+        """Wake the commands that wait for this copy, or for room."""
+        self.commands.wake(node)
+        self.commands.wake(Awaited.ROOM)
+
+    def _carry_out(self, command: Command) -> Hashable | None:
+        """Carry out a command and return None, or return what it has to wait for."""
+        if self.is_busy(command.session):
+            return command.session
+        match command:
+            case Name():
+                self._name(command)
+            case Unname(session):
+                self.names.close(session)
+            case Suspend():
+                return self._suspend(command)
+        return None
+
+    def _name(self, name: Name) -> None:
+        """Put a name on the deepest state at or below the end of its tokens, in the pool or below it."""
+        end = count(name.tokens)
+        pool = self._tree.deepest(name.salt, name.tokens, end)
+        stored = self.store.match(name.salt, name.tokens, end)
+        self.names.opened[name.session] = end > 0
+        if pool is not None and (stored is None or pool.end >= stored.end):
+            if self.names.stored.get(name.session) is not stored:
+                # The session's copy is on a path that it has left, so it is of no use after a kill either.
+                self.names.unbind_from_store(name.session)
+            self.names.bind_to_pool(name.session, pool)
+        elif stored is not None:
+            self.names.bind_to_store(name.session, stored)
+        else:
+            self.names.lose(name.session)
+
+    def _suspend(self, suspend: Suspend) -> Hashable | None:
+        """Move a session's state one tier further down, and return what to wait for until the next one is possible.
+
+        Called again each time; answers when the state is in the lowest tier that it can reach.
+        """
+        session = suspend.session
+        pool = self.names.in_pool.get(session)
+        if pool is not None:
+            if self._ledger.loans(_state(pool)):
+                return pool
+            if not self.demote(pool, may_lose=False):
+                return Awaited.ROOM if self._under_way else self._answer(suspend, "slot", pool.end)
+        stored = self.names.stored.get(session)
+        if stored is None:
+            return self._answer(suspend, "tokens", 0)
+        copy = copy_of(stored)
+        if copy.host is Presence.COMING or copy.loans:
+            return stored
+        if not self.store.has_disk or not self.store.write(stored):
+            return self._answer(suspend, "host", stored.end)
+        if copy.disk is Presence.COMING:
+            return stored
+        self.store.drop_host(stored)
+        return self._answer(suspend, "disk", stored.end)
+
+    def _answer(self, suspend: Suspend, tier: Tier, position: int) -> Hashable | None:
+        """Answer a Suspend; return None, as nothing is left to wait for."""
+        if suspend.ticket != OWN_TICKET:
+            self._send("api", Suspended(suspend.ticket, tier, position))
+        return None
+
+
+def _state(node: Node[Lease]) -> Lease:
+    assert node.state is not None
+    return node.state
