@@ -10,7 +10,10 @@ from collections.abc import Iterator
 
 from baton.actors.actor import Actor, Address
 from baton.actors.cache.actor import Cache
+from baton.actors.cache.eviction import LeastRecentlyUsed
 from baton.actors.cache.pages import PagePool
+from baton.actors.cache.radix import RadixTree
+from baton.actors.cache.tiers import NoTiers
 from baton.actors.forward.actor import Forward
 from baton.actors.forward.device import Work
 from baton.actors.lease import Ledger
@@ -108,13 +111,19 @@ class Ring:
         sender = self._runtime.sender
         actors: dict[Address, Actor] = {
             "scheduler": Scheduler(sender("scheduler"), Limits(ROWS)),
-            "cache": Cache(sender("cache"), ledger, PagePool(0, 1)),
+            "cache": self._make_cache(ledger),
             "forward": Forward(sender("forward"), self._device, ROWS),
             "results": ResultProcessor(sender("results"), Words()),
             "api": self.client,
         }
         for address, actor in actors.items():
             self._runtime.add(address, actor)
+
+    def _make_cache(self, ledger: Ledger) -> Cache:
+        """Make a cache without KV pages and without copies below the slots, which evicts the least recently used."""
+        send, tree = self._runtime.sender("cache"), RadixTree(PagePool(0, 1))
+        eviction = LeastRecentlyUsed(tree)
+        return Cache(send, ledger, tree, eviction, NoTiers(send, ledger, tree, eviction))
 
     def ask(self, request: Request) -> list[int]:
         """Submit a request, and deliver messages until no mailbox has one."""
