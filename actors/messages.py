@@ -32,7 +32,7 @@ from baton.actors.control import (
 from baton.actors.grants import Chunk, Failure, Fill, GrantPages, PageCopy, RowMask
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease, Loan
-from baton.actors.requests import EndReason, Keep, MissReason, Origin, Output, Request, RetireReason, RowLogprobs
+from baton.actors.requests import EndReason, Hit, Keep, Output, Request, RetireReason, RowLogprobs
 from baton.actors.tokens import Tokens
 
 
@@ -55,16 +55,13 @@ class Granted(Struct, tag=True, array_like=True):
 
     grant: int
     state: Lease  # a slot for the row's state; how it gets its content: see `moved`, `loan` and `fill`
-    match: int  # tokens that the state has consumed when the slot is filled; 0 if it starts from scratch
-    matched_tokens: int  # tokens of the request that the radix tree knows; at least `match`
-    miss_reason: MissReason  # why `match` is smaller than it could be; "" if it is not
+    hit: Hit  # `cached_tokens` is the position to start from
     moved: bool  # the slot holds its state already: it was the tree's own
     loan: Loan | None  # copy the state from this cached slot
-    pages: list[int]  # the row's page table: the pages of the match, and fresh ones for all tokens and one more
+    pages: list[int]  # the row's page table: those of the cached tokens, and fresh ones for all tokens and one more
     page_copy: PageCopy | None  # a shared page that must be copied before the row appends to it
-    branch: int | None  # where other requests part from this one, if beyond `match`: worth a checkpoint
+    branch: int | None  # where other requests part from this one, if beyond the hit: worth a checkpoint
     fill: Fill | None = None  # copy the state and its KV from host memory; without moved, loan and fill: clear the slot
-    origin: Origin = "tokens"  # which tier the state comes from; "tokens" if there is none
 
 
 class Spare(Struct, tag=True, array_like=True):
@@ -91,15 +88,12 @@ class Admit(Struct, tag=True, array_like=True):
     grant: int
     request: Request
     state: Lease
-    match: int
-    matched_tokens: int
-    miss_reason: MissReason
+    hit: Hit
     moved: bool
     loan: Loan | None
     pages: list[int]
     page_copy: PageCopy | None
     fill: Fill | None = None
-    origin: Origin = "tokens"
 
 
 class Step(Struct, tag=True, array_like=True):
@@ -149,7 +143,7 @@ class Donate(Struct, tag=True, array_like=True):
     grant: int
     state: Lease
     position: int  # tokens that the state has consumed
-    tokens: Tokens  # those between the grant's last Donate (at first: its match) and `position`
+    tokens: Tokens  # those between the grant's last Donate (at first: its hit) and `position`
     closes: bool  # it is the grant's last: its account is closed, which Closed reports
 
 
@@ -297,10 +291,7 @@ class Admitted(Struct, tag=True, array_like=True):
 
     grant: int
     request: Request
-    match: int
-    matched_tokens: int
-    miss_reason: MissReason
-    origin: Origin = "tokens"
+    hit: Hit
 
 
 class Copied(Struct, tag=True, array_like=True):

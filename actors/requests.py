@@ -93,7 +93,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     token: int
     logprob: float | None  # None for the first token of a prompt
     top: list[tuple[int, float]]  # the most likely tokens here, each with its log probability
-    asked: list[float] = []  # log probabilities here of the tokens in the request's logprob_ids
+    id_logprobs: list[float] = []  # log probabilities here of the tokens in the request's logprob_ids
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True):
@@ -104,6 +104,15 @@ class RowLogprobs(Struct, frozen=True, array_like=True):
     items: list[TokenLogprob]
 
 
+class Hit(Struct, frozen=True, array_like=True):
+    """What the cache found for the tokens of a request."""
+
+    cached_tokens: int = 0  # tokens that the state to resume from has consumed, so that they need not be computed
+    matched_tokens: int = 0  # tokens that the radix tree knows; at least cached_tokens
+    miss_reason: MissReason = ""  # why cached_tokens is smaller than it could be; "" if it is not
+    origin: Origin = "tokens"  # which tier the state comes from; "tokens" if there is none
+
+
 class Output(Struct, array_like=True):
     """What one step adds to the output of one request. The first one has no tokens: the request has been admitted."""
 
@@ -111,12 +120,9 @@ class Output(Struct, array_like=True):
     text: str  # new text that may be shown: not the start of a possible stop string or of an incomplete character
     tokens: Tokens  # new tokens
     prompt_tokens: int
-    cached_tokens: int  # prompt tokens that were not computed, because a cached state had consumed them
     completion_tokens: int  # output tokens so far
     finish_reason: FinishReason | None = None  # None: more will come
     stop_reason: str | int | None = None  # the stop string or token, or what went wrong
     logprobs: list[TokenLogprob] = []  # of the new tokens
     prompt_logprobs: list[TokenLogprob] = []  # of the next prompt tokens
-    matched_tokens: int = 0  # prompt tokens that the radix tree knew; at least cached_tokens
-    miss_reason: MissReason = ""  # why cached_tokens is smaller than it could be
-    origin: Origin = "tokens"  # which tier the cached state came from
+    hit: Hit = Hit()  # of the request's first admission, limited to its prompt

@@ -52,6 +52,7 @@ from baton.actors.messages import (
     Want,
     Written,
 )
+from baton.actors.requests import Hit
 from baton.actors.storage.disk import Disk
 from baton.actors.tokens import count, cut
 
@@ -271,6 +272,7 @@ class Cache:
         self.counters["prefix_cache_hits"] += position
         whole = account.node.end // self.pages.size
         origin = account.origin(moved, parked.read)
+        missed = parked.miss_reason or match.miss_reason if account.fill is None else ""
         self.counters[f"granted_from:{origin}"] += 1
         if self.tiers.names.opened.get(acquire.session):
             self.counters[f"resumed_from_{origin}"] += 1
@@ -279,9 +281,7 @@ class Cache:
             Granted(
                 acquire.grant,
                 state,
-                position,
-                known,
-                parked.miss_reason or match.miss_reason if account.fill is None else "",
+                Hit(position, known, missed, origin),
                 moved,
                 account.loan,
                 list(account.pages),
@@ -290,7 +290,6 @@ class Cache:
                 None
                 if account.fill is None
                 else Fill(copy_of(account.fill).key, whole, self.pages.cover(account.fill.end)),
-                origin,
             ),
         )
 

@@ -119,7 +119,9 @@ class Forward:
                     pass
 
     def _admit(self, admit: Admit) -> None:
-        row = RunningRow(self._free_rows.pop(), admit.grant, admit.state, admit.match, count(admit.request.tokens))
+        row = RunningRow(
+            self._free_rows.pop(), admit.grant, admit.state, admit.hit.cached_tokens, count(admit.request.tokens)
+        )
         self.rows[admit.grant] = row
         if admit.loan is not None:
             self.device.copy(admit.loan.slot, row.state.slot)
@@ -136,9 +138,7 @@ class Forward:
         if admit.fill is not None and not self.device.copies_aside:
             self._filled(admit.grant)
         self.device.open_row(row.index, admit.grant, row.state.slot, admit.request, admit.pages)
-        self._reports.append(
-            Admitted(admit.grant, admit.request, admit.match, admit.matched_tokens, admit.miss_reason, admit.origin)
-        )
+        self._reports.append(Admitted(admit.grant, admit.request, admit.hit))
 
     def _step(self, step: Step) -> None:
         for given in step.pages:

@@ -26,7 +26,7 @@ from baton.actors.messages import (
     Settled,
     Stepped,
 )
-from baton.actors.requests import FinishReason, Output, Request, RetireReason, RowLogprobs, TokenLogprob
+from baton.actors.requests import FinishReason, Hit, Output, Request, RetireReason, RowLogprobs, TokenLogprob
 from baton.actors.results.constraint import Constraint
 from baton.actors.tokens import count, pack, unpack
 from baton.models.text.detokenizer import Detokenizer
@@ -65,7 +65,7 @@ class RequestHistory:
     history: list[int]
     detokenizer: Detokenizer
     stop_strings: StopStrings
-    first_admission: Admitted
+    hit: Hit
     chars_to_skip: int
     failed_at: int = 0
     suspect_until: int = 0
@@ -135,8 +135,9 @@ class ResultProcessor:
             record = self.records[request.id] = self._record(admitted)
             earlier = record.detokenizer.push(record.history[request.prompt_len :])
             self._output(record, record.stop_strings.push(earlier))
-        record.grant, record.donated, record.failed_at = admitted.grant, admitted.match, 0
-        record.start, record.moved = admitted.match, admitted.origin == "slot"
+        record.grant, record.failed_at = admitted.grant, 0
+        record.start = record.donated = admitted.hit.cached_tokens
+        record.moved = admitted.hit.origin == "slot"
         self._grants[admitted.grant] = record
         if request.grammar:
             self._unmasked[admitted.grant] = record
@@ -149,8 +150,15 @@ class ResultProcessor:
         stops = StopStrings(request.stops.strings, request.stops.keep_stop)
         first = request.prompt_logprobs_from or 0
         detokenizer = Detokenizer(decode, tail)
+        # A request that comes back with output may have more cached than its prompt; clients count prompt tokens.
+        cached, matched = admitted.hit.cached_tokens, admitted.hit.matched_tokens
+        hit = replace(
+            admitted.hit,
+            cached_tokens=min(cached, request.prompt_len),
+            matched_tokens=min(matched, request.prompt_len),
+        )
         return RequestHistory(
-            request, history, detokenizer, stops, admitted, request.delivered_chars, prompt_logprobs_next=first
+            request, history, detokenizer, stops, hit, request.delivered_chars, prompt_logprobs_next=first
         )
 
     def _decoder(self, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
@@ -271,15 +279,12 @@ class ResultProcessor:
                 text=new,
                 tokens=pack(record.new_tokens),
                 prompt_tokens=request.prompt_len,
-                cached_tokens=min(record.first_admission.match, request.prompt_len),
                 completion_tokens=record.completion_tokens,
                 finish_reason=record.finish,
                 stop_reason=record.stop_reason,
                 logprobs=record.new_logprobs,
                 prompt_logprobs=record.prompt_logprobs,
-                matched_tokens=min(record.first_admission.matched_tokens, request.prompt_len),
-                miss_reason=record.first_admission.miss_reason,
-                origin=record.first_admission.origin,
+                hit=record.hit,
             )
         )
         record.new_tokens, record.new_logprobs, record.prompt_logprobs = [], [], []

@@ -30,7 +30,7 @@ from baton.actors.runtime.speeds import measured
 from baton.actors.runtime.timings import Timings, timed
 from baton.actors.runtime.tracing import Traces
 from baton.actors.scheduler.actor import Scheduler
-from baton.actors.scheduler.plan import Limits
+from baton.actors.scheduler.state import Limits
 from baton.actors.storage.disk import DiskThread
 from baton.models.text.grammars.matcher import GrammarMatcher, no_matcher
 

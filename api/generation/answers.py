@@ -55,7 +55,7 @@ async def collect(generation: Generation) -> list[Answer]:
 def logprobs_size(answers: Sequence[Answer]) -> int:
     """About the characters whose encoding takes as long as to tell all log probabilities, with the tokens as text."""
     told = (item for answer in answers for item in (*answer.prompt_logprobs, *answer.logprobs))
-    return TOKEN_SIZE * sum(1 + len(item.top) + len(item.asked) for item in told)
+    return TOKEN_SIZE * sum(1 + len(item.top) + len(item.id_logprobs) for item in told)
 
 
 class PromptTokensDetails(Struct, omit_defaults=True):

@@ -104,9 +104,9 @@ class Ring:
                     answer.logprobs += output.logprobs
                     answer.prompt_logprobs += output.prompt_logprobs
                     assert output.completion_tokens == len(answer.tokens)
-                    answer.cached, answer.matched = output.cached_tokens, output.matched_tokens
-                    answer.miss_reason, answer.reason = output.miss_reason, output.stop_reason
-                    answer.origin = output.origin
+                    answer.cached, answer.matched = output.hit.cached_tokens, output.hit.matched_tokens
+                    answer.miss_reason, answer.reason = output.hit.miss_reason, output.stop_reason
+                    answer.origin = output.hit.origin
                     self._end(output.request, output.finish_reason)
             case Ended(request, reason):
                 self._end(request, reason)

@@ -2,7 +2,7 @@
 
 from baton.actors.cache.limits import NO_TIERS
 from baton.actors.messages import Acquire, Requeue, Retired, Submit
-from baton.actors.requests import Output, Request, Sampling, Stops, resubmission
+from baton.actors.requests import Hit, Output, Request, Sampling, Stops, resubmission
 from baton.actors.tokens import pack, unpack
 
 PLAIN = Sampling()
@@ -19,8 +19,8 @@ def test_nothing_said_is_a_plain_draw() -> None:
     assert request.skip_special_tokens and request.delivered_chars == 0
     assert Acquire(1, b"", 0, "", None).priority == 0 and Requeue(request).suspect_until == 0
     assert not Submit(request).resubmitted and not Retired(1, "finished", None, 0).poisoned  # type: ignore[arg-type]
-    output = Output("r", "", b"", 1, 0, 0)
-    assert (output.matched_tokens, output.miss_reason, output.origin) == (0, "", "tokens")
+    output = Output("r", "", b"", 1, 0)
+    assert output.hit == Hit(0, 0, "", "tokens")
     assert (output.finish_reason, output.stop_reason, output.logprobs, output.prompt_logprobs) == (None, None, [], [])
 
 

@@ -210,15 +210,15 @@ def test_log_probabilities_of_prompt_and_output(family: str) -> None:
                 beside = ring.submit(list(prompt), 5, logprobs=0, prompt_logprobs_from=start)
                 answer = await ring.ask(list(prompt), 5, logprobs=3, prompt_logprobs_from=start, logprob_ids=asked)
                 await asyncio.wait_for(beside.done.wait(), 60)
-                assert not any(item.asked for item in beside.prompt_logprobs + beside.logprobs)
+                assert not any(item.id_logprobs for item in beside.prompt_logprobs + beside.logprobs)
                 expected = torch.log_softmax(logits_of(model, prompt + answer.tokens), -1)
                 items = answer.prompt_logprobs + answer.logprobs
                 assert [item.token for item in items] == (prompt + answer.tokens)[start:]
                 for index, item in enumerate(items, start):
                     if index == 0:
-                        assert item.logprob is None and not item.asked
+                        assert item.logprob is None and not item.id_logprobs
                         continue
-                    assert item.asked == pytest.approx(expected[index - 1, list(asked)].tolist(), abs=1e-4)
+                    assert item.id_logprobs == pytest.approx(expected[index - 1, list(asked)].tolist(), abs=1e-4)
                     assert item.logprob == pytest.approx(float(expected[index - 1, item.token]), abs=1e-4)
                     values = [value for _, value in item.top]
                     assert values == pytest.approx(expected[index - 1].topk(3).values.tolist(), abs=1e-4)

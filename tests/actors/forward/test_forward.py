@@ -32,7 +32,7 @@ from baton.actors.messages import (
     Transferred,
     Unmade,
 )
-from baton.actors.requests import Request, RowLogprobs, Sampling, Stops
+from baton.actors.requests import Hit, Request, RowLogprobs, Sampling, Stops
 from baton.actors.tokens import pack, unpack
 
 
@@ -64,7 +64,7 @@ class Bench:
     def admit(self, grant: int, length: int = 4, match: int = 0, pages: tuple[int, ...] = (), **more: Any) -> Request:
         request = Request(f"r{grant}", pack(range(length)), length, Sampling(), Stops(9))
         fields = {"moved": False, "loan": None, "pages": list(pages), "page_copy": None} | more
-        self.receive(Admit(grant, request, self.lease(), match, match, "", **fields))
+        self.receive(Admit(grant, request, self.lease(), Hit(match, match), **fields))
         return request
 
     def step(self, number: int, *chunks: Chunk, **more: Any) -> Work:
@@ -100,7 +100,7 @@ def bench() -> Iterator[Bench]:
 def test_a_fresh_slot_is_cleared_and_nothing_was_copied(bench: Bench) -> None:
     request = bench.admit(1, pages=(3, 4))
     assert bench.device.calls == [("clear", 0), ("open_row", 0, 1, 0, request, [3, 4])]
-    assert bench.sent == [("results", Admitted(1, request, 0, 0, ""))]
+    assert bench.sent == [("results", Admitted(1, request, Hit()))]
 
 
 def test_a_slot_is_filled_from_a_loan_from_a_copy_or_not_at_all(bench: Bench) -> None:
@@ -147,7 +147,7 @@ def test_reports_leave_in_stream_order(bench: Bench) -> None:
     bench.receive(Retire(1, "finished"))
     bench.admit(2)
     bench.receive(Drain())
-    assert bench.sent == [("results", Admitted(1, request, 0, 0, ""))]
+    assert bench.sent == [("results", Admitted(1, request, Hit()))]
     assert [lease.slot for lease in bench.forward.leases()] == [1, 0]
     bench.ran(1, 7)
     assert len(bench.sent) == 2

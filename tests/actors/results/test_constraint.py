@@ -4,7 +4,7 @@ import pytest
 
 from baton.actors.grants import RowMask
 from baton.actors.messages import Admitted, Delta, Masked, Message, Requeue, Retired, Settled, Stepped
-from baton.actors.requests import Output, Request, Sampling, Stops
+from baton.actors.requests import Hit, Output, Request, Sampling, Stops
 from baton.actors.results.actor import ResultProcessor
 from baton.actors.results.constraint import Constraint
 from baton.actors.tokens import pack
@@ -85,7 +85,7 @@ class Bench(ResultsBench):
     def constrain(self, grammar: str, max_tokens: int = 10, grant: int = 1, output: tuple[int, ...] = ()) -> Request:
         tokens, stops = pack([*PROMPT, *output]), Stops(max_tokens, token_ids=(9,))
         request = Request("r", tokens, len(PROMPT), Sampling(), stops, grammar=grammar)
-        self.results.receive(Admitted(grant, request, 0, 0, "", "tokens"))
+        self.results.receive(Admitted(grant, request, Hit()))
         self.results.act()
         return request
 
@@ -142,7 +142,7 @@ def test_a_grammar_in_trouble_ends_its_request_with_an_error(grammar: str, token
 def test_a_grammar_that_cannot_be_compiled_ends_its_request_with_an_error() -> None:
     bench = ResultsBench()
     request = Request("r", pack(PROMPT), len(PROMPT), Sampling(), Stops(3), grammar="anything")
-    bench.results.receive(Admitted(1, request, 0, 0, "", "tokens"))
+    bench.results.receive(Admitted(1, request, Hit()))
     bench.results.act()
     [(_, masked), (_, delta)] = bench.sent
     assert masked == Masked([], [1]) and isinstance(delta, Delta) and delta.outputs[-1].finish_reason == "error"
@@ -155,7 +155,7 @@ def test_a_retracted_request_gets_its_mask_again() -> None:
     bench.retire("retracted", 4)
     [requeue] = bench.of(Requeue)
     assert isinstance(requeue, Requeue)
-    bench.results.receive(Admitted(2, requeue.request, 4, 4, "", "tokens"))
+    bench.results.receive(Admitted(2, requeue.request, Hit(4, 4)))
     bench.results.act()
     assert bench.masked() == Masked([RowMask(2, 5, words(6))], [])
 

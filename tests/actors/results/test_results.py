@@ -21,7 +21,7 @@ from baton.actors.messages import (
     Settled,
     Stepped,
 )
-from baton.actors.requests import Output, Request, RetireReason, RowLogprobs, Sampling, Stops, TokenLogprob
+from baton.actors.requests import Hit, Output, Request, RetireReason, RowLogprobs, Sampling, Stops, TokenLogprob
 from baton.actors.results.actor import ResultProcessor
 from baton.actors.tokens import pack, unpack
 from tests.actors.ring import Letters
@@ -40,7 +40,7 @@ class Bench:
 
     def admit(self, stops: Stops, grant: int = 1, match: int = 0, origin: str = "tokens", **more: object) -> Request:
         request = Request("r", pack(PROMPT), len(PROMPT), Sampling(), stops, **more)  # type: ignore[arg-type]
-        self.results.receive(Admitted(grant, request, match, match + 1, "never_kept", origin))  # type: ignore[arg-type]
+        self.results.receive(Admitted(grant, request, Hit(match, match + 1, "never_kept", origin)))  # type: ignore[arg-type]
         return request
 
     def step(self, *tokens: int, grant: int = 1, **more: object) -> None:
@@ -126,14 +126,19 @@ def test_what_the_client_is_told_of_the_prompt(bench: Bench) -> None:
     bench.admit(Stops(3), match=2, origin="host")
     told = bench.outputs or (bench.results.act(), bench.outputs)[1]
     first = told[0]
-    assert (first.prompt_tokens, first.cached_tokens, first.matched_tokens) == (4, 2, 3)
-    assert (first.miss_reason, first.origin, first.completion_tokens) == ("never_kept", "host", 0)
+    assert (first.prompt_tokens, first.completion_tokens) == (4, 0)
+    assert first.hit == Hit(2, 3, "never_kept", "host")
     again = Bench()
     request = Request("r", pack([*PROMPT, 5, 6]), len(PROMPT), Sampling(), Stops(9), delivered_chars=1)
-    again.results.receive(Admitted(1, request, 5, 6, ""))
+    again.results.receive(Admitted(1, request, Hit(5, 6)))
     again.results.act()
     [output] = again.outputs
-    assert (output.cached_tokens, output.matched_tokens, output.completion_tokens, output.text) == (4, 4, 2, "6")
+    assert (output.hit.cached_tokens, output.hit.matched_tokens, output.completion_tokens, output.text) == (
+        4,
+        4,
+        2,
+        "6",
+    )
 
 
 # What a state is worth
@@ -190,7 +195,7 @@ def test_a_request_that_fails_where_it_failed_before_ends_with_the_cause(bench: 
     bench.retire("failed", 5, poisoned=True)
     assert [(again.request, again.suspect_until) for again in bench.of(Requeue)] == [(request, 4)]
     for grant, position, ended in ((2, 6, False), (3, 6, True)):
-        bench.results.receive(Admitted(grant, request, 0, 0, ""))
+        bench.results.receive(Admitted(grant, request, Hit()))
         bench.fail(Failure(grant, position), error=f"broken at {position}")
         bench.retire("failed", position, grant=grant, poisoned=True)
         assert bool(bench.of(Over)) is ended

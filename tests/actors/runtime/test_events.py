@@ -18,7 +18,7 @@ from baton.actors.messages import (
     Stepped,
     Submit,
 )
-from baton.actors.requests import Output, Request, Sampling, Stops
+from baton.actors.requests import Hit, Output, Request, Sampling, Stops
 from baton.actors.runtime.events import RequestEvent, message_event, request_events
 from baton.actors.runtime.tracing import Envelope
 from baton.actors.tokens import pack
@@ -28,7 +28,7 @@ STATE = object()
 
 
 def output(tokens: list[int], so_far: int, finish: str | None = None) -> Output:
-    return Output("r", "", pack(tokens), 2, 0, so_far, finish)  # type: ignore[arg-type]
+    return Output("r", "", pack(tokens), 2, so_far, finish)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def output(tokens: list[int], so_far: int, finish: str | None = None) -> Output:
         (Free([]), (), (), None),
         (Acquire(7, b"", 0, "", None), (7,), (), None),
         (Submit(REQUEST), (), ("r",), None),
-        (Admit(7, REQUEST, STATE, 0, 0, "", False, None, [], None), (7,), ("r",), None),  # type: ignore[arg-type]
+        (Admit(7, REQUEST, STATE, Hit(), False, None, [], None), (7,), ("r",), None),  # type: ignore[arg-type]
         (Delta([output([1], 1)]), (), ("r",), None),
         (Ended("r", "aborted", ""), (), ("r",), None),
     ],

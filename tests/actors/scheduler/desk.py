@@ -10,7 +10,7 @@ from baton.actors.messages import (
     Settled,
     Submit,
 )
-from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.requests import Hit, Request, Sampling, Stops
 from baton.actors.scheduler.actor import Scheduler
 from baton.actors.scheduler.plan import Limits
 from baton.actors.scheduler.strategy import Strategy
@@ -35,7 +35,7 @@ class Desk:
         return request
 
     def grant(self, grant: int, match: int = 0, pages: tuple[int, ...] = (), branch: int | None = None) -> None:
-        self.receive(Granted(grant, self.lease(), match, match, "", False, None, list(pages), None, branch))
+        self.receive(Granted(grant, self.lease(), Hit(match, match), False, None, list(pages), None, branch))
 
     def lease(self) -> Lease:
         lease = self.ledger.take("scheduler")

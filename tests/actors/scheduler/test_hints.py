@@ -2,7 +2,7 @@
 
 from baton.actors.kinds import Kind
 from baton.actors.messages import Acquire, Granted, Mark, Settled, Step, Submit, Want
-from baton.actors.requests import Keep, Request, Sampling, Stops
+from baton.actors.requests import Hit, Keep, Request, Sampling, Stops
 from baton.actors.scheduler.plan import checkpoint_positions
 from baton.actors.tokens import pack
 from tests.actors.scheduler.test_scheduler import Bench
@@ -20,7 +20,7 @@ def running(asked: Request, match: int = 0, branch: int | None = None, **limits:
     bench.receive(Submit(asked))
     state = bench.ledger.take("scheduler")
     assert state is not None
-    bench.receive(Granted(1, state, match, match, "", False, None, [], None, branch))
+    bench.receive(Granted(1, state, Hit(match, match), False, None, [], None, branch))
     return bench
 
 
@@ -58,7 +58,7 @@ def test_where_others_wait_for_a_state_that_is_asked_for_it_stays_that() -> None
     bench.receive(Mark(1, 15))
     bench.receive(Mark(1, 14))
     row = bench.scheduler.state.rows[1]
-    assert (row.wanted[15], row.wanted[14]) == (Kind.ASKED, Kind.BRANCH) and row.marks == {14, 15}
+    assert (row.targets[15], row.targets[14]) == (Kind.ASKED, Kind.BRANCH) and row.marks == {14, 15}
     bench.ledger.close()
 
 

@@ -33,7 +33,7 @@ def test_a_state_that_others_wait_for_is_wanted_and_saved_on_the_way() -> None:
     bench.receive(Mark(1, 10))
     bench.receive(Settled(1, []))
     assert bench.of(Want) == [Want(1, [(10, Kind.BRANCH)])]
-    assert bench.scheduler.state.rows[1].named == {10}, "the slot that comes is for it"
+    assert bench.scheduler.state.rows[1].requested == {10}, "the slot that comes is for it"
     spares(bench, 1, [])
     bench.receive(Settled(2, []))
     assert saved(bench) == [10] and not bench.of(Passed)

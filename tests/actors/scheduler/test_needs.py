@@ -39,7 +39,7 @@ def row(grant: int, position: int, length: int = 8, budget: int = 100, **more: A
     request = Request(f"r{grant}", pack(range(length)), length, Sampling(), Stops(budget))
     record = OpenRequest(request, grant, suspect_until=more.pop("suspect_until", 0))
     return ScheduledRow(
-        record, grant, position, length, budget, more.pop("capacity", None), more.pop("wanted", {}), **more
+        record, grant, position, length, budget, more.pop("capacity", None), more.pop("targets", {}), **more
     )
 
 
@@ -71,16 +71,16 @@ def test_a_page_is_asked_for_two_steps_ahead_if_it_will_be_filled(
 def test_how_far_slots_are_asked_for_ahead() -> None:
     limits = Limits(step_tokens=16)
     assert horizon(limits, row(1, 0), 7) == 7 + 32 and horizon(limits, row(1, 0), 8) == 8 + 8
-    wanted = dict.fromkeys((3, 8, 16, 17), Kind.CHECKPOINT)
+    targets = dict.fromkeys((3, 8, 16, 17), Kind.CHECKPOINT)
     [eighth, sixteenth, seventeenth] = [(position, Kind.CHECKPOINT) for position in (8, 16, 17)]
-    assert needs(row(1, 3, wanted=dict(wanted)), step_tokens=4).want == [(1, [eighth])]
-    assert needs(row(1, 8, wanted=dict(wanted)), step_tokens=4).want == [(1, [sixteenth])]
-    assert needs(row(1, 9, wanted=dict(wanted)), step_tokens=4).want == [(1, [seventeenth, sixteenth])]
-    for named, asked in ((17, sixteenth), (16, seventeenth)):
-        held = row(1, 9, wanted=dict(wanted), spares=spares(1), named={named})
-        assert needs(held).want == [(1, [asked])], "the slot at hand is for the other"
-    assert needs(row(1, 9, wanted=dict(wanted), spares=spares(2))).want == []
-    assert needs(row(1, 9, wanted=dict(wanted), asked=True)).want == []
+    assert needs(row(1, 3, targets=dict(targets)), step_tokens=4).want == [(1, [eighth])]
+    assert needs(row(1, 8, targets=dict(targets)), step_tokens=4).want == [(1, [sixteenth])]
+    assert needs(row(1, 9, targets=dict(targets)), step_tokens=4).want == [(1, [seventeenth, sixteenth])]
+    for requested, missing in ((17, sixteenth), (16, seventeenth)):
+        with_spare = row(1, 9, targets=dict(targets), spares=spares(1), requested={requested})
+        assert needs(with_spare).want == [(1, [missing])], "the spare slot is for the other"
+    assert needs(row(1, 9, targets=dict(targets), spares=spares(2))).want == []
+    assert needs(row(1, 9, targets=dict(targets), awaits_spares=True)).want == []
 
 
 @pytest.mark.parametrize(
@@ -102,20 +102,20 @@ def test_each_strategy_keeps_and_asks_for_its_number(strategy: Strategy, depth: 
     at_hand = [(row(1, 9).last, Kind.CHECKPOINT)] * resident
     assert needs(row(1, 9), **chosen).want == [(1, at_hand)] * (resident > 0)
     assert needs(row(1, 9, refill=False), **chosen).want == []
-    soon = {"wanted": dict.fromkeys((11, 12, 13, 14, 15), Kind.CHECKPOINT), "refill": False}
+    soon = {"targets": dict.fromkeys((11, 12, 13, 14, 15), Kind.CHECKPOINT), "refill": False}
     newest = [(position, Kind.CHECKPOINT) for position in (15, 14, 13, 12, 11)]
     assert needs(row(1, 9, **soon), **chosen).want == [(1, newest[:most])] * (most > 0)
 
 
 def test_a_chunk_stops_for_a_checkpoint_only_while_its_slot_may_come() -> None:
-    given, limits = {"wanted": {6: Kind.BRANCH}, "refill": False}, Limits()
+    given, limits = {"targets": {6: Kind.BRANCH}, "refill": False}, Limits()
     assert chunk_length(limits, row(1, 2, **given), 3) == 3, "it ends before the checkpoint"
-    assert chunk_length(limits, row(1, 2, **given, asked=True), 4) == 0
-    assert chunk_length(limits, row(1, 2, **given, asked=True, spares=spares(1)), 4) == 4
+    assert chunk_length(limits, row(1, 2, **given, awaits_spares=True), 4) == 0
+    assert chunk_length(limits, row(1, 2, **given, awaits_spares=True, spares=spares(1)), 4) == 4
     assert chunk_length(limits, row(1, 2, **given), 4) == 4, "no slot will come"
-    assert chunk_length(limits, row(1, 2, wanted={6: Kind.BRANCH}), 4) == 0, "one is about to be asked for"
-    assert chunk_length(limits, row(1, 6, wanted={6: Kind.BRANCH}), 9) == 2, "it is passed, and the prompt ends"
-    many = {"wanted": dict.fromkeys((3, 4, 5, 6, 7), Kind.CHECKPOINT), "spares": spares(MOST_AT_ONCE)}
+    assert chunk_length(limits, row(1, 2, targets={6: Kind.BRANCH}), 4) == 0, "one is about to be asked for"
+    assert chunk_length(limits, row(1, 6, targets={6: Kind.BRANCH}), 9) == 2, "it is passed, and the prompt ends"
+    many = {"targets": dict.fromkeys((3, 4, 5, 6, 7), Kind.CHECKPOINT), "spares": spares(MOST_AT_ONCE)}
     assert chunk_length(limits, row(1, 2, **many), 6) == 6, "it has as many as it may"
 
 
@@ -125,14 +125,14 @@ def test_prompts_have_a_quarter_of_a_step() -> None:
 
 def test_spare_slots_go_to_the_positions_that_rank_first() -> None:
     step = StepPlan([], [1], [], [], [], False)
-    plan_checkpoints(step, [(row(1, 8, wanted={9: Kind.BRANCH}, spares=spares(1)), 8, 9)])
+    plan_checkpoints(step, [(row(1, 8, targets={9: Kind.BRANCH}, spares=spares(1)), 8, 9)])
     assert (step.checkpoints, step.missed) == ([(1, 9)], [])
     prompt = state(
         row(
             1,
             0,
             20,
-            wanted={4: Kind.CHECKPOINT, 8: Kind.BRANCH, 12: Kind.LAST_END, 0: Kind.BRANCH},
+            targets={4: Kind.CHECKPOINT, 8: Kind.BRANCH, 12: Kind.LAST_END, 0: Kind.BRANCH},
             spares=spares(2),
             refill=False,
         ),

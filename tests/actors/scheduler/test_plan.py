@@ -168,7 +168,7 @@ def test_the_queue_gives_way_to_an_urgent_request() -> None:
 
 def test_a_chunk_waits_for_the_slot_of_a_checkpoint_on_its_way() -> None:
     given = state(row(1, 0, 20))
-    given.rows[1].wanted = {16: Kind.BRANCH}
+    given.rows[1].targets = {16: Kind.BRANCH}
     commands = plan(given)
     assert commands.step is None and commands.want == [(1, [(16, Kind.BRANCH)])]
 
@@ -217,12 +217,12 @@ def random_row(chance: random.Random, grant: int, ledger: Ledger) -> ScheduledRo
     drawn = row(grant, chance.randint(0, length + 40), length, priority=chance.choice([0, 0, 1, -1]))
     drawn.budget = drawn.position + chance.randint(1, 60)
     drawn.capacity = chance.choice([None, max(drawn.position, 1) + chance.randint(0, 30)])
-    drawn.wanted = {
+    drawn.targets = {
         drawn.position + chance.randint(1, 60): chance.choice(list(Kind)) for _ in range(chance.randint(0, 3))
     }
     drawn.record.suspect_until = chance.choice([0, 0, 0, 30])
     drawn.refill, drawn.extending = chance.random() < 0.5, chance.random() < 0.1
-    drawn.asked, drawn.served = chance.random() < 0.25, chance.randint(0, 50)
+    drawn.awaits_spares, drawn.served = chance.random() < 0.25, chance.randint(0, 50)
     spare = ledger.take("scheduler") if chance.random() < 0.3 else None
     drawn.spares = [spare] if spare is not None else []
     return drawn

@@ -201,7 +201,7 @@ def test_answers_are_checkpointed_at_multiples_of_the_interval() -> None:
 def test_no_strategy_no_checkpoint(desk: Desk) -> None:
     desk.submit("a", length=10)
     desk.grant(1, branch=6)
-    assert not desk.of(Want) and not desk.scheduler.state.rows[1].wanted
+    assert not desk.of(Want) and not desk.scheduler.state.rows[1].targets
 
 
 # The end

@@ -20,7 +20,7 @@ from baton.actors.messages import (
     Step,
     Submit,
 )
-from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.requests import Hit, Request, Sampling, Stops
 from baton.actors.scheduler.actor import Scheduler
 from baton.actors.scheduler.plan import Limits, OpenRequest, Plan, ScheduledRow
 from baton.actors.tokens import pack
@@ -40,7 +40,7 @@ class Bench:
     def grant(self, grant: int, pages: int = 0) -> None:
         state = self.ledger.take("scheduler")
         assert state is not None
-        self.receive(Granted(grant, state, 0, 0, "", False, None, list(range(pages)), None, None))
+        self.receive(Granted(grant, state, Hit(), False, None, list(range(pages)), None, None))
 
     def receive(self, message: Message) -> None:
         self.scheduler.receive(message)
@@ -67,7 +67,7 @@ def test_a_row_is_in_no_step_until_it_is_filled() -> None:
     bench.submit("b", [1, 2, 3])
     state = bench.ledger.take("scheduler")
     assert state is not None
-    bench.receive(Granted(1, state, 2, 2, "", False, None, [], None, None, Fill(7, 0, 0), "host"))
+    bench.receive(Granted(1, state, Hit(2, 2, origin="host"), False, None, [], None, None, Fill(7, 0, 0)))
     assert len(bench.of(Admit)) == 1 and bench.of(Step) == []
     bench.grant(2)
     [chunks] = [step.chunks for step in bench.of(Step)[:1]]  # type: ignore[attr-defined]
