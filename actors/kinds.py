@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """What a cached state is to later requests.
+    """The role of a cached state for later requests.
 
     The order matters for checkpoints of one prompt: when there are fewer slots than positions, kinds with smaller
     numbers get theirs first.

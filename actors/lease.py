@@ -88,7 +88,7 @@ class Lease:
 
 @dataclass(slots=True)
 class Entry:
-    """What the ledger records of a slot."""
+    """The ledger's record of a slot."""
 
     place: Place = Place.FREE
     holder: str = "pool"  # an actor's name, `sender → receiver`, or `node` and its id

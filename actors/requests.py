@@ -105,7 +105,7 @@ class RowLogprobs(Struct, frozen=True, array_like=True):
 
 
 class Hit(Struct, frozen=True, array_like=True):
-    """What the cache found for the tokens of a request."""
+    """The result of looking up a request's tokens in the cache."""
 
     cached_tokens: int = 0  # tokens that the state to resume from has consumed, so that they need not be computed
     matched_tokens: int = 0  # tokens that the radix tree knows; at least cached_tokens
@@ -114,7 +114,7 @@ class Hit(Struct, frozen=True, array_like=True):
 
 
 class Output(Struct, array_like=True):
-    """What one step adds to the output of one request. The first one has no tokens: the request has been admitted."""
+    """New output of one request, from one step. The first one has no tokens: the request has been admitted."""
 
     request: str
     text: str  # new text that may be shown: not the start of a possible stop string or of an incomplete character

@@ -20,7 +20,7 @@ LEAST_CHUNK = 16
 PROBED = 16
 # Without --step-time a mixed step may take as long as this many steps without prompts.
 DECODE_STEPS = 4
-# Of a prompt's message ends, the first and this many of the last are worth a checkpoint.
+# The first of a prompt's message ends and this many of the last are worth a checkpoint.
 NEWEST_ENDS = 4
 
 

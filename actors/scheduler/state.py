@@ -141,7 +141,7 @@ class StepPlan:
 
 @dataclass(slots=True)
 class Plan:
-    """What the scheduler does next."""
+    """The scheduler's next actions."""
 
     acquire: list[OpenRequest] = field(default_factory=list)  # send an Acquire for each
     cancel: list[int] = field(default_factory=list)  # grants whose Acquire to take back

@@ -55,7 +55,7 @@ def test_without_attention_all_of_a_small_memory_is_slots() -> None:
     assert (sizes.slots, sizes.slot_bytes, sizes.pages, sizes.page_bytes) == (10, 2 * MIB, 0, 0)
     assert sizes.max_running == 4
     assert sizes.why == [
-        "10 slots: 21.0 MiB hold 10, wanted are 16",
+        "10 slots: 21.0 MiB hold 10, 16 are useful",
         "10 requests fit: 10 slots less 0 for the tree, 1 a request (just_in_time)",
     ]
 
@@ -63,7 +63,7 @@ def test_without_attention_all_of_a_small_memory_is_slots() -> None:
 def test_with_attention_half_is_slots_and_what_they_leave_is_pages() -> None:
     sizes = size(64, 40)
     assert (sizes.slots, sizes.pages, sizes.page_bytes, sizes.page_size) == (10, 20, MIB, 16)
-    assert sizes.why[:2] == ["10 slots: 20.0 MiB hold 10, wanted are 16", "20 pages: 20.0 MiB hold 20, wanted are 56"]
+    assert sizes.why[:2] == ["10 slots: 20.0 MiB hold 10, 16 are useful", "20 pages: 20.0 MiB hold 20, 56 are useful"]
 
 
 def test_no_more_is_taken_than_can_be_used() -> None:
