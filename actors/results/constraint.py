@@ -30,7 +30,7 @@ class Constraint:
         allowed, ends = self._matcher.mask(), self._stops.token_ids
         if is_empty(allowed):
             if not self._matcher.accepts():
-                raise GrammarError("the grammar allows no further token of this model, and may not end here")
+                raise GrammarError("no token of this model can continue the grammar, and it cannot end here")
             return None
         if drawn < self._stops.min_tokens:
             others = with_bits(allowed, ends, 0)

@@ -125,7 +125,7 @@ class Unit:
         self._loop.call_soon_threadsafe(self._arrived, "disk", "cache", message)
 
     def _arrived(self, sender: str, to: Address, message: Message) -> None:
-        """Send a message from another thread. If that fails the unit fails, because nothing else would notice the loss."""
+        """Send a message from another thread. If that fails the unit fails: nothing else would notice the loss."""
         try:
             self.runtime.send(sender, to, message)
         except Exception as error:
