@@ -113,6 +113,6 @@ def _pack_prefill(inbox: Inbox, work: Work, table: RowTable, chunk_size: int) ->
 
 
 def checkpoints_of(work: Work, chunks: Sequence[WorkChunk]) -> list[StateCheckpoint]:
-    """Return the step's checkpoints inside its chunks. Those of rows that decode are copied after the step."""
+    """Return the step's checkpoints inside its chunks. Decoding rows' checkpoints are copied after the step."""
     segment = {chunk.row: index for index, chunk in enumerate(chunks)}
     return [StateCheckpoint(segment[c.row], c.position, c.slot) for c in work.checkpoints if c.row in segment]

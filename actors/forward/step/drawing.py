@@ -53,7 +53,7 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """What to add to single logits; tensors have one element for each."""
+    """Addends to single logits; tensors have one element for each."""
 
     draws: Tensor  # int64
     tokens: Tensor  # int64
