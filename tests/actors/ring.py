@@ -46,7 +46,7 @@ GREEDY = Sampling(temperature=0.0)
 
 @dataclass
 class Answer:
-    """What has come back of a request."""
+    """All that came back for a request."""
 
     request: Request
     text: str = ""
@@ -67,14 +67,14 @@ class Answer:
 
 
 class Letters:
-    """Token i as a letter."""
+    """A vocabulary in which token i is a letter."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(chr(ord("0") + i) for i in ids)
 
 
 class Ring:
-    """The api's actor, and what tests call."""
+    """The api's actor, with methods for tests."""
 
     def __init__(self, model: Model, pools: Pools) -> None:
         self.model, self.pools = model, pools
@@ -168,7 +168,7 @@ class Ring:
         self._send("cache", Unname(session))
 
     async def turn(self, session: str, prompt: list[int], max_tokens: int = 8) -> Answer:
-        """One turn of a session, and the save behind it."""
+        """Run one turn of a session, and wait until it is saved."""
         if session not in self.kept:
             self.name(session, [])
         answer = await self.ask(prompt, max_tokens, session=session)
@@ -208,7 +208,7 @@ async def running(
     policy: Policy = "worth",
     **limits: object,
 ) -> AsyncIterator[Ring]:
-    """A running ring, drained and audited at the end; raises what ended its run before that."""
+    """Run a ring; drain and audit it at the end. Raises what ended its run before that."""
     pages = pages if model.kv_specs() else 0
     pools = allocate(model, slots, pages, page_size, torch.device("cpu"))
     chosen = Limits(**{"page_size": page_size if pages else 0, **limits})

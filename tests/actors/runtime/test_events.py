@@ -57,15 +57,15 @@ def test_what_an_event_names(
     assert (event.grants, event.requests, event.step) == (grants, requests, step)
 
 
-def told(message: Message, to: str = "api") -> list[RequestEvent]:
+def events_of(message: Message, to: str = "api") -> list[RequestEvent]:
     return list(request_events(Envelope(message, "a", 1, "t", 1.0), to, 2.0))
 
 
 def test_the_life_of_a_request() -> None:
-    assert told(Submit(REQUEST)) == [RequestEvent(1.0, "r", "queued", "t", 2)]
-    assert told(Delta([output([], 0), output([5, 6], 2), output([7], 3)])) == [
+    assert events_of(Submit(REQUEST)) == [RequestEvent(1.0, "r", "queued", "t", 2)]
+    assert events_of(Delta([output([], 0), output([5, 6], 2), output([7], 3)])) == [
         RequestEvent(2.0, "r", "first_token", tokens=2)
     ]
-    assert told(Delta([output([7], 3, "stop")])) == [RequestEvent(2.0, "r", "ended", tokens=3, reason="stop")]
-    assert told(Ended("r", "queue_full", "")) == [RequestEvent(2.0, "r", "ended", "t", reason="queue_full")]
-    assert told(Ended("r", "too_large", ""), to="results") == [], "results answers for it"
+    assert events_of(Delta([output([7], 3, "stop")])) == [RequestEvent(2.0, "r", "ended", tokens=3, reason="stop")]
+    assert events_of(Ended("r", "queue_full", "")) == [RequestEvent(2.0, "r", "ended", "t", reason="queue_full")]
+    assert events_of(Ended("r", "too_large", ""), to="results") == [], "results answers for it"

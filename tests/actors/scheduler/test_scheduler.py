@@ -27,7 +27,7 @@ from baton.actors.tokens import pack
 
 
 class Bench:
-    """A scheduler alone, and what it has sent."""
+    """A scheduler alone, and the messages that it has sent."""
 
     def __init__(self, **limits: int) -> None:
         self.sent: list[tuple[str, Message]] = []
@@ -89,7 +89,7 @@ def test_one_retire_for_the_first_reason() -> None:
     bench.ledger.close()
 
 
-def test_a_prompt_that_goes_on_from_a_closing_request_waits_for_its_state() -> None:
+def test_an_acquire_names_the_closing_grant_that_its_prompt_continues() -> None:
     bench = Bench()
     bench.submit("a", [1, 2, 3])
     bench.grant(1)
@@ -103,8 +103,8 @@ def test_a_prompt_that_goes_on_from_a_closing_request_waits_for_its_state() -> N
     bench.ledger.close()
 
 
-def test_a_step_looks_only_at_the_rows_that_need_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 32 rows, each at another place in its page of 16, about two need a page at a step."""
+def test_a_plan_looks_only_at_rows_that_need_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 32 rows, each at another place in its page of 16, about two need a page at each step."""
     looked_at: list[int] = []
     plan_row = baton.actors.scheduler.plan.plan_row
 
@@ -141,7 +141,7 @@ def test_a_request_is_found_in_a_long_queue_by_its_place(monkeypatch: pytest.Mon
 
 
 def decode(bench: Bench, steps: int) -> None:
-    """So many steps, where each row gets the pages that it asks for at once."""
+    """Run a number of steps, in which each row gets the pages that it requests at once."""
     for _ in range(steps):
         [*_, step] = bench.of(Step)
         bench.sent.clear()
