@@ -37,13 +37,13 @@ def plan(state: SchedulerState) -> Plan:
         commands.retire = [(grant, "retracted") for grant in rows]
         return commands
     plan_retraction(state, commands)
-    after = {}  # the position after this step of each row that it moves, by grant
+    after = {}  # the position after this step of each unsteady row that it moves, by grant
     if state.in_flight < state.limits.depth:
         commands.step = plan_step(state, {grant for grant, _ in commands.retire})
     if commands.step is not None:
         moves = list(unsteady_moves(state, commands.step))
-        # Only a move that reaches the end of the prompt draws a token, and so needs the row's mask.
         plan_checkpoints(commands.step, moves)
+        # Only a move that reaches the end of the prompt draws a token, and so needs the row's mask.
         commands.step.masks = [row.mask for row, _, end in moves if row.mask is not None and end >= row.length]
         after = {row.grant: end for row, _, end in moves}
     for row in state.rows.values():
@@ -69,7 +69,7 @@ def plan_queue(state: SchedulerState, commands: Plan) -> None:
 
 
 def plan_turns(state: SchedulerState, first: list[OpenRequest], next_one: OpenRequest, commands: Plan) -> None:
-    """Retract the last row of a flow if the flow next in the queue has at least two rows fewer.
+    """Retract a row whose flow has at least two rows more than the flow of `next_one`, unless it is more urgent.
 
     next_one: the first request for which there is no row; `first` are those before it, which will get one.
     """
@@ -87,7 +87,7 @@ def plan_turns(state: SchedulerState, first: list[OpenRequest], next_one: OpenRe
 
 
 def plan_retraction(state: SchedulerState, commands: Plan) -> None:
-    """Retract the last row if another row lacks a page; if that row is the only one, finish it for lack of capacity.
+    """Retract the last row if a row lacks a page. If there is only one row, it has filled the pool: finish it.
 
     The first row is never retracted, so at least one request always makes progress.
     """
