@@ -33,12 +33,11 @@ class Inbox:
         """Start a new packing. Tensors of an earlier one must not be used by anything that is enqueued from now on."""
         if len(self._blocks) > 1:
             self._blocks = [self._block(sum(block.nbytes for block in self._blocks))]
-        elif self._is_shared:
-            self._blocks[0].used = 0
-        else:
-            # The upload of the old host memory may still be in flight.
-            device = self._blocks[0].device
-            self._blocks = [Block(self._stream.host_buffer(device.nbytes), device)]
+            return
+        [block] = self._blocks
+        block.used = 0
+        if not self._is_shared:
+            block.use(self._stream.host_buffer(block.nbytes))  # the upload of the old one may still be in flight
 
     def put(self, values: Sequence[float] | NDArray[Any], dtype: torch.dtype = torch.int64) -> Tensor:
         """Pack an array, and return the tensor of its shape that will hold it on the device."""
@@ -73,8 +72,11 @@ class Block:
     """Host memory, uint8, and the device memory that it is copied to; on a CPU the same memory."""
 
     def __init__(self, host: Tensor, device: Tensor) -> None:
-        self.host, self.device = host, device
-        self.nbytes, self.used = device.nbytes, 0
-        as_bytes = host.numpy()
-        self.arrays = {dtype: as_bytes.view(of_numpy) for dtype, of_numpy in DTYPES.items()}
+        self.device, self.nbytes, self.used = device, device.nbytes, 0
         self.tensors = {dtype: device.view(dtype) for dtype in DTYPES}
+        self.use(host)
+
+    def use(self, host: Tensor) -> None:
+        """Pack into this host memory from now on."""
+        self.host, as_bytes = host, host.numpy()
+        self.arrays = {dtype: as_bytes.view(of_numpy) for dtype, of_numpy in DTYPES.items()}
