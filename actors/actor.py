@@ -1,4 +1,4 @@
-"""What the runtime and the simulator ask of an actor, and what an actor is given."""
+"""The interface between an actor and whatever carries its messages: the runtime, or the simulator."""
 
 from collections.abc import Callable, Iterable
 from typing import Literal, Protocol, TypeAlias
@@ -11,13 +11,16 @@ Send: TypeAlias = Callable[[Address, Message], None]
 
 
 class Actor(Protocol):
-    """A state machine: it never awaits, sleeps, reads a clock or draws a random number."""
+    """A state machine that receives and sends messages.
+
+    It never awaits, sleeps, reads a clock or draws a random number, so the same messages always have the same effect.
+    """
 
     def receive(self, message: Message) -> None:
-        """Take in one message; may send."""
+        """Handle one message. May send others."""
 
     def act(self) -> None:
-        """Called when the mailbox is empty, or after 256 messages: do what the new state asks for."""
+        """Do what the new state calls for, and send. Called when the mailbox is empty, or after 256 messages."""
 
     def leases(self) -> Iterable[Lease]:
-        """Every lease that this actor holds, for the audit."""
+        """Yield every lease that this actor holds, for the audit."""

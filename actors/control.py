@@ -1,4 +1,4 @@
-"""Messages that are about no one request: sessions' names, flush, pause, drain, restart. None carries a lease."""
+"""Messages that concern no single request: session names, flush, pause, drain, restart. None carries a lease."""
 
 from msgspec import Struct
 
@@ -7,27 +7,27 @@ from baton.actors.tokens import Tokens
 
 
 class Flush(Struct, tag=True, array_like=True):
-    """api → cache: forget the tree, and the copies below it, files included; answered by Flushed."""
+    """api → cache: forget the radix tree and all copies in lower tiers, files included. Answered by Flushed."""
 
-    ticket: int
+    ticket: int  # chosen by the api, returned in the answer
 
 
 class Cleared(Struct, tag=True, array_like=True):
-    """disk → cache: all that was asked of it before this ticket is carried out."""
+    """disk → cache: everything that the cache asked of the disk before this flush has been carried out."""
 
-    ticket: int
+    ticket: int  # of the Flush
 
 
 class Flushed(Struct, tag=True, array_like=True):
-    """cache → api."""
+    """cache → api, the answer to Flush: the tree, the copies and the files are gone."""
 
     ticket: int
 
 
 class Name(Struct, tag=True, array_like=True):
-    """api → cache: the session's name goes to the deepest state kept at or below the end of these tokens.
+    """api → cache: give the session's name to the deepest cached state on the path of these tokens.
 
-    Answered by Kept. While an account of the session is open this waits.
+    Answered by Kept. Waits while a grant of the session is open.
     """
 
     session: str
@@ -36,78 +36,86 @@ class Name(Struct, tag=True, array_like=True):
 
 
 class Unname(Struct, tag=True, array_like=True):
-    """api → cache: the session is closed; copies that no other name holds are dropped. Its name never comes again."""
+    """api → cache: the session is closed. Copies that no other session names are dropped. No answer.
+
+    The name is never used again.
+    """
 
     session: str
 
 
 class Suspend(Struct, tag=True, array_like=True):
-    """api → cache: move the session's state to the lowest tier there is; answered by Suspended."""
+    """api → cache: move the session's state to the lowest tier that there is. Answered by Suspended."""
 
-    ticket: int
+    ticket: int  # chosen by the api, returned in the answer
     session: str
 
 
 class Suspended(Struct, tag=True, array_like=True):
-    """cache → api: where the session's state is now, and how many tokens it has consumed."""
+    """cache → api, the answer to Suspend: where the session's state is now."""
 
     ticket: int
     tier: Tier
-    position: int
+    position: int  # tokens that the state has consumed
 
 
 class Kept(Struct, tag=True, array_like=True):
-    """cache → api: the state that bears this session's name is, from now on, in this tier."""
+    """cache → api: the state with this session's name is in this tier from now on.
+
+    Answers Name, and is sent again whenever the state moves.
+    """
 
     session: str
     tier: Tier
-    position: int
+    position: int  # tokens that the state has consumed
 
 
 class Speeds(Struct, tag=True, array_like=True):
-    """device → cache, scheduler: seconds that something takes. 0: not known yet.
+    """device → cache and scheduler: seconds that work takes on this device. 0 means not measured yet.
 
-    operation: one of those that costs count, in a prompt; byte: to host memory or back. decode: a step without prompts.
-    Beyond that a step in which rows decode beside prompts takes `beside`, however few tokens of them it has, and
-    `prompt` for each.
+    A mixed step, in which rows decode while prompts are fed, takes `decode` + `beside` + `prompt` × prompt tokens.
     """
 
-    operation: float = 0.0
-    byte: float = 0.0
-    decode: float = 0.0
-    prompt: float = 0.0
-    beside: float = 0.0
+    operation: float = 0.0  # one operation of a prompt, in the unit of Costs.compute
+    byte: float = 0.0  # one byte of a copy to or from host memory
+    decode: float = 0.0  # a step without prompts
+    prompt: float = 0.0  # each prompt token of a mixed step
+    beside: float = 0.0  # the fixed extra time of a mixed step, however few prompt tokens it has
 
 
 class Pause(Struct, tag=True, array_like=True):
-    """api → scheduler: plan no more steps. Answered by Paused when none is under way.
+    """api → scheduler: plan no more steps. Answered by Paused."""
 
-    "in_place": what runs keeps its slot and pages; "retract": it goes back to the queue, and Paused waits for that.
-    """
-
-    ticket: int
+    ticket: int  # chosen by the api, returned in the answer
     mode: PauseMode
+    """"in_place": rows keep their slots and pages, and Paused comes when no step is in flight.
+
+    "retract": all rows return to the queue, and Paused also waits until their states are back in the cache.
+    """
 
 
 class Paused(Struct, tag=True, array_like=True):
-    """scheduler → api: so it is; or it was continued before."""
+    """scheduler → api, the answer to Pause: it is in effect, or Continue came first."""
 
     ticket: int
 
 
 class Continue(Struct, tag=True, array_like=True):
-    """api → scheduler: go on."""
+    """api → scheduler: end the pause. No answer, but Paused for each Pause that still lacks one."""
 
 
 class Drain(Struct, tag=True, array_like=True):
-    """One lap of the ring behind the last request: api → scheduler → forward → results → cache."""
+    """api → scheduler → forward → results → cache: one lap of the ring after the last request.
+
+    Each actor passes it on when it has nothing left to do. The cache answers with Drained.
+    """
 
 
 class Drained(Struct, tag=True, array_like=True):
-    """cache → api: the lap is complete; `leaks` names what was not home (empty when all is well)."""
+    """cache → api, the answer to Drain: the lap is complete."""
 
-    leaks: list[str]
+    leaks: list[str]  # slots and pages that did not come back; empty if all is well
 
 
 class Restarted(Struct, tag=True, array_like=True):
-    """supervision → api: the four actors were made anew; every open request is to be submitted again."""
+    """supervision → api: the four actors were replaced after a failure. Submit every open request again."""

@@ -1,44 +1,47 @@
-"""What messages say of single grants: parts that several messages carry, and that hold no lease."""
+"""Parts of messages that concern a single grant and hold no lease."""
 
 from msgspec import Struct
 
 
 class PageCopy(Struct, frozen=True, array_like=True):
+    """A KV page to copy: `source` is shared, and `target` is the grant's own."""
+
     source: int
     target: int
 
 
 class Fill(Struct, frozen=True, array_like=True):
-    """A stored state to go on from: it fills the grant's slot, and its KV its pages[first_page:end_page]."""
+    """A copy in host memory to resume from: its state goes to the grant's slot, its KV to some of the grant's pages."""
 
-    key: int
-    first_page: int
+    key: int  # of the copy
+    first_page: int  # its KV is written to the grant's pages[first_page:end_page]; pages before that are shared
     end_page: int
 
 
 class Chunk(Struct, frozen=True, array_like=True):
+    """A grant and how many prompt tokens it feeds in a step."""
+
     grant: int
     tokens: int
 
 
 class GrantPages(Struct, frozen=True, array_like=True):
+    """A grant and the pages that are appended to its page table."""
+
     grant: int
     pages: list[int]
 
 
 class RowMask(Struct, frozen=True, array_like=True):
-    """Which tokens the grammar of a row allows at `position` of its history, and at no other.
-
-    words: int32, of which bit i % 32 of word i // 32 says whether token i is allowed; ceil(V / 32) of them.
-    """
+    """The tokens that a row's grammar allows at one position."""
 
     grant: int
-    position: int
-    words: bytes
+    position: int  # the index in the row's history of the token to draw; the mask is valid for no other
+    words: bytes  # int32 [ceil(V / 32)]: bit i % 32 of word i // 32 says whether token i is allowed
 
 
 class Failure(Struct, frozen=True, array_like=True):
-    """A row of a step that raised, and the position that the step would have brought it to."""
+    """A row whose state became worthless in a step."""
 
     grant: int
-    position: int
+    position: int  # the position that the step would have brought the row to

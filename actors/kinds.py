@@ -1,33 +1,29 @@
-"""What a state is to those who may go on from it."""
+"""Kinds of cached states: how likely a request is to resume from a state follows from its kind."""
 
 from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """Of states that are to be checkpoints of one prompt, those of the kind that stands first here go first.
+    """The role of a cached state for later requests.
 
-    ASKED: a client has asked for it. HUB: many ways go on from it. BRANCH: some do. NAMED: a session goes on from it.
-    SOON: a client has said that it will go on from it soon. FRONTIER: the deepest of a conversation that has gone on
-    before. NEW: of one that is only begun. LEFT: one of these three, where another way was taken since.
-    PROMPT_END: one token before a prompt's end, for the same prompt again. LAST_END: a message's end above a frontier,
-    for whoever asks again or edits, and for templates that drop reasoning. CHECKPOINT: taken on the way through a
-    prompt, and never gone on from. INTERIOR: its conversation has gone past it.
+    The order matters for checkpoints of one prompt: when there are fewer slots than positions, kinds with smaller
+    numbers get theirs first.
     """
 
-    ASKED = 0
-    HUB = 1
-    BRANCH = 2
-    NAMED = 3
-    SOON = 4
-    FRONTIER = 5
-    NEW = 6
-    PROMPT_END = 7
-    LAST_END = 8
-    LEFT = 9
-    CHECKPOINT = 10
-    INTERIOR = 11
+    ASKED = 0  # a client asked for a checkpoint here
+    HUB = 1  # many requests have resumed from it
+    BRANCH = 2  # several requests part here
+    NAMED = 3  # a session has its name on it
+    SOON = 4  # the end of a request whose client said that it will continue soon
+    FRONTIER = 5  # the newest end of a conversation that has continued before
+    NEW = 6  # the end of a conversation's first turn
+    PROMPT_END = 7  # one token before a prompt's end, for the same prompt sent again
+    LAST_END = 8  # the end of the message before a frontier: for edits, retries, and templates that drop reasoning
+    LEFT = 9  # was SOON, FRONTIER or NEW, until the conversation took another way
+    CHECKPOINT = 10  # taken on the way through a prompt, and never resumed from
+    INTERIOR = 11  # an older end, which its conversation has moved past
 
     @property
     def label(self) -> str:
-        """As people read it."""
+        """The name for metrics and debugging output."""
         return self.name.lower()

@@ -1,4 +1,4 @@
-"""Who holds which state slot: the lease that owns one, and the ledger that knows them all."""
+"""Ownership of state slots: the lease, which owns one slot, and the ledger, which records all of them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -10,26 +10,34 @@ from msgspec import Struct
 
 
 class LeaseError(Exception):
-    """A lease was used by someone who does not hold it."""
+    """A lease or loan was used after it had ended, or by an actor that does not hold it."""
 
 
 class Place(StrEnum):
-    FREE = "free"
-    OWNED = "owned"
-    TRANSIT = "transit"
-    CACHED = "cached"
-    QUARANTINED = "quarantined"
+    """Where a slot is.
+
+    FREE ─ take ─▶ OWNED ─ depart ─▶ TRANSIT ─ arrive ─▶ OWNED, by the receiver
+                   OWNED ─ cache ──▶ CACHED ─ uncache ─▶ OWNED
+    OWNED or CACHED ─ free ─▶ FREE
+    any place ─ quarantine ─▶ QUARANTINED
+    """
+
+    FREE = "free"  # in the pool
+    OWNED = "owned"  # held by an actor
+    TRANSIT = "transit"  # inside a message
+    CACHED = "cached"  # at a node of the radix tree
+    QUARANTINED = "quarantined"  # out of use, because a rule was broken
 
 
 class Loan(Struct, frozen=True, array_like=True):
-    """The right to copy from a slot that stays its holder's; it ends exactly once, by Copied or Return."""
+    """The right to copy from a slot that another actor keeps. It ends exactly once, with Copied or Return."""
 
     slot: int
     generation: int
 
 
 class Lease:
-    """The one handle that owns a slot. Moving it makes a new handle and leaves this one dead, with the reason why."""
+    """The only handle that owns a slot. Moving it makes a new handle; this one is dead then, and says where it went."""
 
     __slots__ = ("_generation", "_gone", "_ledger", "_slot")
 
@@ -37,7 +45,7 @@ class Lease:
         self._slot = slot
         self._generation = generation
         self._ledger = ledger
-        self._gone: str | None = None
+        self._gone: str | None = None  # how this handle ended; None while it is live
 
     @property
     def slot(self) -> int:
@@ -54,12 +62,15 @@ class Lease:
         return self._gone is None
 
     def check(self) -> None:
-        """Raise LeaseError, naming where it went, if this handle is dead."""
+        """Raise LeaseError if this handle is dead, and say where it went."""
         if self._gone is not None:
             raise LeaseError(f"lease {self._slot}#{self._generation} was {self._gone}")
 
     def surrender(self, how: str) -> tuple[int, int]:
-        """Kill this handle; returns (slot, generation). For the ledger."""
+        """End this handle, and return (slot, generation). For the ledger only.
+
+        how: where it went, for error messages.
+        """
         self.check()
         self._gone = how
         return self._slot, self._generation
@@ -77,44 +88,44 @@ class Lease:
 
 @dataclass(slots=True)
 class Entry:
-    """What the ledger knows of a slot. `holder` is an actor's name, `sender → receiver`, or a node's id.
-
-    since: when it came to this place, by the ledger's clock.
-    """
+    """The ledger's record of a slot."""
 
     place: Place = Place.FREE
-    holder: str = "pool"
-    generation: int = 0
-    loans: int = 0
-    since: float = 0.0
+    holder: str = "pool"  # an actor's name, `sender → receiver`, or `node` and its id
+    generation: int = 0  # how many leases of the slot `take` has made
+    loans: int = 0  # open loans
+    since: float = 0.0  # when it came to this place, by the ledger's clock
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One change of a slot's place: the ledger can be rebuilt from these."""
+    """One change of a slot's place. The ledger can be rebuilt from all of them."""
 
     slot: int
     generation: int
     place: Place
-    holder: str
-    how: str
+    holder: str  # as in Entry
+    how: str  # the ledger's call, or the name of the message
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A broken rule: which slot, what the ledger knows, and what was claimed."""
+    """A broken rule: what the ledger records of a slot, and what contradicts it."""
 
-    slot: int
-    known: str
-    claimed: str
+    slot: int  # -1 if it concerns the pool as a whole
+    known: str  # what the ledger records
+    claimed: str  # what an actor claims, or what happened
 
 
 class Ledger:
     """The record of every slot of the state pool: its place, holder, generation and open loans.
 
-    It makes, moves and ends leases. A slot has exactly one Place, so the five counts sum to the pool at every moment.
-    LeaseError where a lease or loan is not what the call needs. All but `quarantine` and `audit` take O(1).
-    on_move: called after each change of place. on_violation: whenever a slot is quarantined.
+    Only the ledger makes, moves and ends leases. A slot has exactly one Place, so the five counts always sum to the
+    pool. Methods raise LeaseError if a lease or loan is dead, or its slot is not in the place that the method needs.
+    All but `quarantine` and `audit` take O(1).
+
+    on_move: called after each change of place.
+    on_violation: called whenever a slot is quarantined.
     clock: seconds, for Entry.since.
     """
 
@@ -136,11 +147,11 @@ class Ledger:
         self._closed = False
 
     def close(self) -> None:
-        """The pool is gone: handles that are still about may drop silently."""
+        """Stop watching: the pool is gone, so handles that are still live may be garbage-collected without a report."""
         self._closed = True
 
     def take(self, holder: str) -> Lease | None:
-        """A lease of a free slot, with a generation of its own; None if there is none."""
+        """Return a lease of a free slot, with a new generation; None if no slot is free."""
         if not self._free:
             return None
         slot = self._free.pop()
@@ -149,6 +160,7 @@ class Ledger:
         return Lease(slot, self.entries[slot].generation, self)
 
     def free(self, lease: Lease) -> None:
+        """End a lease, and put its slot back into the pool."""
         entry = self._entry(lease, Place.OWNED, Place.CACHED)
         if entry.loans:
             raise LeaseError(f"{lease!r} has {entry.loans} loans and cannot be freed")
@@ -157,29 +169,31 @@ class Ledger:
         self._free.append(slot)
 
     def depart(self, lease: Lease, sender: str, receiver: str, message: str) -> Lease:
-        """The sender's handle dies; the new one is in transit until `arrive`."""
+        """End the sender's handle, and return a new one, which is in transit until `arrive`."""
         self._entry(lease, Place.OWNED)
         slot, generation = lease.surrender(f"sent by {sender} to {receiver} in {message}")
         self._place(slot, Place.TRANSIT, f"{sender} → {receiver}", message)
         return Lease(slot, generation, self)
 
     def arrive(self, lease: Lease, receiver: str) -> None:
+        """Record that a lease in transit has reached its receiver."""
         self._entry(lease, Place.TRANSIT)
         self._place(lease.slot, Place.OWNED, receiver, "arrive")
 
     def cache(self, lease: Lease, node: int) -> None:
-        """The cache keeps the state at a node of its tree."""
+        """Record that the cache keeps the state at a node of its tree."""
         self._entry(lease, Place.OWNED)
         self._place(lease.slot, Place.CACHED, f"node {node}", "cache")
 
     def uncache(self, lease: Lease, holder: str) -> None:
-        """The state leaves its node with its lease."""
+        """Record that the state has left its node: `holder` owns it now."""
         entry = self._entry(lease, Place.CACHED)
         if entry.loans:
             raise LeaseError(f"{lease!r} has {entry.loans} loans and cannot leave its node")
         self._place(lease.slot, Place.OWNED, holder, "uncache")
 
     def lend(self, lease: Lease) -> Loan:
+        """Open a loan of a cached slot: it cannot be freed, or leave its node, until the loan ends."""
         self._entry(lease, Place.CACHED).loans += 1
         return Loan(lease.slot, lease.generation)
 
@@ -190,15 +204,16 @@ class Ledger:
         entry.loans -= 1
 
     def loans(self, lease: Lease) -> int:
+        """Return how many loans of the slot are open."""
         return self.entries[lease.slot].loans
 
     def dropped(self, slot: int, generation: int) -> None:
-        """A live handle was garbage-collected: nobody can free this slot any more."""
+        """Quarantine a slot whose live handle was garbage-collected: nothing can free it any more."""
         if not self._closed and self.entries[slot].generation == generation:
             self.quarantine(slot, "its lease was dropped")
 
     def quarantine(self, slot: int, claimed: str) -> None:
-        """Take a slot out of use, and report what was known and what was claimed of it."""
+        """Take a slot out of use, and report what was recorded and what was claimed of it."""
         entry = self.entries[slot]
         self.violations += 1
         violation = Violation(slot, f"{entry.place} by {entry.holder} (generation {entry.generation})", claimed)
@@ -210,13 +225,17 @@ class Ledger:
             self._on_violation(violation)
 
     def audit(self, holdings: Mapping[str, Iterable[Lease]]) -> list[Violation]:
-        """Compare what each holder says it has with the ledger. Quarantines nothing: the caller decides."""
+        """Compare the leases that each actor holds with the ledger, and return the differences.
+
+        Quarantines nothing: that is up to the caller.
+        """
         found = []
         claims: dict[int, str] = {}
         for holder, leases in holdings.items():
             for lease in leases:
                 entry = self.entries[lease.slot]
                 known = f"{entry.place} by {entry.holder} (generation {entry.generation})"
+                # The holder of a cached slot is a node's name: only the cache may have its lease.
                 at = holder if entry.place is not Place.CACHED else "cache"
                 expected = entry.place in (Place.OWNED, Place.CACHED) and (
                     entry.holder == holder or entry.place is Place.CACHED
@@ -225,6 +244,7 @@ class Ledger:
                     other = f", also by {claims[lease.slot]}" if lease.slot in claims else ""
                     found.append(Violation(lease.slot, known, f"held by {holder} as {lease!r}{other}"))
                 claims[lease.slot] = holder
+        # Leases in transit are held by a mailbox, which is not asked.
         held = (Place.OWNED, Place.CACHED)
         for slot, entry in enumerate(self.entries):
             if entry.place in held and slot not in claims:
@@ -234,6 +254,7 @@ class Ledger:
         return found
 
     def _entry(self, lease: Lease, *places: Place) -> Entry:
+        """Return the slot's entry. Raises LeaseError unless the lease is current and in one of these places."""
         entry = self.entries[lease.slot]
         if entry.generation != lease.generation or entry.place not in places:
             raise LeaseError(f"{lease!r} is {entry.place} by {entry.holder} (generation {entry.generation})")

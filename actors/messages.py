@@ -1,7 +1,11 @@
-"""Every message of the ring. Those in the first part carry leases: in the fields whose types say so, and in no others.
+"""Every message of the ring. The messages of the first part carry leases, only in fields whose types say so.
 
-`Tokens` are int32 bytes (see actors.tokens). A grant id names one admission of a request and is never reused.
-A *position* is the number of tokens that a state has consumed: `history[:position]`.
+Terms that all of them use:
+
+- A *grant* is one admission of a request: a state slot and KV pages. Its id is never reused. The cache keeps an
+  *account* of each grant, which is closed when its slot, pages and loans have come back.
+- A *position* is the number of tokens that a state has consumed: `history[:position]`.
+- `Tokens` are packed int32 (see actors/tokens.py).
 """
 
 from typing import Literal, TypeAlias
@@ -28,12 +32,12 @@ from baton.actors.control import (
 from baton.actors.grants import Chunk, Failure, Fill, GrantPages, PageCopy, RowMask
 from baton.actors.kinds import Kind
 from baton.actors.lease import Lease, Loan
-from baton.actors.requests import EndReason, Keep, MissReason, Origin, Output, Request, RetireReason, RowLogprobs
+from baton.actors.requests import EndReason, Hit, Keep, Output, Request, RetireReason, RowLogprobs
 from baton.actors.tokens import Tokens
 
 
 class Checkpoint(Struct, array_like=True):
-    """A slot to hold, or holding, the state of `grant` at exactly `position`."""
+    """A checkpoint slot on its way to the device, or back with the state of `grant` after exactly `position` tokens."""
 
     grant: int
     position: int
@@ -44,245 +48,239 @@ class Checkpoint(Struct, array_like=True):
 
 
 class Granted(Struct, tag=True, array_like=True):
-    """cache → scheduler, the answer to Acquire: a state slot, pages, and the position to start from.
+    """cache → scheduler, the answer to Acquire: a state slot, KV pages, and the position to start from.
 
-    state: copy it from `loan` or from `fill`; if `moved` it holds its state already; otherwise clear it.
-    match: tokens that the state has then consumed. matched_tokens: how far the tree knows the tokens.
-    miss_reason: why match is below that. pages: by page index, up to the tokens and one more.
-    page_copy: a shared page that has to be copied before it is written to.
-    branch: a position worth a checkpoint: where the tree's tokens part from the request's, if beyond match.
-    origin: where the state at match comes from; "tokens" if there is none.
+    Answered by Return if the request has been given up meanwhile.
     """
 
     grant: int
-    state: Lease
-    match: int
-    matched_tokens: int
-    miss_reason: MissReason
-    moved: bool
-    loan: Loan | None
-    pages: list[int]
-    page_copy: PageCopy | None
-    branch: int | None
-    fill: Fill | None = None
-    origin: Origin = "tokens"
+    state: Lease  # a slot for the row's state; how it gets its content: see `moved`, `loan` and `fill`
+    hit: Hit  # `cached_tokens` is the position to start from
+    moved: bool  # the slot holds its state already: it was the tree's own
+    loan: Loan | None  # copy the state from this cached slot
+    pages: list[int]  # the row's page table: those of the cached tokens, and fresh ones for all tokens and one more
+    page_copy: PageCopy | None  # a shared page that must be copied before the row appends to it
+    branch: int | None  # where other requests part from this one, if beyond the hit: worth a checkpoint
+    fill: Fill | None = None  # copy the state and its KV from host memory; without moved, loan and fill: clear the slot
 
 
 class Spare(Struct, tag=True, array_like=True):
-    """cache → scheduler, the answer to Want: a slot for each position, but for those that are not worth one."""
+    """cache → scheduler, the answer to Want: a slot for each position, except those not worth one."""
 
     grant: int
-    leases: list[Lease]
-    denied: list[int]
+    leases: list[Lease]  # any of them fits any of the positions
+    denied: list[int]  # positions that get no slot
 
 
 class Return(Struct, tag=True, array_like=True):
-    """scheduler → cache: a grant that was not admitted, to be undone whole."""
+    """scheduler → cache: undo a grant whose request was given up before it was admitted. Answered by Closed."""
 
     grant: int
     state: Lease
 
 
 class Admit(Struct, tag=True, array_like=True):
-    """scheduler → forward: give a granted request a row. The other fields are those of Granted."""
+    """scheduler → forward: give a granted request a row. Answered by Admitted, and by Copied if something is copied.
+
+    The other fields are those of Granted.
+    """
 
     grant: int
     request: Request
     state: Lease
-    match: int
-    matched_tokens: int
-    miss_reason: MissReason
+    hit: Hit
     moved: bool
     loan: Loan | None
     pages: list[int]
     page_copy: PageCopy | None
     fill: Fill | None = None
-    origin: Origin = "tokens"
 
 
 class Step(Struct, tag=True, array_like=True):
-    """scheduler → forward: run one step. Each row past its prompt decodes one token, unless it is in sit_out.
+    """scheduler → forward: run one step; answered by Settled, from results.
 
-    step: its number, from 1. chunks: prompt tokens to feed. checkpoints: states to save on the way, and their slots.
-    pages: those that rows were given since the last Step. masks: one for each row with a grammar that draws a token.
+    Every row past its prompt decodes one token, unless it is listed in `sit_out` or has a chunk.
     """
 
-    step: int
-    chunks: list[Chunk]
-    sit_out: list[int]
-    checkpoints: list[Checkpoint]
-    pages: list[GrantPages]
-    masks: list[RowMask] = []
+    step: int  # its number, from 1
+    chunks: list[Chunk]  # prompt tokens to feed
+    sit_out: list[int]  # grants past their prompt that do not decode in this step
+    checkpoints: list[Checkpoint]  # states to save on the way, each into its slot
+    pages: list[GrantPages]  # pages that rows were given since the last Step
+    masks: list[RowMask] = []  # one for each row with a grammar that draws a token in this step
 
 
 class Stepped(Struct, tag=True, array_like=True):
-    """forward → results, in stream order: tokens[i] was sampled for grants[i]; each checkpoint has been written.
-
-    failed: rows of a step that raised, in that step and the next; their states and checkpoints may only be freed.
-    """
+    """forward → results, in stream order: a step is done. tokens[i] was sampled for grants[i]."""
 
     step: int
     grants: list[int]
     tokens: Tokens
-    checkpoints: list[Checkpoint]
-    logprobs: list[RowLogprobs]
+    checkpoints: list[Checkpoint]  # written, except those of failed rows
+    logprobs: list[RowLogprobs]  # of the sampled tokens, for rows that report them
     prompt_logprobs: list[RowLogprobs]
     failed: list[Failure] = []
-    error: str = ""
+    """Rows whose state is worthless: of a step that raised, or was not finite, in that step and the next.
+
+    Their states and checkpoints may only be freed.
+    """
+    error: str = ""  # why the rows failed
 
 
 class Retired(Struct, tag=True, array_like=True):
-    """forward → results: the row is gone; `state` has consumed exactly `position` tokens, or is poisoned."""
+    """forward → results, in stream order: the row is gone, and this is its state."""
 
     grant: int
     reason: RetireReason
     state: Lease
-    position: int
-    poisoned: bool = False
+    position: int  # tokens that the state has consumed
+    poisoned: bool = False  # the row failed: the state may only be freed
 
 
 class Donate(Struct, tag=True, array_like=True):
-    """results → cache: a state at `position`, and the tokens since its last Donate (first: since the match)."""
+    """results → cache: keep this state in the radix tree."""
 
     grant: int
     state: Lease
-    position: int
-    tokens: Tokens
-    closes: bool
+    position: int  # tokens that the state has consumed
+    tokens: Tokens  # those between the grant's last Donate (at first: its hit) and `position`
+    closes: bool  # it is the grant's last: its account is closed, which Closed reports
 
 
 class SaveFromReq(Struct, tag=True, array_like=True):
-    """results → cache: the state at the end of a session's turn, which takes its name; closes the grant."""
+    """results → cache: keep the state at the end of a session's turn, and move the session's name to it.
+
+    Closes the grant's account, which Closed reports.
+    """
 
     grant: int
     session: str
     state: Lease
-    position: int
-    tokens: Tokens
+    position: int  # tokens that the state has consumed
+    tokens: Tokens  # as in Donate
 
 
 class Export(Struct, tag=True, array_like=True):
-    """cache → forward: copy this state, and the KV of its `position` tokens in `pages`, to host memory under `key`."""
+    """cache → forward: copy this state, and the KV of its tokens, to host memory. Answered by Exported."""
 
-    key: int
+    key: int  # names the copy from now on
     state: Lease
-    pages: list[int]
-    position: int
+    pages: list[int]  # the page table of the state's tokens
+    position: int  # tokens that the state has consumed, and whose KV is copied
 
 
 class Exported(Struct, tag=True, array_like=True):
-    """forward → cache: slot and pages may be used again; the copy is made, or on the one stream."""
+    """forward → cache: slot and pages may be reused.
+
+    The copy has been made; or, on a device with a single stream, it is enqueued ahead of any later use.
+    """
 
     key: int
     state: Lease
 
 
 class Free(Struct, tag=True, array_like=True):
-    """anyone → cache: slots back to the pool; `closes_grant` names the grant whose account ends with it."""
+    """scheduler or results → cache: put slots back into the pool."""
 
     leases: list[Lease]
-    closes_grant: int | None = None
+    closes_grant: int | None = None  # the grant whose account is closed by this, which Closed reports
 
 
-# Messages that carry none
+# Messages that carry no leases
 
 
 class Submit(Struct, tag=True, array_like=True):
-    """api → scheduler: a new request. Answered by Ended if the queue is full or the server is draining.
-
-    resubmitted: it was accepted before a restart of the actors, so a full queue takes it.
-    """
+    """api → scheduler: a new request. Answered by Ended if the queue is full or the server is draining."""
 
     request: Request
-    resubmitted: bool = False
+    resubmitted: bool = False  # it was accepted before a restart of the actors, so a full queue takes it
 
 
 class Abort(Struct, tag=True, array_like=True):
-    """api → scheduler."""
+    """api → scheduler: end a request. Answered by Ended if it has no row, else by its last Delta."""
 
     request: str
     reason: Literal["aborted", "timeout"] = "aborted"
 
 
 class Acquire(Struct, tag=True, array_like=True):
-    """scheduler → cache: a state slot and pages for `tokens`, matched no further than `limit`.
+    """scheduler → cache: a queued request wants a state slot and pages. Answered by Granted or Refused.
 
-    predecessor: a grant whose state this one is to go on from; the cache waits until that account is closed.
-    priority: lower is served first. checkpoints, keep: as in Request. overtaken: as an earlier one was for the request.
+    The cache parks it until there is room.
     """
 
-    grant: int
+    grant: int  # a new id, for the admission that is to come
     tokens: Tokens
-    limit: int
-    salt: str
-    predecessor: int | None
+    limit: int  # the state to start from may have consumed at most this many of the tokens
+    salt: str  # only states with the same salt match
+    predecessor: int | None  # a grant whose state this one will resume from: wait until its account is closed
     session: str = ""
-    priority: int = 0
-    checkpoints: tuple[int, ...] = ()
-    keep: Keep = ""
-    overtaken: int = 0
+    priority: int = 0  # lower is served first
+    checkpoints: tuple[int, ...] = ()  # as in Request
+    keep: Keep = ""  # as in Request
+    overtaken: int = 0  # how often the request's earlier Acquires were overtaken: see Refused
 
 
 class Cancel(Struct, tag=True, array_like=True):
-    """scheduler → cache: forget a parked Acquire. Answered by Refused, unless Granted is already under way."""
+    """scheduler → cache: forget a parked Acquire. Answered by Refused, unless Granted is on its way already."""
 
     grant: int
 
 
 class Refused(Struct, tag=True, array_like=True):
-    """cache → scheduler: an Acquire is not granted, because it was cancelled or can never fit.
-
-    overtaken: how many were granted past it, which waited for less.
-    """
+    """cache → scheduler: an Acquire will not be granted, because it was cancelled or can never fit."""
 
     grant: int
     reason: Literal["cancelled", "too_large"]
     message: str
-    overtaken: int = 0
+    overtaken: int = 0  # how many later Acquires, which needed less room, were granted before it
 
 
 class Want(Struct, tag=True, array_like=True):
-    """scheduler → cache: slots for checkpoints of a running request, as (position, kind); answered at once by Spare."""
+    """scheduler → cache: slots for checkpoints of a running request. Answered by Spare at once."""
 
     grant: int
-    checkpoints: list[tuple[int, Kind]]
+    checkpoints: list[tuple[int, Kind]]  # positions, and what the states there will be
 
 
 class Mark(Struct, tag=True, array_like=True):
-    """cache → scheduler: others wait for the state of this grant at this position of its prompt."""
+    """cache → scheduler: others wait for the state of this grant at this position of its prompt.
+
+    Answered by Passed if it will not come; otherwise it comes in a Donate.
+    """
 
     grant: int
     position: int
 
 
 class Passed(Struct, tag=True, array_like=True):
-    """scheduler → cache: the state that a Mark asked for will not be kept."""
+    """scheduler → cache: the state at a position that was marked will not be kept."""
 
     grant: int
     position: int
 
 
 class Extend(Struct, tag=True, array_like=True):
-    """scheduler → cache: one more page for each of these grants, most urgent first."""
+    """scheduler → cache: one more KV page for each of these grants, the most urgent first. Answered by Extended."""
 
     grants: list[int]
 
 
 class Extended(Struct, tag=True, array_like=True):
-    """cache → scheduler: the pages that could be given; `starved` names those that wait for others to go."""
+    """cache → scheduler: pages for some of the grants that wait for one."""
 
     pages: list[GrantPages]
-    starved: list[int]
+    starved: list[int]  # grants that still wait, until another grant gives its pages back
 
 
 class Closed(Struct, tag=True, array_like=True):
-    """cache → scheduler: this grant's account is closed; its pages and slot have gone to the tree or the pool."""
+    """cache → scheduler: this grant's account is closed; its slot and pages belong to the tree or the pool again."""
 
     grant: int
 
 
 class Retire(Struct, tag=True, array_like=True):
-    """scheduler → forward: exactly one per Admit."""
+    """scheduler → forward: take a row away, exactly once per Admit. Answered by Retired, to results."""
 
     grant: int
     reason: RetireReason
@@ -293,26 +291,26 @@ class Admitted(Struct, tag=True, array_like=True):
 
     grant: int
     request: Request
-    match: int
-    matched_tokens: int
-    miss_reason: MissReason
-    origin: Origin = "tokens"
+    hit: Hit
 
 
 class Copied(Struct, tag=True, array_like=True):
-    """forward → cache: the copies of this grant are made, or on the one stream; its loans have ended."""
+    """forward → cache: the copies that Admit named have been made, or are enqueued on the steps' stream.
+
+    The grant's loans end with it.
+    """
 
     grant: int
 
 
 class Filled(Struct, tag=True, array_like=True):
-    """forward → scheduler: what this grant goes on from has come from host memory, so that a step may have it."""
+    """forward → scheduler: this grant's state has arrived from host memory, so steps may include the row."""
 
     grant: int
 
 
 class Settled(Struct, tag=True, array_like=True):
-    """results → scheduler: exactly one per Step, in order; these grants are finished, these failed."""
+    """results → scheduler, exactly one per Step, in order: which rows are finished after it, and which failed in it."""
 
     step: int
     finished: list[int]
@@ -320,35 +318,32 @@ class Settled(Struct, tag=True, array_like=True):
 
 
 class Masked(Struct, tag=True, array_like=True):
-    """results → scheduler: what rows with a grammar may draw next; one mask for each Admitted or Stepped of them.
+    """results → scheduler: which tokens rows with a grammar may draw next.
 
-    finished: rows that have none, because their grammars allow nothing more, or cannot say what.
+    Each such row gets one mask after its Admitted, and one after each Stepped that drew a token for it.
     """
 
     masks: list[RowMask]
-    finished: list[int]
+    finished: list[int]  # rows without a mask: their grammar allows no further token, or failed
 
 
 class Requeue(Struct, tag=True, array_like=True):
-    """results → scheduler: a retracted or failed request that is still open, its output appended to its tokens.
-
-    suspect_until: it runs in steps of its own up to this position.
-    """
+    """results → scheduler: a retracted or failed request that is still open; its tokens now include its output."""
 
     request: Request
-    suspect_until: int = 0
+    suspect_until: int = 0  # up to this position it must run in steps of its own
 
 
 class Over(Struct, tag=True, array_like=True):
-    """results → scheduler: an admitted request has been answered for good."""
+    """results → scheduler: an admitted request has been answered for good, and its id may be used again."""
 
     request: str
 
 
 class Ended(Struct, tag=True, array_like=True):
-    """A request ends without a row: refused, aborted in the queue, timed out in it, or too large.
+    """scheduler → api or results: a request ends without a row: refused, too large, or given up in the queue.
 
-    scheduler → api if the request never had a row; else → results, which has its output and answers for it.
+    It goes to results if the request had a row before: results has its output, and sends its last Delta and Over.
     """
 
     request: str
@@ -357,65 +352,59 @@ class Ended(Struct, tag=True, array_like=True):
 
 
 class Delta(Struct, tag=True, array_like=True):
-    """results → api: what is new of all requests since the last Delta."""
+    """results → api: the new output of all requests since the last Delta."""
 
     outputs: list[Output]
 
 
 class Unmade(Struct, tag=True, array_like=True):
-    """forward → cache, after Exported: the copy under `key` could not be made."""
+    """forward → cache, after Exported: the copy could not be made."""
 
     key: int
     error: str
 
 
 class Drop(Struct, tag=True, array_like=True):
-    """cache → forward: these copies in host memory are wanted no more."""
+    """cache → forward: delete these copies from host memory."""
 
     keys: list[int]
 
 
 class Written(Struct, tag=True, array_like=True):
-    """disk → cache: the copy `key` is in its file; `error` says why it is not."""
+    """disk → cache: the copy is in its file."""
 
     key: int
-    error: str = ""
+    error: str = ""  # why it is not; "" if it is
 
 
 class Loaded(Struct, tag=True, array_like=True):
-    """disk → cache: the file's state is in host memory under `key`; `error` says why it is not, and never will be.
-
-    seconds: how long it took to read.
-    """
+    """disk → cache: the state from a file is in host memory."""
 
     key: int
-    error: str = ""
-    seconds: float = 0.0
+    error: str = ""  # why it is not, and never will be; "" if it is
+    seconds: float = 0.0  # how long the file took to read
 
 
 class Ran(Struct, tag=True, array_like=True):
-    """device → forward: the step's event has passed. tokens[i] was sampled by the i-th row of the step that samples.
-
-    error: why the step failed, if it did; then the states of all its rows are worth nothing. not_finite: of which
-    tokens no logit was finite; nor is the state. unsound: behind which of the step's chunks what the model computed was
-    not finite, of those that sample nothing.
-    """
+    """device → forward: the step's event has passed. tokens[i] was sampled by the i-th row of the step that samples."""
 
     step: int
     tokens: Tokens
     logprobs: list[RowLogprobs]
     prompt_logprobs: list[RowLogprobs]
-    error: str = ""
-    not_finite: list[int] = []
-    unsound: list[int] = []
+    error: str = ""  # why the step failed as a whole: the states of all its rows are worthless; "" if it did not
+    not_finite: list[
+        int
+    ] = []  # indices of tokens whose greatest logit was not finite: their rows' states are worthless
+    unsound: list[int] = []  # indices of chunks that sample nothing and ended in hidden states that were not finite
 
 
 class Transferred(Struct, tag=True, array_like=True):
-    """device → forward: the copy `key` has been made, or read for `grant`; `error` says why it has not."""
+    """device → forward: a copy to host memory has been made, or, if there is a grant, one has been read for it."""
 
     key: int
     grant: int | None = None
-    error: str = ""
+    error: str = ""  # why it has not; "" if it has
 
 
 DiskReport: TypeAlias = Written | Loaded | Cleared

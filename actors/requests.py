@@ -1,4 +1,4 @@
-"""What a request asks for, and what comes back of it."""
+"""Requests and their outputs."""
 
 from typing import Literal, TypeAlias
 
@@ -10,83 +10,74 @@ from baton.actors.tokens import Tokens, cut
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 RetireReason: TypeAlias = Literal["finished", "limit", "capacity", "aborted", "timeout", "retracted", "failed"]
 MissReason: TypeAlias = Literal["", "evicted", "denied", "misaligned", "never_kept", "damaged"]
+"""Why there was no deeper state to resume from: it was evicted; a checkpoint that a client asked for was not kept;
+states lie only beyond the shared tokens (misaligned); none was ever kept there; its file is damaged.
+"""
 Keep: TypeAlias = Literal["", "soon", "never"]
 Origin: TypeAlias = Literal["slot", "tree", "host", "disk", "tokens"]
+"""Where a grant's state comes from: the tree's own slot, moved; a copy of a slot in the tree; host memory; a file; or
+nowhere, so that all tokens are computed.
+"""
 PauseMode: TypeAlias = Literal["in_place", "retract"]
 Tier: TypeAlias = Literal["slot", "host", "disk", "tokens"]
 EndReason: TypeAlias = Literal["queue_full", "too_large", "aborted", "timeout", "draining"]
 
 
 class Sampling(Struct, frozen=True, array_like=True):
-    """How the next token is drawn. temperature 0 is greedy, top_k 0 no limit; logit_bias maps ids to addends."""
+    """How a row's next token is drawn."""
 
-    temperature: float = 1.0
-    top_k: int = 0
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = 0  # 0: no limit
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
+    logit_bias: dict[int, float] = {}  # added to the logits of these tokens
     seed: int = 0
 
 
 class Stops(Struct, frozen=True, array_like=True):
-    """When a request is finished. `token_ids` already holds the EOS ids unless the client ignores them.
-
-    Until min_tokens are out, token_ids are not drawn. keep_stop: the text ends with what stopped it, string or token.
-    """
+    """When a request is finished."""
 
     max_tokens: int
-    min_tokens: int = 0
+    min_tokens: int = 0  # token_ids are not drawn before this many tokens of output
     strings: tuple[str, ...] = ()
-    token_ids: tuple[int, ...] = ()
-    keep_stop: bool = False
+    token_ids: tuple[int, ...] = ()  # with the model's EOS ids, unless the client ignores them
+    keep_stop: bool = False  # the text includes the stop string or token that ended it
 
 
 class Request(Struct, frozen=True, array_like=True):
-    """One request, drawn up by the api; seeds are drawn there too, so that a replay samples alike.
-
-    tokens[:prompt_len] is the prompt. A retracted or resubmitted request comes back with its output appended.
-    delivered_chars: how many characters of that output's text the client has been given.
-    logprobs: how many alternatives to report for each output token; None reports no log probabilities at all.
-    prompt_logprobs_from: report log probabilities of prompt tokens from this index on. logprob_ids: wherever any are
-    reported, report those of these tokens too.
-    message_ends: positions in the prompt at which a checkpoint is worth having.
-    session: the session whose turn this is; its name goes to the state at the turn's end.
-    flow: whose it is: flows take turns, so that one that asks for much does not keep the others waiting.
-    grammar: what the output has to follow, as models/text/grammars/writing.py writes it; empty for anything.
-    checkpoints: positions in the prompt at which the client asks for a state. keep: whether it says that it will go on
-    from the end soon, or never.
-    trace: the W3C trace id of the client's request; every message about this one carries it in its envelope.
-    """
+    """One request, as the api submits it. The seed is drawn by then, so that a replay samples the same tokens."""
 
     id: str
-    tokens: Tokens
-    prompt_len: int
+    tokens: Tokens  # the prompt; after a retraction or a resubmission also the output so far
+    prompt_len: int  # tokens[:prompt_len] is the prompt
     sampling: Sampling
     stops: Stops
-    priority: int = 0
-    salt: str = ""
-    message_ends: tuple[int, ...] = ()
-    logprobs: int | None = None
-    prompt_logprobs_from: int | None = None
-    logprob_ids: tuple[int, ...] = ()
-    skip_special_tokens: bool = True
-    delivered_chars: int = 0
-    session: str = ""
-    flow: str = ""
-    trace: str = ""
-    grammar: str = ""
-    checkpoints: tuple[int, ...] = ()
-    keep: Keep = ""
+    priority: int = 0  # lower is served first
+    salt: str = ""  # states are shared only between requests with the same salt
+    message_ends: tuple[int, ...] = ()  # positions in the prompt where messages end: worth a checkpoint
+    logprobs: int | None = None  # alternatives to report for each output token; None: report no log probabilities
+    prompt_logprobs_from: int | None = None  # report log probabilities of prompt tokens from this index on
+    logprob_ids: tuple[int, ...] = ()  # wherever log probabilities are reported, report those of these tokens too
+    skip_special_tokens: bool = True  # leave special tokens out of the text
+    delivered_chars: int = 0  # characters of the text of the output in `tokens` that the client has received
+    session: str = ""  # the session whose turn this is: its name moves to the state at the turn's end
+    flow: str = ""  # flows share the rows evenly, so that one with many requests does not delay the others
+    trace: str = ""  # the W3C trace id of the client's request, carried by the envelopes of all its messages
+    grammar: str = ""  # what the output must follow, in the format of models/text/grammars/writing.py; "": anything
+    checkpoints: tuple[int, ...] = ()  # positions in the prompt at which the client asks for a checkpoint
+    keep: Keep = ""  # the client will continue from the end soon, or never; "": it did not say
 
 
 def resubmission(request: Request, delivered: Tokens, delivered_chars: int) -> Request:
-    """What the api submits again when the four actors were made anew.
+    """Return the request to submit again after the four actors were restarted.
 
-    That is `request` with the output tokens `delivered` so far, and the number of characters that came with them.
-    The log probabilities of the prompt came with the first of them.
+    delivered: the output tokens that the api has received.
+    delivered_chars: the characters that came with them.
+
+    The prompt's log probabilities came with the first token, so they are reported again only if there was none.
     """
     return replace(
         request,
@@ -97,15 +88,12 @@ def resubmission(request: Request, delivered: Tokens, delivered_chars: int) -> R
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """The log probability of one token (None for the first of a prompt), and the best alternatives with theirs.
-
-    asked: the log probabilities, in this place, of the tokens in the request's logprob_ids.
-    """
+    """The log probabilities at one index of a history."""
 
     token: int
-    logprob: float | None
-    top: list[tuple[int, float]]
-    asked: list[float] = []
+    logprob: float | None  # None for the first token of a prompt
+    top: list[tuple[int, float]]  # the most likely tokens here, each with its log probability
+    id_logprobs: list[float] = []  # log probabilities here of the tokens in the request's logprob_ids
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True):
@@ -116,23 +104,25 @@ class RowLogprobs(Struct, frozen=True, array_like=True):
     items: list[TokenLogprob]
 
 
-class Output(Struct, array_like=True):
-    """What one step adds to one request. The first one comes, empty, when the request is admitted.
+class Hit(Struct, frozen=True, array_like=True):
+    """The result of looking up a request's tokens in the cache."""
 
-    `tokens` holds every new token, `text` what may be shown of them; the counts are totals up to here. Of the prompt,
-    matched_tokens were known to the tree and cached_tokens not computed again; `miss_reason` says why those are fewer.
-    """
+    cached_tokens: int = 0  # tokens that the state to resume from has consumed, so that they need not be computed
+    matched_tokens: int = 0  # tokens that the radix tree knows; at least cached_tokens
+    miss_reason: MissReason = ""  # why cached_tokens is smaller than it could be; "" if it is not
+    origin: Origin = "tokens"  # which tier the state comes from; "tokens" if there is none
+
+
+class Output(Struct, array_like=True):
+    """New output of one request, from one step. The first one has no tokens: the request has been admitted."""
 
     request: str
-    text: str
-    tokens: Tokens
+    text: str  # new text that may be shown: not the start of a possible stop string or of an incomplete character
+    tokens: Tokens  # new tokens
     prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    logprobs: list[TokenLogprob] = []
-    prompt_logprobs: list[TokenLogprob] = []
-    matched_tokens: int = 0
-    miss_reason: MissReason = ""
-    origin: Origin = "tokens"
+    completion_tokens: int  # output tokens so far
+    finish_reason: FinishReason | None = None  # None: more will come
+    stop_reason: str | int | None = None  # the stop string or token, or what went wrong
+    logprobs: list[TokenLogprob] = []  # of the new tokens
+    prompt_logprobs: list[TokenLogprob] = []  # of the next prompt tokens
+    hit: Hit = Hit()  # of the request's first admission, limited to its prompt

@@ -1,15 +1,15 @@
-"""Token sequences as they travel: int32 in native byte order, packed into `bytes`."""
+"""Token sequences as messages carry them: int32 in native byte order, packed into `bytes`."""
 
 from array import array
 from collections.abc import Iterable
 from typing import TypeAlias
 
 Tokens: TypeAlias = bytes
-WIDTH = 4
+WIDTH = 4  # bytes of a token
 
 
 def pack(ids: Iterable[int]) -> bytes:
-    """Pack token ids into int32 bytes; OverflowError outside int32."""
+    """Pack token ids into int32 bytes. Raises OverflowError for an id outside int32."""
     return array("i", ids).tobytes()
 
 
@@ -22,12 +22,15 @@ def count(tokens: bytes) -> int:
 
 
 def cut(tokens: bytes, start: int, stop: int) -> bytes:
-    """The tokens at indices [start, stop)."""
+    """Return the tokens at indices [start, stop)."""
     return tokens[start * WIDTH : stop * WIDTH]
 
 
 def common_prefix(a: bytes, b: bytes) -> int:
-    """How many leading tokens `a` and `b` share: whole-slice comparisons, halving the window."""
+    """Return how many leading tokens `a` and `b` share.
+
+    A binary search that compares whole slices, which is memcmp: faster than a loop over tokens in Python.
+    """
     low, high = 0, min(len(a), len(b)) // WIDTH
     if a[: high * WIDTH] == b[: high * WIDTH]:
         return high

@@ -20,7 +20,7 @@ from baton.actors.runtime.sizing import (
     size_pools,
     weight_bytes,
 )
-from baton.actors.scheduler.plan import Limits
+from baton.actors.scheduler.state import Limits
 from baton.actors.storage.files import StateFiles
 from baton.actors.storage.host_memory import HostStates
 from baton.api.config import Config

@@ -47,6 +47,7 @@ from baton.actors.messages import (
     Want,
     Written,
 )
+from baton.actors.requests import Hit
 from baton.actors.tokens import count, cut
 
 MAX_TREE_TOKENS = 1 << 22
@@ -258,6 +259,7 @@ class Cache:
         self.counters["prefix_cache_hits"] += position
         whole = account.node.end // self.pages.size
         origin = account.origin(moved, parked.read)
+        missed = parked.miss_reason or match.miss_reason if account.fill is None else ""
         self.counters[f"granted_from:{origin}"] += 1
         if acquire.session:
             self.tiers.begin_turn(acquire.session, origin)
@@ -266,9 +268,7 @@ class Cache:
             Granted(
                 acquire.grant,
                 state,
-                position,
-                known,
-                parked.miss_reason or match.miss_reason if account.fill is None else "",
+                Hit(position, known, missed, origin),
                 moved,
                 account.loan,
                 list(account.pages),
@@ -277,7 +277,6 @@ class Cache:
                 None
                 if account.fill is None
                 else Fill(self.tiers.key(account.fill), whole, self.pages.cover(account.fill.end)),
-                origin,
             ),
         )
 

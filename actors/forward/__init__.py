@@ -1,1 +1,1 @@
-"""Forward: the device and its stream, and the slots of running requests."""
+"""Forward: the device, its streams, and the slots of running requests."""

@@ -1,4 +1,4 @@
-"""Forward: owns the device and the slots of all running requests. It executes its mailbox in order on one stream."""
+"""The forward actor: it owns the device and the slots of all running requests, and executes its mailbox in order."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -34,46 +34,45 @@ NOT_FINITE = "what the model computed is not finite"
 
 @dataclass(slots=True)
 class RunningRow:
-    """A running request as its stream will have left it: `state` will have consumed `position` tokens."""
+    """A running request, as it will stand after all that has been enqueued."""
 
-    index: int
+    index: int  # of its row on the device
     grant: int
     state: Lease
-    position: int
-    length: int
+    position: int  # tokens that the state will have consumed
+    length: int  # tokens that it was admitted with; beyond them it decodes
 
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """A step on the stream whose event has not passed; `sampling` in the order in which they sample.
-
-    positions: where it brings each of its rows.
-    """
+    """A step on the stream whose event has not passed."""
 
     step: int
-    sampling: list[int]
-    positions: dict[int, int]
+    sampling: list[int]  # grants that sample a token, in the order of Ran.tokens
+    positions: dict[
+        int, int
+    ]  # the position to which it brings each of its rows, by grant; chunks first, in their order
     checkpoints: list[Checkpoint]
 
 
 @dataclass
 class Forward:
-    """The forward actor: it owns the device and the slots of running rows, and executes its mailbox in order.
+    """The forward actor. Its mailbox order is the order of execution on the device's stream.
 
-    Reports to results leave in stream order: each waits until every step enqueued before it is done.
-    max_running: how many rows the device has. rows: by grant.
+    Reports to results leave in the same order: each waits until every step enqueued before it is done.
     """
 
     send: Send
     device: DeviceQueue
-    max_running: int
-    rows: dict[int, RunningRow] = field(default_factory=dict)
+    max_running: int  # rows of the device
+    rows: dict[int, RunningRow] = field(default_factory=dict)  # by grant
 
     def __post_init__(self) -> None:
         self._free_rows = list(range(self.max_running - 1, -1, -1))
-        self._poisoned: dict[int, str] = {}  # and why, where no step says it
-        self._exporting: dict[int, Lease] = {}
-        self._filling: dict[int, Retired | None] = {}  # and what is told when that is over, if the row is to go
+        self._poisoned: dict[int, str] = {}  # grants whose state is worthless, with the error if no step reports it
+        self._exporting: dict[int, Lease] = {}  # by key of the copy
+        self._filling: dict[int, Retired | None] = {}  # grants being filled; what to report after it, if retired
+        # Reports to results in stream order. A LaunchedStep holds up those after it until its Ran has come.
         self._reports: deque[LaunchedStep | Admitted | Stepped | Retired | Drain] = deque()
 
     def receive(self, message: Message) -> None:
@@ -102,6 +101,7 @@ class Forward:
         while self._reports and not isinstance(report := self._reports[0], LaunchedStep):
             self._reports.popleft()
             if isinstance(report, Retired):
+                # Known only now: steps before the retirement may have failed.
                 report.poisoned = self._poisoned.pop(report.grant, None) is not None
             self.send("results", report)
 
@@ -119,7 +119,10 @@ class Forward:
                     pass
 
     def _admit(self, admit: Admit) -> None:
-        row = RunningRow(self._free_rows.pop(), admit.grant, admit.state, admit.match, count(admit.request.tokens))
+        """Give a request a row, and enqueue the copies that fill its slot, or the clearing of it."""
+        row = RunningRow(
+            self._free_rows.pop(), admit.grant, admit.state, admit.hit.cached_tokens, count(admit.request.tokens)
+        )
         self.rows[admit.grant] = row
         if admit.loan is not None:
             self.device.copy(admit.loan.slot, row.state.slot)
@@ -136,15 +139,15 @@ class Forward:
         if admit.fill is not None and not self.device.copies_aside:
             self._filled(admit.grant)
         self.device.open_row(row.index, admit.grant, row.state.slot, admit.request, admit.pages)
-        self._reports.append(
-            Admitted(admit.grant, admit.request, admit.match, admit.matched_tokens, admit.miss_reason, admit.origin)
-        )
+        self._reports.append(Admitted(admit.grant, admit.request, admit.hit))
 
     def _step(self, step: Step) -> None:
-        for given in step.pages:
-            self.device.extend_row(self.rows[given.grant].index, given.pages)
-        resting = {*step.sit_out, *(chunk.grant for chunk in step.chunks)}
-        decodes = [row for row in self.rows.values() if row.position >= row.length and row.grant not in resting]
+        """Enqueue a step: its chunks, and all rows past their prompt except those that sit out."""
+        for addition in step.pages:
+            self.device.extend_row(self.rows[addition.grant].index, addition.pages)
+        # A chunk may bring a row to the end of its prompt in this step.
+        not_decoding = {*step.sit_out, *(chunk.grant for chunk in step.chunks)}
+        decodes = [row for row in self.rows.values() if row.position >= row.length and row.grant not in not_decoding]
         positions = [row.position for row in decodes]
         chunks = [self._chunk(self.rows[chunk.grant], chunk.tokens) for chunk in step.chunks]
         for row in decodes:
@@ -162,7 +165,10 @@ class Forward:
         return WorkChunk(row.index, start, row.position, row.position == row.length)
 
     def _retire(self, retire: Retire) -> None:
-        """A row whose slot is still written from host memory is gone when that is over, and nobody waits behind it."""
+        """Take a row away, and report it in stream order.
+
+        If its slot is still being written from host memory, the report waits for that, without holding up others.
+        """
         row = self.rows.pop(retire.grant)
         self._free_rows.append(row.index)
         retired = Retired(retire.grant, retire.reason, row.state, row.position)
@@ -172,6 +178,7 @@ class Forward:
             self._reports.append(retired)
 
     def _export(self, export: Export) -> None:
+        """Enqueue a copy to host memory. With a single stream, later uses of the slot are ordered after it at once."""
         self._exporting[export.key] = export.state
         self.device.export(export.key, export.state.slot, export.pages, export.position)
         if not self.device.copies_aside:
@@ -185,7 +192,7 @@ class Forward:
         self.send("scheduler", Filled(grant))
 
     def _transferred(self, done: Transferred) -> None:
-        """A copy is over. Where the stream's order keeps those who follow from it, they were told of it before."""
+        """Report that a copy is over. With a single stream it was reported when it was enqueued."""
         if done.grant is None:
             if self.device.copies_aside:
                 self._exported(done.key)
@@ -201,11 +208,14 @@ class Forward:
             self._reports.append(retired)
 
     def _ran(self, ran: Ran) -> None:
-        """The oldest step on the stream is done. Rows of one that raised are worth nothing in the next one either."""
+        """Report the oldest step on the stream, which is done.
+
+        A poisoned row stays poisoned until it is retired: one more step, already in flight, has used its state.
+        """
         at = next(i for i, report in enumerate(self._reports) if isinstance(report, LaunchedStep))
         running = self._reports[at]
         assert isinstance(running, LaunchedStep) and running.step == ran.step
-        grants = list(running.positions)
+        grants = list(running.positions)  # those of the chunks first, which `unsound` counts
         lost = [running.sampling[row] for row in ran.not_finite] + [grants[chunk] for chunk in ran.unsound]
         for grant in grants if ran.error else lost:
             self._poisoned.setdefault(grant, "")
@@ -223,5 +233,5 @@ class Forward:
         )
 
     def _unfilled(self, running: LaunchedStep) -> str:
-        """Why one of its rows was not filled, if one was not."""
+        """Return why one of the step's rows could not be filled; "" if all were."""
         return next((why for grant in running.positions if (why := self._poisoned.get(grant))), "")

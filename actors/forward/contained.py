@@ -1,4 +1,4 @@
-"""Faults of a device outside of a step: each stays with the row, or with the copy, that it was for."""
+"""Containment of device errors: an error outside of a step fails only the row, or the copy, that it was for."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from baton.actors.requests import Request
 
 
 class ContainedDevice:
-    """Around a device, on its thread. A row that could not be set up or extended fails in its next step.
+    """A wrapper around a device, on its thread. A row that could not be set up or extended fails in its next step.
 
-    contains: whether the device can go on after this error; one that it cannot go on after is raised.
+    contains: returns whether the device is usable after this error; if not, the error is raised.
     """
 
     def __init__(self, device: Device, contains: Callable[[Exception], bool]) -> None:
         self._device = device
         self._contains = contains
-        self._broken: dict[int, str] = {}
-        self._setup_error = ""  # of the row that is opened next: its slot and pages are made ready just before
+        self._broken: dict[int, str] = {}  # rows that could not be set up or extended, with the error
+        self._setup_error = ""  # of the row that is opened next: its slot and pages are prepared just before that
 
     @property
     def copies_aside(self) -> bool:
@@ -72,16 +72,18 @@ class ContainedDevice:
         self._device.drop_all()
 
     def _set_up(self, call: Callable[[], None]) -> None:
+        """Make a call for the row that is opened next, and keep its first error."""
         error = self._error_of(call)
         self._setup_error = self._setup_error or error
 
     def _error_of(self, call: Callable[[], None]) -> str:
+        """Make a call, and return its error; "" if there is none."""
         try:
             call()
         except Exception as error:
             if not self._contains(error):
                 raise
-            return _told(error)
+            return _text(error)
         return ""
 
     def _contained(self, call: Callable[[], Pending[Report]], failed: Callable[[str], Done[Report]]) -> Pending[Report]:
@@ -90,16 +92,16 @@ class ContainedDevice:
         except Exception as error:
             if not self._contains(error):
                 raise
-            return failed(_told(error))
+            return failed(_text(error))
 
 
 @dataclass(frozen=True, slots=True)
 class ContainedPending(Generic[Report]):
-    """failed: what is reported instead, given the error."""
+    """A Pending whose errors are reported instead of raised."""
 
     pending: Pending[Report]
-    contains: Callable[[Exception], bool]
-    failed: Callable[[str], Done[Report]]
+    contains: Callable[[Exception], bool]  # as in ContainedDevice
+    failed: Callable[[str], Done[Report]]  # returns what to report, given the error
 
     def passed(self) -> bool:
         return self.pending.passed()
@@ -110,7 +112,7 @@ class ContainedPending(Generic[Report]):
         except Exception as error:
             if not self.contains(error):
                 raise
-            return self.failed(_told(error))
+            return self.failed(_text(error))
 
 
 def _failed_step(step: int, error: str) -> Done[Ran]:
@@ -121,5 +123,5 @@ def _failed_copy(key: int, grant: int | None, error: str) -> Done[Transferred]:
     return Done(Transferred(key, grant, error), 0.0)
 
 
-def _told(error: Exception) -> str:
+def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

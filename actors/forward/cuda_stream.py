@@ -1,4 +1,4 @@
-"""A stream of a CUDA device."""
+"""A stream of a CUDA device, and its events."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,8 +11,10 @@ from baton.actors.forward.streams import Event, Stream
 
 
 class CudaEvent:
+    """See streams.Event. A thread that waits for it sleeps instead of spinning."""
+
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.native = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call] # Who waits for it sleeps.
+        self.native = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         self.native.record(stream)
 
     def wait(self) -> None:
@@ -27,7 +29,11 @@ class CudaEvent:
 
 
 class CudaStream:
-    """See streams.Stream. device: with its index. can_capture: whether nothing of a decoding step reads from it."""
+    """See streams.Stream.
+
+    device: with its index.
+    can_capture: False if a decoding step reads results back from the device, which a graph cannot contain.
+    """
 
     def __init__(self, device: torch.device, can_capture: bool = True) -> None:
         self.device, self.can_capture = device, can_capture
@@ -62,8 +68,8 @@ class CudaStream:
         return CudaStream(self.device)
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Waits for the device. Other threads may go on using CUDA meanwhile."""
-        if not self._graphs:  # The pool of graphs that are gone must not be asked for again.
+        """See streams.Stream. Waits for the device; other threads may continue to use CUDA meanwhile."""
+        if not self._graphs:  # CUDA refuses the memory pool of graphs that no longer exist.
             self._graph_memory = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         self._graphs.add(graph)
@@ -77,5 +83,5 @@ class CudaStream:
         return replay
 
     def _uses(self, tensor: Tensor) -> None:
-        """Memory that another stream's allocations own must not be given out again before this one is done with it."""
+        """Keep the allocator from reusing the memory of another stream's tensor before this stream is done with it."""
         tensor.record_stream(self._stream)

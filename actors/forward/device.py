@@ -1,4 +1,4 @@
-"""The seam to the device: what forward asks of it, in stream order, and what comes back."""
+"""The interface to the device: the calls that forward makes, in stream order, and their results."""
 
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
@@ -12,16 +12,16 @@ Report = TypeVar("Report", bound=Ran | Transferred, covariant=True)
 
 
 class WorkChunk(Struct, frozen=True, array_like=True):
-    """Feed the tokens at indices [start, stop) of a row; sample behind the last of them if `samples`."""
+    """Prompt tokens that a row feeds in a step."""
 
     row: int
-    start: int
+    start: int  # the tokens at indices [start, stop)
     stop: int
-    samples: bool
+    samples: bool  # draw a token after the last of them
 
 
 class WorkCheckpoint(Struct, frozen=True, array_like=True):
-    """Copy the state of a row after exactly `position` tokens into `slot`."""
+    """A checkpoint to take in a step: the state of a row after exactly `position` tokens, copied into `slot`."""
 
     row: int
     position: int
@@ -29,111 +29,116 @@ class WorkCheckpoint(Struct, frozen=True, array_like=True):
 
 
 class WorkMask(Struct, frozen=True, array_like=True):
-    """Which tokens a row may draw in this step: the words of a RowMask."""
+    """The tokens that a row may draw in this step."""
 
     row: int
-    words: bytes
+    words: bytes  # as in RowMask
 
 
 class Work(Struct, frozen=True, array_like=True):
-    """One step: the chunks, and rows that feed the token they sampled last (`decodes`, at `positions`)."""
+    """The contents of one step. Rows are named by their index on the device."""
 
     step: int
     chunks: list[WorkChunk]
-    decodes: list[int]
-    positions: list[int]
+    decodes: list[int]  # rows that feed the token that they drew last
+    positions: list[int]  # of each row in `decodes`, before the step
     checkpoints: list[WorkCheckpoint]
     masks: list[WorkMask] = []
 
 
 class DeviceCalls(Protocol):
-    """Each call is enqueued and returns at once; the order of calls is the order of execution.
-
-    copies_aside: whether copies to and from host memory are the exception. Then each begins behind all calls before it,
-    and none that follow wait for it: who uses its slot, its pages or its copy again has to hear first that it is over.
-    """
+    """The calls of a device. Each is enqueued and returns at once; the order of calls is the order of execution."""
 
     @property
-    def copies_aside(self) -> bool: ...
+    def copies_aside(self) -> bool:
+        """Whether copies to and from host memory have a stream of their own.
+
+        Then a copy starts after all calls before it, and later calls do not wait for it. Do not reuse the slot, pages
+        or host buffer before `Transferred` arrives.
+        """
+        ...
 
     def clear(self, slot: int) -> None:
         """Zero a state slot."""
 
     def poison(self, slot: int) -> None:
-        """Overwrite a state slot with what no state holds, so that a stale read of it shows."""
+        """Overwrite a state slot with values that spoil any result, so that a stale read shows."""
 
     def copy(self, source: int, target: int) -> None:
         """Copy a state slot."""
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy a KV page, all layers."""
+        """Copy a KV page, in all layers."""
 
     def drop(self, key: int) -> None:
-        """Forget a copy in host memory."""
+        """Delete a copy from host memory."""
 
     def drop_all(self) -> None:
-        """Forget every copy in host memory."""
+        """Delete every copy from host memory."""
 
     def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
-        """Set a row up: its tokens, sampling parameters, state slot and pages."""
+        """Set up a row: its tokens, sampling parameters, state slot and pages."""
 
     def extend_row(self, row: int, pages: list[int]) -> None:
         """Append pages to a row's table."""
 
 
 class DeviceQueue(DeviceCalls, Protocol):
-    """What forward asks. What comes of a step or a copy is delivered to its mailbox when that is over."""
+    """The device as forward sees it. Results of steps and copies are delivered to forward's mailbox."""
 
     def run(self, work: Work) -> None:
-        """Run a step; Ran follows."""
+        """Run a step. Ran is delivered when it is over."""
 
     def export(self, key: int, slot: int, pages: list[int], position: int) -> None:
         """Copy a state slot, and the KV of the first `position` tokens in `pages`, to host memory under `key`.
 
-        Transferred follows.
+        Transferred is delivered when it is over.
         """
 
     def fill(self, grant: int, key: int, slot: int, pages: list[int], first_page: int) -> None:
-        """Fill a state slot from host memory, and `pages`, those of page index `first_page` and on, with its KV.
+        """Fill a state slot from the copy `key` in host memory, and `pages` with the copy's KV from page first_page on.
 
-        Transferred follows.
+        Transferred is delivered when it is over.
         """
 
 
 class Device(DeviceCalls, Protocol):
-    """What carries it out."""
+    """The device as its thread sees it. Results are returned as Pendings."""
 
     def launch(self, work: Work) -> "Pending[Ran]":
         """Enqueue a step."""
         ...
 
     def export(self, key: int, slot: int, pages: list[int], position: int) -> "Pending[Transferred]":
-        """Enqueue the copy."""
+        """Enqueue a copy to host memory: see DeviceQueue."""
         ...
 
     def fill(self, grant: int, key: int, slot: int, pages: list[int], first_page: int) -> "Pending[Transferred]":
-        """Enqueue the copy."""
+        """Enqueue a copy from host memory: see DeviceQueue."""
         ...
 
 
 class Pending(Protocol[Report]):
-    """What has been enqueued. It holds all that it needs: by then its rows may be other requests'."""
+    """A step or a copy that has been enqueued.
+
+    It holds everything that its report needs, because its rows may belong to other requests when it is collected.
+    """
 
     def passed(self) -> bool:
-        """Whether it is over, so that `collect` need not wait."""
+        """Return whether it is over, so that `collect` need not wait."""
         ...
 
     def collect(self) -> "Done[Report]":
-        """Wait until it is over. Once. Raises what went wrong on the device."""
+        """Wait until it is over, and return its result. Call once. Raises what went wrong on the device."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[Report]):
-    """What is over, and so a Pending that was born done. seconds: that the device took."""
+    """A step or a copy that is over. It is also a Pending that need not be waited for."""
 
     report: Report
-    seconds: float
+    seconds: float  # that the device took; 0 if it failed
 
     def passed(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""A device's streams: what is enqueued on one is done in order, while the host goes on."""
+"""Streams of a device: work that is enqueued on a stream is executed in order, while the host continues."""
 
 import time
 from collections.abc import Callable
@@ -10,67 +10,67 @@ from torch import Tensor
 
 
 class Event(Protocol):
-    """A place in a stream."""
+    """A point in a stream."""
 
     def wait(self) -> None:
-        """Block the calling thread until all that was enqueued before this place is done."""
+        """Block the calling thread until everything that was enqueued before this point is done."""
         ...
 
-    def passed(self) -> bool: ...
+    def passed(self) -> bool:
+        """Return whether everything that was enqueued before this point is done."""
+        ...
 
     def seconds_since(self, earlier: "Event") -> float:
-        """Of the device's time, between two places of one stream that both have passed."""
+        """Return the device's time between two points of one stream, both of which have passed."""
         ...
 
 
 class Stream(Protocol):
-    """One order of execution on a device. All calls come from one thread; its events are anyone's.
-
-    can_capture: whether a replay costs less than enqueueing anew.
-    """
+    """An order of execution on a device. All calls come from one thread; events may be used from any."""
 
     device: torch.device
-    can_capture: bool
+    can_capture: bool  # whether replaying a capture costs less than enqueueing its work again
 
     def active(self) -> AbstractContextManager[None]:
-        """What torch and Triton enqueue meanwhile, in this thread, goes to this stream."""
+        """Return a context in which all that torch and Triton enqueue in this thread goes to this stream."""
         ...
 
     def host_buffer(self, nbytes: int) -> Tensor:
-        """uint8 [nbytes] on the host, not cleared; pinned where the device copies by itself."""
+        """Return uint8 [nbytes] in host memory, uninitialised; pinned if the device can copy from it by itself."""
         ...
 
     def upload(self, host: Tensor, device: Tensor) -> None:
-        """Enqueue a copy; `host` is read when that executes. Both contiguous, of one shape and dtype."""
+        """Enqueue a copy to the device. `host` is read when it executes. Both: contiguous, equal shapes and dtypes."""
         ...
 
     def download(self, device: Tensor, host: Tensor) -> None:
-        """Enqueue a copy; `host` is written when that executes. Both contiguous, of one shape and dtype."""
+        """Enqueue a copy to the host. `host` is written when it executes. Both: contiguous, equal shapes and dtypes."""
         ...
 
     def record(self) -> Event:
-        """The place behind all that was enqueued so far."""
+        """Return the point after everything that has been enqueued so far."""
         ...
 
     def wait(self, event: Event) -> None:
-        """What is enqueued from now on is done after `event`, which is another stream's."""
+        """Make everything that is enqueued from now on wait for `event`, which may be another stream's."""
         ...
 
     def beside(self) -> "Stream":
-        """Another stream of the device, whose order is its own; the same one where there is no other."""
+        """Return another stream of the device, or this one if the device has no other."""
         ...
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """What `run` enqueues is recorded and not done; the result enqueues it again, over the same memory.
+        """Capture the work that `run` enqueues, without executing it. Return a function that enqueues it again.
 
-        `run` must have run before: what compiles or allocates at first use cannot be recorded. What it makes is memory
-        that all captures of a stream share, so a result must be copied into a tensor that was there before.
+        Each replay uses the same memory. `run` must have run before, because compilation and allocation at first use
+        cannot be captured. All captures of a stream share the memory of the tensors that they create, so a result must
+        be copied into a tensor that existed before.
         """
         ...
 
 
 class PassedEvent:
-    """The event of a device on which nothing is ever pending."""
+    """The event of a device on which nothing is ever in flight."""
 
     def __init__(self) -> None:
         self._at = time.perf_counter()
@@ -87,7 +87,7 @@ class PassedEvent:
 
 
 class CpuStream:
-    """A CPU does everything at once."""
+    """The stream of a CPU, which executes everything at once."""
 
     can_capture = False
 
@@ -116,5 +116,5 @@ class CpuStream:
         return self
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Nothing is saved: `run` itself."""
+        """Return `run` itself: nothing is saved by a capture."""
         return run

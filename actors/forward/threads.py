@@ -1,4 +1,4 @@
-"""The device's threads: one enqueues and never waits; of the others one waits for steps, one for copies."""
+"""The device's threads: one enqueues and never waits, one waits for steps, one waits for copies."""
 
 import threading
 from collections.abc import Callable
@@ -13,11 +13,11 @@ Deliver: TypeAlias = Callable[[Ran | Transferred], None]
 
 
 class DeviceThread:
-    """A DeviceQueue that has the calls of a Device carried out, in order, on a thread of its own.
+    """A DeviceQueue that makes the calls of a Device in order on a thread of its own.
 
-    deliver: called with what comes of steps, in order, and of copies, in theirs, from any of the threads: no step waits
-    behind a copy. A call that raises, or a collect, ends all: `failed` is called with the error, and later calls do
-    nothing.
+    deliver: called from any of the threads with the results of steps, in order, and of copies, in order; steps do not
+    wait for copies.
+    failed: called with the error if a call or a collect raises. That ends everything: later calls do nothing.
     """
 
     def __init__(self, device: Device, deliver: Deliver, failed: Callable[[BaseException], None]) -> None:
@@ -66,7 +66,7 @@ class DeviceThread:
         self._calls.put(lambda: self._steps.take(self._device.launch(work)))
 
     def close(self) -> None:
-        """Finish what is enqueued, then end the threads."""
+        """Finish everything that is enqueued, then end the threads."""
         self._calls.put(None)
         self._thread.join()
         self._steps.close()
@@ -82,18 +82,28 @@ class DeviceThread:
 
 
 class Waiter:
-    """Delivers what comes of `what`, in order. Its thread begins with the first that is not over when it is taken."""
+    """A thread that waits for Pendings and delivers their results in order.
+
+    The thread starts with the first Pending that is not over when it is taken. So on a CPU, where every Pending is over
+    at once, there is none: results are delivered from the calling thread.
+
+    what: names the thread.
+    """
 
     def __init__(self, what: str, deliver: Deliver, failed: Callable[[BaseException], None]) -> None:
         self.has_failed = False
         self._deliver = deliver
         self._failed = failed
-        self._taken = self._delivered = 0  # Each written by one thread only.
+        self._taken = self._delivered = 0  # each written by one thread only
         self._pending: SimpleQueue[Pending[Ran | Transferred] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"device-{what}", daemon=True)
 
     def take(self, pending: Pending[Ran | Transferred]) -> None:
-        """From one thread only. Raises what one raises that is over already."""
+        """Deliver a result, now or when it is there. Call from one thread only.
+
+        Raises the error of a Pending that is over already.
+        """
+        # Only if nothing before it is still waited for: otherwise it would be delivered out of order.
         if self._taken == self._delivered and pending.passed():
             self._deliver(pending.collect().report)
             return
@@ -103,7 +113,7 @@ class Waiter:
         self._pending.put(pending)
 
     def close(self) -> None:
-        """Behind the last."""
+        """Deliver everything that was taken, then end the thread."""
         if self._thread.is_alive():
             self._pending.put(None)
             self._thread.join()

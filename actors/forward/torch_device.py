@@ -1,6 +1,6 @@
-"""The torch device: what a step needs goes in one upload; model and draw are enqueued, and nothing is read back.
+"""The torch device: a step's inputs go in one upload; model and draw are enqueued, and the host waits for neither.
 
-What a step brings with it lies in the inbox, which the next upload writes over: in stream order, so behind the step.
+The inputs lie in the inbox. The next step's upload overwrites them, which is safe because it is later in stream order.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton.actors.forward.device import Pending, Work
 from baton.actors.forward.step.captured import CapturedDecode
-from baton.actors.forward.step.drawing import told_of
+from baton.actors.forward.step.drawing import reported_tokens
 from baton.actors.forward.step.packed import PackedStep, pack_step
 from baton.actors.forward.step.packing import Inbox
 from baton.actors.forward.step.pending import LaunchedWork
@@ -25,14 +25,15 @@ from baton.kernels.sampling import TokenCounts, sample
 from baton.models.batch import Model, Pools
 
 NOTHING_DRAWN = torch.empty(0, dtype=torch.int64)
-INBOX_BYTES = 2**16
+INBOX_BYTES = 2**16  # at first; it grows with what steps upload
 
 
 class TorchDevice:
-    """The Device that runs a model with torch on one stream; copies to and from host memory have one of their own.
+    """The Device that runs a model with torch on one stream. Copies to and from host memory have their own stream.
 
     All calls come from one thread. Sampled tokens stay on the device, in the row table, and feed the next step.
-    host: where exported states go.
+
+    host: the store for copies in host memory.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class TorchDevice:
         return self._transfers.aside
 
     def capture(self, only_largest: bool = False) -> None:
-        """Record steps that decode, where replaying them costs less; the pools' last slot and page are for padding."""
+        """Capture decoding steps, if replaying is cheaper. The last slot and page of the pools are for padding then."""
         if self._stream.can_capture:
             with self._stream.active(), torch.inference_mode():
                 self._decoder = CapturedDecode(self.model, self.pools, self._table, self._stream)
@@ -100,7 +101,8 @@ class TorchDevice:
             self._counts.close(before.counts_index)
         line = None
         if (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1.0, 0.0, 0.0):
-            with self._stream.active(), torch.inference_mode():  # In which a step may have made the inbox larger.
+            # In inference mode, because a step may have replaced the inbox's memory in it.
+            with self._stream.active(), torch.inference_mode():
                 seen = self._uploaded(tokens)
                 line = self._counts.open(seen[: request.prompt_len], seen[request.prompt_len :])
         self._table.open(row, DeviceRow(grant, request, tokens, 0, line), slot)
@@ -110,70 +112,70 @@ class TorchDevice:
         self._table.extend(row, pages)
 
     def launch(self, work: Work) -> Pending[Ran]:
-        torch.set_flush_denormal(True)  # Of this thread: states decay into numbers on which a CPU is slow.
+        torch.set_flush_denormal(True)  # Per-thread setting: decaying states reach denormals, which are slow on a CPU.
         with self._stream.active(), torch.inference_mode():
             return self._launch(work)
 
     def _launch(self, work: Work) -> LaunchedWork:
         inbox, decoder = self._inbox, self._decoder if work.decodes else None
-        packing = inbox.packing()
-        step = pack_step(packing, work, self._table, self.model.chunk_size, self.pools.page_size, decoder is not None)
+        inbox.begin()
+        step = pack_step(inbox, work, self._table, self.model.chunk_size, self.pools.page_size, decoder is not None)
         began = self._stream.record()
-        inbox.send(packing)
+        inbox.send()
         if decoder:
             decoder.send(work)
-        if step.moved:
-            self._table.update(step.moved, inbox)
-        logits, sound, prompts = self._compute(step, inbox)
+        if step.page_update:
+            self._table.update(step.page_update)
+        logits, sound, prompts = self._compute(step)
         if decoder:
             logits.append(decoder.logits())
         self._keep_decode_checkpoints(work)
         drawn, reports = NOTHING_DRAWN, None
         if logits:
-            drawn, reports = self._draw(step, logits[0] if len(logits) == 1 else torch.cat(logits), inbox)
+            drawn, reports = self._draw(step, logits[0] if len(logits) == 1 else torch.cat(logits))
         return LaunchedWork(step, began, self._stream.record(), drawn, sound, reports, prompts)
 
-    def _compute(self, step: PackedStep, inbox: Inbox) -> tuple[list[Tensor], Tensor | None, list[CopiedLogprobs]]:
-        """The logits of the rows that are drawn for, if there are any here, LaunchedWork's sound, and what is reported
-        of prompts.
-        """
+    def _compute(self, step: PackedStep) -> tuple[list[Tensor], Tensor | None, list[CopiedLogprobs]]:
+        """Enqueue the model. Return the logits to draw from, if any, and LaunchedWork's `sound` and `prompts`."""
         if step.batch is None:
             return [], None, []
-        hidden = self.model.forward(step.batch.unpack(inbox, self._table), self.pools)
-        prompts = [prompt.enqueue(hidden, self.model, self._stream, inbox) for prompt in step.prompts]
+        hidden = self.model.forward(step.batch.complete(self._table), self.pools)
+        prompts = [prompt.enqueue(hidden, self.model, self._stream) for prompt in step.prompts]
         if step.at is None:
             return [self.model.logits(hidden)], None, prompts
-        at = inbox.view(step.at)
-        logits = [self.model.logits(hidden[at])] if len(at) else []
-        sound = to_host(hidden[inbox.view(step.ends)].isfinite().all(-1), self._stream) if step.ends else None
+        logits = [self.model.logits(hidden[step.at])] if len(step.at) else []
+        sound = None
+        if step.ends is not None:
+            # Nothing is drawn from these chunks, so no logits show whether their states are finite.
+            sound = to_host(hidden[step.ends].isfinite().all(-1), self._stream)
         return logits, sound, prompts
 
-    def _draw(self, step: PackedStep, logits: Tensor, inbox: Inbox) -> tuple[Tensor, CopiedLogprobs | None]:
-        """LaunchedWork's drawn and reports."""
-        kept = step.reports.keep(logits, inbox)
-        step.adjustments.apply(logits, self._counts, inbox)
+    def _draw(self, step: PackedStep, logits: Tensor) -> tuple[Tensor, CopiedLogprobs | None]:
+        """Enqueue the draw. Return LaunchedWork's `drawn` and `reports`."""
+        unadjusted = step.reports.copy_logits(logits)
+        step.adjustments.apply(logits, self._counts)
         if step.draws is None:
             assert self._decoder is not None
-            told = self._decoder.draw()
+            drawn = self._decoder.draw()
         else:
-            sampled = sample(logits, step.draws.params(inbox))
-            self._table.last_token.index_copy_(0, inbox.view(step.draws.rows), sampled.tokens)
-            told = told_of(sampled)
-        if step.adjustments.penalties or step.reports.at:
-            tokens = told.clamp(min=0)
-            step.adjustments.count(tokens, self._counts, inbox)
-            return to_host(told, self._stream), step.reports.enqueue(kept, tokens, self._stream, inbox)
-        return to_host(told, self._stream), None
+            sampled = sample(logits, step.draws.params)
+            self._table.last_token.index_copy_(0, step.draws.rows, sampled.tokens)
+            drawn = reported_tokens(sampled)
+        if step.adjustments.penalties or step.reports.draws is not None:
+            tokens = drawn.clamp(min=0)
+            step.adjustments.count(tokens, self._counts)
+            return to_host(drawn, self._stream), step.reports.enqueue(unadjusted, tokens, self._stream)
+        return to_host(drawn, self._stream), None
 
     def _uploaded(self, tokens: NDArray[np.int32]) -> Tensor:
-        """int64, on the device."""
-        packing = self._inbox.packing()
-        section = packing.put(tokens)
-        self._inbox.send(packing)
-        return self._inbox.view(section)
+        """Upload tokens. Return them as int64 on the device, valid until the next upload."""
+        self._inbox.begin()
+        on_device = self._inbox.put(tokens)
+        self._inbox.send()
+        return on_device
 
     def _keep_decode_checkpoints(self, work: Work) -> None:
-        """A decoding row's state stands at the wanted position when its step is done."""
+        """Enqueue the checkpoints of rows that decode: after the step their states are at the right positions."""
         decoding = set(work.decodes)
         for checkpoint in work.checkpoints:
             if checkpoint.row in decoding:
@@ -181,5 +183,5 @@ class TorchDevice:
 
 
 def survives(error: Exception) -> bool:
-    """Whether the device can go on after this error of one call."""
+    """Return whether the device is usable after this error of one call."""
     return not isinstance(error, torch.AcceleratorError)

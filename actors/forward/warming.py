@@ -1,4 +1,4 @@
-"""Steps of every kind before the first request: then all has been compiled, and memory has been at its peak."""
+"""Warm-up: steps of every kind, so that everything is compiled and memory has reached its peak before any request."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,9 @@ from baton.actors.forward.torch_device import TorchDevice
 from baton.actors.requests import Request, Sampling, Stops
 from baton.actors.tokens import pack
 
+# Request fields that make a row report all kinds of log probabilities.
 REPORTING: dict[str, Any] = {"logprobs": 2, "prompt_logprobs_from": 0, "logprob_ids": (0, 0)}
+# The kinds of sampling, one a row, with further fields of the request. Each takes another path through the draw.
 KINDS: tuple[tuple[Sampling, dict[str, Any]], ...] = (
     (Sampling(temperature=0.0), {}),
     (Sampling(top_k=2, top_p=0.9), {}),
@@ -16,21 +18,21 @@ KINDS: tuple[tuple[Sampling, dict[str, Any]], ...] = (
     (Sampling(min_p=0.1), {}),
 )
 SHORT = (3, 5, 1)
-"""Lengths of the prompts behind the long one."""
+"""Lengths of the prompts after the long one."""
 
 
 def pages_to_warm(longest: int, page_size: int) -> int:
-    """Pages that `warm_up` can make use of."""
+    """Return how many pages `warm_up` can make use of."""
     return sum(-(-(length + 2) // page_size) for length in (longest, *SHORT)) + 1
 
 
 def warm_up(device: TorchDevice, longest: int) -> None:
-    """Run a prompt of `longest` tokens, several at once, and rows that decode, alone and beside prompts.
+    """Run a prompt of `longest` tokens, several prompts at once, and rows that decode, with and without prompts.
 
-    A shorter one, and fewer kinds of them, where there are not so many pages, rows and slots. The pools must be
-    nobody's, for it writes to their slots and pages.
+    With fewer pages, rows or slots than that needs, prompts are shorter or fewer. Writes to the slots and pages of the
+    pools, so they must not be in use.
     """
-    pools, free = device.pools, max(len(device.pools.blocks) - 1, 0)  # The last is for padding.
+    pools, free = device.pools, max(len(device.pools.blocks) - 1, 0)  # the last is for padding
     if pools.pages:
         longest = min(longest, free * pools.page_size - 2)
     if longest < 1:
@@ -54,7 +56,10 @@ def warm_up(device: TorchDevice, longest: int) -> None:
 
 
 def _works(lengths: list[int], spare_slot: int, vocab_size: int) -> Iterator[Work]:
-    """Row 0 by itself, the others beside it, then all; of these row 0 has a mask."""
+    """Yield three steps: row 0's prompt; the prompts of the others while row 0 decodes; all rows decode.
+
+    In the last two, row 0 has a mask.
+    """
     longest, *short = lengths
     masks = [WorkMask(0, bytes([255]) * 4 * -(-vocab_size // 32))]
     checkpoints = [WorkCheckpoint(0, 1, spare_slot)] if spare_slot >= len(lengths) else []

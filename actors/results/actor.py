@@ -1,4 +1,4 @@
-"""The result-processor: token histories, text and stop conditions. Decides when a request is finished."""
+"""The result-processor: it owns token histories, text and stop conditions, and decides when a request is finished."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,13 +26,14 @@ from baton.actors.messages import (
     Settled,
     Stepped,
 )
-from baton.actors.requests import FinishReason, Output, Request, RetireReason, RowLogprobs, TokenLogprob
+from baton.actors.requests import FinishReason, Hit, Output, Request, RetireReason, RowLogprobs, TokenLogprob
 from baton.actors.results.constraint import Constraint
 from baton.actors.tokens import count, pack, unpack
 from baton.models.text.detokenizer import Detokenizer
 from baton.models.text.grammars.matcher import GrammarError, GrammarMatcher, no_matcher
 from baton.models.text.stop_strings import StopStrings
 
+# The detokenizer sees this many tokens of the prompt's end: some tokens' text depends on those before.
 PROMPT_TAIL = 16
 FINISH_REASONS: dict[RetireReason, FinishReason] = {
     "finished": "stop",
@@ -42,8 +43,6 @@ FINISH_REASONS: dict[RetireReason, FinishReason] = {
     "timeout": "abort",
     "failed": "error",
 }
-
-
 ABORT_REASONS = ("aborted", "timeout")
 
 
@@ -53,34 +52,28 @@ class Vocabulary(Protocol):
 
 @dataclass(eq=False, slots=True)
 class RequestHistory:
-    """A request from its first admission to its last; it outlives a retraction.
-
-    `history` is every token given or sampled; history[:donated] is what the cache knows of it under this grant.
-    chars_to_skip: of its text still to come, those that the client has. failed_at: where its grant failed, and `error`
-    why; suspect_until: where it failed before, and is run by itself. start: where its grant went on from; moved: with
-    the tree's own state, where others have a copy. constraint: of a request that has a grammar.
-    """
+    """A request from its first admission until it is answered. It outlives retractions and replays."""
 
     request: Request
-    history: list[int]
+    history: list[int]  # all tokens: the prompt and the output so far
     detokenizer: Detokenizer
     stop_strings: StopStrings
-    first_admission: Admitted
-    chars_to_skip: int
-    failed_at: int = 0
-    suspect_until: int = 0
-    error: str = ""
-    grant: int = 0
-    start: int = 0
-    moved: bool = False
-    donated: int = 0
-    finish: FinishReason | None = None
-    stop_reason: str | int | None = None
-    new_tokens: list[int] = field(default_factory=list)
-    new_logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs_next: int = 0
-    constraint: Constraint | None = None
+    hit: Hit  # of the first admission, limited to the prompt
+    chars_to_skip: int  # characters of the text to come that the client has received before a restart
+    grant: int = 0  # of the newest admission
+    donated: int = 0  # history[:donated] is what the cache knows of this grant
+    start: int = 0  # the position that this grant started from
+    moved: bool = False  # this grant started with the tree's own state, not with a copy
+    failed_at: int = 0  # the position of the step in which this grant failed; 0: it has not
+    suspect_until: int = 0  # up to this position it runs in steps of its own, because it failed there before
+    error: str = ""  # why it failed
+    finish: FinishReason | None = None  # None: not finished
+    stop_reason: str | int | None = None  # as in Output
+    new_tokens: list[int] = field(default_factory=list)  # not sent to the api yet
+    new_logprobs: list[TokenLogprob] = field(default_factory=list)  # not sent to the api yet
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # not sent to the api yet
+    prompt_logprobs_next: int = 0  # index of the first prompt token that has not been reported
+    constraint: Constraint | None = None  # if it has a grammar, from its first mask on
 
     @property
     def completion_tokens(self) -> int:
@@ -89,18 +82,19 @@ class RequestHistory:
 
 @dataclass
 class ResultProcessor:
-    """The result-processor actor. matcher: a new one for the grammar of a request, at its beginning; GrammarError."""
+    """The result-processor actor."""
 
     send: Send
     vocabulary: Vocabulary
     matcher: Callable[[str], GrammarMatcher] = no_matcher
+    """Returns a new matcher at the beginning of a grammar. Raises GrammarError if the grammar cannot be used."""
     counters: Counter[str] = field(default_factory=Counter)
-    records: dict[str, RequestHistory] = field(default_factory=dict)
+    records: dict[str, RequestHistory] = field(default_factory=dict)  # by request id
 
     def __post_init__(self) -> None:
         self._grants: dict[int, RequestHistory] = {}
-        self._outputs: list[Output] = []
-        self._unmasked: dict[int, RequestHistory] = {}
+        self._outputs: list[Output] = []  # for the next Delta
+        self._unmasked: dict[int, RequestHistory] = {}  # rows that need their next mask, by grant
 
     def receive(self, message: Message) -> None:
         match message:
@@ -118,7 +112,10 @@ class ResultProcessor:
                 raise TypeError(f"results got {message!r}")
 
     def act(self) -> None:
-        """Masks come here, behind Settled: rows without a grammar do not wait for them."""
+        """Send masks and outputs.
+
+        Masks are computed only now, after Settled has been sent, so that rows without a grammar do not wait for them.
+        """
         if self._unmasked:
             self._mask()
         if self._outputs:
@@ -133,10 +130,12 @@ class ResultProcessor:
         record = self.records.get(request.id)
         if record is None:
             record = self.records[request.id] = self._record(admitted)
+            # After a restart the request comes back with output, whose text the client may have received in part.
             earlier = record.detokenizer.push(record.history[request.prompt_len :])
             self._output(record, record.stop_strings.push(earlier))
-        record.grant, record.donated, record.failed_at = admitted.grant, admitted.match, 0
-        record.start, record.moved = admitted.match, admitted.origin == "slot"
+        record.grant, record.failed_at = admitted.grant, 0
+        record.start = record.donated = admitted.hit.cached_tokens
+        record.moved = admitted.hit.origin == "slot"
         self._grants[admitted.grant] = record
         if request.grammar:
             self._unmasked[admitted.grant] = record
@@ -149,17 +148,29 @@ class ResultProcessor:
         stops = StopStrings(request.stops.strings, request.stops.keep_stop)
         first = request.prompt_logprobs_from or 0
         detokenizer = Detokenizer(decode, tail)
+        # A request that comes back with output may have more cached than its prompt; clients count prompt tokens.
+        cached, matched = admitted.hit.cached_tokens, admitted.hit.matched_tokens
+        hit = replace(
+            admitted.hit,
+            cached_tokens=min(cached, request.prompt_len),
+            matched_tokens=min(matched, request.prompt_len),
+        )
         return RequestHistory(
-            request, history, detokenizer, stops, admitted, request.delivered_chars, prompt_logprobs_next=first
+            request, history, detokenizer, stops, hit, request.delivered_chars, prompt_logprobs_next=first
         )
 
     def _decoder(self, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
         return lambda ids: self.vocabulary.decode(ids, skip_special_tokens)
 
     def _stepped(self, stepped: Stepped) -> None:
-        """Token ids, limits and stop strings first, then Settled, and only then the text that nobody waits for."""
+        """Check stop conditions, send Settled, then do the rest: text, log probabilities, checkpoints.
+
+        The scheduler waits for Settled before it can send another step, so as little as possible comes before it.
+        Text is needed early only for requests that have stop strings.
+        """
         tokens = unpack(stepped.tokens)
         sampled = [(self._grants[g], token) for g, token in zip(stepped.grants, tokens, strict=True)]
+        # A request that stopped may be in one more step, which was already in flight: its extra token is discarded.
         live = [(record, token) for record, token in sampled if record.finish is None]
         texts = {}
         for record, token in live:
@@ -181,7 +192,7 @@ class ResultProcessor:
             self._prompt_logprobs(logprobs)
         for logprobs in stepped.logprobs:
             record = self._grants[logprobs.grant]
-            if record.new_tokens:
+            if record.new_tokens:  # else the token was discarded
                 record.new_logprobs += logprobs.items
         for checkpoint in stepped.checkpoints:
             if checkpoint.grant in failed:
@@ -192,7 +203,7 @@ class ResultProcessor:
             self._output(record, texts[record] if record in texts else self._text(record, token))
 
     def _text(self, record: RequestHistory, token: int) -> str:
-        """What the token adds to the text that may be shown; a token that stops adds nothing, unless it is kept."""
+        """Return the text that becomes showable with this token; "" for a stop token, unless the client keeps it."""
         if not self._stops_on(record, token):
             return record.stop_strings.push(record.detokenizer.push([token]))
         if not record.request.stops.keep_stop:
@@ -204,17 +215,18 @@ class ResultProcessor:
         return record.completion_tokens > stops.min_tokens and token in stops.token_ids
 
     def _check(self, record: RequestHistory, token: int) -> None:
+        """Set `finish` if this token finishes the request."""
         if self._stops_on(record, token):
             record.finish, record.stop_reason = "stop", token
         elif record.stop_strings.matched is not None:
             record.finish, record.stop_reason = "stop", record.stop_strings.matched
         elif record.constraint is not None and self._completes(record, record.constraint, token):
-            pass
+            pass  # _completes has set `finish`
         elif record.completion_tokens >= record.request.stops.max_tokens:
             record.finish = "length"
 
     def _completes(self, record: RequestHistory, constraint: Constraint, token: int) -> bool:
-        """Whether the grammar ends the output behind this token, or is at an end with it."""
+        """Advance the grammar by this token. Return whether that finishes the request."""
         try:
             if constraint.consume(token):
                 record.finish = "stop"
@@ -223,9 +235,10 @@ class ResultProcessor:
         return record.finish is not None
 
     def _mask(self) -> None:
-        """Say what rows may draw next that have a grammar; those with nothing to draw are finished."""
+        """Send the next masks of rows with a grammar, and finish the rows for which there is none."""
         masks, finished = [], []
         for grant, record in self._unmasked.items():
+            # A row that has finished meanwhile is neither masked nor reported again.
             words = self._words(record) if record.finish is None else b""
             if words:
                 masks.append(RowMask(grant, len(record.history), words))
@@ -236,7 +249,7 @@ class ResultProcessor:
             self.send("scheduler", Masked(masks, finished))
 
     def _words(self, record: RequestHistory) -> bytes | None:
-        """None if the output has to end here, which is told to the client."""
+        """Return the row's next mask; None if the output ends here, which the client is informed of."""
         try:
             if record.constraint is None:
                 record.constraint = self._constraint(record)
@@ -253,14 +266,15 @@ class ResultProcessor:
         return Constraint(self.matcher(request.grammar), request.stops, record.history[request.prompt_len :])
 
     def _prompt_logprobs(self, logprobs: RowLogprobs) -> None:
-        """A replay may bring some again."""
+        """Add prompt log probabilities that are new: a replay reports some again."""
         record = self._grants[logprobs.grant]
         fresh = logprobs.items[max(record.prompt_logprobs_next - logprobs.start, 0) :]
         record.prompt_logprobs += fresh
         record.prompt_logprobs_next += len(fresh)
 
     def _output(self, record: RequestHistory, text: str) -> None:
-        """Give the client what is new; `text` is what may be shown now."""
+        """Add what is new to the next Delta. text: what may be shown now."""
+        # At the end, held back text is shown too, except after a stop string.
         if record.finish is not None and record.stop_strings.matched is None:
             text += record.stop_strings.push(record.detokenizer.flush()) + record.stop_strings.flush()
         new, record.chars_to_skip = text[record.chars_to_skip :], max(record.chars_to_skip - len(text), 0)
@@ -271,15 +285,12 @@ class ResultProcessor:
                 text=new,
                 tokens=pack(record.new_tokens),
                 prompt_tokens=request.prompt_len,
-                cached_tokens=min(record.first_admission.match, request.prompt_len),
                 completion_tokens=record.completion_tokens,
                 finish_reason=record.finish,
                 stop_reason=record.stop_reason,
                 logprobs=record.new_logprobs,
                 prompt_logprobs=record.prompt_logprobs,
-                matched_tokens=min(record.first_admission.matched_tokens, request.prompt_len),
-                miss_reason=record.first_admission.miss_reason,
-                origin=record.first_admission.origin,
+                hit=record.hit,
             )
         )
         record.new_tokens, record.new_logprobs, record.prompt_logprobs = [], [], []
@@ -291,23 +302,31 @@ class ResultProcessor:
         self.send("cache", Donate(record.grant, state, position, tokens, closes))
 
     def _retired(self, retired: Retired) -> None:
-        """Finished beats aborted beats retracted and failed; a sound state is kept if it is wanted and new."""
+        """Answer or requeue the request of a row that is gone, and donate or free its state.
+
+        A request that has finished stays finished, whatever the row was retired for. If not, an abort counts; else the
+        request goes back to the queue, unless it failed again at a position where it had run alone.
+        """
         record = self._grants.pop(retired.grant)
         self._unmasked.pop(retired.grant, None)
         reason: RetireReason = "failed" if record.failed_at and retired.reason not in ABORT_REASONS else retired.reason
         stuck = reason == "failed" and record.failed_at <= record.suspect_until
-        goes_on = record.finish is None and reason in ("retracted", "failed") and not stuck
-        if goes_on:
+        continues = record.finish is None and reason in ("retracted", "failed") and not stuck
+        if continues:
             self._requeue(record)
         else:
             self._answer(record, reason)
-        self._give_back_state(record, retired, goes_on or record.request.keep != "never")
+        self._give_back_state(record, retired, continues or record.request.keep != "never")
 
     def _give_back_state(self, record: RequestHistory, retired: Retired, is_wanted: bool) -> None:
-        """is_wanted: the client has not said that nobody will go on from it."""
+        """Donate the state of a row that is gone, or free it. Either closes the grant's account.
+
+        is_wanted: False if the client has said that it will not continue from this state.
+        """
         session, state, position = record.request.session, retired.state, retired.position
-        worth = position > record.start or record.moved  # else it is where it came from, and its copy may be under way
-        if retired.poisoned or not worth or not is_wanted:
+        # At its start the state equals the one it was copied from, unless that was moved and left the tree.
+        is_new = position > record.start or record.moved
+        if retired.poisoned or not is_new or not is_wanted:
             self.send("cache", Free([state], closes_grant=retired.grant))
         elif session:
             tokens = pack(record.history[record.donated : position])
@@ -318,6 +337,7 @@ class ResultProcessor:
             self.send("cache", Free([state], closes_grant=retired.grant))
 
     def _requeue(self, record: RequestHistory) -> None:
+        """Send the request back to the scheduler with its output so far."""
         record.request = replace(record.request, tokens=pack(record.history))
         record.suspect_until = max(record.suspect_until, record.failed_at)
         self.send("scheduler", Requeue(record.request, record.suspect_until))
@@ -332,6 +352,7 @@ class ResultProcessor:
         self._forget(record)
 
     def _finish(self, record: RequestHistory, finish: FinishReason, reason: str | None) -> None:
+        """Finish a request without a new token."""
         record.finish, record.stop_reason = finish, reason
         self._output(record, "")
 

@@ -1,4 +1,4 @@
-"""What the grammar of a request allows, together with the tokens that stop it."""
+"""The constraint on a request's next token: its grammar, together with the tokens that stop the request."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from baton.models.text.grammars.matcher import GrammarError, GrammarMatcher
 
 
 class Constraint:
-    """Follows one output, and is rebuilt from its tokens alone."""
+    """The constraint on one output. It can be rebuilt from the output's tokens alone."""
 
     def __init__(self, matcher: GrammarMatcher, stops: Stops, output: Iterable[int]) -> None:
         self._matcher, self._stops = matcher, stops
@@ -15,19 +15,22 @@ class Constraint:
             matcher.consume(token)
 
     def consume(self, token: int) -> bool:
-        """Go on with a token that does not stop the output; whether the output has to end behind it."""
+        """Advance by a token that does not stop the output. Return whether the output must end after it."""
         self._matcher.consume(token)
         return self._matcher.is_complete()
 
     def words(self, drawn: int) -> bytes | None:
-        """The mask of the next token, after `drawn`: as RowMask.words; None where nothing may follow.
+        """Return the mask of the next token, in the format of RowMask.words; None if the output must end here.
 
-        Where the output may end, what stops it is allowed; but for the first min_tokens, unless there is nothing else.
+        drawn: how many tokens the output has.
+
+        Where the grammar may end, the tokens that stop the request are allowed too. Before min_tokens they are not,
+        unless no other token is. Raises GrammarError if the grammar can neither continue nor end.
         """
         allowed, ends = self._matcher.mask(), self._stops.token_ids
         if is_empty(allowed):
             if not self._matcher.accepts():
-                raise GrammarError("no token of this model can go on in the grammar")
+                raise GrammarError("no token of this model can continue the grammar, and it cannot end here")
             return None
         if drawn < self._stops.min_tokens:
             others = with_bits(allowed, ends, 0)
@@ -40,7 +43,7 @@ def is_empty(words: bytes) -> bool:
 
 
 def with_bits(words: bytes, tokens: Iterable[int], bit: int) -> bytes:
-    """The words in which the bits of these tokens are `bit`."""
+    """Return the words with the bits of these tokens set to `bit`."""
     changed = bytearray(words)
     for token in tokens:
         if bit:

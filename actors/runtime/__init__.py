@@ -1,1 +1,1 @@
-"""What carries the actors: mailboxes, moves of leases, supervision, tracing, timings, and the sizes of the pools."""
+"""The runtime that carries the actors: mailboxes, lease moves, supervision, tracing, timings, and pool sizes."""

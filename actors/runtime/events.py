@@ -1,4 +1,4 @@
-"""What a trace file holds: one event a line. Times are seconds of one monotonic clock."""
+"""The events of a trace file, one a line. Times are seconds of one monotonic clock."""
 
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
@@ -26,7 +26,7 @@ from baton.actors.tokens import count
 
 
 class HeaderEvent(Struct, frozen=True, tag="header"):
-    """The first line: what the clock showed at a moment of Unix time."""
+    """The first line: the clock's reading at a moment of Unix time, so that times can be converted."""
 
     version: int
     unix_time: float
@@ -34,36 +34,38 @@ class HeaderEvent(Struct, frozen=True, tag="header"):
 
 
 class UnitEvent(Struct, frozen=True, tag="unit"):
-    """The four actors were made, with a ledger of which all slots are free."""
+    """The four actors were created or restarted, and all slots of the ledger are free."""
 
     at: float
     slots: int
 
 
 class MessageEvent(Struct, frozen=True, tag="message", omit_defaults=True):
-    """grants, requests: those that it names; of a batch, those of which it says something in particular."""
+    """A message was delivered and handled."""
 
-    sequence: int
-    name: str
+    sequence: int  # in the order of sending
+    name: str  # its type
     sender: str
     to: str
     sent: float
     delivered: float
-    handled: float
-    trace: str = ""
-    grants: tuple[int, ...] = ()
-    requests: tuple[str, ...] = ()
-    step: int | None = None
+    handled: float  # when `receive` returned
+    trace: str = ""  # the W3C trace id of the request that it belongs to, if it belongs to one
+    grants: tuple[int, ...] = ()  # grants that it names; of a batch, those it says something specific about
+    requests: tuple[str, ...] = ()  # requests that it names
+    step: int | None = None  # the step that it is about
 
 
 class ActEvent(Struct, frozen=True, tag="act"):
+    """An actor's `act` ran."""
+
     actor: str
     began: float
     ended: float
 
 
 class MoveEvent(Struct, frozen=True, tag="move"):
-    """The ledger's Move, with its time."""
+    """A slot changed its place: the ledger's Move, with its time."""
 
     at: float
     slot: int
@@ -74,46 +76,45 @@ class MoveEvent(Struct, frozen=True, tag="move"):
 
 
 class StepEvent(Struct, frozen=True, tag="step"):
-    """From the device's thread: when it ran a step, and over how much."""
+    """The device ran a step. Sent from the device's thread."""
 
     step: int
     began: float
     ended: float
     rows: int
-    tokens: int
+    tokens: int  # prompt tokens and decoded rows
 
 
 class RequestEvent(Struct, frozen=True, tag="request", omit_defaults=True):
-    """tokens: of the prompt when it is queued, else of the answer so far."""
+    """A request reached a point of its life."""
 
     at: float
     request: str
     what: Literal["queued", "admitted", "first_token", "ended"]
     trace: str = ""
-    tokens: int = 0
-    reason: str = ""
+    tokens: int = 0  # of the prompt if it was queued, else of the output so far
+    reason: str = ""  # why it ended
 
 
 class HistoryEvent(Struct, frozen=True, tag="history", omit_defaults=True):
-    """A request that has ended, without its tokens.
+    """A request that has ended, without its tokens: enough to replay which prefixes requests shared."""
 
-    at: when it was submitted. prompt, answer: how many tokens. ends: of the prompt's messages. blocks: of prompt and
-    answer a number for each whole block of `block` tokens; under equal salts, equal numbers say that all is equal up to
-    that block's end. salt: a number for it.
-    """
-
-    at: float
+    at: float  # when it was submitted
     request: str
-    prompt: int
-    answer: int
-    salt: int
-    block: int
+    prompt: int  # tokens
+    answer: int  # tokens
+    salt: int  # a number that stands for its salt
+    block: int  # tokens of a block
     blocks: tuple[int, ...]
-    ends: tuple[int, ...] = ()
+    """A number for each whole block of prompt and answer.
+
+    Under the same salt, equal numbers mean that all tokens up to the block's end are equal.
+    """
+    ends: tuple[int, ...] = ()  # positions in the prompt where messages end
 
 
 class DroppedEvent(Struct, frozen=True, tag="dropped"):
-    """So many events are missing hereabouts: they came faster than they could be written."""
+    """Events are missing here, because they came faster than they could be written."""
 
     count: int
 
@@ -136,7 +137,7 @@ def move_event(move: Move, at: float) -> MoveEvent:
 
 
 def message_event(envelope: Envelope, to: str, delivered: float, handled: float) -> MessageEvent:
-    """Plain values only: a message that is kept would keep its leases alive."""
+    """Return the event of a delivered message. It holds plain values only: a message would keep its leases alive."""
     message = envelope.message
     return MessageEvent(
         envelope.sequence,
@@ -154,13 +155,14 @@ def message_event(envelope: Envelope, to: str, delivered: float, handled: float)
 
 
 def named_grants(envelope: Envelope) -> tuple[int, ...]:
+    """Return the grants that a message names."""
     match message := envelope.message:
         case Step():
             return tuple(chunk.grant for chunk in message.chunks)
         case Stepped() | Extend():
             return tuple(message.grants)
         case Extended():
-            return tuple(given.grant for given in message.pages)
+            return tuple(addition.grant for addition in message.pages)
         case Settled():
             return (*message.finished, *message.failed)
         case Masked():
@@ -173,6 +175,7 @@ def named_grants(envelope: Envelope) -> tuple[int, ...]:
 
 
 def named_requests(envelope: Envelope) -> tuple[str, ...]:
+    """Return the ids of the requests that a message names."""
     match message := envelope.message:
         case Submit() | Admit() | Admitted() | Requeue():
             return (message.request.id,)
@@ -184,7 +187,7 @@ def named_requests(envelope: Envelope) -> tuple[str, ...]:
 
 
 def request_events(envelope: Envelope, to: str, at: float) -> Iterator[RequestEvent]:
-    """What a message says of the life of requests; their ends count as they reach the api."""
+    """Yield what a message says about the life of requests. An end counts when it reaches the api."""
     match message := envelope.message:
         case Submit():
             request = message.request

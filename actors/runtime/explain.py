@@ -1,4 +1,4 @@
-"""What the ring holds at this moment, as plain values for people to read."""
+"""The ring's current contents as plain values, for /debug."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -12,15 +12,16 @@ from baton.actors.scheduler.actor import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a slot is held for."""
+    """The use of a slot."""
 
-    position: int | None
-    request: str | None
+    position: int | None  # tokens that its state has consumed; None if it holds no state
+    request: str | None  # the id of the running request that holds it
 
 
 def explain_slots(
     ledger: Ledger, scheduler: Scheduler, forward: Forward, tree: RadixTree[Lease], now: float
 ) -> list[dict[str, object]]:
+    """Return the ledger's record of each slot, with its use."""
     uses = dict(_uses(scheduler, forward, tree))
     unknown = Use(None, None)
     return [
@@ -39,7 +40,7 @@ def explain_slots(
 
 
 def _uses(scheduler: Scheduler, forward: Forward, tree: RadixTree[Lease]) -> Iterator[tuple[int, Use]]:
-    """By slot: cached states, the states of running rows, and the spare checkpoint slots that rows keep."""
+    """Yield slots with their use: cached states, states of running rows, and rows' spare checkpoint slots."""
     for node in tree.states:
         if node.state is not None:
             yield node.state.slot, Use(node.end, None)
@@ -53,7 +54,7 @@ def _uses(scheduler: Scheduler, forward: Forward, tree: RadixTree[Lease]) -> Ite
 
 
 def explain_tree(tree: RadixTree[Lease], worth: Callable[[Node[Lease]], float]) -> list[dict[str, object]]:
-    """Roots first; `slot`, `kind` and `worth` are those of the node's state, None where it keeps none."""
+    """Return the nodes of the tree, roots first. `slot`, `kind` and `worth` are None if the node has no state."""
     return [_explain_node(node, worth) for node in (*tree.roots.values(), *tree.nodes)]
 
 
@@ -76,5 +77,5 @@ def _explain_node(node: Node[Lease], worth: Callable[[Node[Lease]], float]) -> d
 
 
 def _digest(salt: str | None) -> str:
-    """Tells salts apart without showing them; empty for none."""
+    """Return a digest that distinguishes salts without showing them; "" for no salt."""
     return hashlib.sha256(salt.encode()).hexdigest()[:16] if salt else ""

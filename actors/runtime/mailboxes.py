@@ -1,4 +1,4 @@
-"""The runtime: mailboxes, the one place where leases move, and the tasks that carry the actors."""
+"""The runtime: mailboxes, and the tasks that run the actors. Leases move here, and nowhere else."""
 
 import asyncio
 import time
@@ -16,11 +16,11 @@ from baton.actors.runtime.timings import Timings
 from baton.actors.runtime.tracing import Envelope, Traces
 from baton.actors.runtime.transport import Codec, arrive, depart
 
-MESSAGES_PER_ACT = 256
+MESSAGES_PER_ACT = 256  # most messages that an actor receives before it acts
 
 
 class Mailbox:
-    """First in, first out. Taking is never awaited, so a cancelled receiver loses nothing."""
+    """A first-in, first-out queue. Messages are removed without awaiting, so a cancelled reader loses none."""
 
     def __init__(self) -> None:
         self.envelopes: deque[Envelope] = deque()
@@ -32,17 +32,18 @@ class Mailbox:
             self._waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Until there is a message; for one reader."""
+        """Wait until there is a message. For a single reader."""
         while not self.envelopes:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
 
 class Runtime:
-    """Carries actors on one asyncio event loop. Not thread-safe: another thread posts through the loop.
+    """The carrier of actors on one asyncio event loop. Not thread-safe: other threads post through the loop.
 
-    numbers: of the messages, in the order in which they are sent.
-    on_event: is given all that happens, if anyone wants to know.
+    codec_check: encode and decode every message on its way.
+    numbers: yields the numbers of messages, in the order of sending.
+    on_event: called with an event for every message and every act.
     """
 
     def __init__(
@@ -67,23 +68,23 @@ class Runtime:
         self._on_event = on_event
 
     def add(self, address: Address, actor: Actor) -> None:
-        """Give an actor a mailbox; it runs from `run` on."""
+        """Give an actor a mailbox. It starts to run with `run`."""
         self.mailboxes[address] = Mailbox()
         self._actors[address] = actor
 
     def sender(self, address: Address) -> Send:
-        """The way in which the actor at this address sends."""
+        """Return the function with which the actor at this address sends."""
         return lambda to, message: self.send(address, to, message)
 
     def send(self, sender: str, to: Address, message: Message) -> None:
-        """Move the message's leases and queue it. A send that raises has moved nothing."""
+        """Move the message's leases, and queue it. A send that raises has moved nothing."""
         mailbox = self.mailboxes[to]
         depart(message, sender, to, self.ledger)
         carried = message if self._codec is None else self._codec.round_trip(message)
         mailbox.put(Envelope(carried, sender, next(self._numbers), self.traces.of(carried), self._clock()))
 
     async def run(self) -> None:
-        """Until cancelled, or until an actor raises."""
+        """Run the actors until cancelled, or until one raises."""
         async with anyio.create_task_group() as tasks:
             for address, actor in self._actors.items():
                 tasks.start_soon(self._carry, address, actor, name=address)
@@ -116,6 +117,7 @@ class Runtime:
             on_event(event)
 
     async def _carry(self, address: Address, actor: Actor) -> None:
+        """Run one actor: hand it its messages, then let it act, then give way to the others."""
         mailbox, busy = self.mailboxes[address], self._timings.busy
         while True:
             await mailbox.wait()

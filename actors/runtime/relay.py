@@ -1,4 +1,4 @@
-"""The ring, put together and supervised: four actors around one device, the api beside them, a ledger over all."""
+"""The assembled and supervised ring: four actors around one device, the api's actor, and the ledger."""
 
 import asyncio
 import time
@@ -30,37 +30,33 @@ from baton.actors.runtime.speeds import measured
 from baton.actors.runtime.timings import Timings, timed
 from baton.actors.runtime.tracing import Traces
 from baton.actors.scheduler.actor import Scheduler
-from baton.actors.scheduler.plan import Limits
+from baton.actors.scheduler.state import Limits
 from baton.actors.storage.disk import DiskThread
 from baton.models.text.grammars.matcher import GrammarMatcher, no_matcher
 
 
 @dataclass(frozen=True, slots=True)
 class RelayConfig:
-    """slots of the state pool, and pages of the KV pool (0 without attention).
+    """The sizes and settings of a ring."""
 
-    poison_freed: a slot is overwritten when it becomes free. cache_policy, costs: which states go where room is short.
-    The unit may restart `restarts` times within `restart_window` seconds.
-    """
-
-    slots: int
-    pages: int
+    slots: int  # of the state pool
+    pages: int  # of the KV pool; 0 without attention
     limits: Limits
     tiers: TierLimits = NO_TIERS
-    codec_check: bool = False
-    poison_freed: bool = False
-    restarts: int = 3
+    codec_check: bool = False  # encode and decode every message on its way
+    poison_freed: bool = False  # overwrite a slot when it becomes free, so that a stale read shows
+    restarts: int = 3  # most restarts of the unit within `restart_window` seconds
     restart_window: float = 60.0
-    cache_policy: Policy = "worth"
-    costs: Costs = PER_TOKEN
+    cache_policy: Policy = "worth"  # which states are evicted first
+    costs: Costs = PER_TOKEN  # what the "worth" policy weighs states by
 
 
 class DeviceFailed(Exception):
-    """The device raised outside of any one step, or is lost: there is nothing to go on with."""
+    """The device raised outside of any one step, or is lost. The ring cannot continue."""
 
 
 class Unit:
-    """The four actors of a ring, started and replaced as one: their ledger, mailboxes, and way to the device."""
+    """The four actors of a ring, which are replaced together, with their ledger, mailboxes and device thread."""
 
     def __init__(self, config: RelayConfig, device: Device, vocabulary: Vocabulary, relay: "Relay") -> None:
         self._loop = asyncio.get_running_loop()
@@ -77,7 +73,7 @@ class Unit:
             relay.numbers,
             relay.on_event,
         )
-        device.drop_all()  # before the disk's thread brings any
+        device.drop_all()  # before the disk's thread loads any copy
         self.device = DeviceThread(device, self.deliver, self._fail)
         limits, sender = config.limits, self.runtime.sender
         pages = PagePool(config.pages, max(limits.page_size, 1))
@@ -98,21 +94,21 @@ class Unit:
             self.runtime.add(address, actor)
 
     async def run(self) -> None:
-        """Carry the actors until cancelled; raises what one of them raised, or DeviceFailed."""
+        """Run the actors until cancelled. Raises what one of them raised, or DeviceFailed."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch)
             await self.runtime.run()
 
     async def close(self) -> None:
-        """Drain the stream. Handles that are still about may drop."""
-        self.ledger.close()
+        """Finish what is enqueued on the device and the disk, and end their threads."""
+        self.ledger.close()  # live leases may be garbage-collected from now on
         self._broken.cancel()
         await anyio.to_thread.run_sync(self.device.close)
         if self._disk is not None:
             await anyio.to_thread.run_sync(self._disk.close)
 
     def deliver(self, message: Ran | Transferred | Speeds) -> None:
-        """From the device's threads."""
+        """Post a message from one of the device's threads to the actors that it is for."""
         to: tuple[Address, ...] = ("cache", "scheduler") if isinstance(message, Speeds) else ("forward",)
         for address in to:
             self._loop.call_soon_threadsafe(self._arrived, "device", address, message)
@@ -121,7 +117,7 @@ class Unit:
         self._loop.call_soon_threadsafe(self._arrived, "disk", "cache", message)
 
     def _arrived(self, sender: str, to: Address, message: Message) -> None:
-        """A message that cannot be sent on is a fault of the unit: nobody else would hear that it is lost."""
+        """Send a message from another thread. If that fails the unit fails: nothing else would notice the loss."""
         try:
             self.runtime.send(sender, to, message)
         except Exception as error:
@@ -132,7 +128,10 @@ class Unit:
         return record.request.trace if record is not None else ""
 
     def _poison(self, move: Move) -> None:
-        """On the stream behind every use of the slot by its last holder, and before any by the next."""
+        """Overwrite a slot that has become free.
+
+        On the stream this comes after every use by its last holder, and before any use by the next.
+        """
         if move.place is Place.FREE:
             self.device.poison(move.slot)
         if self._on_move is not None:
@@ -154,11 +153,17 @@ class Unit:
 class Relay:
     """The ring under supervision: one device, the four actors around it (a Unit), and the api's actor.
 
-    Make it inside the event loop that runs it. Where an actor raises, `run` makes a new unit over the same device.
-    api: makes the api's actor, given its Send; it outlives the unit. disk: None if no state is written to a file.
-    on_restart: called with what broke the old unit. on_event: called with every Event, from the event loop and from the
-    device's thread; it has to return at once. clock: seconds, for events and timings. matcher: see ResultProcessor.
-    cache: makes the cache of a unit; None: with the eviction policy and the tiers that the configuration names.
+    Create it inside the event loop that runs it. When an actor raises, `run` makes a new unit over the same device.
+
+    api: makes the api's actor, given its Send; that actor outlives the unit.
+    on_move: called with each change of a slot's place.
+    on_violation: called whenever a slot is quarantined.
+    on_restart: called with the exception that broke the old unit.
+    on_event: called with every Event, from the event loop and from the device's thread; must return at once.
+    clock: seconds, for events and timings.
+    disk: None if states are not written to files.
+    matcher: see ResultProcessor.
+    cache: makes the cache of a unit; None: one with the eviction policy and the tiers that the configuration names.
     """
 
     def __init__(
@@ -191,7 +196,7 @@ class Relay:
         self.unit = self._make_unit()
 
     async def run(self) -> None:
-        """Until cancelled; an actor that raises costs a restart of the unit, as often as the configuration allows."""
+        """Run until cancelled. When an actor raises, restart the unit, as often as the configuration allows."""
         try:
             while True:
                 try:
@@ -211,11 +216,11 @@ class Relay:
 
     @property
     def trace(self) -> str:
-        """The trace of the message that is being received; empty if there is none."""
+        """The trace of the message that is being received; "" if there is none."""
         return self.unit.runtime.traces.current
 
     def audit(self) -> list[Violation]:
-        """Every lease that an actor holds, against the ledger."""
+        """Compare every lease that an actor holds with the ledger, and return the differences."""
         return self.ledger.audit({address: actor.leases() for address, actor in self.unit.actors.items()})
 
     def counters(self) -> dict[str, int]:
@@ -225,9 +230,10 @@ class Relay:
         return self._moves_before + self.ledger.moves
 
     def gauges(self) -> dict[str, float | Mapping[str, float]]:
-        """What there is now: requests running and waiting, slots by place, pages by use, mailbox depth by actor.
+        """Return the current numbers for metrics.
 
-        states: those in slots, by kind; state_chance: that a new one of this kind is ever gone on from.
+        states: how many states are in slots, by kind.
+        state_chance: the probability that a new state is ever resumed from, by kind.
         """
         unit = self.unit
         pages = unit.cache.pages
@@ -243,13 +249,13 @@ class Relay:
         }
 
     def debug_slots(self) -> list[dict[str, object]]:
-        """The ledger: of each slot its place, holder, generation and loans, and whose state it holds, where known."""
+        """Return each slot's place, holder, generation and loans, and its use, where known."""
         unit = self.unit
         now = asyncio.get_running_loop().time()
         return explain_slots(unit.ledger, unit.scheduler, unit.forward, unit.cache.tree, now)
 
     def debug_tree(self) -> list[dict[str, object]]:
-        """The nodes of the radix tree, without their tokens."""
+        """Return the nodes of the radix tree, without their tokens."""
         return explain_tree(self.unit.cache.tree, self.unit.cache.eviction.worth)
 
     def _make_cache(self, send: Send, ledger: Ledger, pages: PagePool) -> Cache:
@@ -270,7 +276,10 @@ class Relay:
         return len(self._restarted) <= self._config.restarts or now - self._restarted[0] > self._config.restart_window
 
     async def _restart(self, broken: Exception) -> None:
-        """A new unit over the same device; what the old one still had for the api comes before word of it."""
+        """Replace the unit over the same device.
+
+        Messages that the old unit has sent to the api are delivered before Restarted, so no output is lost.
+        """
         old = self.unit
         await old.close()
         if self.disk is not None:
@@ -286,7 +295,10 @@ class Relay:
         self.unit.runtime.send("supervision", "api", Restarted())
 
     def _tell_api(self) -> None:
-        """The api hears of a restart before anything moves: what it sends then goes to the new unit, nothing twice."""
+        """Deliver the api's messages, Restarted among them, before the new unit runs.
+
+        So the api resubmits its requests before any other message moves, and none is submitted twice.
+        """
         if self.unit.runtime.mailboxes["api"].envelopes:
             while self.unit.runtime.mailboxes["api"].envelopes:
                 self.unit.runtime.deliver("api")
@@ -306,7 +318,7 @@ class Relay:
 
 
 def is_device_lost(broken: BaseException) -> bool:
-    """Whether this, or something in the group that it is, ended the device."""
+    """Return whether this exception, or one in the group that it is, means that the device is lost."""
     if isinstance(broken, BaseExceptionGroup):
         return broken.subgroup(DeviceFailed) is not None
     return isinstance(broken, DeviceFailed)

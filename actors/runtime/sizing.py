@@ -1,4 +1,4 @@
-"""How many slots and pages there are, and why."""
+"""The sizes of the pools, derived from memory, model and settings."""
 
 from dataclasses import dataclass
 
@@ -14,23 +14,20 @@ DEFAULT_MEMORY_FRACTION = 0.5
 
 
 class SizingError(ValueError):
-    """The memory does not hold one request."""
+    """The memory does not hold a single request."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSizes:
-    """slots of `slot_bytes` and pages of `page_bytes` each (no pages without attention), and the reasons in words.
-
-    max_running: how many requests the slots let run at once.
-    """
+    """The sizes of the state pool and the KV pool."""
 
     slots: int
     slot_bytes: int
-    pages: int
+    pages: int  # 0 without attention
     page_bytes: int
-    page_size: int
-    max_running: int
-    why: list[str]
+    page_size: int  # tokens of a page
+    max_running: int  # how many requests may run at once
+    why: list[str]  # how the sizes came about, for people
 
 
 def size_pools(
@@ -45,12 +42,14 @@ def size_pools(
     strategy: Strategy = Strategy.JUST_IN_TIME,
     overlap: bool = True,
 ) -> PoolSizes:
-    """Divide `memory` bytes between states and pages, unless their numbers are given.
+    """Divide `memory` bytes between states and pages, except where `slots` or `pages` fix the number.
 
-    By itself: half of the memory to each where the model has attention, but no more than slots for max_running requests
-    and three times as many cached states, and pages for max_running × 2 full contexts. tree_slots of the slots are set
-    aside for cached states; the others hold slots_per_request(strategy, overlap) each.
-    Raises SizingError if not one request fits.
+    With attention, states get half of the memory and pages the rest; without, states get all. Neither gets more than it
+    can use: slots for max_running requests and three cached states for each, and pages for two full contexts for each.
+
+    tree_slots: slots reserved for cached states; the others hold slots_per_request(strategy, overlap) a request.
+
+    Raises SizingError if not even one request fits.
     """
     slot_bytes = sum(shape.nbytes for shape in model.state_specs())
     page_bytes = sum(shape.nbytes for shape in model.kv_specs()) * page_size
@@ -59,21 +58,21 @@ def size_pools(
     why = []
     if slots is None:
         share = memory // 2 if page_bytes else memory
-        wanted = max_running * (each + 3)
-        slots = min(share // slot_bytes, wanted)
-        why.append(f"{slots} slots: {_mib(share)} hold {share // slot_bytes}, wanted are {wanted}")
+        useful = max_running * (each + 3)
+        slots = min(share // slot_bytes, useful)
+        why.append(f"{slots} slots: {_mib(share)} hold {share // slot_bytes}, {useful} are useful")
     if not page_bytes:
         pages = 0
     elif pages is None:
         share = memory - slots * slot_bytes
-        wanted = max_running * per_request * 2
-        pages = min(share // page_bytes, wanted)
-        why.append(f"{pages} pages: {_mib(share)} hold {share // page_bytes}, wanted are {wanted}")
+        useful = max_running * per_request * 2
+        pages = min(share // page_bytes, useful)
+        why.append(f"{pages} pages: {_mib(share)} hold {share // page_bytes}, {useful} are useful")
     fit = (slots - tree_slots) // each
     if fit < 1:
         raise SizingError(
             f"no request fits: it needs {each} slots of {_mib(slot_bytes)} ({strategy}), and there are {slots}, "
-            f"{tree_slots} of them set aside for the tree"
+            f"{tree_slots} of them reserved for cached states"
         )
     if page_bytes and pages * page_size < 2:
         raise SizingError(f"no request fits: there are no pages of {_mib(page_bytes)}")
@@ -82,7 +81,7 @@ def size_pools(
 
 
 def costs_of(model: Model) -> Costs:
-    """Operations that a token takes, and bytes that a state and a token's keys and values take."""
+    """Return the operations of a token, and the bytes of a state and of a token's keys and values."""
     per_kv = sum(shape.nbytes // shape.dtype.itemsize for shape in model.kv_specs())
     parameters = count_active_parameters(model)
     return Costs(
@@ -94,12 +93,12 @@ def costs_of(model: Model) -> Costs:
 
 
 def count_parameters(model: Model) -> int:
-    """However they are laid out; none in a model that has no weights."""
+    """Return the number of parameters, however they are packed; 0 for a model without weights."""
     return sum(_own_parameters(module) for module in model.modules()) if isinstance(model, nn.Module) else 0
 
 
 def count_active_parameters(model: Model) -> int:
-    """Those that a token has to do with: of experts, as many as are chosen for it."""
+    """Return the number of parameters that one token uses: of experts, only those that are chosen for it."""
     if not isinstance(model, nn.Module):
         return 0
     return count_parameters(model) - sum(_idle_parameters(module) for module in model.modules())
@@ -110,7 +109,7 @@ def weight_bytes(model: Model) -> int:
 
 
 def _own_parameters(module: nn.Module) -> int:
-    """Those that no module in it has: of a packed weight as many as it stands for."""
+    """Return the number of a module's parameters without its children's. Packed weights count as unpacked."""
     count = sum(tensor.numel() for tensor in module.parameters(recurse=False))
     if isinstance(module, Experts):
         return count + sum(packed.numel - packed.data.numel() for packed in module.packed.values())
@@ -121,7 +120,7 @@ def _own_parameters(module: nn.Module) -> int:
 
 
 def _idle_parameters(module: nn.Module) -> int:
-    """Of a router's experts that it does not choose for a token, where the module has both."""
+    """Return the parameters of the experts that are not chosen for a token, if the module has a router and experts."""
     routers = [child for child in module.children() if isinstance(child, SoftmaxRouter | SigmoidRouter)]
     stacks = [child for child in module.children() if isinstance(child, Experts)]
     return sum(

@@ -1,4 +1,4 @@
-"""How fast the device computes prompts, and moves states to host memory and back, measured on its thread."""
+"""Measurements of the device's speed at steps and at copies to and from host memory, for plans and prices."""
 
 import threading
 from collections.abc import Callable
@@ -12,20 +12,23 @@ from baton.actors.forward.device import Device, Pending, Work
 from baton.actors.messages import Ran, Transferred
 from baton.actors.runtime.timings import ObservedPending
 
-# Steps with fewer tokens of prompts say little: reading the weights takes most of their time.
+# Steps with fewer prompt tokens say little about `operation`: most of their time goes into reading the weights.
 LEAST_TOKENS = 16
+# Weight of the past when a measurement is added to a Pace.
 REMEMBERED = 0.9
-# Of steps with prompts more are remembered: those that tell a token's part from the step's are few.
+# The same for a Line. It remembers more, because steps whose sizes differ enough to separate its two parts are few.
 REMEMBERED_STEPS = 0.99
-# Steps of nearly one size do not tell: so much of the size's square stands for proportion. And a token's least part.
+# Steps of nearly one size cannot separate the two parts of a Line. This share of the squared size pulls the estimate
+# towards proportionality, with no fixed cost (ridge regression).
 PROPORTION = 0.01
+# A token costs at least this share of the average step time per token.
 LEAST_PART = 0.125
-# Told again when it is so much more or less.
+# Speeds are reported again when one has changed by this factor.
 CHANGED = 1.1
 
 
 class Pace:
-    """Seconds for a unit of something, over what was done of late."""
+    """A moving average of seconds per unit of work."""
 
     def __init__(self) -> None:
         self._amount = self._seconds = 0.0
@@ -36,14 +39,14 @@ class Pace:
 
     @property
     def value(self) -> float:
-        """0 as long as nothing was done."""
+        """Seconds per unit; 0 before the first measurement."""
         return self._seconds / self._amount if self._amount else 0.0
 
 
 class Line:
-    """Seconds of steps by their tokens: for each token, and for the step (least squares over what was done of late).
+    """A moving least-squares fit of the time of steps: seconds per token, and seconds per step.
 
-    What the steps do not tell apart is the tokens', as if all of it were in proportion.
+    As far as recent steps cannot separate the two, all time is attributed to the tokens.
     """
 
     def __init__(self) -> None:
@@ -58,7 +61,7 @@ class Line:
 
     @property
     def parts(self) -> tuple[float, float]:
-        """Of a token and of the step; 0 as long as nothing was done."""
+        """Seconds per token and seconds per step; 0 before the first measurement."""
         if not self._steps:
             return 0.0, 0.0
         tokens, seconds = self._tokens / self._steps, self._seconds / self._steps
@@ -70,7 +73,7 @@ class Line:
 
 
 class MeasuredDevice:
-    """Around a device, on its threads: reports its Speeds when they have changed."""
+    """A wrapper around a device that reports its Speeds when they have changed. It runs on the device's threads."""
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class MeasuredDevice:
         self._device, self._costs, self._page_size, self._report = device, costs, page_size, report
         self._changing = threading.Lock()
         self._computing, self._moving, self._decoding, self._beside = Pace(), Pace(), Pace(), Line()
-        self._said = Speeds()
+        self._reported = Speeds()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
@@ -91,7 +94,7 @@ class MeasuredDevice:
         return ObservedPending(self._device.launch(work), lambda seconds: self._done(work, seconds))
 
     def _done(self, work: Work, seconds: float) -> None:
-        """A step that failed took no time."""
+        """Add a step that is over. A failed step reports 0 seconds, and is ignored."""
         with self._changing:
             if seconds > 0:
                 self._computed(work, seconds)
@@ -106,6 +109,7 @@ class MeasuredDevice:
         if not tokens:
             self._decoding.add(1, seconds)
         elif work.decodes or not any(self._beside.parts):
+            # Until there has been a mixed step, steps with only prompts must serve.
             decoding = self._decoding.value if work.decodes else 0.0
             self._beside.add(tokens, max(seconds - decoding, 0.0))
 
@@ -120,7 +124,7 @@ class MeasuredDevice:
         return ObservedPending(copy, lambda seconds: self._moved(tokens, seconds))
 
     def _moved(self, tokens: int, seconds: float) -> None:
-        """One that failed took no time."""
+        """Add a copy that is over. A failed copy reports 0 seconds, and is ignored."""
         with self._changing:
             if seconds > 0:
                 self._moving.add(self._costs.slot + self._costs.token * tokens, seconds)
@@ -128,11 +132,12 @@ class MeasuredDevice:
 
     def _say(self) -> None:
         now = Speeds(self._computing.value, self._moving.value, self._decoding.value, *self._beside.parts)
-        pairs = zip(astuple(now), astuple(self._said), strict=True)
+        pairs = zip(astuple(now), astuple(self._reported), strict=True)
         if any(new > CHANGED * old or old > CHANGED * new for new, old in pairs):
-            self._said = now
+            self._reported = now
             self._report(now)
 
 
 def measured(device: Device, costs: Costs, page_size: int, report: Callable[[Speeds], None]) -> Device:
+    """Return the device in a MeasuredDevice, which passes every other call on."""
     return cast(Device, MeasuredDevice(device, costs, page_size, report))

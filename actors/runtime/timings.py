@@ -1,4 +1,4 @@
-"""How long messages wait, how long actors work, and how long the device has to wait for them."""
+"""Measurements of how long messages wait, how long actors work, and how long the device idles between steps."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -14,16 +14,13 @@ BOUNDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e
 
 
 class Histogram:
-    """Seconds, counted by size. counts[i]: values above BOUNDS[i-1] and at most BOUNDS[i]; the last: the rest.
-
-    total: their sum.
-    """
+    """A histogram of durations in seconds."""
 
     __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)
-        self.total = 0.0
+        self.counts = [0] * (len(BOUNDS) + 1)  # counts[i]: above BOUNDS[i-1], at most BOUNDS[i]; the last: the rest
+        self.total = 0.0  # the sum of all durations
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(BOUNDS, value)] += 1
@@ -31,23 +28,22 @@ class Histogram:
 
 
 class Timings:
-    """Seconds, since the process began; they outlive the unit of actors.
-
-    waits: from send to delivery, by actor; busy: in `receive` and `act`, by actor.
-    overhead: from the end of a step to the beginning of the next, where they have a row in common: then the device had
-    work and was not told. It holds the ring's delay, and what the device copies between the steps.
-    """
+    """Totals in seconds since the process began. They outlive a restart of the actors."""
 
     def __init__(self) -> None:
-        self.waits: defaultdict[str, Histogram] = defaultdict(Histogram)
-        self.busy: defaultdict[str, float] = defaultdict(float)
+        self.waits: defaultdict[str, Histogram] = defaultdict(Histogram)  # from send to delivery, by actor
+        self.busy: defaultdict[str, float] = defaultdict(float)  # in `receive` and `act`, by actor
         self.overhead = Histogram()
-        self.device_busy = 0.0
+        """Idle time between two steps that have a row in common, so that the device had work and did not know it.
+
+        It includes the delay of the ring, and what the device copies between the steps.
+        """
+        self.device_busy = 0.0  # in steps
         self.steps = 0
 
 
 class TimedDevice:
-    """Around a device, on its threads; of everything but steps it takes no time."""
+    """A wrapper around a device that times its steps. It runs on the device's threads."""
 
     def __init__(
         self, device: Device, timings: Timings, clock: Callable[[], float], on_event: Callable[[Event], None] | None
@@ -56,14 +52,14 @@ class TimedDevice:
         self._timings = timings
         self._clock = clock
         self._on_event = on_event
-        self._rows: set[int] = set()
-        self._ended = 0.0
+        self._rows: set[int] = set()  # of the last step that was launched
+        self._ended = 0.0  # when the last step ended
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
     def open_row(self, row: int, *more: Any) -> None:
-        """A new request may have waited in the queue: the row is no longer one that the last step had."""
+        """Open a row. It is another request's now, whose wait in the queue is not the device's idle time."""
         self._rows.discard(row)
         self._device.open_row(row, *more)
 
@@ -73,7 +69,10 @@ class TimedDevice:
         return ObservedPending(self._device.launch(work), lambda seconds: self._done(work, len(rows), follows, seconds))
 
     def _done(self, work: Work, rows: int, follows: bool, seconds: float) -> None:
-        """The step is over. On the thread that collects it."""
+        """Count a step that is over. Called on the thread that collects it.
+
+        follows: whether it has a row in common with the step launched before it.
+        """
         ended, timings = self._clock(), self._timings
         began = ended - seconds
         if follows:
@@ -88,10 +87,10 @@ class TimedDevice:
 
 @dataclass(frozen=True, slots=True)
 class ObservedPending(Generic[Report]):
-    """on_done: called with the seconds that it took, when it is collected."""
+    """A Pending that reports its duration."""
 
     pending: Pending[Report]
-    on_done: Callable[[float], None]
+    on_done: Callable[[float], None]  # called when it is collected, with the seconds that the device took
 
     def passed(self) -> bool:
         return self.pending.passed()
@@ -105,4 +104,5 @@ class ObservedPending(Generic[Report]):
 def timed(
     device: Device, timings: Timings, clock: Callable[[], float], on_event: Callable[[Event], None] | None
 ) -> Device:
+    """Return the device in a TimedDevice, which passes every other call on."""
     return cast(Device, TimedDevice(device, timings, clock, on_event))

@@ -1,4 +1,4 @@
-"""The envelope in which every message travels, and which trace it belongs to."""
+"""The envelope of every message, and the trace that the message belongs to."""
 
 from collections.abc import Callable
 from typing import TypeAlias, get_args
@@ -41,21 +41,22 @@ OfGrant: TypeAlias = (
 
 
 class Envelope(Struct, frozen=True, array_like=True, gc=False):
-    """A message on its way. trace: a W3C trace id, or empty; sent: by the runtime's clock, in seconds."""
+    """A message on its way."""
 
     message: Message
     sender: str
-    sequence: int
-    trace: str
-    sent: float
+    sequence: int  # in the order of sending
+    trace: str  # a W3C trace id, or ""
+    sent: float  # seconds, by the runtime's clock
 
 
 class Traces:
-    """Knows the trace of each open request and grant; `current` is that of the message being received.
+    """The traces of all open requests and grants.
 
-    A message that names a request or a grant belongs to its trace. One that names neither inherits `current`, which is
-    empty while an actor acts: what concerns a whole batch belongs to nobody's trace.
-    queued: the trace of a request that has a grant id and no grant yet.
+    A message that names a request or a grant belongs to its trace. A message that names neither inherits `current`, the
+    trace of the message being received. While an actor acts, `current` is empty: batches have no trace.
+
+    queued: returns the trace of a request whose Acquire is being sent, given its grant id.
     """
 
     def __init__(self, queued: Callable[[int], str]) -> None:
@@ -77,6 +78,7 @@ class Traces:
         }
 
     def of(self, message: Message) -> str:
+        """Return the trace of a message that is being sent; "" if it has none."""
         read = self._readers.get(type(message))
         return self.current if read is None else read(message)
 

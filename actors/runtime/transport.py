@@ -1,6 +1,6 @@
-"""How leases travel inside messages: the sender's handle dies at `depart`, the receiver's comes alive at `arrive`.
+"""The transport of leases inside messages: `depart` ends the sender's handle, `arrive` gives the receiver a new one.
 
-Which fields of a message hold leases is said by their types, in actors/messages.py, and nowhere else.
+The types of a message's fields say where its leases are (actors/messages.py); nothing else does.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,15 +16,18 @@ from baton.actors.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class LeaseField:
-    """A field that holds a lease, a list of leases, or (inner) a list of Structs that hold some."""
+    """A field of a message that holds leases: one, a list of them, or a list of Structs that hold some."""
 
     name: str
-    listed: bool
-    inner: "tuple[LeaseField, ...]" = ()
+    listed: bool  # it is a list
+    inner: "tuple[LeaseField, ...]" = ()  # of a list of Structs: their fields that hold leases
 
 
 def lease_fields(kind: type[Struct]) -> tuple[LeaseField, ...]:
-    """Raises TypeError for a field in which a lease would not be found: in a dict, say, or an optional one."""
+    """Return the fields of a message type that hold leases.
+
+    Raises TypeError if a field could hold a lease where `leases_at` would not find it, such as a dict or an optional.
+    """
     found = []
     for field in msgspec.structs.fields(kind):
         listed = get_origin(field.type) is list
@@ -38,6 +41,7 @@ def lease_fields(kind: type[Struct]) -> tuple[LeaseField, ...]:
 
 
 def mentions_lease(annotation: object) -> bool:
+    """Return whether a type is Lease, or has it as a parameter."""
     return annotation is Lease or any(map(mentions_lease, get_args(annotation)))
 
 
@@ -45,7 +49,10 @@ LEASE_FIELDS: dict[type, tuple[LeaseField, ...]] = {kind: lease_fields(kind) for
 
 
 def depart(message: Message, sender: str, receiver: str, ledger: Ledger) -> None:
-    """Replace each lease in `message` by one in transit. All are checked first: a refused send moves nothing."""
+    """Replace each lease in `message` by one in transit.
+
+    All leases are checked first, so a send that is refused moves nothing.
+    """
     fields = LEASE_FIELDS[type(message)]
     for lease in leases_at(message, fields):
         lease.check()
@@ -54,6 +61,7 @@ def depart(message: Message, sender: str, receiver: str, ledger: Ledger) -> None
 
 
 def arrive(message: Message, receiver: str, ledger: Ledger) -> None:
+    """Record that the receiver holds the leases of `message`."""
     for lease in leases_in(message):
         ledger.arrive(lease, receiver)
 
@@ -73,7 +81,7 @@ def leases_at(holder: Struct, fields: tuple[LeaseField, ...]) -> Iterator[Lease]
 
 
 def move_all(holder: Struct, fields: tuple[LeaseField, ...], move: Callable[[Lease], Lease]) -> None:
-    """Put what `move` makes of each lease in its place."""
+    """Replace each lease with the result of `move`."""
     for field in fields:
         value = getattr(holder, field.name)
         if field.inner:
@@ -84,7 +92,7 @@ def move_all(holder: Struct, fields: tuple[LeaseField, ...], move: Callable[[Lea
 
 
 class Codec:
-    """Every message as msgpack bytes: what a send between processes does. A lease travels as (slot, generation)."""
+    """The encoding of messages as msgpack, as between processes. A lease is encoded as (slot, generation)."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -92,7 +100,7 @@ class Codec:
         self._decoder = msgspec.msgpack.Decoder(Message, dec_hook=self._revive)
 
     def round_trip(self, message: Message) -> Message:
-        """Encode and decode a departed message; its leases come out as fresh handles, still in transit."""
+        """Encode and decode a departed message. Its leases come out as new handles, still in transit."""
         decoded: Message = self._decoder.decode(self._encoder.encode(message))
         return decoded
 

@@ -1,1 +1,1 @@
-"""The scheduler: the queue, the running rows, and what the next step does."""
+"""The scheduler: the queue, the running rows, and the plan of the next step."""

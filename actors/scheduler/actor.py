@@ -1,4 +1,4 @@
-"""The scheduler: the queue, the running rows and their spare checkpoint slots. It carries out what `plan` decides."""
+"""The scheduler actor: it owns the queue, the running rows and their spare checkpoint slots, and carries out plans."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -43,41 +43,38 @@ from baton.actors.messages import (
 )
 from baton.actors.requests import EndReason, Request, RetireReason
 from baton.actors.scheduler.plan import (
-    Limits,
-    Plan,
-    ScheduledRow,
-    SchedulerState,
-    StepPlan,
     checkpoint_positions,
     plan,
     steady_until,
 )
 from baton.actors.scheduler.queue import OpenRequest
+from baton.actors.scheduler.state import Limits, Plan, ScheduledRow, SchedulerState, StepPlan
 from baton.actors.scheduler.strategy import max_checkpoint_slots
 from baton.actors.tokens import count
 
 
 @dataclass
 class Scheduler:
-    """The scheduler actor. positions: where a prompt is worth a checkpoint, given where others part from it."""
+    """The scheduler actor. `plan` decides what to do; this class keeps the state that it decides from, and does it."""
 
     send: Send
     limits: Limits
     positions: Callable[[Request, int | None], dict[int, Kind]] = checkpoint_positions
+    """Returns the positions of a prompt that are worth a checkpoint, given Granted.branch."""
     counters: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.state = SchedulerState(self.limits)
-        self._records: dict[str, OpenRequest] = {}
-        self._wants: set[int] = set()
+        self._records: dict[str, OpenRequest] = {}  # all open requests, by id
+        self._wants: set[int] = set()  # grants with a Want that is not answered
         self._keeps_checkpoints = max_checkpoint_slots(self.limits.strategy, self.limits.overlap, 1) > 0
-        self._new_pages: dict[int, list[int]] = {}
-        self._arrivals = 0
-        self._grants = 0
-        self._served = 0
+        self._new_pages: dict[int, list[int]] = {}  # pages that the next Step hands to forward, by grant
+        self._arrivals = 0  # requests accepted
+        self._grants = 0  # grant ids given out
+        self._served = 0  # times that any row advanced
         self._draining = self._drained = False
-        self._same_id_waiting: dict[str, Request] = {}
-        self._pauses: list[Pause] = []
+        self._same_id_waiting: dict[str, Request] = {}  # submitted again while the first one is not over
+        self._pauses: list[Pause] = []  # not answered yet
 
     def receive(self, message: Message) -> None:
         match message:
@@ -126,7 +123,7 @@ class Scheduler:
                 self.state.speeds = message
             case Continue():
                 self.state.paused = None
-                self._answer_pauses()  # Before another may begin.
+                self._answer_pauses()  # now, because another pause may begin before `act`
             case Drain():
                 self._draining = True
             case _:
@@ -147,7 +144,10 @@ class Scheduler:
     # Requests
 
     def _submit(self, submit: Submit) -> None:
-        """One whose id was answered a moment ago waits until the row that had it is gone."""
+        """Queue a new request, or refuse it.
+
+        Its id may have been answered a moment ago, while its old row still exists: then it waits until that is over.
+        """
         request = submit.request
         if self._draining:
             self.send("api", Ended(request.id, "draining", "the server is shutting down"))
@@ -173,7 +173,7 @@ class Scheduler:
             self._end(record, "timeout" if record.ended_by == "timeout" else "aborted", "the request was aborted")
 
     def _abort(self, request: str, reason: EndReason) -> None:
-        """Whatever the request is doing. One that is unknown was answered before the client gave up."""
+        """End a request, whether it runs or waits. An unknown one was answered before the client gave up."""
         record = self._records.get(request)
         if self._same_id_waiting.pop(request, None) is not None:
             self.send("api", Ended(request, reason, "the request was aborted"))
@@ -193,7 +193,7 @@ class Scheduler:
             self._cancel(record.grant)
 
     def _end(self, record: OpenRequest, reason: EndReason, message: str) -> None:
-        """Answer a queued request: results does where it has output, and the api where it never ran."""
+        """Answer a queued request: through results if it has run and may have output, else through the api."""
         to_results = record.predecessor is not None
         self.send("results" if to_results else "api", Ended(record.request.id, reason, message))
         record.ended = True
@@ -201,22 +201,22 @@ class Scheduler:
             del self._records[record.request.id]
 
     def _answer_pauses(self) -> None:
-        """As soon as each has what it wanted, or nothing is paused any more."""
+        """Answer each Pause that is in effect, or all of them if the scheduler has been continued."""
         answered = [pause for pause in self._pauses if not self.state.paused or self._is_still(pause)]
         for pause in answered:
             self._pauses.remove(pause)
             self.send("api", Paused(pause.ticket))
 
     def _is_still(self, pause: Pause) -> bool:
-        kept = pause.mode == "in_place" or not (self.state.rows or self._expects_leases())
-        return kept and self.state.in_flight == 0
+        all_home = not (self.state.rows or self._expects_leases())
+        return self.state.in_flight == 0 and (pause.mode == "in_place" or all_home)
 
     # The cache's answers
 
     def _granted(self, granted: Granted) -> None:
         record = self.state.acquiring.pop(granted.grant, None)
         if record is None:
-            self.send("cache", Return(granted.grant, granted.state))
+            self.send("cache", Return(granted.grant, granted.state))  # cancelled while Granted was on its way
             return
         request = record.request
         self.state.queue.remove(record)
@@ -225,38 +225,25 @@ class Scheduler:
         row = ScheduledRow(
             record=record,
             grant=granted.grant,
-            position=granted.match,
+            position=granted.hit.cached_tokens,
             length=count(request.tokens),
             budget=request.stops.max_tokens - (count(request.tokens) - request.prompt_len),
             capacity=len(granted.pages) * size if size else None,
-            wanted=self._wanted(request, granted),
+            targets=self._targets(request, granted),
             filling=granted.fill is not None,
             constrained=bool(request.grammar),
         )
         self.state.add(row)
-        self.send(
-            "forward",
-            Admit(
-                granted.grant,
-                request,
-                granted.state,
-                granted.match,
-                granted.matched_tokens,
-                granted.miss_reason,
-                granted.moved,
-                granted.loan,
-                granted.pages,
-                granted.page_copy,
-                granted.fill,
-                granted.origin,
-            ),
-        )
+        how_to_fill = granted.moved, granted.loan, granted.pages, granted.page_copy, granted.fill
+        self.send("forward", Admit(granted.grant, request, granted.state, granted.hit, *how_to_fill))
 
-    def _wanted(self, request: Request, granted: Granted) -> dict[int, Kind]:
+    def _targets(self, request: Request, granted: Granted) -> dict[int, Kind]:
+        """Return the positions to checkpoint that are far enough past the granted state to be worth a slot."""
         if not self._keeps_checkpoints:
             return {}
         least = max(self.limits.min_saving, 1)
-        savings = {p: (p - granted.match, kind) for p, kind in self.positions(request, granted.branch).items()}
+        start = granted.hit.cached_tokens
+        savings = {p: (p - start, kind) for p, kind in self.positions(request, granted.branch).items()}
         return {
             p: kind
             for p, (saved, kind) in savings.items()
@@ -272,44 +259,45 @@ class Scheduler:
         self._end(record, "too_large", refused.message)
 
     def _spare(self, spare: Spare) -> None:
-        """Positions that are not worth a slot go without; a retired row needs none."""
+        """Give a row its checkpoint slots. Positions that were denied one are not saved; a retired row needs none."""
         self._wants.discard(spare.grant)
         row = self.state.rows.get(spare.grant)
         if row is None:
             if spare.leases:
                 self.send("cache", Free(spare.leases))
             return
-        row.asked = False
+        row.awaits_spares = False
         row.spares += spare.leases
         for position in spare.denied:
-            if row.wanted.pop(position, None) is not None:
+            if row.targets.pop(position, None) is not None:
                 self.counters["checkpoints_skipped"] += 1
 
     def _mark(self, grant: int, position: int) -> None:
-        """Others wait for its state there, which may be on its way. Where the row is gone, until its account closes."""
+        """Save the row's state at this position for others, or say that it cannot be saved."""
         row = self.state.rows.get(grant)
+        # Needs no answer: the state is on its way, or the account closes soon, and the cache waits no longer than that.
         if row is None or position in row.saved:
             return
         if row.position >= position or not self._keeps_checkpoints:
             self.send("cache", Passed(grant, position))
         else:
-            row.wanted[position] = min(row.wanted.get(position, Kind.BRANCH), Kind.BRANCH)
+            row.targets[position] = min(row.targets.get(position, Kind.BRANCH), Kind.BRANCH)
             row.marks.add(position)
             row.refill = True
 
     def _extended(self, pages: list[GrantPages], starved: list[int]) -> None:
-        for given in pages:
-            row = self.state.rows.get(given.grant)
+        for addition in pages:
+            row = self.state.rows.get(addition.grant)
             if row is not None and row.capacity is not None:
-                row.capacity += len(given.pages) * self.limits.page_size
+                row.capacity += len(addition.pages) * self.limits.page_size
                 row.extending = False
-                self._new_pages.setdefault(given.grant, []).extend(given.pages)
+                self._new_pages.setdefault(addition.grant, []).extend(addition.pages)
         self.state.starved = {grant for grant in starved if grant in self.state.rows}
 
     # Carrying out a plan
 
     def _carry_out(self, commands: Plan) -> bool:
-        """True if a step was sent and another may be."""
+        """Carry out a plan. Return whether a step was sent and there may be another in flight."""
         for grant in commands.cancel:
             self.state.acquiring[grant].grant = None
             self._cancel(grant)
@@ -322,6 +310,7 @@ class Scheduler:
             self._step(commands.step)
         for grant, checkpoints in commands.want:
             self._want(grant, checkpoints)
+        # The step may just have retired a row, at its last position.
         extend = [grant for grant in commands.extend if grant in self.state.rows]
         if extend:
             for grant in extend:
@@ -337,7 +326,8 @@ class Scheduler:
         record.grant = self._grants
         self.state.acquiring[record.grant] = record
         request = record.request
-        limit = count(request.tokens) - 1
+        limit = count(request.tokens) - 1  # at least one token must be fed to draw the next
+        # The logits of the token before are needed to report a prompt token's log probability.
         if request.prompt_logprobs_from is not None and count(request.tokens) == request.prompt_len:
             limit = min(limit, max(request.prompt_logprobs_from - 1, 0))
         predecessor = record.predecessor if record.predecessor is not None else self._predecessor(request)
@@ -358,19 +348,22 @@ class Scheduler:
         )
 
     def _predecessor(self, request: Request) -> int | None:
-        """The grant that this request goes on from, if its state is on its way to the tree: a client may be faster."""
+        """Return a retired grant whose final state this request resumes from, if that has not reached the tree yet.
+
+        A client that sends its next turn at once may be faster than the donation.
+        """
         for grant, record in reversed(self.state.closing.items()):
             if record.request.salt == request.salt and request.tokens.startswith(record.request.tokens):
                 return grant
         return None
 
     def _cancel(self, grant: int) -> None:
-        """The cache may have granted it already; then Granted is on its way and will be returned."""
+        """Cancel an Acquire. If the cache has granted it already, Granted is on its way and will be returned."""
         self.state.cancelled[grant] = self.state.acquiring.pop(grant)
         self.send("cache", Cancel(grant))
 
     def _retire(self, grant: int, reason: RetireReason) -> None:
-        """The first reason counts; a row that is gone already stays gone."""
+        """Retire a row, unless it has been retired already: the first reason counts."""
         row = self.state.remove(grant)
         if row is None:
             return
@@ -384,6 +377,7 @@ class Scheduler:
         self.send("forward", Retire(grant, reason))
 
     def _step(self, step: StepPlan) -> None:
+        """Send a planned step, and advance its rows."""
         self.state.steps += 1
         self.state.in_flight += 1
         self.state.last_step_isolated = step.isolated
@@ -391,7 +385,7 @@ class Scheduler:
             if position in self.state.rows[grant].marks:
                 self.send("cache", Passed(grant, position))
         for grant, position in [*step.missed, *step.checkpoints]:
-            del self.state.rows[grant].wanted[position]
+            del self.state.rows[grant].targets[position]
         self.counters["checkpoints_skipped"] += len(step.missed)
         checkpoints = [self._checkpoint(grant, position) for grant, position in step.checkpoints]
         pages = [GrantPages(grant, pages) for grant, pages in self._new_pages.items()]
@@ -416,24 +410,27 @@ class Scheduler:
             self._arrive(row, row.position - tokens)
 
     def _arrive(self, row: ScheduledRow, begin: int) -> None:
-        """What comes of its position, which a step has brought from `begin` to where it is."""
+        """Handle what follows from a row's new position, to which a step has brought it from `begin`.
+
+        Its next output checkpoint becomes a target, and it is retired when it has used its budget.
+        """
         if row.prefilling:
             return
         interval = self.limits.track_interval
         if not interval or not self._keeps_checkpoints or row.record.request.keep == "never":
-            pass
+            pass  # no checkpoints in the output
         elif begin < row.length or row.position % interval == 0:
             boundary = (row.position // interval + 1) * interval
             if boundary <= row.last:
-                row.wanted[boundary] = Kind.CHECKPOINT
+                row.targets[boundary] = Kind.CHECKPOINT
         if row.position == row.last:
             self._retire(row.grant, "limit")
 
     def _want(self, grant: int, checkpoints: list[tuple[int, Kind]]) -> None:
         row = self.state.rows.get(grant)
         if row is not None:
-            row.asked, row.refill = True, False
-            row.named.update(position for position, _ in checkpoints)
+            row.awaits_spares, row.refill = True, False
+            row.requested.update(position for position, _ in checkpoints)
             self._wants.add(grant)
             self.send("cache", Want(grant, checkpoints))
 

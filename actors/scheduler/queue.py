@@ -1,4 +1,4 @@
-"""The requests without a row, and the order in which they get one."""
+"""The requests that wait for a row, and the order in which they get one."""
 
 from bisect import bisect_left, insort
 from collections import Counter
@@ -11,22 +11,17 @@ from baton.actors.requests import Request, RetireReason
 
 @dataclass(eq=False, slots=True)
 class OpenRequest:
-    """An open request. `grant` is its Acquire or its admission under way; `predecessor` the last one that was open.
-
-    suspect_until: a step of this request failed at that position; up to there it runs in steps of its own. overtaken:
-    how often it was in the cache, as that counts. ended: it is answered, by results, which has not said yet that it is
-    over.
-    """
+    """A request that has been accepted and is not over."""
 
     request: Request
-    arrival: int
-    grant: int | None = None
-    predecessor: int | None = None
-    admitted: bool = False
-    suspect_until: int = 0
-    overtaken: int = 0
-    ended_by: RetireReason | None = None
-    ended: bool = False
+    arrival: int  # its number in the order of arrival, which it keeps when it is retracted
+    grant: int | None = None  # of its Acquire or its row, if it has one
+    predecessor: int | None = None  # the grant of its last row, once that is retired
+    admitted: bool = False  # it has a row, or had one and results has sent neither Requeue nor Over yet
+    suspect_until: int = 0  # a step failed at this position: up to here it runs in steps of its own
+    overtaken: int = 0  # how often its Acquires were overtaken in the cache: see Refused
+    ended_by: RetireReason | None = None  # it was aborted or timed out, while it had a row or before
+    ended: bool = False  # it was answered with Ended; if results answers the client, Over has not come yet
 
     @property
     def order(self) -> tuple[int, int]:
@@ -38,22 +33,23 @@ class OpenRequest:
         return self.request.flow
 
 
-# Priority, turn, arrival; then, not compared any more, the flow and the place among its waiting requests.
+# (priority, turn, arrival, flow, place): arrivals are unique, so the last two are never compared. `place` is the index
+# among the flow's waiting requests.
 Entry = tuple[int, int, int, str, int]
 
 
 class Queue:
-    """The requests that wait, as many flows in which each has its turn.
+    """The requests that wait, in an order that is fair between flows (max-min fairness).
 
-    A request's turn is the number of those before it in its flow: all that have a row, and those that wait ahead of
-    it. The lowest (priority, turn, arrival) is next. So flows that want more rows than there are get equally many,
-    however many requests one of them has sent, and nobody's first waits for another's second: max-min fairness.
+    A request's turn is the number of requests of its flow that have a row or wait ahead of it. The request with the
+    lowest (priority, turn, arrival) is next. So flows that want more rows than there are get the same number of rows,
+    however many requests each has sent, and no flow's first request waits for another flow's second.
     """
 
     def __init__(self) -> None:
-        self.rows: Counter[str] = Counter()
-        self._waiting: dict[str, list[OpenRequest]] = {}
-        self._heads: list[Entry] = []
+        self.rows: Counter[str] = Counter()  # how many rows each flow has
+        self._waiting: dict[str, list[OpenRequest]] = {}  # by flow, in order
+        self._heads: list[Entry] = []  # of the first request of each flow, sorted
         self._length = 0
 
     def __len__(self) -> int:
@@ -63,7 +59,7 @@ class Queue:
         return f"Queue({list(self)!r})"
 
     def __iter__(self) -> Iterator[OpenRequest]:
-        """In their order."""
+        """Iterate in the order in which requests get a row."""
         return iter(self.first(self._length))
 
     def add(self, record: OpenRequest) -> None:
@@ -75,12 +71,12 @@ class Queue:
     def remove(self, record: OpenRequest) -> None:
         waiting = self._take_head(record.flow)
         removed = waiting.pop(bisect_left(waiting, record.order, key=lambda other: other.order))
-        assert removed is record, "it does not wait"
+        assert removed is record, "the request is not in the queue"
         self._put_head(record.flow, waiting)
         self._length -= 1
 
     def count_row(self, flow: str, change: int) -> None:
-        """One of the flow's has got a row (1), or has lost it (-1)."""
+        """Note that a flow has got a row (1) or lost one (-1), which changes the turns of its waiting requests."""
         waiting = self._take_head(flow)
         self.rows[flow] += change
         if not self.rows[flow]:
@@ -88,19 +84,23 @@ class Queue:
         self._put_head(flow, waiting)
 
     def first(self, count: int) -> list[OpenRequest]:
-        """Those that come next, in their order."""
+        """Return the next `count` requests, in order: a merge of the flows' own lists.
+
+        Takes O(count · log count), however long the queue is.
+        """
         chosen: list[OpenRequest] = []
-        heads, behind = iter(self._heads), list[Entry]()
+        # `seconds` is a heap with the next request of each flow whose head has been chosen.
+        heads, seconds = iter(self._heads), list[Entry]()
         head = next(heads, None)
-        while len(chosen) < count and (head is not None or behind):
-            if head is None or (behind and behind[0] < head):
-                entry = heappop(behind)
+        while len(chosen) < count and (head is not None or seconds):
+            if head is None or (seconds and seconds[0] < head):
+                entry = heappop(seconds)
             else:
                 entry, head = head, next(heads, None)
             *_, flow, place = entry
             chosen.append(self._waiting[flow][place])
             if place + 1 < len(self._waiting[flow]):
-                heappush(behind, self._entry(flow, place + 1))
+                heappush(seconds, self._entry(flow, place + 1))
         return chosen
 
     def _entry(self, flow: str, place: int) -> Entry:
@@ -108,6 +108,7 @@ class Queue:
         return priority, self.rows[flow] + place, arrival, flow, place
 
     def _take_head(self, flow: str) -> list[OpenRequest]:
+        """Remove a flow with its head entry, and return its requests, so that they can change; see `_put_head`."""
         waiting = self._waiting.pop(flow, [])
         if waiting:
             priority, arrival = waiting[0].order
@@ -115,6 +116,7 @@ class Queue:
         return waiting
 
     def _put_head(self, flow: str, waiting: list[OpenRequest]) -> None:
+        """Put a flow back, with a head entry that fits its requests and rows."""
         if waiting:
             self._waiting[flow] = waiting
             insort(self._heads, self._entry(flow, 0))

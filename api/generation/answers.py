@@ -56,7 +56,7 @@ async def collect(generation: Generation) -> list[Answer]:
 def logprobs_size(answers: Sequence[Answer]) -> int:
     """Estimate the work of writing all log probabilities, tokens as text, for `off_loop`: in characters to encode."""
     items = (item for answer in answers for item in (*answer.prompt_logprobs, *answer.logprobs))
-    return TOKEN_SIZE * sum(1 + len(item.top) + len(item.asked) for item in items)
+    return TOKEN_SIZE * sum(1 + len(item.top) + len(item.id_logprobs) for item in items)
 
 
 class PromptTokensDetails(Struct, omit_defaults=True):

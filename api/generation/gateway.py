@@ -370,15 +370,7 @@ class Gateway:
         member.shown += len(output.text)
         if output.finish_reason is not None:
             self._last_word(output.request)
-        member.put(
-            replace(
-                output,
-                cached_tokens=first.cached_tokens,
-                matched_tokens=first.matched_tokens,
-                miss_reason=first.miss_reason,
-                origin=first.origin,
-            )
-        )
+        member.put(replace(output, hit=first.hit))
         if output.finish_reason == "error":
             member.generation.fail(errors.internal(f"the model failed on this request: {output.stop_reason}"))
         member.generation.wake()
@@ -401,7 +393,7 @@ class Gateway:
         grown = ended.reason == "too_large" and member.completion_tokens > 0
         if ended.reason == "aborted" or grown:
             member.finish_reason = "length" if grown else "abort"
-            counts = (member.prompt_tokens, member.cached_tokens, member.completion_tokens)
+            counts = (member.prompt_tokens, member.completion_tokens)
             member.put(Output(ended.request, "", b"", *counts, finish_reason="length" if grown else "abort"))
             member.generation.wake()
         else:

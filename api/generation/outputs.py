@@ -49,19 +49,19 @@ class Member:
 
     @property
     def cached_tokens(self) -> int:
-        return self.first.cached_tokens if self.first is not None else 0
+        return self.first.hit.cached_tokens if self.first is not None else 0
 
     @property
     def matched_tokens(self) -> int:
-        return self.first.matched_tokens if self.first is not None else 0
+        return self.first.hit.matched_tokens if self.first is not None else 0
 
     @property
     def miss_reason(self) -> MissReason:
-        return self.first.miss_reason if self.first is not None else ""
+        return self.first.hit.miss_reason if self.first is not None else ""
 
     @property
     def origin(self) -> Origin:
-        return self.first.origin if self.first is not None else "tokens"
+        return self.first.hit.origin if self.first is not None else "tokens"
 
     def put(self, output: Output) -> None:
         """Queue an output for the reader."""

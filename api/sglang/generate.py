@@ -338,7 +338,7 @@ class GenerateWriter:
     def _chosen(self, ids: tuple[int, ...], item: TokenLogprob) -> list[list[Any]] | None:
         if item.logprob is None:
             return None
-        return [self._entry(id, logprob) for id, logprob in zip(ids, item.asked, strict=True)]
+        return [self._entry(id, logprob) for id, logprob in zip(ids, item.id_logprobs, strict=True)]
 
     def _entry(self, id: int, logprob: float | None) -> list[Any]:
         text = token_text(self._text, id) if self._body.return_text_in_logprobs else None

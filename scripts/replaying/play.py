@@ -55,9 +55,9 @@ class Outcome:
         assert output is not None and running.first_token is not None
         self.requests += 1
         self.prompt += request.prompt_len
-        self.cached += output.cached_tokens
+        self.cached += output.hit.cached_tokens
         self.prompt_by_salt[request.salt] += request.prompt_len
-        self.by_salt[request.salt] += output.cached_tokens
+        self.by_salt[request.salt] += output.hit.cached_tokens
         self.first_tokens.append(running.first_token - running.submitted)
         self.seconds = now
         self.running += now - running.submitted

@@ -48,7 +48,7 @@ GREEDY = Sampling(temperature=0.0)
 
 @dataclass
 class Answer:
-    """What has come back of a request."""
+    """All that came back for a request."""
 
     request: Request
     text: str = ""
@@ -69,14 +69,14 @@ class Answer:
 
 
 class Letters:
-    """Token i as a letter."""
+    """A vocabulary in which token i is a letter."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(chr(ord("0") + i) for i in ids)
 
 
 class Ring:
-    """The api's actor, and what tests call."""
+    """The api's actor, with methods for tests."""
 
     def __init__(self, model: Model, pools: Pools) -> None:
         self.model, self.pools = model, pools
@@ -106,9 +106,9 @@ class Ring:
                     answer.logprobs += output.logprobs
                     answer.prompt_logprobs += output.prompt_logprobs
                     assert output.completion_tokens == len(answer.tokens)
-                    answer.cached, answer.matched = output.cached_tokens, output.matched_tokens
-                    answer.miss_reason, answer.reason = output.miss_reason, output.stop_reason
-                    answer.origin = output.origin
+                    answer.cached, answer.matched = output.hit.cached_tokens, output.hit.matched_tokens
+                    answer.miss_reason, answer.reason = output.hit.miss_reason, output.stop_reason
+                    answer.origin = output.hit.origin
                     self._end(output.request, output.finish_reason)
             case Ended(request, reason):
                 self._end(request, reason)
@@ -170,7 +170,7 @@ class Ring:
         self._send("cache", Unname(session))
 
     async def turn(self, session: str, prompt: list[int], max_tokens: int = 8) -> Answer:
-        """One turn of a session, and the save behind it."""
+        """Run one turn of a session, and wait until it is saved."""
         if session not in self.kept:
             self.name(session, [])
         answer = await self.ask(prompt, max_tokens, session=session)
@@ -211,7 +211,7 @@ async def running(
     cache: Callable[[Send, Ledger, PagePool], Cache] | None = None,
     **limits: object,
 ) -> AsyncIterator[Ring]:
-    """A running ring, drained and audited at the end; raises what ended its run before that."""
+    """Run a ring; drain and audit it at the end. Raises what ended its run before that."""
     pages = pages if model.kv_specs() else 0
     pools = allocate(model, slots, pages, page_size, torch.device("cpu"))
     chosen = Limits(**{"page_size": page_size if pages else 0, **limits})

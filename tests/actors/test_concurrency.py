@@ -1,4 +1,4 @@
-"""How many requests the same memory lets run at once, by state strategy."""
+"""The number of requests that run at once in the same memory, by state strategy."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ class Figures:
 
 
 async def converse(ring: Ring, seed: int) -> None:
-    """Each turn goes on from the last one and its answer."""
+    """Run conversations whose turns each continue the last one and its answer."""
     rng = random.Random(seed)
     history = [rng.randrange(VOCABULARY) for _ in range(60)]
     for _ in range(TURNS):

@@ -1,4 +1,4 @@
-"""The seam to the device: what raises outside of a step fails the row, or the copy, that it was for, and only that."""
+"""Contained device errors: an error outside of a step fails the row, or the copy, that it was for, and no other."""
 
 import asyncio
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ class Fault(Exception):
 
 
 class Lost(Exception):
-    """What no device goes on after."""
+    """An error after which the device is not usable."""
 
 
 class FaultyDevice:
-    """Notes what it is asked for; the calls named in `faults` raise."""
+    """A device that records its calls; those named in `faults` raise."""
 
     def __init__(self) -> None:
         self.faults: dict[str, Exception] = {}
@@ -100,7 +100,7 @@ def test_a_row_that_could_not_be_set_up_fails_in_its_step_and_no_other_row_does(
     assert seam.reports == [Ran(step, b"", [], [], error="Fault: out of memory") for step in (2, 3)]
 
 
-def test_a_row_that_is_opened_anew_is_sound_again() -> None:
+def test_a_row_that_is_opened_again_is_sound() -> None:
     seam = Seam()
     seam.inner.faults["open_row"] = Fault("no")
     seam.admit(1)
@@ -109,7 +109,7 @@ def test_a_row_that_is_opened_anew_is_sound_again() -> None:
     assert (seam.inner.ran, seam.reports) == ([1], [])
 
 
-def test_nothing_is_held_against_the_rows_of_a_new_unit() -> None:
+def test_drop_all_forgets_errors_of_rows_not_yet_opened() -> None:
     seam = Seam()
     seam.inner.faults["copy"] = Fault("no")
     seam.device.copy(1, 2)
@@ -138,7 +138,7 @@ def test_a_step_that_raises_is_reported_and_the_next_one_runs(call: str) -> None
 
 
 @pytest.mark.parametrize("when", ["call", "collect"])
-def test_a_copy_that_could_not_be_made_is_told_and_so_is_one_that_could_not_be_read(when: str) -> None:
+def test_a_copy_that_could_not_be_made_or_read_is_reported(when: str) -> None:
     seam = Seam()
     seam.inner.faults["export" if when == "call" else when] = Fault("no")
     assert seam.device.export(5, 0, [], 3).collect().report == Transferred(5, None, "Fault: no")
@@ -150,7 +150,7 @@ def test_a_copy_that_could_not_be_made_is_told_and_so_is_one_that_could_not_be_r
 
 
 @pytest.mark.parametrize("call", ["copy", "open_row", "extend_row", "launch", "collect", "export", "fill"])
-def test_a_device_that_is_lost_is_not_held_up(call: str) -> None:
+def test_the_error_of_a_lost_device_is_raised(call: str) -> None:
     seam = Seam()
     seam.admit(0)
     seam.inner.faults[call] = Lost()
@@ -163,7 +163,7 @@ def test_a_device_that_is_lost_is_not_held_up(call: str) -> None:
 
 
 class FailsAt:
-    """A device of which the n-th call of one kind raises."""
+    """A device whose n-th call of one kind raises."""
 
     def __init__(self, device: Any, call: str, at: int) -> None:
         self._device, self._call, self._at = device, call, at
@@ -180,7 +180,7 @@ class FailsAt:
 
 
 @pytest.mark.parametrize("call", ["clear", "copy", "open_row", "extend_row"])
-def test_every_answer_is_right_though_a_call_on_the_device_fails(call: str) -> None:
+def test_every_answer_is_right_although_a_device_call_fails(call: str) -> None:
     devices: list[FailsAt] = []
 
     def wrap(device: Any) -> Any:

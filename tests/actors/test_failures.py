@@ -1,4 +1,4 @@
-"""What breaks inside a running ring, and what clients then see: every token is checked against the oracle."""
+"""Failures inside a running ring, and what clients see of them. Every token is checked against the oracle."""
 
 import asyncio
 import random
@@ -42,7 +42,7 @@ def hash_model(cls: type[HashModel] = HashModel, **more: Any) -> Any:
 
 
 def prompts(seed: int, count: int, longest: int = 60) -> list[list[int]]:
-    """Some of them begin alike."""
+    """Return prompts, some of which share a beginning."""
     rng = random.Random(seed)
     stem = [rng.randrange(VOCABULARY) for _ in range(longest)]
     return [
@@ -52,7 +52,7 @@ def prompts(seed: int, count: int, longest: int = 60) -> list[list[int]]:
 
 
 async def check_all(answers: list[Answer], page_fold: bool = True) -> None:
-    """Each is answered once, whole and right, as tokens, as text and in log probabilities."""
+    """Check that each request is answered once, completely and correctly: tokens, text and log probabilities."""
     for answer in answers:
         await asyncio.wait_for(answer.done.wait(), 60)
         assert (answer.end, answer.reason) == ("length", None)
@@ -67,13 +67,10 @@ def submit_all(ring: Ring, seed: int, count: int = 16) -> list[Answer]:
 
 
 class Faulty(HashModel):
-    """Its forward raises at so many calls, before or after it has changed states: at each of these numbers, or later.
+    """A model whose forward raises at some calls with several rows, so not when a failed row is replayed alone."""
 
-    Only with several rows, so not while those that failed are tried alone.
-    """
-
-    broken: tuple[int, ...] = ()
-    late = False
+    broken: tuple[int, ...] = ()  # the numbers of these calls, or the next ones that have several rows
+    late = False  # raise after states have changed, not before
     calls = failures = 0
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
@@ -105,7 +102,7 @@ def test_a_step_that_raises_is_replayed(late: bool, depth: int) -> None:
 
 
 class Allergic(HashModel):
-    """Raises whenever MARK is fed."""
+    """A model that raises whenever MARK is fed."""
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         if (batch.tokens == MARK).any():
@@ -128,7 +125,7 @@ def test_a_request_that_always_raises_fails_alone_and_names_the_cause() -> None:
 
 
 class Diverging(HashModel):
-    """Behind MARK nothing that is computed for a row is finite; others in the step are as ever."""
+    """A model that computes nothing finite for a row after MARK; other rows in the step are unaffected."""
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         hidden = super().forward(batch, pools)
@@ -156,8 +153,8 @@ def test_a_row_whose_logits_are_not_finite_fails_alone_and_its_state_is_not_kept
 
 @pytest.mark.parametrize("strategy", [Strategy.JUST_IN_TIME, Strategy.EXTRA_BUFFER])
 @pytest.mark.parametrize("at", [5, 40, 100])
-def test_no_state_is_kept_of_a_prompt_that_is_not_finite_from_somewhere_on(strategy: Strategy, at: int) -> None:
-    """Of a prompt that takes many steps: nothing is drawn behind the first ones."""
+def test_no_state_is_kept_after_a_prompt_stops_being_finite(strategy: Strategy, at: int) -> None:
+    """The prompt takes many steps, and nothing is drawn after the first ones."""
     model = random_model({**MAMBA2, "tie_word_embeddings": False}, torch.float32, torch.device("cpu"), seed=1)
     assert isinstance(model, Decoder)
     model.backbone.embeddings.weight.detach()[MARK] = torch.nan
@@ -168,8 +165,8 @@ def test_no_state_is_kept_of_a_prompt_that_is_not_finite_from_somewhere_on(strat
             failing = ring.submit([*stem[:at], MARK, *stem[at:]], 4, message_ends=(24, 48, 72, 128))
             await asyncio.wait_for(failing.done.wait(), 60)
             assert (failing.end, failing.reason) == ("error", "what the model computed is not finite")
-            kept = [node.state.slot for node in ring.relay.unit.cache.tree.states if node.state is not None]
-            assert all(bool(state[kept].isfinite().all()) for state in ring.pools.state)
+            slots = [node.state.slot for node in ring.relay.unit.cache.tree.states if node.state is not None]
+            assert all(bool(state[slots].isfinite().all()) for state in ring.pools.state)
             sound = ring.submit(stem, 4)
             await asyncio.wait_for(sound.done.wait(), 60)
             assert sound.end == "length"
@@ -178,7 +175,7 @@ def test_no_state_is_kept_of_a_prompt_that_is_not_finite_from_somewhere_on(strat
 
 
 def break_actor(ring: Ring, address: Address, after: int) -> None:
-    """Let an actor of the present unit raise at its message number `after`."""
+    """Let an actor of the current unit raise at its message number `after`."""
     actor, left = ring.relay.unit.actors[address], after
     receive: Callable[[Message], None] = actor.receive
 
@@ -194,7 +191,7 @@ def break_actor(ring: Ring, address: Address, after: int) -> None:
 
 @pytest.mark.parametrize("address", ACTORS)
 @pytest.mark.parametrize("after", [1, 12, 40])
-def test_an_actor_that_raises_costs_a_restart_and_no_answer(address: Address, after: int) -> None:
+def test_an_actor_that_raises_causes_a_restart_and_loses_no_answer(address: Address, after: int) -> None:
     async def scenario() -> None:
         async with running(hash_model(), **TIGHT, restarts=3) as ring:
             break_actor(ring, address, after)
@@ -206,9 +203,7 @@ def test_an_actor_that_raises_costs_a_restart_and_no_answer(address: Address, af
     asyncio.run(scenario())
 
 
-def test_files_are_read_beside_the_event_loop_when_the_actors_are_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_restart_files_are_read_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readers: list[threading.Thread] = []
 
     def read(path: Path) -> tuple[StateFileHeader, bytes]:
@@ -232,7 +227,7 @@ def test_files_are_read_beside_the_event_loop_when_the_actors_are_made_anew(
     asyncio.run(scenario())
 
 
-def test_a_restart_refuses_nobody_for_a_full_queue() -> None:
+def test_a_restart_refuses_no_request_because_of_a_full_queue() -> None:
     model = hash_model(page_fold=False)
 
     async def scenario() -> None:
@@ -315,8 +310,8 @@ def test_too_many_restarts_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.group_contains(RuntimeError, match="the cache is broken")
 
 
-def test_a_report_that_cannot_be_sent_on_costs_a_restart() -> None:
-    """What the device's thread posts to the event loop is supervised too."""
+def test_a_report_that_cannot_be_sent_causes_a_restart() -> None:
+    """Messages that the device's thread posts to the event loop are supervised too."""
 
     async def scenario() -> None:
         async with running(hash_model(), **TIGHT, restarts=1) as ring:
@@ -337,7 +332,7 @@ def test_a_report_that_cannot_be_sent_on_costs_a_restart() -> None:
     asyncio.run(scenario())
 
 
-def test_an_api_that_raises_while_it_hears_of_a_restart_costs_one_more() -> None:
+def test_an_api_that_raises_on_restarted_causes_another_restart() -> None:
     async def scenario() -> None:
         async with running(hash_model(), **TIGHT, restarts=2) as ring:
             receive, left = ring.receive, 1
@@ -358,7 +353,7 @@ def test_an_api_that_raises_while_it_hears_of_a_restart_costs_one_more() -> None
 
 
 class LostDevice:
-    """A device of which one call says that it is lost."""
+    """A device that is lost at one call."""
 
     def __init__(self, device: TorchDevice, call: str) -> None:
         self._device, self._call = device, call
@@ -402,7 +397,7 @@ def test_without_checkpoint_slots_the_tokens_are_the_same(
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-def test_freed_slots_are_poisoned_and_nobody_notices(strategy: Strategy) -> None:
+def test_poisoning_freed_slots_changes_no_answer(strategy: Strategy) -> None:
     async def scenario() -> None:
         async with running(hash_model(), **TIGHT, poison_freed=True, strategy=strategy) as ring:
             await check_all(submit_all(ring, 9))

@@ -111,7 +111,7 @@ def test_the_audit_names_what_is_missing_and_what_is_held_twice(ledger: Ledger) 
     ledger.close()
 
 
-def test_generations_tell_a_reused_slot_apart(ledger: Ledger) -> None:
+def test_generations_distinguish_a_reused_slot(ledger: Ledger) -> None:
     first = ledger.take("cache")
     assert first
     slot, generation = first.slot, first.generation
@@ -121,9 +121,9 @@ def test_generations_tell_a_reused_slot_apart(ledger: Ledger) -> None:
     ledger.free(second)
 
 
-def test_the_ledger_tells_each_move_and_when_it_was() -> None:
-    now, told = 1.0, list[Move]()
-    ledger = Ledger(2, on_move=told.append, clock=lambda: now)
+def test_the_ledger_reports_each_move_and_its_time() -> None:
+    now, moves = 1.0, list[Move]()
+    ledger = Ledger(2, on_move=moves.append, clock=lambda: now)
     lease = ledger.take("cache")
     assert lease
     slot = lease.slot
@@ -135,7 +135,7 @@ def test_the_ledger_tells_each_move_and_when_it_was() -> None:
     ledger.arrive(moving, "forward")
     assert (ledger.entries[slot].since, ledger.entries[slot].holder) == (3.0, "forward")
     ledger.free(moving)
-    assert [(m.slot, m.generation, m.place, m.holder, m.how) for m in told] == [
+    assert [(m.slot, m.generation, m.place, m.holder, m.how) for m in moves] == [
         (slot, 1, Place.OWNED, "cache", "take"),
         (slot, 1, Place.CACHED, "node 7", "cache"),
         (slot, 1, Place.OWNED, "cache", "uncache"),
@@ -147,13 +147,13 @@ def test_the_ledger_tells_each_move_and_when_it_was() -> None:
     assert ledger.counts.total() == 2 and ledger.counts[Place.FREE] == 2
 
 
-def test_slots_are_taken_from_the_first_on_until_there_is_none(ledger: Ledger) -> None:
-    taken = [ledger.take("cache") for _ in range(5)]
-    assert [lease.slot if lease else None for lease in taken] == [0, 1, 2, 3, None]
+def test_slots_are_taken_from_the_first_on_until_none_is_free(ledger: Ledger) -> None:
+    leases = [ledger.take("cache") for _ in range(5)]
+    assert [lease.slot if lease else None for lease in leases] == [0, 1, 2, 3, None]
     ledger.close()
 
 
-def test_a_quarantined_slot_is_out_of_use_and_each_claim_is_told() -> None:
+def test_a_quarantined_slot_is_out_of_use_and_each_claim_is_reported() -> None:
     found: list[Violation] = []
     ledger = Ledger(2, on_violation=found.append)
     ledger.quarantine(1, "somebody wrote to it")
@@ -169,7 +169,7 @@ def test_a_quarantined_slot_is_out_of_use_and_each_claim_is_told() -> None:
     ledger.free(lease)
 
 
-def test_a_handle_that_is_dropped_behind_its_time_is_nobody_s_loss() -> None:
+def test_a_stale_handle_may_be_garbage_collected() -> None:
     ledger = Ledger(1)
     lease = ledger.take("cache")
     assert lease
@@ -181,7 +181,7 @@ def test_a_handle_that_is_dropped_behind_its_time_is_nobody_s_loss() -> None:
     assert ledger.violations == 0, "the pool is gone"
 
 
-def test_a_lease_is_good_for_what_its_place_allows_only(ledger: Ledger) -> None:
+def test_a_lease_allows_only_what_its_place_allows(ledger: Ledger) -> None:
     lease = ledger.take("cache")
     assert lease
     for use in (ledger.lend, lambda held: ledger.uncache(held, "cache"), lambda held: ledger.arrive(held, "cache")):

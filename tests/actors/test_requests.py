@@ -1,15 +1,15 @@
-"""What a request asks for where nothing is said, and what is asked for again after a restart."""
+"""Defaults of requests, and the request that is submitted again after a restart."""
 
 from baton.actors.cache.below.limits import NO_TIERS
 from baton.actors.messages import Acquire, Requeue, Retired, Submit
-from baton.actors.requests import Output, Request, Sampling, Stops, resubmission
+from baton.actors.requests import Hit, Output, Request, Sampling, Stops, resubmission
 from baton.actors.tokens import pack, unpack
 
 PLAIN = Sampling()
 
 
-def test_nothing_said_is_a_plain_draw() -> None:
-    """From the whole distribution as the model gives it, and no limit but the number of tokens."""
+def test_the_defaults_draw_from_the_whole_distribution() -> None:
+    """Nothing changes the model's distribution, and only the number of tokens is limited."""
     assert (PLAIN.temperature, PLAIN.top_k, PLAIN.top_p, PLAIN.min_p) == (1.0, 0, 1.0, 0.0)
     assert (PLAIN.repetition_penalty, PLAIN.presence_penalty, PLAIN.frequency_penalty) == (1.0, 0.0, 0.0)
     assert (PLAIN.logit_bias, PLAIN.seed) == ({}, 0)
@@ -19,8 +19,8 @@ def test_nothing_said_is_a_plain_draw() -> None:
     assert request.skip_special_tokens and request.delivered_chars == 0
     assert Acquire(1, b"", 0, "", None).priority == 0 and Requeue(request).suspect_until == 0
     assert not Submit(request).resubmitted and not Retired(1, "finished", None, 0).poisoned  # type: ignore[arg-type]
-    output = Output("r", "", b"", 1, 0, 0)
-    assert (output.matched_tokens, output.miss_reason, output.origin) == (0, "", "tokens")
+    output = Output("r", "", b"", 1, 0)
+    assert output.hit == Hit(0, 0, "", "tokens")
     assert (output.finish_reason, output.stop_reason, output.logprobs, output.prompt_logprobs) == (None, None, [], [])
 
 
@@ -29,7 +29,7 @@ def test_without_tiers_nothing_fits_below_the_pool() -> None:
     assert NO_TIERS.memory_bytes(0) > 0 and NO_TIERS.memory_bytes(5) == NO_TIERS.memory_bytes(0)
 
 
-def test_a_request_is_asked_for_again_with_what_came_of_it() -> None:
+def test_a_resubmission_contains_the_delivered_output() -> None:
     request = Request("r", pack([1, 2, 3]), 3, PLAIN, Stops(5), prompt_logprobs_from=1)
     again = resubmission(request, pack([7, 8]), 4)
     assert (unpack(again.tokens), again.prompt_len, again.delivered_chars) == ([1, 2, 3, 7, 8], 3, 4)

@@ -65,7 +65,7 @@ def small(family: str) -> Model:
 
 
 def logits_of(model: Model, tokens: list[int]) -> torch.Tensor:
-    """Logits behind every token, from one pass over the whole sequence."""
+    """Return the logits after every token, from one pass over the whole sequence."""
     pages = -(-len(tokens) // 16) if model.kv_specs() else 0
     pools = allocate(model, 1, pages, 16, torch.device("cpu"))
     table = torch.arange(pages, dtype=torch.int32)[None]
@@ -134,7 +134,7 @@ def compare_state(ring: Ring, slot: int, tokens: list[int]) -> None:
 
 
 async def multi_turn(ring: Ring, conversations: int, turns: int) -> None:
-    """Conversations over a shared beginning; one in five requests is aborted on its way."""
+    """Run conversations with a shared beginning; one in five requests is aborted."""
     rng = random.Random(5)
     shared = prompts(8, 1, 40)[0]
     histories = [shared + prompt for prompt in prompts(9, conversations, 40)]
@@ -152,7 +152,7 @@ async def multi_turn(ring: Ring, conversations: int, turns: int) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_cached_equals_cold(family: str) -> None:
+def test_log_probabilities_with_and_without_cache_are_equal(family: str) -> None:
     """KL between the log probabilities of turns served from the cache and of the same prompts cold, under 1e-6."""
     model = small(family)
 
@@ -186,7 +186,7 @@ def test_cached_equals_cold(family: str) -> None:
 
 @pytest.mark.parametrize("family", MODELS)
 def test_branching(family: str) -> None:
-    """257 equal tokens and three suffixes of four chunks: the branch is kept at its second sighting, at exactly 257."""
+    """257 equal tokens and three suffixes of four chunks: the second request checkpoints the branch, at exactly 257."""
     rng = random.Random(2)
     shared = [rng.randrange(VOCABULARY) for _ in range(257)]
     suffixes = [[start, *(rng.randrange(VOCABULARY) for _ in range(63))] for start in (1, 2, 3)]
@@ -206,19 +206,19 @@ def test_log_probabilities_of_prompt_and_output(family: str) -> None:
     async def scenario() -> None:
         async with running(model, step_tokens=50, pages=128) as ring:
             for start in (0, 1, 30):
-                asked = (5, 96, 5)
+                ids = (5, 96, 5)
                 beside = ring.submit(list(prompt), 5, logprobs=0, prompt_logprobs_from=start)
-                answer = await ring.ask(list(prompt), 5, logprobs=3, prompt_logprobs_from=start, logprob_ids=asked)
+                answer = await ring.ask(list(prompt), 5, logprobs=3, prompt_logprobs_from=start, logprob_ids=ids)
                 await asyncio.wait_for(beside.done.wait(), 60)
-                assert not any(item.asked for item in beside.prompt_logprobs + beside.logprobs)
+                assert not any(item.id_logprobs for item in beside.prompt_logprobs + beside.logprobs)
                 expected = torch.log_softmax(logits_of(model, prompt + answer.tokens), -1)
                 items = answer.prompt_logprobs + answer.logprobs
                 assert [item.token for item in items] == (prompt + answer.tokens)[start:]
                 for index, item in enumerate(items, start):
                     if index == 0:
-                        assert item.logprob is None and not item.asked
+                        assert item.logprob is None and not item.id_logprobs
                         continue
-                    assert item.asked == pytest.approx(expected[index - 1, list(asked)].tolist(), abs=1e-4)
+                    assert item.id_logprobs == pytest.approx(expected[index - 1, list(ids)].tolist(), abs=1e-4)
                     assert item.logprob == pytest.approx(float(expected[index - 1, item.token]), abs=1e-4)
                     values = [value for _, value in item.top]
                     assert values == pytest.approx(expected[index - 1].topk(3).values.tolist(), abs=1e-4)
@@ -265,7 +265,7 @@ def test_penalties_biases_and_min_tokens() -> None:
 @pytest.mark.parametrize("codec_check", [False, True])
 @pytest.mark.parametrize("page_fold", [False, True])
 def test_the_hash_model_under_pressure(codec_check: bool, page_fold: bool) -> None:
-    """Pools so small that states are evicted and rows retracted: every token is the oracle's."""
+    """The pools are so small that states are evicted and rows retracted. Every token must be the oracle's."""
     model = HashModel(vocab_size=61, chunk_size=8, max_position=1024, page_fold=page_fold)
 
     async def scenario() -> None:
@@ -287,19 +287,19 @@ class SlowHash(HashModel):
         return super().forward(batch, pools)
 
 
-def test_a_next_turn_that_comes_at_once_finds_the_state_of_the_last() -> None:
-    """The answer's last token is told before its state is in the tree; a client may be faster than that."""
+def test_a_next_turn_sent_at_once_resumes_from_the_last_turn_s_state() -> None:
+    """The client gets the last token before the state is in the tree, so its next turn may come first."""
     model = SlowHash(vocab_size=61, chunk_size=8, max_position=1024, page_fold=True)
 
     async def scenario() -> None:
         async with running(model) as ring:
-            history, kept = [5, 6, 7], 0
+            history, length = [5, 6, 7], 0
             for _ in range(6):
                 answer = await ring.ask(list(history), stops=Stops(40, token_ids=tuple(range(0, 61, 2))))
-                # Where the machine is busy the step behind the last token may not have begun.
-                assert kept - 1 <= answer.cached <= kept
+                # On a busy machine the step after the last token may not have begun.
+                assert length - 1 <= answer.cached <= length
                 history += answer.tokens
-                kept = len(history)
+                length = len(history)
                 history += [1, 3, 5, 7]
 
     asyncio.run(scenario())

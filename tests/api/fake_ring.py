@@ -36,7 +36,7 @@ from baton.actors.messages import (
     Suspended,
     Unname,
 )
-from baton.actors.requests import EndReason, MissReason, Output, Request, TokenLogprob
+from baton.actors.requests import EndReason, Hit, MissReason, Output, Request, TokenLogprob
 from baton.actors.runtime.timings import Timings
 from baton.api.app import make_app
 from baton.api.config import Config
@@ -200,7 +200,7 @@ class FakeRing:
     def finish(self, id: str) -> None:
         request = self.open.pop(id, None)
         if request is not None:
-            self.deliver(Delta([Output(id, "", b"", request.prompt_len, self.cached, 0, "abort", "aborted")]))
+            self.deliver(Delta([Output(id, "", b"", request.prompt_len, 0, "abort", "aborted", hit=Hit(self.cached))]))
 
     def deliver(self, message: Message) -> None:
         self._gateway.receive(message)
@@ -213,7 +213,8 @@ class FakeRing:
 
     async def _play(self, request: Request) -> None:
         """One character of the reply a message; its tokens are its bytes, and EOS ends it."""
-        first = Output(request.id, "", b"", request.prompt_len, self.cached, 0, miss_reason=self.miss_reason)
+        hit = Hit(self.cached, miss_reason=self.miss_reason)
+        first = Output(request.id, "", b"", request.prompt_len, 0, hit=hit)
         self.deliver(Delta([first]))
         count = 0
         prompt_logprobs = prompt_items(request)
@@ -227,8 +228,8 @@ class FakeRing:
             full = count >= request.stops.max_tokens
             finish = "error" if self.failing else "stop" if ended else "length" if full or not letter else None
             output = Output(
-                request.id, letter, tokens.pack(ids), request.prompt_len, self.cached, count, finish,
-                EOS if ended else None, items(request, ids), prompt_logprobs,
+                request.id, letter, tokens.pack(ids), request.prompt_len, count, finish,
+                EOS if ended else None, items(request, ids), prompt_logprobs, hit,
             )  # fmt: skip
             prompt_logprobs = []
             if finish is not None:

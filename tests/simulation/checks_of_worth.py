@@ -111,7 +111,7 @@ class MarkChecks:
         rows = self._unit.scheduler.state.rows
         self._asked = {(grant, position) for grant, position in self._asked if grant in rows}
         for grant, position in self._asked:
-            assert position in rows[grant].wanted, f"others wait for grant {grant} at {position}, and none is told"
+            assert position in rows[grant].targets, f"others wait for grant {grant} at {position}, and none is told"
 
     def check_cache(self) -> None:
         accounts = self._unit.cache.accounts

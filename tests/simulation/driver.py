@@ -291,16 +291,18 @@ class Simulation:
                 assert grant > unit.last_grant, f"grant {grant} is used again"
                 unit.last_grant = grant
                 unit.salts[grant] = salt
-            case Granted(grant, moved=moved, page_copy=copy, origin=origin):
-                self.counters[f"goes on from {origin}"] += 1
+            case Granted(grant, hit=hit, moved=moved, page_copy=copy):
+                self.counters[f"goes on from {hit.origin}"] += 1
                 self.counters["moved states"] += moved
                 self.counters["page copies"] += copy is not None
                 *_, root = path_to_root(unit.cache.accounts[grant].node)
                 assert root.salt == unit.salts[grant], f"grant {grant} goes on from another tenant's path"
             case Requeue(_, suspect_until):
                 self.counters["replayed" if suspect_until else "retracted"] += 1
-            case Admitted(grant, _, match, origin=origin):
-                unit.known[grant] = match - (origin == "slot")  # A state that was moved has left the tree.
+            case Admitted(grant, _, hit):
+                unit.known[grant] = hit.cached_tokens - (
+                    hit.origin == "slot"
+                )  # A state that was moved has left the tree.
             case Donate(grant, _, position):
                 assert position > unit.known[grant], f"grant {grant} donates a state at {position} that the tree has"
                 unit.known[grant] = position

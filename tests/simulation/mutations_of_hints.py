@@ -33,22 +33,22 @@ def retracted_state_given_up(patch: Patch) -> None:
 
 def asked_for_a_token_too_late(patch: Patch) -> None:
     """A checkpoint that the client has asked for is taken one token behind."""
-    original = Scheduler._wanted
+    original = Scheduler._targets
 
-    def wanted(self: Scheduler, request: Request, granted: Granted) -> dict[int, Kind]:
+    def targets(self: Scheduler, request: Request, granted: Granted) -> dict[int, Kind]:
         found = original(self, request, granted)
         return {p + 1 if kind is Kind.ASKED else p: kind for p, kind in found.items()}
 
-    patch(Scheduler, "_wanted", wanted)
+    patch(Scheduler, "_targets", targets)
 
 
 def own_checkpoints_of_a_last_request(patch: Patch) -> None:
     """A prompt from which nobody will go on is checkpointed like any other."""
 
-    def wanted(self: Scheduler, request: Request, granted: Granted) -> dict[int, Kind]:
-        return {request.prompt_len - 1: Kind.PROMPT_END} if request.prompt_len - 1 > granted.match else {}
+    def targets(self: Scheduler, request: Request, granted: Granted) -> dict[int, Kind]:
+        return {request.prompt_len - 1: Kind.PROMPT_END} if request.prompt_len - 1 > granted.hit.cached_tokens else {}
 
-    patch(Scheduler, "_wanted", wanted)
+    patch(Scheduler, "_targets", targets)
 
 
 def denied_without_a_word(patch: Patch) -> None:

@@ -227,8 +227,8 @@ def checkpoint_waited_for_in_vain(patch: Patch) -> None:
         original(self, message)
         row = self.state.rows.get(message.grant)
         if row is not None and message.denied:
-            row.wanted |= dict.fromkeys(message.denied, Kind.CHECKPOINT)
-            row.asked = True
+            row.targets |= dict.fromkeys(message.denied, Kind.CHECKPOINT)
+            row.awaits_spares = True
 
     patch(Scheduler, "_spare", spare)
 

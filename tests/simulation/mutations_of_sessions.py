@@ -79,8 +79,13 @@ def applied_twice_after_a_retraction(patch: Patch) -> None:
 
     def granted(self: Scheduler, message: Granted) -> None:
         record = self.state.acquiring.get(message.grant)
-        if record is not None and record.request.session and record.predecessor is not None and message.match:
-            message.match -= 1
+        if (
+            record is not None
+            and record.request.session
+            and record.predecessor is not None
+            and message.hit.cached_tokens
+        ):
+            message.hit = replaced(message.hit, cached_tokens=message.hit.cached_tokens - 1)
         original(self, message)
 
     patch(Scheduler, "_granted", granted)

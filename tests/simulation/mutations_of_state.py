@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace as replaced
+
 from baton.actors.cache import actor as cache_actor
 from baton.actors.cache.actor import Account, Cache
 from baton.actors.cache.allocator import Allocator
@@ -235,8 +237,9 @@ def restored_at_a_wrong_position(patch: Patch) -> None:
 
     def granted(self: Scheduler, message: Granted) -> None:
         record = self.state.acquiring.get(message.grant)
-        if record is not None and message.match:
-            message.match = min(message.matched_tokens, len(record.request.tokens) // WIDTH - 1)
+        if record is not None and message.hit.cached_tokens:
+            end = min(message.hit.matched_tokens, len(record.request.tokens) // WIDTH - 1)
+            message.hit = replaced(message.hit, cached_tokens=end)
         original(self, message)
 
     patch(Scheduler, "_granted", granted)

@@ -1,1 +1,1 @@
-"""What a step uploads, enqueues and brings back, on the way of torch."""
+"""The parts of a step on the torch device: its upload, the work it enqueues, and its results."""

@@ -1,8 +1,8 @@
-"""Rows that decode, captured once for each size of a ladder and replayed: a step costs the host a few calls."""
+"""Decoding rows as captured graphs, one for each size of a ladder: a replayed step costs the host only a few calls."""
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton.actors.forward.device import Work
 from baton.actors.forward.step.batching import PackedBatch, pack_batch
-from baton.actors.forward.step.drawing import PackedDraws, draws_of, pack_draws, told_of
+from baton.actors.forward.step.drawing import PackedDraws, draws_of, pack_draws, reported_tokens
 from baton.actors.forward.step.packing import Inbox
 from baton.actors.forward.step.rows import RowTable
 from baton.actors.forward.streams import Stream
@@ -20,26 +20,22 @@ from baton.models.batch import Model, Pools
 Replay = Callable[[], None]
 Variant = tuple[bool, bool]
 VARIANTS: tuple[Variant, ...] = ((True, False), (False, False), (False, True))
-"""all_greedy and any_truncated of draws; what greedy rows have for top_k and top_p does not matter."""
-INBOX_BYTES_A_ROW = 256
+"""(all_greedy, any_truncated) of SamplingTensors: each needs a graph. If all rows are greedy, truncation is ignored."""
+INBOX_BYTES_A_ROW = 256  # more than a decoding row needs: the inbox must never be replaced, as graphs read from it
 
 
 def ladder(most: int) -> list[int]:
-    """Sizes up to `most`, close enough to each other that little is computed for nobody."""
+    """Return the sizes to capture, up to `most`, close enough to each other that padding costs little."""
     steps = [1, 2, 4, 8, *range(16, 64, 16), *range(64, 256, 32), *range(256, most, 128)]
     return [*(size for size in steps if size < most), most]
 
 
-@dataclass(frozen=True, slots=True)
-class PackedDecode:
-    """A step's decoding rows, padded; it has the same place and size in every upload for so many."""
-
-    batch: PackedBatch
-    draws: PackedDraws
-
-
 class CapturedDecode:
-    """Decoding rows, padded to a size of the ladder by the table's row for that, in an inbox of their own."""
+    """The captured graphs of decoding steps, and the inbox that they read.
+
+    A step's rows are padded with the table's padding row to the next size of the ladder. For each size, everything has
+    the same place in the inbox at each upload.
+    """
 
     def __init__(self, model: Model, pools: Pools, table: RowTable, stream: Stream) -> None:
         self._model, self._pools, self._table, self._stream = model, pools, table, stream
@@ -52,42 +48,40 @@ class CapturedDecode:
         self._draws: dict[tuple[int, Variant], Replay] = {}
 
     def capture(self, only_largest: bool = False) -> None:
-        """All sizes, the largest first: the others find their memory there. Runs each, with nothing but padding."""
+        """Capture all sizes, the largest first, whose memory the others reuse. Each runs once, on padding rows."""
         if only_largest:
             self._sizes = self._sizes[-1:]
         for size in reversed(self._sizes):
             self.send(Work(0, [], [self._table.padding] * size, [0] * size, []))
-            packed = self._sent
-            self._models[size] = self._captured(partial(self._decode, size, packed.batch))
-            for variant in VARIANTS:
-                draws = replace(packed.draws, all_greedy=variant[0], any_truncated=variant[1])
-                self._draws[size, variant] = self._captured(partial(self._draw, size, draws))
+            self._models[size] = self._captured(partial(self._decode, size, self._batch))
+            for all_greedy, any_truncated in VARIANTS:
+                params = replace(self._packed_draws.params, all_greedy=all_greedy, any_truncated=any_truncated)
+                draws = replace(self._packed_draws, params=params)
+                self._draws[size, (all_greedy, any_truncated)] = self._captured(partial(self._draw, size, draws))
 
     def send(self, work: Work) -> None:
-        """Upload what the decoding rows of a step need, and what drawing for them does."""
+        """Upload the arrays that a step's decoding rows need, for the model and for the draw."""
         rows, padding = len(work.decodes), self._table.padding
         missing = self._size(rows) - rows
         padded = Work(work.step, [], [*work.decodes, *[padding] * missing], [*work.positions, *[0] * missing], [])
-        packing = self._inbox.packing()
-        packed = PackedDecode(
-            pack_batch(packing, padded, self._table, 1, self._pools.page_size, self._table.width),
-            pack_draws(packing, draws_of(padded), self._table, whole=True),
-        )
-        self._inbox.send(packing)
-        self._sent, self._rows = packed, rows
+        self._inbox.begin()
+        self._batch = pack_batch(self._inbox, padded, self._table, 1, self._pools.page_size, self._table.width)
+        self._packed_draws = pack_draws(self._inbox, draws_of(padded), self._table, whole=True)
+        self._inbox.send()
+        self._rows = rows
 
     def logits(self) -> Tensor:
-        """Decode what was sent: the logits, float32 [rows, V], which the next step writes over."""
+        """Replay the model for the rows that were sent. Return logits, float32 [rows, V], valid until the next step."""
         self._models[self._size(self._rows)]()
         return self._logits[: self._rows]
 
     def draw(self) -> Tensor:
-        """Draw from these logits, and keep the tokens for the next step.
+        """Replay the draw from these logits, and keep the tokens on the device for the next step.
 
-        int64 [rows], the tokens, -1 where the logits were not finite; the next step writes over it.
+        Return int64 [rows]: the tokens, and -1 where the logits were not finite; valid until the next step.
         """
-        draws = self._sent.draws
-        variant = (True, False) if draws.all_greedy else (False, draws.any_truncated)
+        params = self._packed_draws.params
+        variant = (True, False) if params.greedy() else (False, params.truncated())
         self._draws[self._size(self._rows), variant]()
         return self._drawn[: self._rows]
 
@@ -95,18 +89,19 @@ class CapturedDecode:
         return self._sizes[bisect_left(self._sizes, rows)]
 
     def _captured(self, run: Replay) -> Replay:
+        """Run once, so that everything is compiled and allocated, then capture."""
         run()
         return self._stream.capture(run)
 
     def _decode(self, size: int, packed: PackedBatch) -> None:
-        batch = packed.unpack(self._inbox, self._table)
-        if batch.decode and packed.rows:
-            padding = self._inbox.view(packed.rows) == self._table.padding
+        batch = packed.complete(self._table)
+        if batch.decode and packed.rows is not None:
+            padding = packed.rows == self._table.padding
             batch = replace(batch, decode=replace(batch.decode, padding=padding))
         hidden = self._model.forward(batch, self._pools)
         self._logits[:size].copy_(self._model.logits(hidden))
 
     def _draw(self, size: int, packed: PackedDraws) -> None:
-        sampled = sample(self._logits[:size], packed.params(self._inbox))
-        self._table.last_token.index_copy_(0, self._inbox.view(packed.rows), sampled.tokens)
-        self._drawn[:size].copy_(told_of(sampled))
+        sampled = sample(self._logits[:size], packed.params)
+        self._table.last_token.index_copy_(0, packed.rows, sampled.tokens)
+        self._drawn[:size].copy_(reported_tokens(sampled))

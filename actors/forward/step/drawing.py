@@ -1,4 +1,4 @@
-"""Drawing a token for each row that samples: planned on the host, and enqueued over the logits."""
+"""Drawing a token for each row that samples: planned and packed on the host, enqueued over the logits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.actors.forward.device import Work, WorkChunk, WorkMask
-from baton.actors.forward.step.packing import Inbox, Packing, Section
+from baton.actors.forward.step.packing import Inbox
 from baton.actors.forward.step.rows import RowTable
 from baton.actors.requests import Request
 from baton.kernels.sampling import (
@@ -25,101 +25,75 @@ from baton.kernels.sampling import (
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The rows that sample, in this order: behind which of the batch's tokens, and the absolute positions drawn for."""
+    """The rows of a step that sample a token, in the order of their logits. The index into these lists is a *draw*."""
 
     rows: list[int]
-    at: list[int]
-    positions: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class PackedParameters:
-    """Those of SamplingTensors."""
-
-    temperature: Section
-    top_k: Section
-    top_p: Section
-    min_p: Section
-    seed: Section
-    position: Section
+    at: list[int]  # the batch's token after which the draw's token comes
+    positions: list[int]  # the absolute position of the token to draw
 
 
 @dataclass(frozen=True, slots=True)
 class PackedDraws:
-    """rows: their indices; parameters: None where they are all greedy."""
+    """The draws of a step in the inbox."""
 
-    rows: Section
-    parameters: PackedParameters | None
-    all_greedy: bool
-    any_truncated: bool
-
-    def params(self, inbox: Inbox) -> SamplingTensors:
-        if not (given := self.parameters):
-            return ALL_GREEDY
-        return SamplingTensors(
-            inbox.view(given.temperature),
-            inbox.view(given.top_k),
-            inbox.view(given.top_p),
-            inbox.view(given.min_p),
-            inbox.view(given.seed),
-            inbox.view(given.position),
-            self.all_greedy,
-            self.any_truncated,
-        )
+    rows: Tensor  # int64 [draws]
+    params: SamplingTensors
 
 
 @dataclass(frozen=True, slots=True)
-class PackedPenalties:
-    """at: which draws; lines: of their counts."""
+class Penalties:
+    """The draws with penalties; tensors have one element for each."""
 
-    at: Section
-    lines: Section
-    repetition: Section
-    presence: Section
-    frequency: Section
-
-
-@dataclass(frozen=True, slots=True)
-class PackedBiases:
-    rows: Section
-    tokens: Section
-    addends: Section
+    draws: Tensor  # int64
+    lines: Tensor  # int64, their rows' indices in TokenCounts
+    repetition: Tensor  # float32
+    presence: Tensor  # float32
+    frequency: Tensor  # float32
 
 
 @dataclass(frozen=True, slots=True)
-class PackedMasks:
-    """at: which draws; words: int32 [n, ceil(V / 32)]."""
+class Biases:
+    """Addends to single logits; tensors have one element for each."""
 
-    at: Section
-    words: Section
+    draws: Tensor  # int64
+    tokens: Tensor  # int64
+    addends: Tensor  # float32
 
 
 @dataclass(frozen=True, slots=True)
-class PackedAdjustments:
-    """For the rows that ask for it; most steps have none."""
+class Masks:
+    """The draws with a grammar, and which tokens it allows."""
 
-    penalties: PackedPenalties | None = None
-    biases: PackedBiases | None = None
-    masks: PackedMasks | None = None
+    draws: Tensor  # int64 [n]
+    words: Tensor  # int32 [n, ceil(V / 32)], as in RowMask
 
-    def apply(self, logits: Tensor, counts: TokenCounts, inbox: Inbox) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Adjustments:
+    """Changes of the logits before the draw, for the rows that need them; most steps have none."""
+
+    penalties: Penalties | None = None
+    biases: Biases | None = None
+    masks: Masks | None = None
+
+    def apply(self, logits: Tensor, counts: TokenCounts) -> None:
+        """Enqueue the changes, in place. Masks come last, so that no bias allows a token that the grammar forbids."""
         if p := self.penalties:
-            at, lines = inbox.view(p.at), inbox.view(p.lines)
-            of_rows = [inbox.view(section) for section in (p.repetition, p.presence, p.frequency)]
-            apply_penalties(logits, at, counts.prompt_seen, counts.output_counts, lines, *of_rows)
+            of_rows = p.repetition, p.presence, p.frequency
+            apply_penalties(logits, p.draws, counts.prompt_seen, counts.output_counts, p.lines, *of_rows)
         if b := self.biases:
-            apply_bias(logits, inbox.view(b.rows), inbox.view(b.tokens), inbox.view(b.addends))
+            apply_bias(logits, b.draws, b.tokens, b.addends)
         if m := self.masks:
-            apply_masks(logits, inbox.view(m.at), inbox.view(m.words))
+            apply_masks(logits, m.draws, m.words)
 
-    def count(self, tokens: Tensor, counts: TokenCounts, inbox: Inbox) -> None:
-        """Of what was drawn, int64 [draws]."""
+    def count(self, tokens: Tensor, counts: TokenCounts) -> None:
+        """Enqueue the counting of the drawn tokens, int64 [draws], for rows with penalties."""
         if p := self.penalties:
-            counts.add(inbox.view(p.lines), tokens[inbox.view(p.at)])
+            counts.add(p.lines, tokens[p.draws])
 
 
 def draws_of(work: Work) -> Draws:
-    """Of chunks that end their prompt, then of rows that decode."""
+    """Return the draws of a step: chunks that end their prompt, then rows that decode."""
     chunks = [(chunk, offset + chunk.stop - chunk.start - 1) for chunk, offset in offsets_of(work) if chunk.samples]
     prefilled = sum(chunk.stop - chunk.start for chunk in work.chunks)
     return Draws(
@@ -130,70 +104,82 @@ def draws_of(work: Work) -> Draws:
 
 
 def offsets_of(work: Work) -> Iterator[tuple[WorkChunk, int]]:
-    """Each chunk with the index of its first token in the batch."""
+    """Yield each chunk with the index of its first token in the batch."""
     return zip(work.chunks, accumulate((c.stop - c.start for c in work.chunks), initial=0), strict=False)
 
 
-def told_of(sampled: Sampled) -> Tensor:
-    """int64 [draws]: the tokens, -1 where the logits were not finite."""
+def reported_tokens(sampled: Sampled) -> Tensor:
+    """Return int64 [draws]: the tokens, and -1 where the logits were not finite."""
     return torch.where(sampled.finite, sampled.tokens, -1)
 
 
-def pack_draws(packing: Packing, draws: Draws, table: RowTable, whole: bool = False) -> PackedDraws:
-    """whole: with parameters that nobody looks at."""
+def pack_draws(inbox: Inbox, draws: Draws, table: RowTable, whole: bool = False) -> PackedDraws:
+    """Pack the draws of a step.
+
+    whole: pack all parameters even if all rows are greedy. Captured steps need that, because the place of everything in
+    the inbox must be the same at each replay.
+    """
     rows, temperature = draws.rows, table.temperature[draws.rows]
-    at, all_greedy = packing.put(rows), not temperature.any()
+    at, all_greedy = inbox.put(rows), not temperature.any()
     if all_greedy and not whole:
-        return PackedDraws(at, None, True, False)
+        return PackedDraws(at, ALL_GREEDY)
     top_k, top_p = table.top_k[rows], table.top_p[rows]
-    parameters = PackedParameters(
-        packing.put(temperature, torch.float32),
-        packing.put(top_k),
-        packing.put(top_p, torch.float32),
-        packing.put(table.min_p[rows], torch.float32),
-        packing.put(table.seed[rows]),
-        packing.put(draws.positions),
+    params = SamplingTensors(
+        inbox.put(temperature, torch.float32),
+        inbox.put(top_k),
+        inbox.put(top_p, torch.float32),
+        inbox.put(table.min_p[rows], torch.float32),
+        inbox.put(table.seed[rows]),
+        inbox.put(draws.positions),
+        all_greedy,
+        any_truncated=bool((top_k > 0).any() or (top_p < 1).any()),
     )
-    return PackedDraws(at, parameters, all_greedy, bool((top_k > 0).any() or (top_p < 1).any()))
+    return PackedDraws(at, params)
 
 
-def pack_adjustments(packing: Packing, draws: Draws, table: RowTable, masks: PackedMasks | None) -> PackedAdjustments:
+def pack_adjustments(inbox: Inbox, draws: Draws, table: RowTable, masks: Masks | None) -> Adjustments:
+    """Pack the penalties and biases of the draws' requests; `masks` have been packed before."""
     of_rows = [(table[row].counts_index, table[row].request) for row in draws.rows]
     penalised = [(i, line, request) for i, (line, request) in enumerate(of_rows) if line is not None]
     positions = zip(of_rows, draws.positions, strict=True)
     biases = [(i, *bias) for i, ((_, request), at) in enumerate(positions) for bias in _biases(request, at)]
-    return PackedAdjustments(_pack_penalties(packing, penalised), _pack_biases(packing, biases), masks)
+    return Adjustments(_pack_penalties(inbox, penalised), _pack_biases(inbox, biases), masks)
 
 
-def pack_masks(packing: Packing, draws: Draws, masks: Sequence[WorkMask]) -> PackedMasks | None:
+def pack_masks(inbox: Inbox, draws: Draws, masks: Sequence[WorkMask]) -> Masks | None:
+    """Pack the masks of a step's rows."""
     if not masks:
         return None
     words = np.frombuffer(b"".join(mask.words for mask in masks), np.int32).reshape(len(masks), -1)
     draw_of = {row: i for i, row in enumerate(draws.rows)}
-    return PackedMasks(packing.put([draw_of[mask.row] for mask in masks]), packing.put(words, torch.int32))
+    return Masks(inbox.put([draw_of[mask.row] for mask in masks]), inbox.put(words, torch.int32))
 
 
-def _pack_penalties(packing: Packing, penalised: list[tuple[int, int, Request]]) -> PackedPenalties | None:
+def _pack_penalties(inbox: Inbox, penalised: list[tuple[int, int, Request]]) -> Penalties | None:
+    """penalised: draw, line in TokenCounts, and request of each row with penalties."""
     if not penalised:
         return None
     sampling = [request.sampling for _, _, request in penalised]
-    return PackedPenalties(
-        packing.put([i for i, _, _ in penalised]),
-        packing.put([line for _, line, _ in penalised]),
-        packing.put([s.repetition_penalty for s in sampling], torch.float32),
-        packing.put([s.presence_penalty for s in sampling], torch.float32),
-        packing.put([s.frequency_penalty for s in sampling], torch.float32),
+    return Penalties(
+        inbox.put([i for i, _, _ in penalised]),
+        inbox.put([line for _, line, _ in penalised]),
+        inbox.put([s.repetition_penalty for s in sampling], torch.float32),
+        inbox.put([s.presence_penalty for s in sampling], torch.float32),
+        inbox.put([s.frequency_penalty for s in sampling], torch.float32),
     )
 
 
-def _pack_biases(packing: Packing, biases: list[tuple[int, int, float]]) -> PackedBiases | None:
+def _pack_biases(inbox: Inbox, biases: list[tuple[int, int, float]]) -> Biases | None:
+    """biases: draw, token and addend."""
     if not biases:
         return None
-    rows, tokens, addends = zip(*biases, strict=True)
-    return PackedBiases(packing.put(rows), packing.put(tokens), packing.put(addends, torch.float32))
+    draws, tokens, addends = zip(*biases, strict=True)
+    return Biases(inbox.put(draws), inbox.put(tokens), inbox.put(addends, torch.float32))
 
 
 def _biases(request: Request, position: int) -> Iterator[tuple[int, float]]:
+    """Yield tokens with what to add to their logits, for the token at this position of the request."""
     yield from request.sampling.logit_bias.items()
-    if position - request.prompt_len < request.stops.min_tokens and not request.grammar:  # Its mask says that too.
+    # The mask of a grammar covers min_tokens itself.
+    if position - request.prompt_len < request.stops.min_tokens and not request.grammar:
         yield from ((token, float("-inf")) for token in request.stops.token_ids)

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from baton.actors.forward.device import Work
 from baton.actors.forward.step.batching import PackedBatch, pack_batch
 from baton.actors.forward.step.drawing import (
-    PackedAdjustments,
+    Adjustments,
     PackedDraws,
     draws_of,
     offsets_of,
@@ -13,11 +15,11 @@ from baton.actors.forward.step.drawing import (
     pack_draws,
     pack_masks,
 )
-from baton.actors.forward.step.packing import Packing, Section
+from baton.actors.forward.step.packing import Inbox
 from baton.actors.forward.step.reporting import (
-    PackedAsked,
-    PackedPrompt,
-    PackedReports,
+    DrawReports,
+    PromptReport,
+    TokenReports,
     first_tokens,
     pack_prompts,
     pack_reports,
@@ -25,50 +27,50 @@ from baton.actors.forward.step.reporting import (
 from baton.actors.forward.step.rows import PageUpdate, RowTable
 from baton.actors.requests import RowLogprobs
 
-NO_REPORTS = PackedReports(None, PackedAsked(None, []), [])
+NO_REPORTS = DrawReports(None, TokenReports(None, []), [])
 
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """batch: what is computed by one call of the model; at: which of its hidden states are drawn behind, None: all.
-
-    unsampled: the chunks that nothing is drawn behind; ends: their last hidden states, None if there are no such.
-    draws: None where the rows are drawn for elsewhere, or none is. first: log probabilities that need no model.
-    """
+    """A step whose arrays are in the inbox."""
 
     work: Work
-    batch: PackedBatch | None
-    at: Section | None
-    unsampled: list[int]
-    ends: Section | None
-    draws: PackedDraws | None
-    adjustments: PackedAdjustments
-    reports: PackedReports
-    prompts: list[PackedPrompt]
-    first: list[RowLogprobs]
-    moved: PageUpdate | None
+    batch: PackedBatch | None  # for one call of the model; None if there is nothing to compute but captured rows
+    at: Tensor | None  # int64: indices of the hidden states to draw from; None: all of them
+    unsampled: list[int]  # the chunks after which nothing is drawn
+    ends: Tensor | None  # int64: indices of the last hidden states of those chunks; None if there are none
+    draws: PackedDraws | None  # None if nothing is drawn, or the captured rows draw for themselves
+    adjustments: Adjustments
+    reports: DrawReports
+    prompts: list[PromptReport]
+    first: list[RowLogprobs]  # log probabilities that need no model
+    page_update: PageUpdate | None  # None if the device's page table is up to date
 
 
 def pack_step(
-    packing: Packing, work: Work, table: RowTable, chunk_size: int, page_size: int, decodes_apart: bool
+    inbox: Inbox, work: Work, table: RowTable, chunk_size: int, page_size: int, captures_decodes: bool
 ) -> PackedStep:
-    """decodes_apart: the rows that decode are computed elsewhere, and where there are no others also drawn for."""
+    """Pack a step.
+
+    captures_decodes: the rows that decode are replayed from a captured graph, which also draws for them if the step has
+    no chunks. So the batch here has only the chunks.
+    """
     draws = draws_of(work)
-    here = Work(work.step, work.chunks, [], [], work.checkpoints) if decodes_apart else work
-    of_batch = draws.at[: len(draws.at) - len(work.decodes)] if decodes_apart else draws.at
+    here = Work(work.step, work.chunks, [], [], work.checkpoints) if captures_decodes else work
+    of_batch = draws.at[: len(draws.at) - len(work.decodes)] if captures_decodes else draws.at
     are_plain = bool(table.is_plain[draws.rows].all())
-    masks = pack_masks(packing, draws, work.masks)
+    masks = pack_masks(inbox, draws, work.masks)
     ends = [offset + c.stop - c.start - 1 for c, offset in offsets_of(work) if not c.samples]
     return PackedStep(
         work,
-        pack_batch(packing, here, table, chunk_size, page_size) if here.chunks or here.decodes else None,
-        packing.put(of_batch) if work.chunks else None,
+        pack_batch(inbox, here, table, chunk_size, page_size) if here.chunks or here.decodes else None,
+        inbox.put(of_batch) if work.chunks else None,
         [number for number, chunk in enumerate(work.chunks) if not chunk.samples],
-        packing.put(ends) if ends else None,
-        pack_draws(packing, draws, table) if draws.rows and (work.chunks or not decodes_apart) else None,
-        PackedAdjustments(masks=masks) if are_plain else pack_adjustments(packing, draws, table, masks),
-        NO_REPORTS if are_plain else pack_reports(packing, draws, table),
-        pack_prompts(packing, work, table),
+        inbox.put(ends) if ends else None,
+        pack_draws(inbox, draws, table) if draws.rows and (work.chunks or not captures_decodes) else None,
+        Adjustments(masks=masks) if are_plain else pack_adjustments(inbox, draws, table, masks),
+        NO_REPORTS if are_plain else pack_reports(inbox, draws, table),
+        pack_prompts(inbox, work, table),
         first_tokens(work, table),
-        table.pack(packing),
+        table.pack(inbox),
     )

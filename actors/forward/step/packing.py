@@ -1,7 +1,6 @@
 """Many small arrays in one copy to the device."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,73 +14,69 @@ ALIGNMENT = 16  # bytes, which Triton's kernels expect
 DTYPES = {torch.int64: np.int64, torch.int32: np.int32, torch.float32: np.float32}
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Where an array lies in the upload: from element `begin` on, of its own dtype."""
-
-    begin: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-class Packing:
-    """Arrays are put into host memory behind each other; which lie where depends on those before alone."""
-
-    def __init__(self, memory: Tensor, allocate: Callable[[int], Tensor]) -> None:
-        self.nbytes = 0
-        self._allocate = allocate
-        self._take(memory)
-
-    def put(self, values: Sequence[float] | NDArray[Any], dtype: torch.dtype = torch.int64) -> Section:
-        shape = values.shape if isinstance(values, np.ndarray) else (len(values),)
-        size = values.size if isinstance(values, np.ndarray) else len(values)
-        begin, end = self.nbytes // dtype.itemsize, self.nbytes // dtype.itemsize + size
-        self.nbytes += -(-size * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-        if self.nbytes > self.memory.nbytes:
-            self._grow()
-        self._views[dtype][begin:end] = values.reshape(-1) if isinstance(values, np.ndarray) else values
-        return Section(begin, shape, dtype)
-
-    def _grow(self) -> None:
-        before = self.memory
-        self._take(self._allocate(2 * self.nbytes))
-        self.memory[: before.nbytes] = before
-
-    def _take(self, memory: Tensor) -> None:
-        self.memory = memory
-        bytes_of = memory.numpy()
-        self._views = {dtype: bytes_of.view(of_numpy) for dtype, of_numpy in DTYPES.items()}
-
-
 class Inbox:
-    """Device memory for what comes with a step, each time the same, from its beginning on.
+    """Device memory for the arrays that a step brings with it, which are packed on the host and uploaded in one copy.
 
-    It is written over in stream order, and so behind the step before. A CPU computes from where it was packed.
+    Call `begin`, then `put` for each array, then `send`. `put` returns at once the tensor that will hold the array on
+    the device; whatever reads it must be enqueued after `send`. The next packing overwrites the same memory from its
+    beginning, which is safe because its upload comes after the step in stream order. So equal shapes, put in the same
+    order, get the same addresses, which captured graphs rely on. On a CPU, arrays are packed into the memory that the
+    step computes from, without a copy.
     """
 
     def __init__(self, nbytes: int, device: torch.device, stream: Stream) -> None:
-        self._stream, self._is_shared = stream, device.type == "cpu"
-        self._take(torch.empty(nbytes, dtype=torch.uint8, device=device))
+        self._device, self._stream = device, stream
+        self._is_shared = device.type == "cpu"
+        self._blocks = [self._block(nbytes)]
 
-    def packing(self) -> Packing:
-        allocate = self._stream.host_buffer
-        return Packing(self._memory if self._is_shared else allocate(self._memory.nbytes), allocate)
+    def begin(self) -> None:
+        """Start a new packing. Tensors of an earlier one must not be used by anything that is enqueued from now on."""
+        if len(self._blocks) > 1:
+            self._blocks = [self._block(sum(block.nbytes for block in self._blocks))]
+            return
+        [block] = self._blocks
+        block.used = 0
+        if not self._is_shared:
+            block.use(self._stream.host_buffer(block.nbytes))  # the upload of the old one may still be in flight
 
-    def send(self, packing: Packing) -> None:
-        """Enqueue the one copy. Views of what was sent before are void."""
-        if packing.nbytes > self._memory.nbytes:
-            self._take(packing.memory if self._is_shared else self._memory.new_empty(packing.memory.nbytes))
-        if packing.nbytes and not self._is_shared:
-            self._stream.upload(packing.memory[: packing.nbytes], self._memory[: packing.nbytes])
+    def put(self, values: Sequence[float] | NDArray[Any], dtype: torch.dtype = torch.int64) -> Tensor:
+        """Pack an array, and return the tensor of its shape that will hold it on the device."""
+        shape = values.shape if isinstance(values, np.ndarray) else (len(values),)
+        size = values.size if isinstance(values, np.ndarray) else len(values)
+        nbytes = -(-size * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        block = self._blocks[-1]
+        if block.used + nbytes > block.nbytes:
+            # Tensors of this packing point to the block, so it cannot be moved. This packing is sent in several copies;
+            # for the next one there is a block that is large enough for all.
+            block = self._block(max(2 * nbytes, block.nbytes))
+            self._blocks.append(block)
+        begin = block.used // dtype.itemsize
+        block.used += nbytes
+        block.arrays[dtype][begin : begin + size] = values.reshape(-1) if isinstance(values, np.ndarray) else values
+        tensor = block.tensors[dtype][begin : begin + size]
+        return tensor if len(shape) == 1 else tensor.view(shape)
 
-    def view(self, section: Section) -> Tensor:
-        """What has been sent."""
-        shape = section.shape
-        if len(shape) == 1:
-            return self._views[section.dtype][section.begin : section.begin + shape[0]]
-        size = int(np.prod(shape))
-        return self._views[section.dtype][section.begin : section.begin + size].view(shape)
+    def send(self) -> None:
+        """Enqueue the upload of what was put."""
+        if not self._is_shared:
+            for block in self._blocks:
+                if block.used:
+                    self._stream.upload(block.host[: block.used], block.device[: block.used])
 
-    def _take(self, memory: Tensor) -> None:
-        self._memory = memory
-        self._views = {dtype: memory.view(dtype) for dtype in DTYPES}
+    def _block(self, nbytes: int) -> "Block":
+        device = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        return Block(device if self._is_shared else self._stream.host_buffer(nbytes), device)
+
+
+class Block:
+    """Host memory, uint8, and the device memory that it is copied to; on a CPU the same memory."""
+
+    def __init__(self, host: Tensor, device: Tensor) -> None:
+        self.device, self.nbytes, self.used = device, device.nbytes, 0
+        self.tensors = {dtype: device.view(dtype) for dtype in DTYPES}
+        self.use(host)
+
+    def use(self, host: Tensor) -> None:
+        """Pack into this host memory from now on."""
+        self.host, as_bytes = host, host.numpy()
+        self.arrays = {dtype: as_bytes.view(of_numpy) for dtype, of_numpy in DTYPES.items()}

@@ -1,4 +1,4 @@
-"""A step that is on the device's stream."""
+"""A step that has been enqueued on the device's stream."""
 
 from dataclasses import dataclass
 from itertools import compress
@@ -16,19 +16,15 @@ from baton.actors.tokens import pack
 
 @dataclass(frozen=True, slots=True)
 class LaunchedWork:
-    """A Pending. drawn: int64 [draws] in host memory: the tokens, -1 where the logits were not finite.
-
-    sound: bool [unsampled] there: whether what was computed last of these chunks was finite; None if there are none.
-    reports: of those draws that report; prompts: of each of the step's.
-    """
+    """The Pending of a step. Its tensors are in host memory, and complete when `ended` has passed."""
 
     step: PackedStep
     began: Event
     ended: Event
-    drawn: Tensor
-    sound: Tensor | None
-    reports: CopiedLogprobs | None
-    prompts: list[CopiedLogprobs]
+    drawn: Tensor  # int64 [draws]: the tokens, -1 where the logits were not finite
+    sound: Tensor | None  # bool: whether each of step.unsampled ended in finite hidden states; None if there are none
+    reports: CopiedLogprobs | None  # of the draws that report
+    prompts: list[CopiedLogprobs]  # one for each of step.prompts
 
     def passed(self) -> bool:
         return self.ended.passed()

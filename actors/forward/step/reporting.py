@@ -8,114 +8,119 @@ from torch import Tensor
 
 from baton.actors.forward.device import Work, WorkChunk
 from baton.actors.forward.step.drawing import Draws, offsets_of
-from baton.actors.forward.step.packing import Inbox, Packing, Section
+from baton.actors.forward.step.packing import Inbox
 from baton.actors.forward.step.rows import DeviceRow, RowTable
 from baton.actors.forward.streams import Stream
 from baton.actors.requests import Request, RowLogprobs, TokenLogprob
 from baton.kernels.sampling import log_probabilities, log_probabilities_of
 from baton.models.batch import Model
 
+# Most prompt tokens whose logits are computed at once for their log probabilities: bounds the memory of a step.
 LOGITS_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedLogprobs:
-    """Of n rows, in host memory once the step is over.
+    """Log probabilities of n tokens, in host memory once the step is over."""
 
-    tokens [n], those whose log probability is `chosen` [n]; values and ids [n, top] of the best; asked [n, most].
-    """
-
-    requests: list[Request]
-    tokens: Tensor
-    chosen: Tensor
-    values: Tensor
-    ids: Tensor
-    asked: Tensor
+    requests: list[Request]  # [n]
+    tokens: Tensor  # int64 [n]
+    chosen: Tensor  # [n], the tokens' own log probabilities
+    values: Tensor  # [n, top], those of the most likely tokens
+    ids: Tensor  # [n, top], the most likely tokens
+    others: Tensor  # [n, most], those of the tokens in each request's logprob_ids, padded
 
     def items(self) -> list[TokenLogprob]:
-        given = (self.tokens, self.chosen, self.values, self.ids, self.asked)
-        rows = zip(*(tensor.tolist() for tensor in given), self.requests, strict=True)
+        """Return the log probabilities. Call when the step is over."""
+        columns = (self.tokens, self.chosen, self.values, self.ids, self.others)
+        rows = zip(*(tensor.tolist() for tensor in columns), self.requests, strict=True)
         return [_item(*of_row) for of_row in rows]
 
 
 @dataclass(frozen=True, slots=True)
-class PackedAsked:
-    """ids: int64 [n, most], of which each row's own come first; none if nobody asks for any."""
+class TokenReports:
+    """The requests of n tokens whose log probabilities are reported, and the logprob_ids of these requests."""
 
-    ids: Section | None
-    requests: list[Request]
+    ids: Tensor | None  # int64 [n, most], each request's logprob_ids, padded; None if no request has any
+    requests: list[Request]  # [n]
 
-    def enqueue(self, logits: Tensor, tokens: Tensor, stream: Stream, inbox: Inbox) -> CopiedLogprobs:
-        """logits: float32 [n, V], before bias, penalties and temperature; tokens: int64 [n]."""
+    def enqueue(self, logits: Tensor, tokens: Tensor, stream: Stream) -> CopiedLogprobs:
+        """Enqueue the log probabilities and their copies to host memory.
+
+        logits: float32 [n, V], before bias, penalties and temperature.
+        tokens: int64 [n].
+        """
         top = max(request.logprobs or 0 for request in self.requests)
         chosen, values, ids = log_probabilities(logits, tokens, top)
-        asked = log_probabilities_of(logits, inbox.view(self.ids)) if self.ids else values[:, :0]
-        copies = [to_host(tensor, stream) for tensor in (tokens, chosen, values, ids, asked)]
+        others = values[:, :0] if self.ids is None else log_probabilities_of(logits, self.ids)
+        copies = [to_host(tensor, stream) for tensor in (tokens, chosen, values, ids, others)]
         return CopiedLogprobs(self.requests, *copies)
 
 
 @dataclass(frozen=True, slots=True)
-class PackedReports:
-    """at: which draws report; None if none does. of: their grants and positions."""
+class DrawReports:
+    """The reports of the drawn tokens."""
 
-    at: Section | None
-    asked: PackedAsked
-    of: list[tuple[int, int]]
+    draws: Tensor | None  # int64, the draws that report; None if none does
+    reports: TokenReports
+    of: list[tuple[int, int]]  # grant and position of each report
 
-    def keep(self, logits: Tensor, inbox: Inbox) -> Tensor | None:
-        """The rows of those that report, before they are adjusted."""
-        return logits[inbox.view(self.at)] if self.at else None
+    def copy_logits(self, logits: Tensor) -> Tensor | None:
+        """Enqueue a copy of the logits of the draws that report, before they are adjusted."""
+        return None if self.draws is None else logits[self.draws]
 
-    def enqueue(self, kept: Tensor | None, tokens: Tensor, stream: Stream, inbox: Inbox) -> CopiedLogprobs | None:
-        if self.at is None or kept is None:
+    def enqueue(self, logits: Tensor | None, tokens: Tensor, stream: Stream) -> CopiedLogprobs | None:
+        """Enqueue the reports. logits: the result of `copy_logits`. tokens: int64 [draws]."""
+        if self.draws is None or logits is None:
             return None
-        return self.asked.enqueue(kept, tokens[inbox.view(self.at)], stream, inbox)
+        return self.reports.enqueue(logits, tokens[self.draws], stream)
 
 
 @dataclass(frozen=True, slots=True)
-class PackedPrompt:
-    """Prompt tokens of a grant, from index `first` on; the hidden states from `at` on are those before them."""
+class PromptReport:
+    """The reports of consecutive prompt tokens of one grant."""
 
     grant: int
-    first: int
-    at: int
-    tokens: Section
-    asked: PackedAsked
+    first: int  # index of the first token in the prompt
+    at: int  # index of the hidden state from which the first token is predicted; the others follow
+    tokens: Tensor  # int64 [n]
+    reports: TokenReports
 
-    def enqueue(self, hidden: Tensor, model: Model, stream: Stream, inbox: Inbox) -> CopiedLogprobs:
-        tokens = inbox.view(self.tokens)
-        logits = model.logits(hidden[self.at : self.at + len(tokens)])
-        return self.asked.enqueue(logits, tokens, stream, inbox)
+    def enqueue(self, hidden: Tensor, model: Model, stream: Stream) -> CopiedLogprobs:
+        """Enqueue the reports. hidden: the hidden states of the step's batch."""
+        logits = model.logits(hidden[self.at : self.at + len(self.tokens)])
+        return self.reports.enqueue(logits, self.tokens, stream)
 
 
-def pack_reports(packing: Packing, draws: Draws, table: RowTable) -> PackedReports:
+def pack_reports(inbox: Inbox, draws: Draws, table: RowTable) -> DrawReports:
+    """Pack the reports of a step's drawn tokens."""
     rows = [table[row] for row in draws.rows]
     reporting = [i for i, row in enumerate(rows) if row.request.logprobs is not None]
-    asked = _pack_asked(packing, [rows[i].request for i in reporting])
+    reports = _pack_token_reports(inbox, [rows[i].request for i in reporting])
     grants = [(rows[i].grant, draws.positions[i]) for i in reporting]
-    return PackedReports(packing.put(reporting) if reporting else None, asked, grants)
+    return DrawReports(inbox.put(reporting) if reporting else None, reports, grants)
 
 
-def pack_prompts(packing: Packing, work: Work, table: RowTable) -> list[PackedPrompt]:
-    """Of the prompt tokens behind those of the chunks, a few rows of logits at a time."""
-    return [
-        prompt for chunk, offset in offsets_of(work) for prompt in _prompts(packing, chunk, offset, table[chunk.row])
-    ]
+def pack_prompts(inbox: Inbox, work: Work, table: RowTable) -> list[PromptReport]:
+    """Pack the reports of the prompt tokens that follow a token of a chunk, LOGITS_ROWS at a time."""
+    return [prompt for chunk, offset in offsets_of(work) for prompt in _prompts(inbox, chunk, offset, table[chunk.row])]
 
 
-def _prompts(packing: Packing, chunk: WorkChunk, offset: int, row: DeviceRow) -> Iterator[PackedPrompt]:
+def _prompts(inbox: Inbox, chunk: WorkChunk, offset: int, row: DeviceRow) -> Iterator[PromptReport]:
+    """Pack the reports of one chunk. offset: the index of its first token in the batch."""
     begin = row.request.prompt_logprobs_from
     if begin is None:
         return
+    # The hidden state of a token predicts the one after it.
     end = min(chunk.stop + 1, row.request.prompt_len)
     for first in range(max(chunk.start + 1, begin), end, LOGITS_ROWS):
         tokens = row.tokens[first : min(first + LOGITS_ROWS, end)]
-        asked = _pack_asked(packing, [row.request] * len(tokens))
-        yield PackedPrompt(row.grant, first, offset + first - 1 - chunk.start, packing.put(tokens), asked)
+        reports = _pack_token_reports(inbox, [row.request] * len(tokens))
+        yield PromptReport(row.grant, first, offset + first - 1 - chunk.start, inbox.put(tokens), reports)
 
 
 def first_tokens(work: Work, table: RowTable) -> list[RowLogprobs]:
-    """Of prompts from whose first token on log probabilities are wanted: that one has none."""
+    """Return the reports of prompts' first tokens, which have no log probability."""
     rows = [table[chunk.row] for chunk in work.chunks if chunk.start == 0]
     return [
         RowLogprobs(row.grant, 0, [TokenLogprob(int(row.tokens[0]), None, [])])
@@ -124,18 +129,18 @@ def first_tokens(work: Work, table: RowTable) -> list[RowLogprobs]:
     ]
 
 
-def _pack_asked(packing: Packing, requests: list[Request]) -> PackedAsked:
+def _pack_token_reports(inbox: Inbox, requests: list[Request]) -> TokenReports:
     most = max((len(request.logprob_ids) for request in requests), default=0)
     if not most:
-        return PackedAsked(None, requests)
+        return TokenReports(None, requests)
     ids = np.zeros((len(requests), most), np.int64)
     for line, request in zip(ids, requests, strict=True):
         line[: len(request.logprob_ids)] = request.logprob_ids
-    return PackedAsked(packing.put(ids), requests)
+    return TokenReports(inbox.put(ids), requests)
 
 
 def to_host(tensor: Tensor, stream: Stream) -> Tensor:
-    """Enqueue a copy to host memory of its own; what a CPU has made is there already."""
+    """Enqueue a copy to new host memory. A CPU's tensor is returned as it is."""
     if tensor.is_cpu:
         return tensor
     host = stream.host_buffer(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
@@ -145,8 +150,8 @@ def to_host(tensor: Tensor, stream: Stream) -> Tensor:
 
 
 def _item(
-    token: int, chosen: float, values: list[float], ids: list[int], asked: list[float], request: Request
+    token: int, chosen: float, values: list[float], ids: list[int], others: list[float], request: Request
 ) -> TokenLogprob:
-    """As many as this request wants of what was copied for all."""
+    """Return one token's report, with as many of the copied values as its request wants."""
     top = list(zip(ids, values, strict=True))[: request.logprobs or 0]
-    return TokenLogprob(token, chosen, top, asked[: len(request.logprob_ids)])
+    return TokenLogprob(token, chosen, top, others[: len(request.logprob_ids)])

@@ -1,4 +1,4 @@
-"""The rows of the running batch: what the host knows of them, and what lies on the device."""
+"""The rows of the running batch: what the host records of them, and what the device keeps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.actors.forward.step.packing import Inbox, Packing, Section
+from baton.actors.forward.step.packing import Inbox
 from baton.actors.requests import Request
 from baton.models.batch import Pools
 
 
 @dataclass(slots=True)
 class DeviceRow:
-    """tokens: int32 [given], those that the request came with. counts_index: of its token counts, if penalised."""
+    """A request that has a row."""
 
     grant: int
     request: Request
-    tokens: NDArray[np.int32]
-    page_count: int
-    counts_index: int | None
+    tokens: NDArray[np.int32]  # those that the request came with
+    page_count: int  # pages in its page table
+    counts_index: int | None  # its line in TokenCounts, if it has penalties
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has no penalties, biases or bans, and reports no log probabilities."""
+        """Whether it has no penalties, biases or banned tokens, and reports no log probabilities."""
         request = self.request
         bans = request.stops.min_tokens > 0 and request.stops.token_ids
         reports = request.logprobs is not None or request.prompt_logprobs_from is not None
@@ -34,15 +34,15 @@ class DeviceRow:
 
 
 class RowTable:
-    """Rows by index; one more than can run, `padding`, whose slot and page are the pools' last.
+    """All rows, by index, and one more for padding, which uses the last slot and the last page of the pools.
 
-    The host's arrays are of all rows, the current values. What is large, or known to the device alone, lies there:
-    `pages`, which follows the host's with the next step, and `last_token`, int64, what each row drew last.
+    The host has the current values of all rows. The device has only what is large or known to it alone: `pages`, which
+    follows `host_pages` with each step's upload, and `last_token`.
     """
 
     def __init__(self, rows: int, max_model_len: int, pools: Pools) -> None:
         self._device = pools.slots.device
-        self.padding = rows
+        self.padding = rows  # the index of the padding row
         self.rows: dict[int, DeviceRow] = {}
         self.slots = np.zeros(rows + 1, np.int64)
         self.is_plain = np.ones(rows + 1, np.bool_)
@@ -55,15 +55,16 @@ class RowTable:
         self.slots[self.padding] = len(pools.slots) - 1
         self._padding_page = max(len(pools.blocks) - 1, 0)
         self.host_pages[self.padding] = self._padding_page
-        self.last_token = torch.zeros(rows + 1, dtype=torch.int64, device=self._device)
-        self._moved: list[tuple[int, int, int]] = []
+        self.last_token = torch.zeros(rows + 1, dtype=torch.int64, device=self._device)  # drawn for each row
+        self._stale: list[tuple[int, int, int]] = []  # (row, begin, end) of entries that the device does not have yet
 
     @cached_property
     def pages(self) -> Tensor:
-        """int32 [rows, pages]: made on the device's thread, for it is large enough that torch fills it in parallel.
+        """The page table on the device, int32 [rows, pages].
 
-        A second thread with a team of its own would be more threads than processors for libgomp, which then lets none
-        of them spin: each loop of a step would begin with waking someone.
+        Created on first use, which is on the device's thread: the table is so large that torch fills it in parallel,
+        which gives the thread a libgomp team of its own. Two threads with teams would be more threads than processors,
+        and then libgomp lets none of them spin: each parallel loop of a step would have to wake its threads.
         """
         pages = torch.zeros(self.host_pages.shape, dtype=torch.int32, device=self._device)
         pages[self.padding] = self._padding_page
@@ -71,13 +72,14 @@ class RowTable:
 
     @property
     def width(self) -> int:
-        """Entries of a row's page table."""
+        """Entries of a row's page table; 0 without attention."""
         return self.host_pages.shape[1]
 
     def __getitem__(self, row: int) -> DeviceRow:
         return self.rows[row]
 
     def open(self, row: int, opened: DeviceRow, slot: int) -> None:
+        """Give a row to a request."""
         sampling = opened.request.sampling
         self.rows[row] = opened
         self.slots[row] = slot
@@ -86,29 +88,30 @@ class RowTable:
         self.top_k[row], self.top_p[row], self.min_p[row] = sampling.top_k, sampling.top_p, sampling.min_p
 
     def extend(self, row: int, pages: Sequence[int]) -> None:
+        """Append pages to a row's page table."""
         opened = self.rows[row]
         first, end = opened.page_count, opened.page_count + len(pages)
         self.host_pages[row, first:end] = pages
         opened.page_count = end
         if pages:
-            self._moved.append((row, first, end))
+            self._stale.append((row, first, end))
 
-    def pack(self, packing: Packing) -> "PageUpdate | None":
-        """What of the page table the device does not have yet."""
-        if not self._moved:
+    def pack(self, inbox: Inbox) -> "PageUpdate | None":
+        """Pack the entries of the page table that the device does not have yet."""
+        if not self._stale:
             return None
-        places = np.concatenate([np.arange(row * self.width + a, row * self.width + b) for row, a, b in self._moved])
-        return PageUpdate(packing.put(places), packing.put(self.host_pages.reshape(-1)[places], torch.int32))
+        places = np.concatenate([np.arange(row * self.width + a, row * self.width + b) for row, a, b in self._stale])
+        return PageUpdate(inbox.put(places), inbox.put(self.host_pages.reshape(-1)[places], torch.int32))
 
-    def update(self, update: "PageUpdate", inbox: Inbox) -> None:
-        """Enqueue what was packed; behind it the device's table is the host's."""
-        self.pages.view(-1).index_copy_(0, inbox.view(update.places), inbox.view(update.pages))
-        self._moved.clear()
+    def update(self, update: "PageUpdate") -> None:
+        """Enqueue an update; after it the device's page table equals the host's."""
+        self.pages.view(-1).index_copy_(0, update.places, update.pages)
+        self._stale.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class PageUpdate:
-    """places: in the flattened table."""
+    """Entries of the page table to change."""
 
-    places: Section
-    pages: Section
+    places: Tensor  # int64, indices into the flattened table
+    pages: Tensor  # int32

@@ -1,1 +1,1 @@
-"""Between the pools and host memory."""
+"""Copies between the pools and host memory."""

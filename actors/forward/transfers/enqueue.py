@@ -1,4 +1,4 @@
-"""Copies between the pools and host memory, on a stream of their own: steps do not wait for them."""
+"""Copies between the pools and host memory, on a stream of their own, so that steps do not wait for them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,15 +16,17 @@ from baton.actors.storage.host_memory import HostState, HostStates
 from baton.kernels.slots import gather, scatter
 from baton.models.batch import Pools
 
-MOST_STAGED = 1 << 25  # bytes
+# Pages are gathered into a temporary tensor on the device, at most this many bytes at a time.
+MOST_STAGED = 1 << 25
 Keep: TypeAlias = Callable[[HostState | None], None]
 
 
 class Transfers:
-    """Each copy begins behind all that `stream` has been given, and nothing there waits for it.
+    """Copies of states and their KV to host memory (export) and back (fill).
 
-    For that nobody may use its slot, its pages or its copy again before it has been collected. Nor has the stream to
-    wait then: what the host has seen pass is over for every stream.
+    Each copy waits for all that `stream` has been given before it. Nothing on `stream` waits for a copy, so its slot,
+    its pages and its host memory must not be reused before it has been collected. After that no stream needs to wait:
+    an event that the host has seen pass is over for every stream.
     """
 
     def __init__(self, pools: Pools, host: HostStates, stream: Stream) -> None:
@@ -34,40 +36,46 @@ class Transfers:
 
     @property
     def aside(self) -> bool:
+        """Whether copies have a stream of their own, and so run alongside steps."""
         return self._copies is not self._stream
 
     def export(self, key: int, slot: int, pages: Sequence[int], position: int) -> Pending[Transferred]:
+        """Enqueue a copy to host memory: see Device."""
         try:
             copy = self._host.room(position)
         except Exception:
-            self._host.put(key, None)
+            self._host.put(key, None)  # so that whatever waits for this copy learns that it failed
             raise
 
         def enqueue() -> None:
             self._copies.download(self._pools.slots[slot], copy.state)
             for part in self._parts(copy.blocks):
-                taken = gather(self._pools.blocks, self._uploaded(pages[part]))
-                self._copies.download(taken, copy.blocks[part])
+                staged = gather(self._pools.blocks, self._uploaded(pages[part]))
+                self._copies.download(staged, copy.blocks[part])
 
         return self._enqueued(enqueue, Transferred(key), copy, partial(self._host.put, key))
 
     def fill(self, grant: int, key: int, slot: int, pages: Sequence[int], first_page: int) -> Pending[Transferred]:
+        """Enqueue a copy from host memory: see Device."""
         copy = self._host.get(key)
         blocks = copy.blocks[first_page:]
 
         def enqueue() -> None:
             self._copies.upload(copy.state, self._pools.slots[slot])
             for part in self._parts(blocks):
-                brought = torch.empty(blocks[part].shape, dtype=torch.uint8, device=self._pools.blocks.device)
-                self._copies.upload(blocks[part], brought)
-                scatter(self._pools.blocks, self._uploaded(pages[part]), brought)
+                staged = torch.empty(blocks[part].shape, dtype=torch.uint8, device=self._pools.blocks.device)
+                self._copies.upload(blocks[part], staged)
+                scatter(self._pools.blocks, self._uploaded(pages[part]), staged)
 
         return self._enqueued(enqueue, Transferred(key, grant), copy)
 
     def _enqueued(
         self, enqueue: Callable[[], None], report: Transferred, copy: HostState, keep: Keep | None = None
     ) -> Pending[Transferred]:
-        """One that fails half way is over when that half is: until then it may write to its slot."""
+        """Enqueue a copy after all that the stream of the steps has been given.
+
+        If that fails half way, the error is raised when the first half is over: until then it may write to its slot.
+        """
         self._copies.wait(self._stream.record())
         began, failed = self._copies.record(), None
         try:
@@ -78,44 +86,40 @@ class Transfers:
         return EnqueuedTransfer(report, copy, began, self._copies.record(), keep, failed)
 
     def _parts(self, blocks: Tensor) -> Iterator[slice]:
-        """Of some pages, for as much memory as the device is sure to have beside its pools."""
+        """Yield slices of pages, small enough for the memory that the device is sure to have apart from its pools."""
         step = max(MOST_STAGED // max(blocks.shape[1], 1), 1)
         return (slice(begin, min(begin + step, len(blocks))) for begin in range(0, len(blocks), step))
 
     def _uploaded(self, pages: Sequence[int]) -> Tensor:
-        """int64, on the device."""
+        """Upload page numbers. Return them as int64 on the device."""
         inbox = Inbox(torch.int64.itemsize * len(pages) + ALIGNMENT, self._pools.blocks.device, self._copies)
-        packing = inbox.packing()
-        section = packing.put(pages)
-        inbox.send(packing)
-        return inbox.view(section)
+        on_device = inbox.put(pages)
+        inbox.send()
+        return on_device
 
 
 @dataclass(frozen=True, slots=True)
 class EnqueuedTransfer:
-    """A Pending. copy: what is written or read until it is over. keep: called with it then; with None if it failed.
-
-    failed: why not all of it could be enqueued.
-    """
+    """The Pending of a copy."""
 
     report: Transferred
-    copy: HostState
+    copy: HostState  # the host memory that is written or read
     began: Event
     ended: Event
-    keep: Keep | None
-    failed: Exception | None
+    keep: Keep | None  # called with `copy` when it is over, or with None if it failed
+    failed: Exception | None  # why it could not be enqueued completely
 
     def passed(self) -> bool:
         return self.ended.passed()
 
     def collect(self) -> Done[Transferred]:
-        made = None
+        complete = None
         try:
             self.ended.wait()
             if self.failed is not None:
                 raise self.failed
-            made = self.copy
+            complete = self.copy
         finally:
             if self.keep is not None:
-                self.keep(made)
+                self.keep(complete)
         return Done(self.report, self.ended.seconds_since(self.began))

@@ -38,7 +38,7 @@ from baton.actors.messages import (  # noqa: E402
     Submit,
     Want,
 )
-from baton.actors.requests import Request, Sampling, Stops  # noqa: E402
+from baton.actors.requests import Hit, Request, Sampling, Stops  # noqa: E402
 from baton.actors.scheduler.actor import Scheduler  # noqa: E402
 from baton.actors.scheduler.plan import Limits  # noqa: E402
 from baton.actors.tokens import count, pack  # noqa: E402
@@ -97,7 +97,7 @@ class Decoding:
             case Acquire(grant, tokens):
                 [state] = self._slots(1)
                 pages = list(range(-(-(count(tokens) + 1) // PAGE_SIZE)))
-                return Granted(grant, state, 0, 0, "", False, None, pages, None, None)
+                return Granted(grant, state, Hit(), False, None, pages, None, None)
             case Want(grant, checkpoints):
                 return Spare(grant, self._slots(len(checkpoints)), [])
             case Extend(grants):

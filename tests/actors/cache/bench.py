@@ -67,7 +67,7 @@ class Bench:
         grant = self.ask(tokens, session=session, **more)
         granted = self.granted(grant)
         self.receive(Copied(grant))
-        rest = pack(tokens[granted.match :])
+        rest = pack(tokens[granted.hit.cached_tokens :])
         if session:
             self.receive(SaveFromReq(grant, session, granted.state, len(tokens), rest))
         else:

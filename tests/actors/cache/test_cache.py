@@ -26,6 +26,7 @@ from baton.actors.messages import (
     Spare,
     Unname,
 )
+from baton.actors.requests import Hit
 from baton.actors.tokens import pack
 from tests.actors.cache.bench import HOST, Bench, take
 
@@ -42,13 +43,13 @@ def bench() -> Iterator[Bench]:
 
 def test_what_a_grant_says_of_its_match(bench: Bench) -> None:
     fresh = bench.run([1, 2, 3, 4])
-    assert (fresh.match, fresh.matched_tokens, fresh.miss_reason, fresh.origin) == (0, 0, "", "tokens")
+    assert fresh.hit == Hit(0, 0, "", "tokens")
     assert (fresh.loan, fresh.moved, fresh.branch, fresh.pages, fresh.page_copy) == (None, False, None, [], None)
     again = bench.granted(bench.ask([1, 2, 3, 4, 5, 6]))
-    assert (again.match, again.matched_tokens, again.miss_reason, again.origin) == (4, 4, "", "tree")
+    assert again.hit == Hit(4, 4, "", "tree")
     assert again.loan is not None and again.loan.slot != again.state.slot and again.branch is None
     other = bench.granted(bench.ask([1, 2, 7, 8]))
-    assert (other.match, other.matched_tokens, other.miss_reason, other.origin) == (0, 2, "misaligned", "tokens")
+    assert other.hit == Hit(0, 2, "misaligned", "tokens")
     assert other.branch == 2
     assert bench.granted(bench.ask([1, 2])).branch is None, "it lies beyond all that may be matched"
     assert bench.granted(bench.ask([1, 2, 7, 8], limit=0)).branch is None
@@ -108,7 +109,7 @@ def test_a_request_that_waits_for_its_predecessor_holds_up_no_other(bench: Bench
     other = bench.ask([7], predecessor=99)
     assert {m.grant for m in bench.of(Granted)} == {first, other}
     bench.receive(Donate(first, bench.granted(first).state, 2, pack([1, 2]), closes=True))
-    assert bench.granted(later).match == 2 and bench.of(Closed) == [Closed(first)]
+    assert bench.granted(later).hit.cached_tokens == 2 and bench.of(Closed) == [Closed(first)]
 
 
 def test_a_cancelled_acquire_is_forgotten(bench: Bench) -> None:
@@ -135,7 +136,7 @@ def test_the_least_recently_used_state_is_evicted_and_never_a_lent_one() -> None
     lent = bench.ask([1, 9])
     assert bench.states == [1, 1] and bench.counted["evicted_states"] == 1
     assert bench.granted(lent).loan is not None
-    assert [m.miss_reason for m in [bench.granted(bench.ask([2, 9]))]] == ["evicted"]
+    assert [m.hit.miss_reason for m in [bench.granted(bench.ask([2, 9]))]] == ["evicted"]
     assert bench.counted["evicted_states"] == 2 and bench.states == [1]
     bench.ask([5])
     assert len(bench.of(Granted)) == 5, "the one state that is left is lent"
@@ -159,7 +160,7 @@ def test_a_state_moves_to_the_grant_if_there_is_no_other_slot() -> None:
     bench = Bench(slots=1)
     bench.run([1, 2])
     granted = bench.granted(bench.ask([1, 2, 3]))
-    assert (granted.moved, granted.match, granted.origin, granted.loan) == (True, 2, "slot", None)
+    assert (granted.moved, granted.hit.cached_tokens, granted.hit.origin, granted.loan) == (True, 2, "slot", None)
     assert bench.states == []
     bench.receive(Return(granted.grant, granted.state))
     assert bench.states == [2], "it goes back to where it was"
@@ -243,7 +244,7 @@ def test_no_page_is_evicted_from_a_path_that_is_used() -> None:
     bench.run([6, 7, 8, 9])
     assert bench.cache.pages.cached == 3
     grant = bench.ask([1, 2, 3, 4, 5, 0])
-    assert bench.granted(grant).match == 5
+    assert bench.granted(grant).hit.cached_tokens == 5
     bench.receive(Copied(grant))
     bench.receive(Extend([grant, grant]))
     bench.receive(Extend([grant]))
@@ -326,7 +327,7 @@ def test_a_flush_forgets_all_paths_and_states_under_way_are_freed(bench: Bench) 
     assert bench.ledger.counts[Place.CACHED] == 0 and not list(bench.cache.leases())
     bench.receive(Donate(lent.grant, lent.state, 3, pack([3]), closes=True))
     assert bench.states == [] and bench.ledger.counts[Place.FREE] == 8
-    assert bench.granted(bench.ask([1, 2, 3])).matched_tokens == 0
+    assert bench.granted(bench.ask([1, 2, 3])).hit.matched_tokens == 0
 
 
 # The end

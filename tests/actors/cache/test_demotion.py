@@ -40,7 +40,7 @@ def test_a_request_resumes_from_a_copy_without_a_name() -> None:
         turn(bench, [token] * 10)
     assert len(bench.cache.tiers.store.tree.states) == 3 and bench.ledger.counts[Place.FREE] == 1
     granted = turn(bench, [0] * 20)
-    assert (granted.match, granted.origin) == (10, "host")
+    assert (granted.hit.cached_tokens, granted.hit.origin) == (10, "host")
     assert bench.counted["states_used:new"] == 0 and not any("regretted" in name for name in bench.counted)
     bench.ledger.close()
 
@@ -51,7 +51,7 @@ def test_a_state_is_dropped_if_computing_is_quicker() -> None:
         for token in range(4):
             turn(bench, [token] * 10)
         assert not copies(bench) and bench.counted["evicted_states"] == 2
-        assert turn(bench, [0] * 20).match == 0
+        assert turn(bench, [0] * 20).hit.cached_tokens == 0
         bench.ledger.close()
 
 
@@ -61,11 +61,11 @@ def test_a_copy_is_not_used_if_computing_is_as_quick() -> None:
         turn(bench, [token] * 10)
     bench.receive(Speeds(1.0, 0.09))
     granted = bench.granted(bench.ask([0] * 30))
-    assert granted.origin == "host", "the copy takes nine seconds, ten tokens ten"
+    assert granted.hit.origin == "host", "the copy takes nine seconds, ten tokens ten"
     bench.receive(Return(granted.grant, granted.state))
     bench.receive(Speeds(1.0, 0.11))
     again = bench.granted(bench.ask([0] * 30))
-    assert again.match == 0 and again.miss_reason == "evicted"
+    assert again.hit.cached_tokens == 0 and again.hit.miss_reason == "evicted"
     bench.ledger.close()
 
 
@@ -118,7 +118,7 @@ def test_a_state_that_came_back_leaves_at_once_as_its_copy_exists() -> None:
         bench.cache.tiers.evict(state)
         copies_made = len(exported(bench))
         granted = bench.granted(bench.ask([1] * 20))
-        assert granted.origin == "host" and copies(bench) == {10: Kind.LAST_END}
+        assert granted.hit.origin == "host" and copies(bench) == {10: Kind.LAST_END}
         bench.receive(Copied(granted.grant))
         bench.receive(Free([granted.state], granted.grant))
     assert copies_made == 0, "it has one"
@@ -220,7 +220,7 @@ def test_salts_keep_their_copies_apart() -> None:
     for token in range(3):
         turn(bench, [token] * 10)
     bench.receive(Acquire(99, pack([0] * 20), 19, "tenant", None))
-    assert bench.granted(99).match == 0
+    assert bench.granted(99).hit.cached_tokens == 0
     bench.receive(Copied(99))
     bench.ledger.close()
 
@@ -233,7 +233,7 @@ def test_rows_get_pages_while_a_state_is_copied() -> None:
     bench.run([2] * 8)
     bench.receive(Suspend(1, "s"))
     assert bench.of(Export) and bench.cache.pages.free == 3
-    assert bench.granted(bench.ask([3] * 14)).match == 0, "it takes four"
+    assert bench.granted(bench.ask([3] * 14)).hit.cached_tokens == 0, "it takes four"
     waiting = bench.ask([4] * 6)
     assert waiting not in [granted.grant for granted in bench.of(Granted)], "there is none left to give"
     exported(bench)
@@ -259,4 +259,4 @@ def test_a_grant_that_waits_for_pages_has_not_used_the_state_that_would_move() -
     bench.receive(Free([other.state], closes_grant=other.grant))
     while exported(bench):
         pass
-    assert bench.granted(waiting).match == 8
+    assert bench.granted(waiting).hit.cached_tokens == 8

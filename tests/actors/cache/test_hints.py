@@ -22,7 +22,7 @@ def node(bench: Bench, tokens: list[int]) -> Node[Lease]:
 def checkpointed(bench: Bench, tokens: list[int], *positions: int, **more: object) -> None:
     """Run a request that leaves states at its end and at these positions, all of which its client has named."""
     grant = bench.ask(tokens, **{"checkpoints": positions, **more})
-    begin = bench.granted(grant).match
+    begin = bench.granted(grant).hit.cached_tokens
     bench.receive(Copied(grant))
     for position in positions:
         [slot] = bench.spares(grant, position, kind=Kind.ASKED)
@@ -117,7 +117,7 @@ def test_a_hint_is_no_pin() -> None:
 
 def reason(bench: Bench, tokens: list[int]) -> tuple[int, str]:
     granted = bench.granted(bench.ask(tokens))
-    return granted.match, granted.miss_reason
+    return granted.hit.cached_tokens, granted.hit.miss_reason
 
 
 def test_a_checkpoint_for_which_there_was_no_slot_is_denied() -> None:

@@ -61,7 +61,7 @@ def test_the_same_prompt_again_makes_its_state_a_last_end(bench: Bench) -> None:
     bench.receive(Donate(grant, slot, 39, pack([1] * 39), closes=False))
     for ways in range(1, 5):
         again = bench.ask(TWO)
-        assert bench.granted(again).match == 39
+        assert bench.granted(again).hit.cached_tokens == 39
         assert kinds(bench, [1] * 39) == [Kind.HUB if ways == 4 else Kind.LAST_END]
         bench.receive(Copied(again))
     bench.ledger.close()
@@ -114,7 +114,7 @@ def test_a_state_that_is_missed_soon_after_its_eviction_is_regretted() -> None:
     bench.run([8] * 300)
     assert bench.states == [400, 300]
     again = bench.granted(bench.ask([*ONE, 5]))
-    assert (again.match, again.miss_reason) == (0, "evicted") and told(bench, "regretted") == {"new": 1}
+    assert (again.hit.cached_tokens, again.hit.miss_reason) == (0, "evicted") and told(bench, "regretted") == {"new": 1}
     bench.ledger.close()
 
 
@@ -123,7 +123,7 @@ def test_a_frontier_moves_if_keeping_it_is_worth_less_than_another_state() -> No
     bench.run([7] * 200)
     bench.run(ONE)
     granted = bench.granted(bench.ask(TWO))
-    assert granted.moved and granted.match == 20 and bench.states == [200]
+    assert granted.moved and granted.hit.cached_tokens == 20 and bench.states == [200]
     bench.receive(Donate(granted.grant, granted.state, 40, pack([1] * 20), closes=True))
     assert kinds(bench, TWO) == [Kind.FRONTIER], "the earlier turns are known"
     copied = Bench(slots=2, policy="lru")

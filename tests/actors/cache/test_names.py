@@ -129,7 +129,7 @@ def test_a_state_with_a_second_name_does_not_move_and_is_evicted_only_when_no_ot
     del bench.cache.tiers.exports[9]
     bench.cache.act()
     granted = bench.granted(waiting)
-    assert (granted.moved, granted.match, granted.miss_reason) == (False, 0, "evicted")
+    assert (granted.moved, granted.hit.cached_tokens, granted.hit.miss_reason) == (False, 0, "evicted")
     assert bench.of(Kept)[-2:] == [Kept("fork", "tokens", 0), Kept("s", "tokens", 0)]
     bench.ledger.close()
 
@@ -157,7 +157,7 @@ def test_a_named_state_leaves_for_host_memory_and_comes_back() -> None:
     assert exported(bench) == [export] and bench.cache.pages.used == 0
     assert bench.of(Kept)[-1] == Kept("s1", "host", 5) and bench.counted["demotions_host"] == 1
     granted = bench.granted(bench.ask([1, 1, 1, 1, 1, 9], session="s1"))
-    assert (granted.match, granted.origin, granted.loan, granted.moved) == (5, "host", None, False)
+    assert (granted.hit.cached_tokens, granted.hit.origin, granted.loan, granted.moved) == (5, "host", None, False)
     assert granted.fill == Fill(export.key, 0, 2)
     assert granted.page_copy is None and bench.counted["resumed_from_host"] == 1
     bench.receive(Copied(granted.grant))
@@ -175,7 +175,7 @@ def test_if_the_match_s_own_pages_block_the_grant_it_starts_above_them_from_the_
     exported(bench)
     assert bench.states == [5] and bench.cache.pages.free == 1
     granted = bench.granted(bench.ask([1, 2, 3, 4, 5, 6, 7, 8, 9], session="s"))
-    assert (granted.match, granted.origin, len(granted.pages)) == (7, "host", 3) and bench.states == []
+    assert (granted.hit.cached_tokens, granted.hit.origin, len(granted.pages)) == (7, "host", 3) and bench.states == []
     bench.ledger.close()
 
 
@@ -284,7 +284,7 @@ def test_a_copy_that_is_named_again_while_it_is_in_use_stays() -> None:
     bench.receive(Suspend(1, "s"))
     exported(bench)
     granted = bench.granted(bench.ask([1, 2, 3]))
-    assert granted.origin == "host"
+    assert granted.hit.origin == "host"
     bench.receive(Unname("s"))
     bench.receive(Name("fork", "", pack([1, 2])))
     bench.receive(Copied(granted.grant))

@@ -141,7 +141,7 @@ def test_without_eviction_leaves_without_states_still_give_up_their_pages() -> N
     bench = Bench(2, 4, make=cache_without_eviction)
     for each in range(3):
         granted = bench.run([each] * (3 * PAGE))
-        assert granted.match == 0
+        assert granted.hit.cached_tokens == 0
     assert bench.counted["evicted_pages"] == 6
     bench.ask([7] * (5 * PAGE))
     assert [refused.reason for refused in bench.of(Refused)] == ["too_large"]

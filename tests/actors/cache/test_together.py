@@ -40,7 +40,7 @@ def test_an_acquire_that_shares_much_waits_for_the_state_where_the_prompts_part(
     other = bench.ask([9] * 100)
     assert is_granted(bench, other), "they hold up no other"
     keep(bench, first, 100)
-    assert [bench.granted(grant).match for grant in (second, third)] == [100, 100]
+    assert [bench.granted(grant).hit.cached_tokens for grant in (second, third)] == [100, 100]
     bench.ledger.close()
 
 
@@ -48,7 +48,7 @@ def test_the_same_prompt_waits_for_the_token_before_its_end(bench: Bench) -> Non
     first, second = ask(bench, 2), ask(bench, 2)
     assert bench.of(Mark) == [Mark(first, 129)]
     keep(bench, first, 129)
-    assert bench.granted(second).match == 129
+    assert bench.granted(second).hit.cached_tokens == 129
     bench.ledger.close()
 
 
@@ -75,7 +75,7 @@ def test_an_acquire_does_not_wait_for_a_grant_that_begins_before_its_own_match(b
     slow = ask(bench, 2)
     quick = ask(bench, 3, priority=-1)
     bench.receive(Donate(quick, bench.granted(quick).state, 90, pack([1] * 90), closes=True))
-    assert bench.granted(ask(bench, 2)).match == 90, "the other has all to compute, as far as is known"
+    assert bench.granted(ask(bench, 2)).hit.cached_tokens == 90, "the other has all to compute, as far as is known"
     assert bench.cache.accounts[slow].position == 0
     bench.ledger.close()
 
@@ -83,7 +83,7 @@ def test_an_acquire_does_not_wait_for_a_grant_that_begins_before_its_own_match(b
 def test_when_the_leader_ends_early_the_next_computes_and_the_others_wait_for_it(bench: Bench) -> None:
     first, second, third = ask(bench, 2), ask(bench, 2), ask(bench, 2)
     bench.receive(Free([bench.granted(first).state], closes_grant=first))
-    assert bench.granted(second).match == 0 and not is_granted(bench, third)
+    assert bench.granted(second).hit.cached_tokens == 0 and not is_granted(bench, third)
     assert bench.of(Mark) == [Mark(first, 129), Mark(second, 129)]
     bench.receive(Cancel(third))
     bench.receive(Free([bench.granted(second).state], closes_grant=second))
@@ -94,7 +94,7 @@ def test_when_the_leader_ends_early_the_next_computes_and_the_others_wait_for_it
 def test_when_the_position_has_passed_each_computes_by_itself(bench: Bench) -> None:
     first, second, third = ask(bench, 2), ask(bench, 2), ask(bench, 2)
     bench.receive(Passed(first, 129))
-    assert bench.granted(second).match == 0, "it computes by itself"
+    assert bench.granted(second).hit.cached_tokens == 0, "it computes by itself"
     assert not is_granted(bench, third) and bench.of(Mark)[-1] == Mark(second, 129)
     bench.receive(Passed(99, 129))
     bench.ledger.close()

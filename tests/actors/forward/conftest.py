@@ -6,6 +6,6 @@ import torch
 
 @pytest.fixture(autouse=True)
 def denormals_as_before() -> Iterator[None]:
-    """A step flushes them in its thread; here that is the one of all tests behind."""
+    """Restore denormals: a step flushes them in its thread, which here also runs the tests after it."""
     yield
     torch.set_flush_denormal(False)

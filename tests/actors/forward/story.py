@@ -1,4 +1,4 @@
-"""A story of steps that every device is told: on a CPU, on the late device, and on a GPU."""
+"""A sequence of steps that runs on every device: a CPU, the late device, and a GPU."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +26,7 @@ def model_of(family: str) -> Any:
 
 @dataclass
 class Story:
-    """What a ring might ask of a device: rows come and go, in prompts and behind them, two steps at a time."""
+    """A sequence of calls such as a ring makes: rows come and go, prefill and decode, with two steps in flight."""
 
     device: TorchDevice
     ran: list[Ran] = field(default_factory=list)
@@ -94,7 +94,7 @@ def same(found: list[Ran], expected: list[Ran]) -> None:
     assert [ran.not_finite for ran in found] == [[]] * len(found)
     last, *before = [unpack(ran.tokens) for ran in found[-3:]][::-1]
     assert before[-1][0] in (20, 60, 96) and before[-1][2] == 33 and all(40 <= of[1] < 50 for of in (last, before[0]))
-    lines = [[line for ran in told for line in ran.logprobs] for told in (found, expected)]
+    lines = [[line for ran in reports for line in ran.logprobs] for reports in (found, expected)]
     assert [(line.grant, line.start) for line in lines[0]] == [(line.grant, line.start) for line in lines[1]]
     for line, other in zip(*lines, strict=True):
         assert line.items[0].logprob == pytest.approx(other.items[0].logprob, abs=1e-4)

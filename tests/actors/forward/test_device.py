@@ -1,4 +1,4 @@
-"""The device's thread: every call arrives, in order, and the first that raises is the last."""
+"""The device's thread: every call is made, in order, and none after one that raises."""
 
 import threading
 import time
@@ -23,21 +23,21 @@ class NotedCalls:
         self.threads: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *given: self._note(name, *given)
+        return lambda *arguments: self._note(name, *arguments)
 
-    def _note(self, name: str, *given: Any) -> Done[Any] | None:
-        self.calls.append((name, *given))
+    def _note(self, name: str, *arguments: Any) -> Done[Any] | None:
+        self.calls.append((name, *arguments))
         self.threads.add(threading.current_thread().name)
         if name in ("export", "fill"):
-            return Done(Transferred(given[name == "fill"]), 0.0)
+            return Done(Transferred(arguments[name == "fill"]), 0.0)
         if name != "launch":
             return None
-        if given[0].step == 0:
+        if arguments[0].step == 0:
             raise RuntimeError("the device is gone")
-        return Done(ran(given[0].step), 0.0)
+        return Done(ran(arguments[0].step), 0.0)
 
 
-def test_every_call_is_carried_out_in_order_on_the_thread() -> None:
+def test_every_call_is_made_in_order_on_the_thread() -> None:
     device, delivered, failed = NotedCalls(), list[Any](), list[BaseException]()
     thread = DeviceThread(device, delivered.append, failed.append)  # type: ignore[arg-type]
     request = Request("r", b"", 0, Sampling(), Stops(1))
@@ -55,14 +55,14 @@ def test_every_call_is_carried_out_in_order_on_the_thread() -> None:
         ("extend_row", 20, [21]),
         ("launch", work),
     ]
-    for name, *given in expected:
-        getattr(thread, "run" if name == "launch" else name)(*given)
+    for name, *arguments in expected:
+        getattr(thread, "run" if name == "launch" else name)(*arguments)
     thread.close()
     assert device.calls == expected and not failed and device.threads == {"device"}
     assert delivered == [Transferred(7), Transferred(11), ran(1)]
 
 
-def test_behind_a_call_that_raises_none_is_carried_out() -> None:
+def test_no_call_is_made_after_one_that_raises() -> None:
     device, delivered, failed = NotedCalls(), list[Any](), list[BaseException]()
     thread = DeviceThread(device, delivered.append, failed.append)  # type: ignore[arg-type]
     thread.run(Work(0, [], [], [], []))
@@ -73,7 +73,7 @@ def test_behind_a_call_that_raises_none_is_carried_out() -> None:
 
 
 class Late:
-    """A step that is over when it is told so; threads: those that it was collected by."""
+    """A step that is over when the test says so. `threads` are those that collected it."""
 
     def __init__(self, step: int, error: Exception | None = None) -> None:
         self.step, self.error = step, error
@@ -112,7 +112,7 @@ class LateDevice:
 
 
 def run_steps(steps: list[Late]) -> tuple[LateDevice, DeviceThread, list[Any], list[BaseException]]:
-    """Behind them, a slot is cleared."""
+    """After the steps a slot is cleared."""
     device, delivered, failed = LateDevice(steps), list[Any](), list[BaseException]()
     thread = DeviceThread(device, delivered.append, failed.append)  # type: ignore[arg-type]
     for number in range(len(steps)):
@@ -134,7 +134,7 @@ def test_the_thread_that_enqueues_does_not_wait_for_steps_which_are_delivered_in
     assert [step.threads for step in steps] == [["device-steps"]] * 3
 
 
-def test_no_step_waits_behind_a_copy() -> None:
+def test_no_step_waits_for_a_copy() -> None:
     steps, copies = [Late(0), Late(1)], [Late(7), Late(8)]
     device, delivered, failed = LateDevice(steps, copies), list[Any](), list[BaseException]()
     thread = DeviceThread(device, delivered.append, failed.append)  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def test_no_step_waits_behind_a_copy() -> None:
     assert [copy.threads for copy in copies] == [["device-copies"]] * 2
 
 
-def test_behind_a_copy_that_is_lost_nothing_is_carried_out() -> None:
+def test_no_call_is_made_after_a_copy_that_raises() -> None:
     copy = Late(7, RuntimeError("the device is gone"))
     device, delivered, failed = LateDevice([], [copy]), list[Any](), list[BaseException]()
     thread = DeviceThread(device, delivered.append, failed.append)  # type: ignore[arg-type]
@@ -178,7 +178,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def test_behind_a_step_that_is_lost_nothing_is_delivered_or_carried_out() -> None:
+def test_nothing_is_delivered_or_called_after_a_step_that_raises() -> None:
     steps = [Late(0, RuntimeError("the device is gone")), Late(1)]
     device, thread, delivered, failed = run_steps(steps)
     for step in steps:

@@ -1,4 +1,4 @@
-"""Forward alone: what it asks of the device, in which order, and what it reports when."""
+"""Forward alone: the calls that it makes to the device, their order, and when it reports."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -32,12 +32,12 @@ from baton.actors.messages import (
     Transferred,
     Unmade,
 )
-from baton.actors.requests import Request, RowLogprobs, Sampling, Stops
+from baton.actors.requests import Hit, Request, RowLogprobs, Sampling, Stops
 from baton.actors.tokens import pack, unpack
 
 
 class NotedDevice:
-    """Notes each call, by name, with what it was given."""
+    """A device that records each call: its name and its arguments."""
 
     copies_aside = False
 
@@ -45,11 +45,11 @@ class NotedDevice:
         self.calls: list[tuple[Any, ...]] = []
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *given: self.calls.append((name, *given))
+        return lambda *arguments: self.calls.append((name, *arguments))
 
 
 class Bench:
-    """Two rows."""
+    """A forward actor with two rows, and a record of what it sent."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Message]] = []
@@ -64,7 +64,7 @@ class Bench:
     def admit(self, grant: int, length: int = 4, match: int = 0, pages: tuple[int, ...] = (), **more: Any) -> Request:
         request = Request(f"r{grant}", pack(range(length)), length, Sampling(), Stops(9))
         fields = {"moved": False, "loan": None, "pages": list(pages), "page_copy": None} | more
-        self.receive(Admit(grant, request, self.lease(), match, match, "", **fields))
+        self.receive(Admit(grant, request, self.lease(), Hit(match, match), **fields))
         return request
 
     def step(self, number: int, *chunks: Chunk, **more: Any) -> Work:
@@ -100,7 +100,7 @@ def bench() -> Iterator[Bench]:
 def test_a_fresh_slot_is_cleared_and_nothing_was_copied(bench: Bench) -> None:
     request = bench.admit(1, pages=(3, 4))
     assert bench.device.calls == [("clear", 0), ("open_row", 0, 1, 0, request, [3, 4])]
-    assert bench.sent == [("results", Admitted(1, request, 0, 0, ""))]
+    assert bench.sent == [("results", Admitted(1, request, Hit()))]
 
 
 def test_a_slot_is_filled_from_a_loan_from_a_copy_or_not_at_all(bench: Bench) -> None:
@@ -118,7 +118,7 @@ def test_a_slot_is_filled_from_a_loan_from_a_copy_or_not_at_all(bench: Bench) ->
     moved.ledger.close()
 
 
-def test_rows_are_used_again_from_the_lowest_on(bench: Bench) -> None:
+def test_the_row_freed_last_is_reused_first(bench: Bench) -> None:
     for grant in (1, 2):
         bench.admit(grant)
     bench.receive(Retire(1, "aborted"))
@@ -147,7 +147,7 @@ def test_reports_leave_in_stream_order(bench: Bench) -> None:
     bench.receive(Retire(1, "finished"))
     bench.admit(2)
     bench.receive(Drain())
-    assert bench.sent == [("results", Admitted(1, request, 0, 0, ""))]
+    assert bench.sent == [("results", Admitted(1, request, Hit()))]
     assert [lease.slot for lease in bench.forward.leases()] == [1, 0]
     bench.ran(1, 7)
     assert len(bench.sent) == 2
@@ -162,7 +162,7 @@ def test_reports_leave_in_stream_order(bench: Bench) -> None:
     assert (retired.grant, retired.reason, retired.position, retired.poisoned) == (1, "finished", 3, False)
 
 
-def test_tokens_go_to_those_that_sample_in_their_order(bench: Bench) -> None:
+def test_tokens_belong_to_sampling_rows_in_order(bench: Bench) -> None:
     bench.admit(1, length=2)
     bench.step(1, Chunk(1, 2))
     bench.admit(2)
@@ -211,7 +211,7 @@ def test_copies_to_and_from_host_memory(bench: Bench) -> None:
     assert bench.sent[1:] == [("cache", Unmade(7, "no memory"))]
 
 
-def test_a_copy_beside_the_stream_is_told_of_when_it_is_made(bench: Bench) -> None:
+def test_a_copy_on_its_own_stream_is_reported_when_it_is_made(bench: Bench) -> None:
     bench.device.copies_aside = True
     for key in (7, 8):
         bench.receive(Export(key, bench.lease(), [1, 2], 9))
@@ -222,7 +222,7 @@ def test_a_copy_beside_the_stream_is_told_of_when_it_is_made(bench: Bench) -> No
     assert list(bench.forward.leases()) == []
 
 
-def test_a_row_is_filled_beside_the_stream_and_nobody_waits_for_it_but_those_who_must(bench: Bench) -> None:
+def test_only_the_row_itself_waits_for_a_fill_on_its_own_stream(bench: Bench) -> None:
     bench.device.copies_aside = True
     bench.admit(1)
     bench.step(1, Chunk(1, 4))

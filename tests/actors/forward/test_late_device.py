@@ -1,4 +1,4 @@
-"""The torch device on a pretended accelerator: a step waits for nothing, uploads twice at most, and is right."""
+"""The torch device on a simulated accelerator: a step waits for nothing, uploads at most twice, and is right."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ LAYERS = (Mamba2Mixer, Attention, GatedMLP, SquaredReluMLP)
 
 @pytest.fixture
 def drawn_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which takes a fiftieth of the time that Triton's interpreter takes for it."""
+    """Use the reference kernels, which take a fiftieth of the time of Triton's interpreter."""
     for module in ("step.captured", "torch_device"):
         monkeypatch.setattr(f"baton.actors.forward.{module}.sample", reference.sample)
 
@@ -57,7 +57,7 @@ def late_device(late: LateDevice, family: str) -> TorchDevice:
         pytest.param("granitemoehybrid-moe", 1, marks=pytest.mark.soak),
     ],
 )
-def test_steps_are_right_however_late(family: str, seed: int | None) -> None:
+def test_steps_are_right_however_late_the_device_is(family: str, seed: int | None) -> None:
     check(family, seed)
 
 
@@ -101,7 +101,7 @@ def test_a_step_uploads_twice_at_most_and_its_thread_waits_for_nothing() -> None
 @pytest.mark.usefixtures("drawn_by_torch")
 @pytest.mark.parametrize("family", ["mamba2", "nemotron_h", "granitemoehybrid-rope"])
 def test_a_decoding_step_takes_few_launches(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below eight for each mixer or feed-forward layer with its norm, and eight for what is around them all."""
+    """Fewer than eight for each mixer or feed-forward layer with its norm, and eight for everything around them."""
     counts = list[int]()
     with LateDevice() as late:
         capture = LateStream.capture
@@ -121,7 +121,7 @@ def test_a_decoding_step_takes_few_launches(family: str, monkeypatch: pytest.Mon
 
 
 def variant(launch: gpu.Launch) -> tuple[Any, ...]:
-    """What Triton compiles for: constants, types, and whether pointers are aligned."""
+    """Return everything that Triton specialises a kernel for: constants, types, and alignment of pointers."""
     arguments = tuple(
         (argument.dtype, argument.storage_offset() * argument.itemsize % 16 == 0)
         if isinstance(argument, torch.Tensor)
@@ -133,14 +133,14 @@ def variant(launch: gpu.Launch) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("family", ["mamba2", pytest.param("granitemoehybrid-rope", marks=pytest.mark.soak)])
-def test_nothing_is_compiled_behind_the_warm_up(family: str) -> None:
+def test_nothing_is_compiled_after_the_warm_up(family: str) -> None:
     seen = set[tuple[Any, ...]]()
     late = LateDevice()
     launch = late.operations.launch
 
-    def noted(wanted: gpu.Launch) -> None:
-        seen.add(variant(wanted))
-        launch(wanted)
+    def noted(kernel: gpu.Launch) -> None:
+        seen.add(variant(kernel))
+        launch(kernel)
 
     late.operations.launch = noted  # type: ignore[method-assign]
     with late:
@@ -162,7 +162,7 @@ def test_a_warm_up_keeps_to_the_pools(slots: int, pages: int, rows: int) -> None
 
 
 @pytest.mark.usefixtures("drawn_by_torch")
-def test_an_upload_grows_with_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first is longer than the inbox was when the steps were captured."""
+def test_the_inbox_grows_with_its_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first upload is longer than the inbox was when the steps were captured."""
     monkeypatch.setattr("baton.actors.forward.torch_device.INBOX_BYTES", 64)
     check("nemotron_h", None)

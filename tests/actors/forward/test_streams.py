@@ -1,4 +1,4 @@
-"""What every stream promises: a CPU's, the late device's and, where there is one, CUDA's."""
+"""The contract of every stream: a CPU's, the late device's and, if there is one, CUDA's."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,13 +29,13 @@ def stream_of(request: pytest.FixtureRequest) -> Iterator[Maker]:
 
 
 def floats(stream: Stream, *values: float) -> Tensor:
-    """A host's buffer with these in it."""
+    """Return a host buffer with these values."""
     buffer = stream.host_buffer(4 * len(values)).view(torch.float32)
     buffer.copy_(torch.tensor(values))
     return buffer
 
 
-def test_what_is_enqueued_is_done_in_order(stream_of: Maker) -> None:
+def test_enqueued_work_is_executed_in_order(stream_of: Maker) -> None:
     stream = stream_of()
     host, result = floats(stream, 1, 2, 3), floats(stream, 0, 0, 0)
     with stream.active():
@@ -65,21 +65,21 @@ def test_a_stream_waits_for_anothers_event(stream_of: Maker) -> None:
     assert result.tolist() == [100] * 1000
 
 
-def test_a_replay_does_again_what_was_captured(stream_of: Maker) -> None:
+def test_a_replay_repeats_the_captured_work(stream_of: Maker) -> None:
     stream = stream_of()
     host, result = floats(stream, 1, 2), floats(stream, 0, 0)
     with stream.active():
-        given, total = torch.zeros(2, device=stream.device), torch.zeros(2, device=stream.device)
+        source, total = torch.zeros(2, device=stream.device), torch.zeros(2, device=stream.device)
 
     def step() -> None:
-        total.add_(given * 10)
+        total.add_(source * 10)
 
     with stream.active():
         step()
     replay = stream.capture(step)
     for values in ([1.0, 2.0], [3.0, 4.0]):
         host.copy_(torch.tensor(values))
-        stream.upload(host, given)
+        stream.upload(host, source)
         replay()
         stream.record().wait()
     stream.download(total, result)
@@ -94,8 +94,8 @@ def test_host_buffers_are_bytes(stream_of: Maker) -> None:
     assert buffer.is_pinned() == (stream.device.type == "cuda")
 
 
-def test_captures_share_a_pool_while_one_of_them_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of CUDA: it refuses the pool of graphs that are gone."""
+def test_captures_share_a_memory_pool_while_a_graph_of_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA refuses the memory pool of graphs that no longer exist."""
     pools = list[int]()
 
     class Graph:

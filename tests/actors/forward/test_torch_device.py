@@ -1,4 +1,4 @@
-"""The torch device over a model that is a table: which batch a step is, what is drawn, what is reported of it."""
+"""The torch device over a model that is a table: the batches of steps, the tokens drawn, and what is reported."""
 
 import math
 import os
@@ -24,7 +24,7 @@ TABLE = 3 * torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manu
 
 
 class Table:
-    """Behind token i the logits are TABLE[i]. A slot's state is the sum of its tokens, and the KV of each is itself."""
+    """A model whose logits after token i are TABLE[i]. A slot's state is the sum of its tokens."""
 
     vocab_size, chunk_size, max_position = VOCABULARY, 4, 1024
 
@@ -68,9 +68,9 @@ class Bench:
     def open(
         self, row: int, tokens: list[int], sampling: Sampling | None = None, slot: int | None = None, **more: Any
     ) -> None:
-        given = {"prompt_len": len(tokens), "stops": Stops(9)} | more
-        pages = given.pop("pages", [])
-        request = Request(f"r{row}", pack(tokens), sampling=sampling or Sampling(temperature=0.0), **given)
+        arguments = {"prompt_len": len(tokens), "stops": Stops(9)} | more
+        pages = arguments.pop("pages", [])
+        request = Request(f"r{row}", pack(tokens), sampling=sampling or Sampling(temperature=0.0), **arguments)
         self.device.open_row(row, 10 + row, row + 4 if slot is None else slot, request, pages)
 
     def run(
@@ -80,7 +80,7 @@ class Bench:
         *checkpoints: WorkCheckpoint,
         masks: dict[int, list[int]] | None = None,
     ) -> Ran:
-        """decodes: positions by row. masks: what is allowed, by row."""
+        """Run a step. decodes: positions by row. masks: allowed tokens by row."""
         self._steps += 1
         decodes = decodes or {}
         words = [WorkMask(row, sum(1 << t for t in of).to_bytes(4, "little")) for row, of in (masks or {}).items()]
@@ -140,7 +140,7 @@ def test_the_page_tables_are_as_wide_as_the_longest_row_needs() -> None:
     assert prefill is not None and prefill.page_table.shape == (1, 0)
 
 
-def test_a_decoding_row_s_checkpoint_is_its_state_behind_the_step() -> None:
+def test_a_decoding_row_s_checkpoint_is_its_state_after_the_step() -> None:
     bench = Bench()
     for row, token in ((0, 1), (1, 2)):
         bench.open(row, [token])
@@ -191,8 +191,8 @@ def test_each_row_is_drawn_by_its_own_parameters() -> None:
 
 @pytest.mark.parametrize("draw", [sample, reference.sample], ids=["as on this device", "as on an accelerator"])
 @pytest.mark.parametrize("only", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 1.0}])
-def test_a_row_alone_that_may_only_draw_the_best(only: Any, draw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other row in the step asks for it, and without it each would be as likely."""
+def test_parameters_that_leave_only_the_best_token(only: Any, draw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other row in the step uses these parameters; without them each token would be equally likely."""
     monkeypatch.setattr("baton.actors.forward.torch_device.sample", draw)
     bench = Bench()
     for token in range(VOCABULARY):
@@ -200,7 +200,7 @@ def test_a_row_alone_that_may_only_draw_the_best(only: Any, draw: Any, monkeypat
         assert unpack(bench.run([prompt(0, 1)]).tokens) == [best(token)]
 
 
-def test_a_bias_a_ban_and_who_they_are_for() -> None:
+def test_biases_and_bans_apply_only_to_their_rows() -> None:
     bench = Bench()
     favoured = Sampling(temperature=0.0, logit_bias={(best(1) + 1) % VOCABULARY: 100.0, 2: -5.0})
     bench.open(0, [1])
@@ -214,8 +214,8 @@ def test_a_bias_a_ban_and_who_they_are_for() -> None:
     assert unpack(bench.run([prompt(3, 4)]).tokens) == [best(1)], "two are out"
 
 
-def test_a_row_draws_of_what_its_mask_allows() -> None:
-    """In a prompt and behind it, greedy or not, whatever its biases; log probabilities are the model's own."""
+def test_a_row_draws_only_tokens_that_its_mask_allows() -> None:
+    """At the end of a prompt and after it, greedy or not, whatever its biases; log probabilities ignore the mask."""
     bench, others = Bench(), [t for t in range(VOCABULARY) if t != best(1)]
     bench.open(0, [1], logprobs=1)
     bench.open(1, [1], Sampling(seed=5, logit_bias={best(1): 100.0}))
@@ -228,8 +228,8 @@ def test_a_row_draws_of_what_its_mask_allows() -> None:
     assert unpack(ran.tokens)[:2] == [6, best(best(1))]
 
 
-def test_under_a_grammar_the_mask_alone_says_when_a_token_may_stop() -> None:
-    """min_tokens bans nothing there: what the grammar wants may be what stops."""
+def test_with_a_grammar_only_the_mask_bans_stop_tokens() -> None:
+    """min_tokens bans nothing there, because the grammar may need the token that stops."""
     bench = Bench()
     bench.open(0, [1], stops=Stops(9, min_tokens=2, token_ids=(3,)), grammar="g")
     assert unpack(bench.run([prompt(0, 1)], masks={0: [3]}).tokens) == [3]
@@ -244,11 +244,11 @@ def test_a_row_that_is_not_finite_is_found_under_its_mask(monkeypatch: pytest.Mo
     assert bench.run([prompt(0, 1)], masks={0: [3]}).not_finite == [0]
 
 
-def test_chunks_behind_which_nothing_is_drawn_are_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_that_draw_nothing_are_checked_for_finite_results_too(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     forward = bench.model.forward
     monkeypatch.setattr(
-        bench.model, "forward", lambda *given: (hidden := forward(*given)).masked_fill(hidden == 7, math.nan)
+        bench.model, "forward", lambda *arguments: (hidden := forward(*arguments)).masked_fill(hidden == 7, math.nan)
     )
     monkeypatch.setattr(bench.model, "logits", lambda hidden: TABLE[hidden[:, 0].nan_to_num(0).long()] + 0 * hidden)
     for row, tokens in enumerate([[7, 7, 1], [1, 1, 7], [1, 7, 1]]):
@@ -261,7 +261,7 @@ def test_chunks_behind_which_nothing_is_drawn_are_looked_at_too(monkeypatch: pyt
     assert bench.run([WorkChunk(2, 0, 1, False)]).unsound == []
 
 
-def test_penalties_know_the_prompt_and_what_was_drawn() -> None:
+def test_penalties_count_the_prompt_and_the_drawn_tokens() -> None:
     presence = Sampling(temperature=0.0, presence_penalty=100.0)
     bench = Bench()
     bench.open(0, [best(1), 1], presence)
@@ -302,8 +302,8 @@ def check_item(item: Any, before: int, token: int, top: int) -> None:
     assert [value for _, value in item.top] == pytest.approx(values.tolist()[:top], abs=1e-4)
 
 
-def test_those_who_ask_get_as_many_alternatives_as_they_want() -> None:
-    """Of the logits as the model gives them, before any bias."""
+def test_each_row_gets_the_number_of_alternatives_it_requests() -> None:
+    """Log probabilities come from the model's logits, before any bias."""
     bench = Bench()
     bench.open(0, [1], logprobs=2)
     bench.open(1, [2])
@@ -354,7 +354,7 @@ def test_a_long_prompt_s_logits_are_computed_a_few_rows_at_a_time(monkeypatch: p
 # Failures
 
 
-def test_it_survives_what_a_call_raises_unless_the_device_is_lost() -> None:
+def test_the_device_survives_errors_unless_it_is_lost() -> None:
     assert survives(ValueError("a kernel failed")) and survives(torch.OutOfMemoryError())
     assert not survives(torch.AcceleratorError("the device is lost"))
 
@@ -408,12 +408,12 @@ assert counts == [(0, 1)], counts
 """
 
 
-def test_the_thread_that_makes_a_device_gets_no_team_of_its_own() -> None:
-    """More threads than processors, and libgomp lets none of them spin: a decoding step took a fifth longer."""
+def test_the_thread_that_creates_a_device_gets_no_libgomp_team() -> None:
+    """With more threads than processors libgomp lets none of them spin: a decoding step took a fifth longer."""
     subprocess.run([sys.executable, "-c", ALONE], check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "2"})
 
 
-def test_an_inbox_grows_with_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inbox_grows_with_its_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.actors.forward.torch_device.INBOX_BYTES", 16)
     bench = Bench()
     bench.open(0, [1, 2, 3, 4, 5], pages=[7, 6])

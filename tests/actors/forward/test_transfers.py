@@ -1,4 +1,4 @@
-"""Copies between the pools and host memory on a stream of their own: however late, and what each wait is for."""
+"""Copies between the pools and host memory on a stream of their own: right however late, and each wait is needed."""
 
 from collections.abc import Sequence
 
@@ -36,22 +36,22 @@ class Bench:
         self.transfers = Transfers(self.pools, self.host, self.stream)
 
     def write(self, slot: int, pages: Sequence[int], value: int) -> None:
-        """As a step does; pages get the values behind."""
+        """Write as a step does: `value` to a slot, and the values after it to pages."""
         with self.stream.active(), torch.inference_mode():
             self.pools.slots[slot].fill_(value)
             for at, page in enumerate(pages):
                 self.pools.blocks[page].fill_(value + 1 + at)
 
-    def taken(self, slot: int, pages: Sequence[int]) -> list[torch.Tensor]:
-        """What a step reads of them."""
+    def contents(self, slot: int, pages: Sequence[int]) -> list[torch.Tensor]:
+        """Return what a step reads from a slot and pages."""
         with self.stream.active(), torch.inference_mode():
             return [self.pools.slots[slot] * 1, *(self.pools.blocks[page] * 1 for page in pages)]
 
 
 def there_and_back(late: LateDevice, waits: set[str]) -> list[list[int]]:
-    """A state goes to host memory, and comes back to another slot and other pages, which were others' before.
+    """Copy a state to host memory, and back to another slot and other pages, which had other content before.
 
-    waits: for which copies those who come next in their slots wait; and whether copies wait for the stream.
+    waits: the waits to keep: of the next user of a slot for each copy, and of copies for the stream.
     """
     bench = Bench(late)
     bench.write(1, [4, 2], 7)
@@ -65,8 +65,8 @@ def there_and_back(late: LateDevice, waits: set[str]) -> list[list[int]]:
     filled = bench.transfers.fill(10, 5, 0, [0, 3], 0)
     if "fill" in waits:
         assert filled.collect().report == Transferred(5, 10)
-    taken = [late.read(tensor) for tensor in bench.taken(0, [0, 3])]
-    return [tensor.unique().tolist() for tensor in taken]
+    found = [late.read(tensor) for tensor in bench.contents(0, [0, 3])]
+    return [tensor.unique().tolist() for tensor in found]
 
 
 @pytest.mark.parametrize("seed", [None, *range(40)])
@@ -75,7 +75,7 @@ def test_a_state_goes_to_host_memory_and_comes_back_however_late(seed: int | Non
         assert there_and_back(late, ALL) == [[7], [8], [9]]
 
 
-def test_pages_go_in_parts_where_they_are_more_than_may_be_staged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_copied_in_parts_if_they_exceed_the_staging_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enqueue, "MOST_STAGED", 200)
     with LateDevice(3) as late:
         assert there_and_back(late, ALL) == [[7], [8], [9]]
@@ -83,7 +83,7 @@ def test_pages_go_in_parts_where_they_are_more_than_may_be_staged(monkeypatch: p
 
 
 @pytest.mark.parametrize("left_out", sorted(ALL))
-def test_a_wait_that_is_left_out_is_found(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wait_is_detected(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if left_out == "stream":
         monkeypatch.setattr(LateStream, "wait", lambda self, event: None)
     wrong = 0
@@ -93,20 +93,20 @@ def test_a_wait_that_is_left_out_is_found(left_out: str, monkeypatch: pytest.Mon
     assert wrong > 0
 
 
-def test_the_stream_waits_for_no_copy() -> None:
+def test_the_stream_of_the_steps_waits_for_no_copy() -> None:
     with LateDevice() as late:
         bench = Bench(late)
         bench.write(1, [4, 2], 7)
         made = bench.transfers.export(5, 1, [4, 2], 3)
-        taken = bench.taken(1, [4])
+        found = bench.contents(1, [4])
         bench.stream.record().wait()
         copies = late.streams[-1]
         assert copies is not bench.stream and not made.passed() and copies.done == 0
         made.collect()
-        assert late.read(taken[0]).unique().tolist() == [7]
+        assert late.read(found[0]).unique().tolist() == [7]
 
 
-def test_a_copy_is_there_when_it_is_made_and_not_before() -> None:
+def test_a_copy_is_available_only_when_it_is_complete() -> None:
     with LateDevice() as late:
         bench = Bench(late)
         made = bench.transfers.export(5, 1, [4, 2], 3)
@@ -119,7 +119,7 @@ def test_a_copy_is_there_when_it_is_made_and_not_before() -> None:
         ]  # fmt: skip
 
 
-def test_a_copy_that_fails_late_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_fails_late_is_recorded_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(torch.AcceleratorError), LateDevice() as late:
         bench = Bench(late)
         with bench.stream.active(), torch.inference_mode():
@@ -132,10 +132,10 @@ def test_a_copy_that_fails_late_is_none(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("seed", [None, *range(10)])
-def test_a_fill_that_fails_half_way_is_over_when_it_writes_no_more(
+def test_a_fill_that_fails_half_way_is_over_when_it_has_stopped_writing(
     seed: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*given: object) -> None:
+    def refuse(*arguments: object) -> None:
         raise torch.OutOfMemoryError("no room to stage")
 
     with LateDevice(seed) as late:
@@ -148,7 +148,7 @@ def test_a_fill_that_fails_half_way_is_over_when_it_writes_no_more(
         with pytest.raises(torch.OutOfMemoryError):
             filled.collect()
         bench.write(0, [], 50)
-        assert late.read(bench.taken(0, [])[0]).unique().tolist() == [50]
+        assert late.read(bench.contents(0, [])[0]).unique().tolist() == [50]
         monkeypatch.setattr(enqueue, "gather", refuse)
         with pytest.raises(torch.OutOfMemoryError):
             bench.transfers.export(6, 1, [4, 2], 3).collect()
@@ -156,7 +156,7 @@ def test_a_fill_that_fails_half_way_is_over_when_it_writes_no_more(
             bench.host.get(6)
 
 
-def test_a_copy_for_which_there_is_no_memory_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_without_host_memory_is_recorded_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(nbytes: int) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
@@ -170,9 +170,9 @@ def test_a_copy_for_which_there_is_no_memory_is_none(monkeypatch: pytest.MonkeyP
 
 
 def moved_on(device: TorchDevice, slots: tuple[int, int], pages: tuple[list[int], list[int]]) -> list[Ran]:
-    """A row computes a prompt, goes to host memory beside another row's steps, and goes on in other places."""
+    """A row computes a prompt, is copied to host memory while another row steps, and continues in another slot."""
     ids, other, ran = pack((5 * i + 1) % VOCABULARY for i in range(9)), pack([3, 1, 4]), []
-    before, after, others = (given if device.pools.pages else [] for given in (*pages, [20, 21]))
+    before, after, others = (table if device.pools.pages else [] for table in (*pages, [20, 21]))
 
     def run(chunks: list[WorkChunk], decodes: dict[int, int]) -> None:
         ran.append(device.launch(Work(len(ran), chunks, list(decodes), list(decodes.values()), [])))
@@ -197,7 +197,7 @@ def moved_on(device: TorchDevice, slots: tuple[int, int], pages: tuple[list[int]
 
 @pytest.mark.parametrize("family", ["mamba2", "nemotron_h"])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (None, 1))])
-def test_a_row_goes_on_from_host_memory_beside_the_steps_of_another(family: str, seed: int | None) -> None:
+def test_a_row_resumes_from_host_memory_while_another_row_steps(family: str, seed: int | None) -> None:
     places = ((3, 5), ([3, 1, 4], [11, 12, 13]))
     model = model_of(family)
     on_cpu = TorchDevice(model, pools_of(model, CPU), 3, 90, stream=CpuStream())

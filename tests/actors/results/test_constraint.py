@@ -1,10 +1,10 @@
-"""What a grammar allows together with the tokens that stop a request, and when that ends the answer."""
+"""The constraint of a grammar together with stop tokens, and when it ends the output."""
 
 import pytest
 
 from baton.actors.grants import RowMask
 from baton.actors.messages import Admitted, Delta, Masked, Message, Requeue, Retired, Settled, Stepped
-from baton.actors.requests import Output, Request, Sampling, Stops
+from baton.actors.requests import Hit, Output, Request, Sampling, Stops
 from baton.actors.results.actor import ResultProcessor
 from baton.actors.results.constraint import Constraint
 from baton.actors.tokens import pack
@@ -16,7 +16,7 @@ PROMPT = [1, 2, 3, 4]
 
 
 class Words:
-    """A matcher of one of several given sequences of tokens below 32; token 31 is too much for it."""
+    """A matcher that allows one of several sequences of tokens below 32. Token 31 makes it raise."""
 
     def __init__(self, grammar: str) -> None:
         self.words = [list(map(int, word.split())) for word in grammar.split("|")]
@@ -51,24 +51,24 @@ def constraint(grammar: str, *output: int, ends: tuple[int, ...] = (9,), min_tok
     return Constraint(Words(grammar), Stops(10, min_tokens, token_ids=ends), output)
 
 
-def test_what_stops_the_output_is_allowed_where_it_may_end() -> None:
+def test_stop_tokens_are_allowed_where_the_grammar_may_end() -> None:
     assert constraint("5 6|5").words(0) == words(5)
     assert constraint("5 6|5", 5).words(1) == words(6, 9)
     assert constraint("5 6|5", 5, ends=()).words(1) == words(6)
 
 
-def test_nothing_follows_where_it_has_to_end() -> None:
+def test_there_is_no_mask_where_the_grammar_must_end() -> None:
     assert constraint("5 6|5", 5, 6).words(2) is None
     assert constraint("").words(0) is None
 
 
-def test_what_stops_it_too_soon_is_not_allowed_unless_there_is_nothing_else() -> None:
+def test_stop_tokens_are_not_allowed_before_min_tokens_unless_nothing_else_is() -> None:
     assert constraint("5 6|5 9|5", 5, min_tokens=3).words(1) == words(6)
     assert constraint("5 9", 5, min_tokens=3).words(1) == words(9)
     assert constraint("5", 5, min_tokens=3).words(1) is None
 
 
-def test_a_grammar_in_which_no_token_goes_on_is_an_error() -> None:
+def test_a_grammar_that_can_neither_continue_nor_end_is_an_error() -> None:
     class Silent(Words):
         def mask(self) -> bytes:
             return words()
@@ -85,7 +85,7 @@ class Bench(ResultsBench):
     def constrain(self, grammar: str, max_tokens: int = 10, grant: int = 1, output: tuple[int, ...] = ()) -> Request:
         tokens, stops = pack([*PROMPT, *output]), Stops(max_tokens, token_ids=(9,))
         request = Request("r", tokens, len(PROMPT), Sampling(), stops, grammar=grammar)
-        self.results.receive(Admitted(grant, request, 0, 0, "", "tokens"))
+        self.results.receive(Admitted(grant, request, Hit()))
         self.results.act()
         return request
 
@@ -130,7 +130,7 @@ def test_an_output_with_nothing_to_draw_ends_before_its_first_token() -> None:
 
 
 @pytest.mark.parametrize(("grammar", "token", "message"), [("5 31", 5, "too much"), ("5 6", 7, "7 cannot follow")])
-def test_a_grammar_in_trouble_ends_its_request_with_an_error(grammar: str, token: int, message: str) -> None:
+def test_a_grammar_error_ends_the_request_with_an_error(grammar: str, token: int, message: str) -> None:
     bench = Bench()
     bench.constrain(grammar)
     bench.step(token)
@@ -142,7 +142,7 @@ def test_a_grammar_in_trouble_ends_its_request_with_an_error(grammar: str, token
 def test_a_grammar_that_cannot_be_compiled_ends_its_request_with_an_error() -> None:
     bench = ResultsBench()
     request = Request("r", pack(PROMPT), len(PROMPT), Sampling(), Stops(3), grammar="anything")
-    bench.results.receive(Admitted(1, request, 0, 0, "", "tokens"))
+    bench.results.receive(Admitted(1, request, Hit()))
     bench.results.act()
     [(_, masked), (_, delta)] = bench.sent
     assert masked == Masked([], [1]) and isinstance(delta, Delta) and delta.outputs[-1].finish_reason == "error"
@@ -155,18 +155,18 @@ def test_a_retracted_request_gets_its_mask_again() -> None:
     bench.retire("retracted", 4)
     [requeue] = bench.of(Requeue)
     assert isinstance(requeue, Requeue)
-    bench.results.receive(Admitted(2, requeue.request, 4, 4, "", "tokens"))
+    bench.results.receive(Admitted(2, requeue.request, Hit(4, 4)))
     bench.results.act()
     assert bench.masked() == Masked([RowMask(2, 5, words(6))], [])
 
 
-def test_after_a_restart_the_grammar_stands_behind_the_output() -> None:
+def test_after_a_restart_the_grammar_continues_after_the_output() -> None:
     bench = Bench()
     bench.constrain("5 6 7", output=(5, 6))
     assert bench.masked() == Masked([RowMask(1, 6, words(7))], [])
 
 
-def test_a_row_that_is_gone_gets_no_mask() -> None:
+def test_a_retired_row_gets_no_mask() -> None:
     bench = Bench()
     bench.constrain("5 6 7")
     before = len(bench.of(Masked))

@@ -1,4 +1,4 @@
-"""The result-processor alone: when a request is finished, what its state is worth, and what the client is told."""
+"""The result-processor alone: when a request is finished, what becomes of its state, and what the client gets."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ from baton.actors.messages import (
     Settled,
     Stepped,
 )
-from baton.actors.requests import Output, Request, RetireReason, RowLogprobs, Sampling, Stops, TokenLogprob
+from baton.actors.requests import Hit, Output, Request, RetireReason, RowLogprobs, Sampling, Stops, TokenLogprob
 from baton.actors.results.actor import ResultProcessor
 from baton.actors.tokens import pack, unpack
 from tests.actors.ring import Letters
@@ -40,11 +40,11 @@ class Bench:
 
     def admit(self, stops: Stops, grant: int = 1, match: int = 0, origin: str = "tokens", **more: object) -> Request:
         request = Request("r", pack(PROMPT), len(PROMPT), Sampling(), stops, **more)  # type: ignore[arg-type]
-        self.results.receive(Admitted(grant, request, match, match + 1, "never_kept", origin))  # type: ignore[arg-type]
+        self.results.receive(Admitted(grant, request, Hit(match, match + 1, "never_kept", origin)))  # type: ignore[arg-type]
         return request
 
     def step(self, *tokens: int, grant: int = 1, **more: object) -> None:
-        """A token a step."""
+        """Let each step draw one of these tokens."""
         for token in tokens:
             self._steps += 1
             fields = {"checkpoints": [], "logprobs": [], "prompt_logprobs": []} | more
@@ -84,7 +84,7 @@ def bench() -> Iterator[Bench]:
     bench.ledger.close()
 
 
-def test_a_stop_token_counts_behind_min_tokens_and_shows_nothing(bench: Bench) -> None:
+def test_a_stop_token_counts_after_min_tokens_and_adds_no_text(bench: Bench) -> None:
     bench.admit(Stops(9, min_tokens=2, token_ids=(7,)))
     bench.step(7, 7, 7)
     assert bench.finishes == [[], [], [1]]
@@ -114,32 +114,37 @@ def test_what_is_held_back_is_shown_when_no_more_comes(bench: Bench) -> None:
     assert "".join(output.text for output in bench.outputs) == "45"
 
 
-def test_a_sample_behind_the_end_is_nobodys(bench: Bench) -> None:
+def test_a_token_drawn_after_the_end_is_discarded(bench: Bench) -> None:
     bench.admit(Stops(1))
     bench.step(5, 6)
     assert bench.outputs[-1].tokens == pack([5]) and bench.finishes == [[1], []]
     assert bench.results.counters["generation_tokens"] == 1
 
 
-def test_what_the_client_is_told_of_the_prompt(bench: Bench) -> None:
-    """Of a request that comes back with output, no more is counted as cached than its prompt has."""
+def test_the_hit_that_is_reported_is_limited_to_the_prompt(bench: Bench) -> None:
+    """A request that comes back with output may have more tokens cached than its prompt has."""
     bench.admit(Stops(3), match=2, origin="host")
-    told = bench.outputs or (bench.results.act(), bench.outputs)[1]
-    first = told[0]
-    assert (first.prompt_tokens, first.cached_tokens, first.matched_tokens) == (4, 2, 3)
-    assert (first.miss_reason, first.origin, first.completion_tokens) == ("never_kept", "host", 0)
+    outputs = bench.outputs or (bench.results.act(), bench.outputs)[1]
+    first = outputs[0]
+    assert (first.prompt_tokens, first.completion_tokens) == (4, 0)
+    assert first.hit == Hit(2, 3, "never_kept", "host")
     again = Bench()
     request = Request("r", pack([*PROMPT, 5, 6]), len(PROMPT), Sampling(), Stops(9), delivered_chars=1)
-    again.results.receive(Admitted(1, request, 5, 6, ""))
+    again.results.receive(Admitted(1, request, Hit(5, 6)))
     again.results.act()
     [output] = again.outputs
-    assert (output.cached_tokens, output.matched_tokens, output.completion_tokens, output.text) == (4, 4, 2, "6")
+    assert (output.hit.cached_tokens, output.hit.matched_tokens, output.completion_tokens, output.text) == (
+        4,
+        4,
+        2,
+        "6",
+    )
 
 
-# What a state is worth
+# States: donated or freed
 
 
-def test_a_state_that_the_tree_has_already_is_freed(bench: Bench) -> None:
+def test_a_state_that_the_tree_already_has_is_freed(bench: Bench) -> None:
     bench.admit(Stops(9))
     bench.step(5, checkpoints=[Checkpoint(1, 4, bench.lease())])
     bench.retire("aborted", 4)
@@ -147,21 +152,23 @@ def test_a_state_that_the_tree_has_already_is_freed(bench: Bench) -> None:
     assert [(len(free.leases), free.closes_grant) for free in bench.of(Free)] == [(1, 1)]
 
 
-def test_a_state_that_is_further_is_donated_with_what_is_new(bench: Bench) -> None:
+def test_a_state_that_advanced_is_donated_with_its_new_tokens(bench: Bench) -> None:
     bench.admit(Stops(9), match=1)
     bench.step(5, checkpoints=[Checkpoint(1, 4, bench.lease())])
     bench.retire("aborted", 5)
-    kept = [(d.position, unpack(d.tokens), d.closes) for d in bench.of(Donate)]
-    assert kept == [(4, [2, 3, 4], False), (5, [5], True)] and not bench.of(Free)
+    donations = [(d.position, unpack(d.tokens), d.closes) for d in bench.of(Donate)]
+    assert donations == [(4, [2, 3, 4], False), (5, [5], True)] and not bench.of(Free)
 
 
-@pytest.mark.parametrize(("origin", "kept"), [("tree", False), ("slot", True)])
-def test_a_session_s_state_that_went_nowhere(bench: Bench, origin: str, kept: bool) -> None:
-    """It is where it came from, unless it was moved away from there."""
+@pytest.mark.parametrize(("origin", "is_saved"), [("tree", False), ("slot", True)])
+def test_a_session_s_state_that_did_not_advance_is_saved_only_if_it_was_moved(
+    bench: Bench, origin: str, is_saved: bool
+) -> None:
+    """The tree still has it, unless it was moved from there."""
     bench.admit(Stops(9), match=3, origin=origin, session="s")
     bench.retire("aborted", 3)
-    assert [(save.session, save.position, save.tokens) for save in bench.of(SaveFromReq)] == [("s", 3, b"")] * kept
-    assert len(bench.of(Free)) == 1 - kept
+    assert [(save.session, save.position, save.tokens) for save in bench.of(SaveFromReq)] == [("s", 3, b"")] * is_saved
+    assert len(bench.of(Free)) == 1 - is_saved
 
 
 def test_a_session_s_state_is_saved_with_the_tokens_since_the_last_donation(bench: Bench) -> None:
@@ -190,7 +197,7 @@ def test_a_request_that_fails_where_it_failed_before_ends_with_the_cause(bench: 
     bench.retire("failed", 5, poisoned=True)
     assert [(again.request, again.suspect_until) for again in bench.of(Requeue)] == [(request, 4)]
     for grant, position, ended in ((2, 6, False), (3, 6, True)):
-        bench.results.receive(Admitted(grant, request, 0, 0, ""))
+        bench.results.receive(Admitted(grant, request, Hit()))
         bench.fail(Failure(grant, position), error=f"broken at {position}")
         bench.retire("failed", position, grant=grant, poisoned=True)
         assert bool(bench.of(Over)) is ended
@@ -211,7 +218,7 @@ def test_an_abort_beats_a_failure_and_an_end_beats_an_abort(bench: Bench) -> Non
     assert len(bench.of(Over)) == 2 and not bench.results.records
 
 
-def test_a_retracted_request_comes_back_with_its_output_and_as_it_was(bench: Bench) -> None:
+def test_a_retracted_request_is_requeued_with_its_output_and_otherwise_unchanged(bench: Bench) -> None:
     bench.admit(Stops(3))
     bench.step(5)
     bench.retire("retracted", 4)
@@ -223,7 +230,7 @@ def test_a_retracted_request_comes_back_with_its_output_and_as_it_was(bench: Ben
     assert bench.of(Over) == [Over("r")]
 
 
-def test_a_request_that_no_longer_fits_is_at_its_length(bench: Bench) -> None:
+def test_a_resubmitted_request_that_no_longer_fits_ends_with_length(bench: Bench) -> None:
     bench.admit(Stops(3))
     bench.step(5)
     bench.retire("retracted", 4)
@@ -239,15 +246,15 @@ def logprob(token: int) -> TokenLogprob:
     return TokenLogprob(token, -1.0, [])
 
 
-def test_a_replay_brings_no_log_probability_twice(bench: Bench) -> None:
+def test_a_replay_reports_no_log_probability_twice(bench: Bench) -> None:
     bench.admit(Stops(9), prompt_logprobs_from=1)
     bench.fail(Failure(1, 4), prompt_logprobs=[RowLogprobs(1, 1, [logprob(2), logprob(3)])])
     bench.step(5, prompt_logprobs=[RowLogprobs(1, 2, [logprob(3), logprob(4)])])
-    told = [item.token for output in bench.outputs for item in output.prompt_logprobs]
-    assert told == [2, 3, 4]
+    reported = [item.token for output in bench.outputs for item in output.prompt_logprobs]
+    assert reported == [2, 3, 4]
 
 
-def test_the_log_probability_of_an_overrun_is_nobodys(bench: Bench) -> None:
+def test_the_log_probability_of_a_discarded_token_is_discarded(bench: Bench) -> None:
     bench.admit(Stops(1))
     for token in (5, 6):
         bench.step(token, logprobs=[RowLogprobs(1, 4, [logprob(token)])])
@@ -255,11 +262,11 @@ def test_the_log_probability_of_an_overrun_is_nobodys(bench: Bench) -> None:
     assert [item.token for output in bench.outputs for item in output.logprobs] == [5]
 
 
-# What nobody goes on from
+# Requests with keep="never"
 
 
 @pytest.mark.parametrize("session", ["", "s"])
-def test_the_end_that_nobody_goes_on_from_is_given_back(bench: Bench, session: str) -> None:
+def test_with_keep_never_the_final_state_is_freed(bench: Bench, session: str) -> None:
     bench.admit(Stops(1), keep="never", session=session)
     bench.step(5)
     bench.retire("finished", 5)
@@ -267,20 +274,20 @@ def test_the_end_that_nobody_goes_on_from_is_given_back(bench: Bench, session: s
     assert freed.closes_grant == 1 and not bench.of(Donate) and not bench.of(SaveFromReq)
 
 
-def test_what_was_asked_for_on_the_way_is_kept_all_the_same(bench: Bench) -> None:
+def test_with_keep_never_requested_checkpoints_are_still_donated(bench: Bench) -> None:
     bench.admit(Stops(1), keep="never", checkpoints=(3,))
     bench.step(5, checkpoints=[Checkpoint(1, 3, bench.lease())])
     bench.retire("finished", 5)
-    [kept] = bench.of(Donate)
-    assert (kept.position, kept.closes) == (3, False) and len(bench.of(Free)) == 1
+    [donation] = bench.of(Donate)
+    assert (donation.position, donation.closes) == (3, False) and len(bench.of(Free)) == 1
 
 
-def test_until_its_end_it_goes_on_from_its_states_itself(bench: Bench) -> None:
+def test_with_keep_never_a_retracted_state_is_still_donated(bench: Bench) -> None:
     bench.admit(Stops(3), keep="never")
     bench.step(5)
     bench.retire("retracted", 4)
-    [kept] = bench.of(Donate)
-    assert (kept.position, kept.closes) == (4, True) and not bench.of(Free)
+    [donation] = bench.of(Donate)
+    assert (donation.position, donation.closes) == (4, True) and not bench.of(Free)
     [again] = bench.of(Requeue)
     assert again.request.keep == "never"
     bench.results.receive(Ended("r", "aborted", ""))

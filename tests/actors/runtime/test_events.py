@@ -18,7 +18,7 @@ from baton.actors.messages import (
     Stepped,
     Submit,
 )
-from baton.actors.requests import Output, Request, Sampling, Stops
+from baton.actors.requests import Hit, Output, Request, Sampling, Stops
 from baton.actors.runtime.events import RequestEvent, message_event, request_events
 from baton.actors.runtime.tracing import Envelope
 from baton.actors.tokens import pack
@@ -28,7 +28,7 @@ STATE = object()
 
 
 def output(tokens: list[int], so_far: int, finish: str | None = None) -> Output:
-    return Output("r", "", pack(tokens), 2, 0, so_far, finish)  # type: ignore[arg-type]
+    return Output("r", "", pack(tokens), 2, so_far, finish)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def output(tokens: list[int], so_far: int, finish: str | None = None) -> Output:
         (Free([]), (), (), None),
         (Acquire(7, b"", 0, "", None), (7,), (), None),
         (Submit(REQUEST), (), ("r",), None),
-        (Admit(7, REQUEST, STATE, 0, 0, "", False, None, [], None), (7,), ("r",), None),  # type: ignore[arg-type]
+        (Admit(7, REQUEST, STATE, Hit(), False, None, [], None), (7,), ("r",), None),  # type: ignore[arg-type]
         (Delta([output([1], 1)]), (), ("r",), None),
         (Ended("r", "aborted", ""), (), ("r",), None),
     ],
@@ -57,15 +57,15 @@ def test_what_an_event_names(
     assert (event.grants, event.requests, event.step) == (grants, requests, step)
 
 
-def told(message: Message, to: str = "api") -> list[RequestEvent]:
+def events_of(message: Message, to: str = "api") -> list[RequestEvent]:
     return list(request_events(Envelope(message, "a", 1, "t", 1.0), to, 2.0))
 
 
 def test_the_life_of_a_request() -> None:
-    assert told(Submit(REQUEST)) == [RequestEvent(1.0, "r", "queued", "t", 2)]
-    assert told(Delta([output([], 0), output([5, 6], 2), output([7], 3)])) == [
+    assert events_of(Submit(REQUEST)) == [RequestEvent(1.0, "r", "queued", "t", 2)]
+    assert events_of(Delta([output([], 0), output([5, 6], 2), output([7], 3)])) == [
         RequestEvent(2.0, "r", "first_token", tokens=2)
     ]
-    assert told(Delta([output([7], 3, "stop")])) == [RequestEvent(2.0, "r", "ended", tokens=3, reason="stop")]
-    assert told(Ended("r", "queue_full", "")) == [RequestEvent(2.0, "r", "ended", "t", reason="queue_full")]
-    assert told(Ended("r", "too_large", ""), to="results") == [], "results answers for it"
+    assert events_of(Delta([output([7], 3, "stop")])) == [RequestEvent(2.0, "r", "ended", tokens=3, reason="stop")]
+    assert events_of(Ended("r", "queue_full", "")) == [RequestEvent(2.0, "r", "ended", "t", reason="queue_full")]
+    assert events_of(Ended("r", "too_large", ""), to="results") == [], "results answers for it"

@@ -1,4 +1,4 @@
-"""What people are shown of the slots and of the tree."""
+"""The slots and the tree as plain values for /debug."""
 
 from baton.actors.cache.pages import PagePool
 from baton.actors.cache.radix import RadixTree
@@ -18,7 +18,7 @@ def scheduled(name: str, grant: int, spares: list[Lease]) -> ScheduledRow:
     return ScheduledRow(record, grant, 0, 2, 1, None, {}, spares=spares)
 
 
-def test_each_slot_says_what_it_is_held_for() -> None:
+def test_each_slot_is_shown_with_its_use() -> None:
     now = 10.0
     ledger = Ledger(6, clock=lambda: now)
     cached, running, closing, spare, astray = (ledger.take(who) for who in ("cache", "forward", "forward", "a", "b"))
@@ -35,10 +35,10 @@ def test_each_slot_says_what_it_is_held_for() -> None:
     rows = {1: RunningRow(0, 1, running, 7, 2), 2: RunningRow(1, 2, closing, 9, 2)}
     forward = Forward(lambda to, message: None, None, 2, rows)  # type: ignore[arg-type]
     shown = explain_slots(ledger, scheduler, forward, tree, 14.0004)
-    told = [
+    figures = [
         tuple(line[name] for name in ("slot", "place", "loans", "seconds", "position", "request")) for line in shown
     ]
-    assert told == [
+    assert figures == [
         (0, "cached", 1, 2.5, 3, None),
         (1, "owned", 0, 4.0, 7, "runs"),
         (2, "owned", 0, 4.0, 9, "closes"),

@@ -1,4 +1,4 @@
-"""The relay: how often it may begin anew, what it counts over all its units, and what it shows of the present one."""
+"""The relay: how often it may restart, what it counts over all units, and what it shows of the current one."""
 
 import asyncio
 from collections import Counter
@@ -22,7 +22,7 @@ MODEL: Any = HashModel(vocab_size=61, chunk_size=8, max_position=1024)
 
 
 def relay(restarts: int = 3, **more: Any) -> Relay:
-    """One that is made and does not run."""
+    """Return a relay that has been created but does not run."""
     api: Any = type("Api", (), {"act": lambda self: None, "receive": lambda self, message: None})()
     device: Any = type("Device", (), {"drop_all": lambda self: None})()
     config = RelayConfig(4, 0, Limits(), restarts=restarts)
@@ -43,7 +43,7 @@ def test_restarts_are_counted_within_a_minute(third: float, allowed: bool) -> No
     asyncio.run(scenario())
 
 
-def test_what_is_counted_goes_on_over_a_restart() -> None:
+def test_counters_continue_after_a_restart() -> None:
     async def scenario() -> None:
         async with running(MODEL, restarts=1) as ring:
             await ring.ask([1, 2, 3], 4)
@@ -64,7 +64,7 @@ def test_what_is_counted_goes_on_over_a_restart() -> None:
     asyncio.run(scenario())
 
 
-def test_what_there_is_now() -> None:
+def test_gauges_show_the_current_state() -> None:
     async def scenario() -> None:
         async with running(MODEL, slots=6, max_running=1) as ring:
             answers = [ring.submit([token, 2, 3], 200) for token in (1, 2, 3)]
@@ -86,17 +86,17 @@ def test_what_there_is_now() -> None:
     asyncio.run(scenario())
 
 
-def test_moves_are_told_as_events_and_to_whoever_asks() -> None:
+def test_moves_are_reported_as_events_and_to_on_move() -> None:
     async def scenario() -> None:
-        events, told = list[Event](), list[Move]()
-        made = relay(on_event=events.append, on_move=told.append, clock=lambda: 5.0)
+        events, moves = list[Event](), list[Move]()
+        made = relay(on_event=events.append, on_move=moves.append, clock=lambda: 5.0)
         lease = made.ledger.take("cache")
         assert lease is not None
-        assert told == [Move(0, 1, Place.OWNED, "cache", "take")]
+        assert moves == [Move(0, 1, Place.OWNED, "cache", "take")]
         assert events == [UnitEvent(5.0, 4), MoveEvent(5.0, 0, 1, "owned", "cache", "take")]
         await made.unit.close()
         alone = relay(on_event=events.append)
-        assert alone.ledger.take("cache") is not None and len(told) == 1
+        assert alone.ledger.take("cache") is not None and len(moves) == 1
         assert isinstance(events[-1], MoveEvent)
         await alone.unit.close()
 
@@ -104,31 +104,31 @@ def test_moves_are_told_as_events_and_to_whoever_asks() -> None:
 
 
 @pytest.mark.parametrize("poison", [False, True])
-def test_every_move_is_told_whether_freed_slots_are_poisoned_or_not(poison: bool) -> None:
+def test_every_move_is_reported_whether_freed_slots_are_poisoned_or_not(poison: bool) -> None:
     async def scenario() -> None:
-        told: list[Move] = []
+        moves: list[Move] = []
         async with running(MODEL, poison_freed=poison) as ring:
             unit = ring.relay.unit
-            ring.relay.on_move = unit._on_move = told.append
+            ring.relay.on_move = unit._on_move = moves.append
             if not poison:
-                unit.ledger._on_move = told.append
+                unit.ledger._on_move = moves.append
             before = unit.ledger.moves.copy()
             await ring.ask([1, 2, 3], 4)
             await ring.until(lambda: not unit.cache.accounts)
-            assert Counter(move.how for move in told) == unit.ledger.moves - before
+            assert Counter(move.how for move in moves) == unit.ledger.moves - before
 
     asyncio.run(scenario())
 
 
-def test_a_restart_is_told_and_the_old_device_s_thread_has_ended() -> None:
+def test_a_restart_is_reported_and_the_old_device_thread_has_ended() -> None:
     async def scenario() -> None:
-        told: list[Exception] = []
+        errors: list[Exception] = []
         async with running(MODEL, restarts=1) as ring:
-            vars(ring.relay)["_on_restart"] = told.append
+            vars(ring.relay)["_on_restart"] = errors.append
             old = ring.relay.unit
             old.cache.receive = fail  # type: ignore[method-assign]
             assert (await ring.ask([4, 5, 6], 4)).end == "length"
-            [broken] = told
+            [broken] = errors
             assert isinstance(broken, ExceptionGroup) and broken.subgroup(RuntimeError) is not None
             assert not vars(old.device)["_thread"].is_alive() and vars(old.ledger)["_closed"]
             assert vars(ring.relay.unit.device)["_thread"].is_alive()
@@ -140,7 +140,7 @@ def test_a_restart_is_told_and_the_old_device_s_thread_has_ended() -> None:
     asyncio.run(scenario())
 
 
-def test_where_its_scope_is_cancelled_the_device_s_thread_has_ended() -> None:
+def test_after_a_cancellation_the_device_thread_has_ended() -> None:
     async def scenario() -> None:
         made = relay()
         async with anyio.create_task_group() as tasks:
@@ -153,7 +153,7 @@ def test_where_its_scope_is_cancelled_the_device_s_thread_has_ended() -> None:
 
 
 class Echo:
-    """Notes after how many messages it acts."""
+    """An actor that records after how many messages it acts."""
 
     def __init__(self) -> None:
         self.received, self.acted = 0, list[int]()

@@ -78,7 +78,7 @@ def test_an_actor_that_raises_ends_the_run() -> None:
     asyncio.run(scenario())
 
 
-def test_a_message_travels_as_it_is_unless_the_codec_is_to_be_checked() -> None:
+def test_a_message_is_not_copied_unless_the_codec_is_checked() -> None:
     message = Abort("r")
     for runtime, same in ((Runtime(Ledger(1)), True), (Runtime(Ledger(1), codec_check=True), False)):
         runtime.add("cache", Recorder())

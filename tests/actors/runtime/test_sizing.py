@@ -1,4 +1,4 @@
-"""Memory divided between slots and pages: the numbers, and the reasons that are given for them."""
+"""Memory divided between slots and pages: the numbers, and the reasons that come with them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ class Shape:
 
 
 class Sized:
-    """A model whose state takes 2 MiB, and KV of so many KiB a token."""
+    """A model with a state of 2 MiB, and KV of a number of KiB a token."""
 
     def __init__(self, token_kib: int) -> None:
         self._token = token_kib
@@ -45,9 +45,9 @@ class Sized:
 
 
 def size(token_kib: int, memory_mib: int, **more: Any) -> PoolSizes:
-    given = {"max_running": 4, "max_model_len": 100, "page_size": 16} | more
+    arguments = {"max_running": 4, "max_model_len": 100, "page_size": 16} | more
     model: Any = Sized(token_kib)
-    return size_pools(model, memory_mib * MIB, **given)
+    return size_pools(model, memory_mib * MIB, **arguments)
 
 
 def test_without_attention_all_of_a_small_memory_is_slots() -> None:
@@ -55,7 +55,7 @@ def test_without_attention_all_of_a_small_memory_is_slots() -> None:
     assert (sizes.slots, sizes.slot_bytes, sizes.pages, sizes.page_bytes) == (10, 2 * MIB, 0, 0)
     assert sizes.max_running == 4
     assert sizes.why == [
-        "10 slots: 21.0 MiB hold 10, wanted are 16",
+        "10 slots: 21.0 MiB hold 10, 16 are useful",
         "10 requests fit: 10 slots less 0 for the tree, 1 a request (just_in_time)",
     ]
 
@@ -63,11 +63,11 @@ def test_without_attention_all_of_a_small_memory_is_slots() -> None:
 def test_with_attention_half_is_slots_and_what_they_leave_is_pages() -> None:
     sizes = size(64, 40)
     assert (sizes.slots, sizes.pages, sizes.page_bytes, sizes.page_size) == (10, 20, MIB, 16)
-    assert sizes.why[:2] == ["10 slots: 20.0 MiB hold 10, wanted are 16", "20 pages: 20.0 MiB hold 20, wanted are 56"]
+    assert sizes.why[:2] == ["10 slots: 20.0 MiB hold 10, 16 are useful", "20 pages: 20.0 MiB hold 20, 56 are useful"]
 
 
-def test_no_more_is_taken_than_can_be_used() -> None:
-    """Slots for every request and three states beside it; pages for two contexts of each and the token behind them."""
+def test_pools_are_no_larger_than_can_be_used() -> None:
+    """Slots for every request and three cached states each; pages for two contexts of each, and one more token."""
     sizes = size(64, 4000)
     assert (sizes.slots, sizes.pages) == (16, 4 * 7 * 2)
     assert size(64, 4000, max_model_len=111).pages == 4 * 7 * 2
@@ -76,14 +76,14 @@ def test_no_more_is_taken_than_can_be_used() -> None:
     assert size(0, 4000, strategy=Strategy.EXTRA_BUFFER, overlap=False).slots == 4 * (2 + 3)
 
 
-def test_what_is_given_is_kept() -> None:
+def test_fixed_numbers_of_slots_and_pages_are_respected() -> None:
     sizes = size(64, 0, slots=5, pages=7, tree_slots=2)
     assert (sizes.slots, sizes.pages, sizes.max_running) == (5, 7, 3)
     assert sizes.why == ["3 requests fit: 5 slots less 2 for the tree, 1 a request (just_in_time)"]
     assert size(0, 0, slots=5, pages=7).pages == 0
 
 
-def test_one_request_has_to_fit() -> None:
+def test_memory_that_does_not_hold_one_request_is_an_error() -> None:
     assert size(0, 2).max_running == 1
     with pytest.raises(SizingError, match=r"it needs 3 slots of 2\.0 MiB \(extra_buffer\), and there are 3, 1 of them"):
         size(0, 0, slots=3, tree_slots=1, strategy=Strategy.EXTRA_BUFFER)
@@ -93,7 +93,7 @@ def test_one_request_has_to_fit() -> None:
     assert size(64, 0, slots=1, pages=1, page_size=2).pages == 1
 
 
-def test_memory_is_left_for_everything_else() -> None:
+def test_the_default_leaves_memory_for_everything_else() -> None:
     assert 0.25 <= DEFAULT_MEMORY_FRACTION <= 0.75
 
 
@@ -129,8 +129,8 @@ def test_parameters_count_once_however_they_are_laid_out(family: str, shape: dic
     assert (weight_bytes(packed) < weight_bytes(plain)) == (bits is not None)
 
 
-def test_a_token_has_to_do_with_few_experts() -> None:
-    """With 2 of 6 in each of 3 layers."""
+def test_a_token_uses_few_experts() -> None:
+    """Each of 3 layers has 6 experts, 2 of which are chosen for a token."""
     config = {"model_type": "granitemoehybrid", "vocab_size": 300, **GRANITE_MOE}
     model = random_model(config, torch.float32, torch.device("cpu"), seed=0)
     of_expert = 3 * GRANITE_MOE["hidden_size"] * GRANITE_MOE["intermediate_size"]

@@ -1,4 +1,4 @@
-"""What the device takes is measured around it, and the cache is told."""
+"""The device's speeds are measured around it, and reported to the cache."""
 
 import asyncio
 import statistics
@@ -20,7 +20,7 @@ MODEL: Any = HashModel(vocab_size=61, chunk_size=8, max_position=1024)
 
 
 class Sleeper:
-    """Each call takes so many seconds."""
+    """A device whose calls take a set number of seconds."""
 
     def __init__(self) -> None:
         self.takes, self.cleared = 1.0, list[int]()
@@ -43,42 +43,42 @@ def run(device: Device, work: Work) -> None:
 
 
 def test_prompts_and_copies_are_measured() -> None:
-    sleeper, told = Sleeper(), list[Speeds]()
+    sleeper, reports = Sleeper(), list[Speeds]()
     costs = Costs(compute=2.0, attend=1.0, slot=100.0, token=10.0)
-    device = measured(sleeper, costs, 4, told.append)  # type: ignore[arg-type]
+    device = measured(sleeper, costs, 4, reports.append)  # type: ignore[arg-type]
     device.clear(3)
     run(device, Work(1, [WorkChunk(0, 10, 25, True)], [], [], []))
-    assert sleeper.cleared == [3] and told.pop().operation == 0.0, "fifteen tokens say little"
+    assert sleeper.cleared == [3] and reports.pop().operation == 0.0, "fifteen tokens say little"
     run(device, Work(2, [WorkChunk(0, 10, 30, True)], [1], [5], []))
     operations = 2 * 20 + (900 - 100) / 2 + 2 + (36 - 25) / 2
-    assert told.pop().operation == 1 / operations
+    assert reports.pop().operation == 1 / operations
     device.export(1, 3, [7], 20).collect()
-    last = told.pop()
+    last = reports.pop()
     assert (last.operation, last.byte) == (1 / operations, 1 / 300)
     device.fill(2, 1, 3, [7, 8, 9, 10, 11], 0).collect()
-    assert not told, "that is as it was"
+    assert not reports, "that is as it was"
     sleeper.takes = 2.0
     device.fill(2, 1, 3, [7, 8, 9, 10, 11], 0).collect()
-    assert len(told) == 1 and 1 / 300 < told[0].byte < 2 / 300
+    assert len(reports) == 1 and 1 / 300 < reports[0].byte < 2 / 300
 
 
-def test_what_prompts_take_beside_rows_that_decode_is_measured() -> None:
-    sleeper, told = Sleeper(), list[Speeds]()
-    device = measured(sleeper, Costs(), 4, told.append)  # type: ignore[arg-type]
+def test_the_extra_time_of_mixed_steps_is_measured() -> None:
+    sleeper, reports = Sleeper(), list[Speeds]()
+    device = measured(sleeper, Costs(), 4, reports.append)  # type: ignore[arg-type]
     run(device, Work(1, [WorkChunk(0, 0, 4, True)], [], [], []))
-    assert (told[-1].decode, told[-1].prompt) == (0.0, 0.25), "as long as nothing else is known"
+    assert (reports[-1].decode, reports[-1].prompt) == (0.0, 0.25), "as long as nothing else is known"
     run(device, Work(2, [], [0], [4], []))
-    assert (told[-1].decode, told[-1].prompt) == (1.0, 0.25)
+    assert (reports[-1].decode, reports[-1].prompt) == (1.0, 0.25)
     sleeper.takes = 3.0
     run(device, Work(3, [WorkChunk(1, 0, 8, True)], [0], [5], []))
-    assert told[-1].decode == 1.0
-    assert told[-1].prompt == (REMEMBERED * 1 + 2) / (REMEMBERED * 4 + 8)
-    before = len(told)
+    assert reports[-1].decode == 1.0
+    assert reports[-1].prompt == (REMEMBERED * 1 + 2) / (REMEMBERED * 4 + 8)
+    before = len(reports)
     run(device, Work(4, [WorkChunk(1, 8, 80, True)], [], [], []))
-    assert told[-1].prompt == told[before - 1].prompt, "that was beside none"
+    assert reports[-1].prompt == reports[before - 1].prompt, "that was beside none"
 
 
-def test_a_step_is_told_apart_from_its_tokens() -> None:
+def test_the_fixed_cost_of_a_step_is_separated_from_that_of_its_tokens() -> None:
     line = Line()
     assert line.parts == (0.0, 0.0)
     for _ in range(50):
@@ -95,23 +95,23 @@ def test_a_step_is_told_apart_from_its_tokens() -> None:
 
 
 @pytest.mark.parametrize(("step_s", "token_s", "tokens"), [(0.002, 2e-5, 100), (0.0, 1e-3, 16), (0.0, 3e-5, 40)])
-def test_prompts_find_their_size_beside_rows_that_decode(step_s: float, token_s: float, tokens: int) -> None:
-    """A step without prompts takes 0.4 ms; where one with prompts takes long anyway, they do not stay at 16 tokens."""
+def test_prompt_tokens_of_mixed_steps_converge(step_s: float, token_s: float, tokens: int) -> None:
+    """A step without prompts takes 0.4 ms. With a large fixed cost of mixed steps, chunks must outgrow 16 tokens."""
     noise = Random(1)
     state = SchedulerState(Limits(step_tokens=512))
     sleeper = Sleeper()
     device = measured(sleeper, Costs(), 4, lambda speeds: setattr(state, "speeds", speeds))  # type: ignore[arg-type]
     sleeper.takes = 0.0004
     run(device, Work(0, [], [0], [4], []))
-    given = list[int]()
+    chunks = list[int]()
     for state.steps in range(400):
-        given.append(min(tokens_in_time(state), 400))
-        sleeper.takes = 0.0004 + (step_s + token_s * given[-1]) * noise.uniform(0.8, 1.2)
-        run(device, Work(state.steps, [WorkChunk(1, 0, given[-1], True)], [0], [4], []))
-    assert statistics.median(given[200:]) == pytest.approx(tokens, rel=0.4)
+        chunks.append(min(tokens_in_time(state), 400))
+        sleeper.takes = 0.0004 + (step_s + token_s * chunks[-1]) * noise.uniform(0.8, 1.2)
+        run(device, Work(state.steps, [WorkChunk(1, 0, chunks[-1], True)], [0], [4], []))
+    assert statistics.median(chunks[200:]) == pytest.approx(tokens, rel=0.4)
 
 
-def test_what_is_long_ago_counts_for_less() -> None:
+def test_old_measurements_count_less() -> None:
     pace = Pace()
     assert pace.value == 0.0
     pace.add(1.0, 4.0)
@@ -119,7 +119,7 @@ def test_what_is_long_ago_counts_for_less() -> None:
     assert pace.value == (4 * REMEMBERED + 1) / (REMEMBERED + 1)
 
 
-def test_the_cache_of_a_ring_knows_and_so_does_the_next_one() -> None:
+def test_the_cache_of_a_ring_gets_the_speeds_and_so_does_its_successor() -> None:
     async def scenario() -> None:
         async with running(MODEL, restarts=1) as ring:
             await ring.ask([1] * 40, 2)

@@ -1,4 +1,4 @@
-"""Envelopes and their traces, what a ring records of itself, and its timings."""
+"""Envelopes and their traces, the events that a ring records, and its timings."""
 
 import asyncio
 import random
@@ -47,7 +47,7 @@ def test_a_message_belongs_to_the_trace_of_what_it_names() -> None:
     assert traces.of(Over("r")) == "a" and traces.of(Ended("r", "aborted", "")) == "", "the request is forgotten"
 
 
-def test_no_message_that_names_a_request_or_a_grant_is_forgotten() -> None:
+def test_every_message_that_names_a_request_or_a_grant_has_a_trace() -> None:
     known = vars(Traces(lambda grant: ""))["_readers"]
     naming = {
         kind
@@ -58,7 +58,7 @@ def test_no_message_that_names_a_request_or_a_grant_is_forgotten() -> None:
 
 
 class Forwarder:
-    """Answers each Abort with one that names nobody, once at once and once when it acts."""
+    """Sends a message that names nothing for each Abort: one at once, and one when it acts."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -73,7 +73,7 @@ class Forwarder:
         return []
 
 
-def test_what_names_nobody_inherits_the_trace_of_what_is_being_received() -> None:
+def test_a_message_that_names_nothing_inherits_the_trace_of_the_message_being_received() -> None:
     now = iter(range(100))
     runtime = Runtime(Ledger(1), clock=lambda: float(next(now)))
     cache = Forwarder(runtime)
@@ -96,7 +96,7 @@ def prompts(seed: int, count: int) -> list[list[int]]:
 
 
 def record_ring(restart: bool = False) -> tuple[list[Event], list[Answer], Ring]:
-    """All that a small ring does for twelve requests, a few of which are retracted on the way."""
+    """Return all events of a small ring with twelve requests, a few of which are retracted."""
     events: list[Event] = []
     answers: list[Answer] = []
 
@@ -161,7 +161,7 @@ def test_a_ring_records_what_it_does(recorded: tuple[list[Event], list[Answer], 
         assert own.count("first_token") == 1 and own.index("admitted") < own.index("first_token")
 
 
-def test_a_restart_begins_a_new_unit_and_numbers_go_on() -> None:
+def test_after_a_restart_there_is_a_new_unit_and_numbers_continue() -> None:
     events, answers, _ = record_ring(restart=True)
     assert sum(isinstance(event, UnitEvent) for event in events) == 2
     sequences = [event.sequence for event in events if isinstance(event, MessageEvent)]
@@ -172,7 +172,7 @@ def test_a_restart_begins_a_new_unit_and_numbers_go_on() -> None:
     assert ended == {answer.request.id: 1 for answer in answers}
 
 
-def test_nothing_is_kept_of_closed_grants_and_answered_requests(
+def test_traces_of_closed_grants_and_answered_requests_are_forgotten(
     recorded: tuple[list[Event], list[Answer], Ring],
 ) -> None:
     _, _, ring = recorded
@@ -206,7 +206,7 @@ def test_the_bounds_of_a_histogram_are_close_to_each_other_from_ten_microseconds
 
 
 class Sleeper:
-    """A device of which a step takes a second, and opening a row none."""
+    """A device whose steps take a second; opening a row takes no time."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""Where leases may lie in a message, and that each is found there."""
+"""Which fields of a message may hold leases, and that each lease is found there."""
 
 from typing import get_args
 

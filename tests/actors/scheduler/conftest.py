@@ -1,4 +1,4 @@
-"""A scheduler for a test, whose leases are home at the end."""
+"""A scheduler for a test; the ledger is closed at the end."""
 
 from collections.abc import Iterator
 

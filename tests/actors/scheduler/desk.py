@@ -1,4 +1,4 @@
-"""A scheduler alone: what it is told, and what it sends."""
+"""A scheduler alone, with methods that send it messages."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from baton.actors.messages import (
     Settled,
     Submit,
 )
-from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.requests import Hit, Request, Sampling, Stops
 from baton.actors.scheduler.actor import Scheduler
 from baton.actors.scheduler.plan import Limits
 from baton.actors.scheduler.strategy import Strategy
@@ -18,13 +18,13 @@ from baton.actors.tokens import pack
 
 
 class Desk:
-    """A scheduler alone, and what it has sent."""
+    """A scheduler alone, and the messages that it has sent."""
 
     def __init__(self, **limits: Any) -> None:
         self.sent: list[tuple[str, Message]] = []
         self.ledger = Ledger(20)
-        given: dict[str, Any] = {"strategy": Strategy.NO_BUFFER, "max_running": 2, "step_tokens": 8} | limits
-        self.scheduler = Scheduler(lambda to, message: self.sent.append((to, message)), Limits(**given))
+        settings: dict[str, Any] = {"strategy": Strategy.NO_BUFFER, "max_running": 2, "step_tokens": 8} | limits
+        self.scheduler = Scheduler(lambda to, message: self.sent.append((to, message)), Limits(**settings))
 
     def submit(
         self, name: str, length: int = 4, max_tokens: int = 9, resubmitted: bool = False, **more: Any
@@ -35,7 +35,7 @@ class Desk:
         return request
 
     def grant(self, grant: int, match: int = 0, pages: tuple[int, ...] = (), branch: int | None = None) -> None:
-        self.receive(Granted(grant, self.lease(), match, match, "", False, None, list(pages), None, branch))
+        self.receive(Granted(grant, self.lease(), Hit(match, match), False, None, list(pages), None, branch))
 
     def lease(self) -> Lease:
         lease = self.ledger.take("scheduler")
@@ -53,7 +53,7 @@ class Desk:
         return [message for _, message in self.sent if isinstance(message, kind)]
 
     def take(self) -> list[tuple[str, Message]]:
-        """What was sent since the last time."""
+        """Return the messages sent since the last call."""
         sent, self.sent[:] = list(self.sent), []
         return sent
 

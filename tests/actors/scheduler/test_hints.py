@@ -1,8 +1,8 @@
-"""Where a client asks for checkpoints, and where there are none because nobody will go on from the request."""
+"""Checkpoints that the client requests, and requests whose client says that it will not continue (keep="never")."""
 
 from baton.actors.kinds import Kind
 from baton.actors.messages import Acquire, Granted, Mark, Settled, Step, Submit, Want
-from baton.actors.requests import Keep, Request, Sampling, Stops
+from baton.actors.requests import Hit, Keep, Request, Sampling, Stops
 from baton.actors.scheduler.plan import checkpoint_positions
 from baton.actors.tokens import pack
 from tests.actors.scheduler.test_scheduler import Bench
@@ -14,59 +14,61 @@ def request(checkpoints: tuple[int, ...] = (), keep: Keep = "", ends: tuple[int,
     return Request("r", tokens, 20, Sampling(), stops, message_ends=ends, checkpoints=checkpoints, keep=keep)
 
 
-def running(asked: Request, match: int = 0, branch: int | None = None, **limits: int) -> Bench:
-    """A scheduler with this request's row, grant 1, which goes on from so many tokens."""
+def running(submission: Request, match: int = 0, branch: int | None = None, **limits: int) -> Bench:
+    """Return a scheduler with this request's row, grant 1, which resumes from `match` tokens."""
     bench = Bench(**limits)
-    bench.receive(Submit(asked))
+    bench.receive(Submit(submission))
     state = bench.ledger.take("scheduler")
     assert state is not None
-    bench.receive(Granted(1, state, match, match, "", False, None, [], None, branch))
+    bench.receive(Granted(1, state, Hit(match, match), False, None, [], None, branch))
     return bench
 
 
-def wanted(bench: Bench) -> dict[int, Kind]:
+def targets_of(bench: Bench) -> dict[int, Kind]:
     return {position: kind for want in bench.of(Want) if isinstance(want, Want) for position, kind in want.checkpoints}
 
 
-def test_what_the_client_asks_for_comes_first() -> None:
+def test_checkpoints_that_the_client_asks_for_rank_first() -> None:
     positions = checkpoint_positions(request((6, 9)), branch=9)
     assert positions == {6: Kind.ASKED, 9: Kind.ASKED, 12: Kind.LAST_END, 19: Kind.PROMPT_END}
     assert min(Kind) is Kind.ASKED
 
 
-def test_where_nobody_goes_on_only_what_others_share_and_what_is_asked_for_is_kept() -> None:
+def test_with_keep_never_only_branches_and_requested_checkpoints_are_saved() -> None:
     assert checkpoint_positions(request(keep="never"), branch=None) == {}
     assert checkpoint_positions(request((3,), "never"), branch=9) == {3: Kind.ASKED, 9: Kind.BRANCH}
     assert checkpoint_positions(request(keep="soon"), None) == checkpoint_positions(request(), None) != {}
 
 
-def test_one_that_is_asked_for_is_taken_however_little_it_saves() -> None:
+def test_a_checkpoint_that_the_client_asks_for_is_saved_however_few_tokens_it_saves() -> None:
     bench = running(request((1, 10, 11), ends=()), match=10, min_saving=16)
-    assert wanted(bench) == {11: Kind.ASKED}, "the state at 10 is there, and none is worth having at the prompt's end"
+    assert targets_of(bench) == {11: Kind.ASKED}, (
+        "the state at 10 is there, and none is worth having at the prompt's end"
+    )
     bench.ledger.close()
 
 
-def test_the_cache_is_told() -> None:
+def test_an_acquire_carries_the_client_s_hints() -> None:
     bench = running(request((3, 7), "soon"))
     [acquire] = bench.of(Acquire)
     assert isinstance(acquire, Acquire) and (acquire.checkpoints, acquire.keep) == ((3, 7), "soon")
     bench.ledger.close()
 
 
-def test_where_others_wait_for_a_state_that_is_asked_for_it_stays_that() -> None:
+def test_a_mark_does_not_change_the_kind_of_a_requested_checkpoint() -> None:
     bench = running(request((15,)), step_tokens=4)
     bench.receive(Mark(1, 15))
     bench.receive(Mark(1, 14))
     row = bench.scheduler.state.rows[1]
-    assert (row.wanted[15], row.wanted[14]) == (Kind.ASKED, Kind.BRANCH) and row.marks == {14, 15}
+    assert (row.targets[15], row.targets[14]) == (Kind.ASKED, Kind.BRANCH) and row.marks == {14, 15}
     bench.ledger.close()
 
 
-def test_an_answer_that_nobody_goes_on_from_has_no_checkpoints_on_its_way() -> None:
-    """At each multiple of the track interval; with "never" at none."""
+def test_with_keep_never_an_output_is_not_checkpointed() -> None:
+    """Others are checkpointed at each multiple of the track interval."""
     for keep, expected in (("", {24: Kind.CHECKPOINT}), ("never", {})):
         bench = running(request(keep=keep, ends=()), track_interval=4, min_saving=100, depth=1)  # type: ignore[arg-type]
         assert bench.of(Step)
         bench.receive(Settled(1, []))
-        assert wanted(bench) == expected
+        assert targets_of(bench) == expected
         bench.ledger.close()

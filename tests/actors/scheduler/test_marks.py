@@ -1,4 +1,4 @@
-"""A state that others wait for: it is asked for, saved on the way, or they are told that it will not come."""
+"""A state that others wait for (Mark): it is saved on the way, or Passed says that it will not come."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.actors.scheduler.test_scheduler import Bench
 
 
 def running(prompt: int, **limits: Any) -> Bench:
-    """A scheduler with one row, grant 1, whose prompt has so many tokens."""
+    """Return a scheduler with one row, grant 1, whose prompt has this many tokens."""
     bench = Bench(min_saving=1 << 20, **limits)
     bench.submit("a", list(range(prompt)))
     bench.grant(1)
@@ -28,26 +28,26 @@ def saved(bench: Bench) -> list[int]:
     return [checkpoint.position for step in steps for checkpoint in step.checkpoints]
 
 
-def test_a_state_that_others_wait_for_is_wanted_and_saved_on_the_way() -> None:
+def test_a_marked_position_gets_a_slot_and_is_saved() -> None:
     bench = running(20, step_tokens=4)
     bench.receive(Mark(1, 10))
     bench.receive(Settled(1, []))
     assert bench.of(Want) == [Want(1, [(10, Kind.BRANCH)])]
-    assert bench.scheduler.state.rows[1].named == {10}, "the slot that comes is for it"
+    assert bench.scheduler.state.rows[1].requested == {10}, "the slot that comes is for it"
     spares(bench, 1, [])
     bench.receive(Settled(2, []))
     assert saved(bench) == [10] and not bench.of(Passed)
     bench.ledger.close()
 
 
-def test_what_has_passed_will_not_come() -> None:
+def test_a_mark_at_a_position_already_passed_is_answered_with_passed() -> None:
     bench = running(20, step_tokens=4)
     bench.receive(Mark(1, 8))
     assert bench.of(Passed) == [Passed(1, 8)], "two steps are under way"
     bench.ledger.close()
 
 
-def test_what_is_on_its_way_is_waited_for() -> None:
+def test_a_mark_at_a_position_being_saved_needs_no_answer() -> None:
     bench = running(20, step_tokens=16, depth=1)
     bench.receive(Mark(1, 18))
     spares(bench, 1, [])
@@ -60,8 +60,8 @@ def test_what_is_on_its_way_is_waited_for() -> None:
     bench.ledger.close()
 
 
-def test_a_row_that_is_gone_leaves_its_states_behind() -> None:
-    """They are on their way, and its account closes with the last of them."""
+def test_a_mark_for_a_retired_row_needs_no_answer() -> None:
+    """Its states are on their way to the cache, and its account closes with the last of them."""
     bench = running(20)
     bench.receive(Settled(1, [1]))
     assert bench.of(Retire) == [Retire(1, "finished")]
@@ -71,15 +71,15 @@ def test_a_row_that_is_gone_leaves_its_states_behind() -> None:
 
 
 @pytest.mark.parametrize("position", [2, 10])
-def test_without_checkpoints_no_state_comes(position: int) -> None:
+def test_a_mark_is_answered_with_passed_if_the_strategy_keeps_no_checkpoints(position: int) -> None:
     bench = running(20, step_tokens=4, strategy=Strategy.NO_BUFFER)
     bench.receive(Mark(1, position))
     assert bench.of(Passed) == [Passed(1, position)] and not bench.of(Want)
     bench.ledger.close()
 
 
-def test_those_that_go_without_a_slot_are_told_of() -> None:
-    """More positions in a step than a row may have slots: the deepest are saved."""
+def test_a_marked_position_without_a_slot_is_answered_with_passed() -> None:
+    """If a step crosses more positions than a row may have slots, the deepest are saved."""
     bench = running(40, step_tokens=16, depth=1)
     marks = [18, 20, 22, 24, 26, 28]
     for position in marks:
@@ -93,7 +93,7 @@ def test_those_that_go_without_a_slot_are_told_of() -> None:
     bench.ledger.close()
 
 
-def test_where_no_slot_is_worth_giving_the_cache_knows_it_already() -> None:
+def test_a_marked_position_that_was_denied_a_slot_needs_no_answer() -> None:
     bench = running(20, step_tokens=16, depth=1)
     bench.receive(Mark(1, 18))
     spares(bench, 0, [18])

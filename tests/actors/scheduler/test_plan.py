@@ -1,4 +1,4 @@
-"""`plan` is a pure function: what runs next in given states."""
+"""`plan` is a pure function: what runs next, state by state."""
 
 import copy
 import random
@@ -36,28 +36,28 @@ def row(grant: int, position: int, length: int = 8, capacity: int | None = None,
 
 
 def state(*rows: ScheduledRow, **limits: Any) -> SchedulerState:
-    given = SchedulerState(Limits(**limits))
+    current = SchedulerState(Limits(**limits))
     for row in rows:
-        given.add(row)
-    return given
+        current.add(row)
+    return current
 
 
 def test_decodes_come_first_and_chunks_share_the_rest_of_the_budget() -> None:
-    given = state(row(1, 0, 20), row(2, 8), row(3, 0, 20), step_tokens=25)
-    before = copy.deepcopy(given)
-    step = plan(given).step
+    current = state(row(1, 0, 20), row(2, 8), row(3, 0, 20), step_tokens=25)
+    before = copy.deepcopy(current)
+    step = plan(current).step
     assert step is not None
     assert step.decodes == [2]
     assert step.chunks == [Chunk(1, 20), Chunk(3, 4)]
-    assert repr(given) == repr(before)
+    assert repr(current) == repr(before)
 
 
 def constrained(grant: int, position: int, mask_at: int | None = None) -> ScheduledRow:
-    """Of a prompt of eight tokens; mask_at: the position that its newest mask is for."""
-    given = row(grant, position)
-    given.constrained = True
-    given.mask = RowMask(grant, mask_at, b"words") if mask_at is not None else None
-    return given
+    """Return a row with a grammar and a prompt of eight tokens. mask_at: the position of its newest mask."""
+    drawing = row(grant, position)
+    drawing.constrained = True
+    drawing.mask = RowMask(grant, mask_at, b"words") if mask_at is not None else None
+    return drawing
 
 
 def test_a_row_with_a_grammar_decodes_as_soon_as_its_mask_is_there_and_others_do_not_wait() -> None:
@@ -67,14 +67,14 @@ def test_a_row_with_a_grammar_decodes_as_soon_as_its_mask_is_there_and_others_do
     assert step.masks == [RowMask(4, 10, b"words")]
 
 
-def test_the_last_token_of_a_prompt_waits_for_the_mask_of_what_is_drawn_behind_it() -> None:
+def test_the_last_token_of_a_prompt_waits_for_the_mask_of_the_first_output_token() -> None:
     step = plan(state(constrained(1, 0), constrained(2, 0, 8), constrained(3, 7), constrained(4, 7, 8))).step
     assert step is not None
     assert step.chunks == [Chunk(1, 7), Chunk(2, 8), Chunk(4, 1)]
     assert [mask.grant for mask in step.masks] == [2, 4] and step.sit_out == []
 
 
-def test_a_mask_is_not_sent_before_the_prompt_is_through() -> None:
+def test_a_mask_is_not_sent_before_the_prompt_ends() -> None:
     step = plan(state(constrained(1, 0, 8), step_tokens=4)).step
     assert step is not None and step.chunks == [Chunk(1, 4)] and step.masks == []
 
@@ -83,19 +83,19 @@ def test_a_row_with_a_grammar_is_never_steady() -> None:
     assert steady_until(Limits(), constrained(1, 9, 10)) == 0 < steady_until(Limits(), row(1, 9))
 
 
-def test_a_prompt_gets_its_share_beside_more_rows_than_a_step_has_tokens() -> None:
-    given = state(*(row(grant, 8) for grant in range(1, 18)), row(18, 0, 20), step_tokens=16)
-    step = plan(given).step
+def test_a_prompt_gets_its_share_even_if_more_rows_decode_than_fit() -> None:
+    current = state(*(row(grant, 8) for grant in range(1, 18)), row(18, 0, 20), step_tokens=16)
+    step = plan(current).step
     assert step is not None
     assert step.chunks == [Chunk(18, 4)] and len(step.decodes) == 12
     assert set(step.sit_out) == set(range(1, 18)) - set(step.decodes)
 
 
-def test_rows_that_decode_wait_for_prompts_no_longer_than_a_step_may_take() -> None:
+def test_the_time_of_a_mixed_step_limits_its_prompt_tokens() -> None:
     def chunk(speeds: Speeds, step_time: float, *others: ScheduledRow) -> int:
-        given = state(row(1, 0, 4000), *others, step_tokens=512, step_time=step_time)
-        given.speeds = speeds
-        step = plan(given).step
+        current = state(row(1, 0, 4000), *others, step_tokens=512, step_time=step_time)
+        current.speeds = speeds
+        step = plan(current).step
         assert step is not None
         return step.chunks[0].tokens
 
@@ -114,23 +114,23 @@ def test_rows_that_decode_wait_for_prompts_no_longer_than_a_step_may_take() -> N
 
 
 def test_rows_that_do_not_fit_into_a_step_take_turns() -> None:
-    given = state(*(row(grant, 8) for grant in range(1, 8)), step_tokens=3)
+    current = state(*(row(grant, 8) for grant in range(1, 8)), step_tokens=3)
     decoded: Counter[int] = Counter()
     for number in range(0, 210, 3):
-        step = plan(given).step
+        step = plan(current).step
         assert step is not None and len(step.decodes) == 3
         decoded.update(step.decodes)
         for place, grant in enumerate(step.decodes, 1):
-            given.rows[grant].served = number + place
+            current.rows[grant].served = number + place
     assert set(decoded.values()) == {30}
 
 
 def test_at_most_two_steps_are_in_flight() -> None:
-    given = state(row(1, 8))
-    given.in_flight = 1
-    assert plan(given).step is not None
-    given.in_flight = 2
-    assert plan(given).step is None
+    current = state(row(1, 8))
+    current.in_flight = 1
+    assert plan(current).step is not None
+    current.in_flight = 2
+    assert plan(current).step is None
 
 
 def test_a_row_without_a_page_sits_out() -> None:
@@ -140,36 +140,36 @@ def test_a_row_without_a_page_sits_out() -> None:
 
 
 def test_the_last_row_is_retracted_and_no_other_until_it_has_closed() -> None:
-    given = state(row(1, 8, capacity=8), row(2, 8, capacity=16), row(3, 8, capacity=16, priority=-1), page_size=4)
-    given.starved = {1}
-    assert plan(given).retire == [(2, "retracted")]
-    given.closing = {9: record(9)}
-    assert plan(given).retire == []
+    current = state(row(1, 8, capacity=8), row(2, 8, capacity=16), row(3, 8, capacity=16, priority=-1), page_size=4)
+    current.starved = {1}
+    assert plan(current).retire == [(2, "retracted")]
+    current.closing = {9: record(9)}
+    assert plan(current).retire == []
 
 
 def test_a_lone_row_that_cannot_grow_ends_by_capacity() -> None:
-    given = state(row(1, 8, capacity=8), page_size=4)
-    given.starved = {1}
-    assert plan(given).retire == [(1, "capacity")]
-    given.cancelled = {2: record(2)}
-    assert plan(given).retire == []
+    current = state(row(1, 8, capacity=8), page_size=4)
+    current.starved = {1}
+    assert plan(current).retire == [(1, "capacity")]
+    current.cancelled = {2: record(2)}
+    assert plan(current).retire == []
 
 
 def test_the_queue_gives_way_to_an_urgent_request() -> None:
-    given = state(row(1, 8), max_running=2)
+    current = state(row(1, 8), max_running=2)
     waiting, urgent = record(2), record(3, priority=-1)
     waiting.grant = 7
-    given.acquiring = {7: waiting}
-    given.queue.add(waiting)
-    given.queue.add(urgent)
-    commands = plan(given)
+    current.acquiring = {7: waiting}
+    current.queue.add(waiting)
+    current.queue.add(urgent)
+    commands = plan(current)
     assert commands.acquire == [urgent] and commands.cancel == [7]
 
 
 def test_a_chunk_waits_for_the_slot_of_a_checkpoint_on_its_way() -> None:
-    given = state(row(1, 0, 20))
-    given.rows[1].wanted = {16: Kind.BRANCH}
-    commands = plan(given)
+    current = state(row(1, 0, 20))
+    current.rows[1].targets = {16: Kind.BRANCH}
+    commands = plan(current)
     assert commands.step is None and commands.want == [(1, [(16, Kind.BRANCH)])]
 
 
@@ -183,21 +183,21 @@ def test_where_a_prompt_is_checkpointed() -> None:
     assert checkpoint_positions(Request("r", pack(range(9)), 9, Sampling(), Stops(1)), None) == {8: Kind.PROMPT_END}
 
 
-def test_a_steady_row_changes_no_plan_by_not_being_looked_at() -> None:
+def test_skipping_steady_rows_changes_no_plan() -> None:
     chance, ledger, steady = random.Random(7), Ledger(4000), 0
     for _ in range(2000):
-        given = random_state(chance, ledger)
-        looked_at = plan(given)
-        for row in given.rows.values():
-            row.steady_until = steady_until(given.limits, row)
+        current = random_state(chance, ledger)
+        looked_at = plan(current)
+        for row in current.rows.values():
+            row.steady_until = steady_until(current.limits, row)
             steady += row.position < row.steady_until
-        assert plan(given) == looked_at
+        assert plan(current) == looked_at
     assert steady > 1000
     ledger.close()
 
 
 def random_state(chance: random.Random, ledger: Ledger) -> SchedulerState:
-    """Rows at any point of their way, with pages and slots that they may or may not need."""
+    """Return a state with rows at random points, with pages and slots that they may or may not need."""
     limits = Limits(
         step_tokens=chance.choice([2, 4, 64]),
         page_size=4,
@@ -205,11 +205,13 @@ def random_state(chance: random.Random, ledger: Ledger) -> SchedulerState:
         depth=chance.choice([1, 2]),
         strategy=chance.choice(list(Strategy)),
     )
-    given = SchedulerState(limits, in_flight=chance.choice([0, 0, 1]), last_step_isolated=chance.random() < 0.3)
+    current = SchedulerState(limits, in_flight=chance.choice([0, 0, 1]), last_step_isolated=chance.random() < 0.3)
     for grant in range(1, chance.randint(2, 8)):
-        given.add(random_row(chance, grant, ledger))
-    given.starved = {row.grant for row in given.rows.values() if not row.fits(1)} if chance.random() < 0.5 else set()
-    return given
+        current.add(random_row(chance, grant, ledger))
+    current.starved = (
+        {row.grant for row in current.rows.values() if not row.fits(1)} if chance.random() < 0.5 else set()
+    )
+    return current
 
 
 def random_row(chance: random.Random, grant: int, ledger: Ledger) -> ScheduledRow:
@@ -217,12 +219,12 @@ def random_row(chance: random.Random, grant: int, ledger: Ledger) -> ScheduledRo
     drawn = row(grant, chance.randint(0, length + 40), length, priority=chance.choice([0, 0, 1, -1]))
     drawn.budget = drawn.position + chance.randint(1, 60)
     drawn.capacity = chance.choice([None, max(drawn.position, 1) + chance.randint(0, 30)])
-    drawn.wanted = {
+    drawn.targets = {
         drawn.position + chance.randint(1, 60): chance.choice(list(Kind)) for _ in range(chance.randint(0, 3))
     }
     drawn.record.suspect_until = chance.choice([0, 0, 0, 30])
     drawn.refill, drawn.extending = chance.random() < 0.5, chance.random() < 0.1
-    drawn.asked, drawn.served = chance.random() < 0.25, chance.randint(0, 50)
+    drawn.awaits_spares, drawn.served = chance.random() < 0.25, chance.randint(0, 50)
     spare = ledger.take("scheduler") if chance.random() < 0.3 else None
     drawn.spares = [spare] if spare is not None else []
     return drawn

@@ -1,4 +1,4 @@
-"""Who gets the next row: flows take turns, whoever came first and however much one of them asks for."""
+"""The order of the queue: flows take turns, whichever came first and however many requests each has."""
 
 import random
 from collections import Counter
@@ -19,15 +19,15 @@ def row(record: OpenRequest, position: int = 1, length: int = 1) -> ScheduledRow
 
 
 def state(rows: list[ScheduledRow], waiting: list[OpenRequest], **limits: int) -> SchedulerState:
-    given = SchedulerState(Limits(**limits))
+    current = SchedulerState(Limits(**limits))
     for running in rows:
-        given.add(running)
+        current.add(running)
     for queued in waiting:
-        given.queue.add(queued)
-    return given
+        current.queue.add(queued)
+    return current
 
 
-def test_nobody_s_first_waits_for_another_s_second() -> None:
+def test_the_first_request_of_a_flow_is_before_the_second_of_another() -> None:
     queue = Queue()
     for arrival in range(6):
         queue.add(record(arrival, "aaaabb"[arrival]))
@@ -43,7 +43,7 @@ def test_priority_goes_before_turns() -> None:
     assert [each.request.id for each in queue] == ["a1", "b2", "a0"]
 
 
-def test_its_order_is_that_of_counting_anew_each_time() -> None:
+def test_the_order_equals_that_of_counting_from_scratch() -> None:
     rng = random.Random(3)
     queue, waiting, rows = Queue(), list[OpenRequest](), Counter[str]()
     for arrival in range(2000):
@@ -72,24 +72,24 @@ def test_its_order_is_that_of_counting_anew_each_time() -> None:
 
 def test_a_flow_gives_way_to_one_that_has_two_rows_fewer() -> None:
     running = [row(record(arrival, "a")) for arrival in range(4)]
-    given = state(running, [record(8, "b"), record(9, "b")], max_running=4)
-    assert plan(given).retire == [(3, "retracted")]
-    given.closing[3] = running[3].record
-    assert plan(given).retire == [], "one that is on its way out makes room"
-    given.closing.clear()
-    given.remove(3)
-    assert [each.request.id for each in plan(given).acquire] == ["b8"]
-    assert plan(given).retire == [(2, "retracted")], "then there are two of each"
-    given.remove(2)
-    given.remove(1)
-    given.queue.remove(next(iter(given.queue)))
+    current = state(running, [record(8, "b"), record(9, "b")], max_running=4)
+    assert plan(current).retire == [(3, "retracted")]
+    current.closing[3] = running[3].record
+    assert plan(current).retire == [], "one that is on its way out makes room"
+    current.closing.clear()
+    current.remove(3)
+    assert [each.request.id for each in plan(current).acquire] == ["b8"]
+    assert plan(current).retire == [(2, "retracted")], "then there are two of each"
+    current.remove(2)
+    current.remove(1)
+    current.queue.remove(next(iter(current.queue)))
     for arrival in (8, 10):
-        given.add(row(record(arrival, "b")))
-    given.add(row(record(1, "a")))
-    assert plan(given).retire == [], "two of each, and it would only be the other way round"
+        current.add(row(record(arrival, "b")))
+    current.add(row(record(1, "a")))
+    assert plan(current).retire == [], "two of each, and it would only be the other way round"
 
 
-def test_none_gives_way_to_what_is_less_urgent() -> None:
+def test_no_row_gives_way_to_a_less_urgent_request() -> None:
     running = [row(record(arrival, "a", priority=-1)) for arrival in range(4)]
     assert plan(state(running, [record(8, "b")], max_running=4)).retire == []
 

@@ -1,4 +1,4 @@
-"""What the scheduler does with a request at each point of its life: which message goes where."""
+"""The scheduler and requests: which message it sends to which actor at each point of a request's life."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def test_a_full_queue_refuses_all_but_what_was_accepted_before() -> None:
     assert len(desk.scheduler.state.queue) == 3
 
 
-def test_one_that_is_asked_for_again_waits_for_the_first_to_be_over(desk: Desk) -> None:
+def test_a_second_request_with_the_same_id_waits_until_the_first_is_over(desk: Desk) -> None:
     desk.submit("a")
     desk.grant(1)
     desk.settle(1)
@@ -44,7 +44,7 @@ def test_one_that_is_asked_for_again_waits_for_the_first_to_be_over(desk: Desk) 
     assert [record.request for record in desk.scheduler.state.queue] == [again]
 
 
-def test_one_that_waits_for_its_id_can_be_given_up(desk: Desk) -> None:
+def test_a_request_that_waits_for_its_id_can_be_aborted(desk: Desk) -> None:
     desk.submit("a")
     desk.grant(1)
     desk.settle(1)
@@ -55,8 +55,8 @@ def test_one_that_waits_for_its_id_can_be_given_up(desk: Desk) -> None:
     assert not desk.scheduler.state.queue
 
 
-def test_of_two_with_one_id_the_later_is_given_up() -> None:
-    """The first has been answered, and word of it is on its way."""
+def test_an_abort_concerns_the_later_of_two_requests_with_the_same_id() -> None:
+    """The first has been answered, and its Over is on the way."""
     desk = Desk()
     desk.submit("a")
     desk.grant(1)
@@ -67,7 +67,7 @@ def test_of_two_with_one_id_the_later_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("reason", ["aborted", "timeout"])
-def test_giving_up_in_the_queue(desk: Desk, reason: Any) -> None:
+def test_an_abort_in_the_queue(desk: Desk, reason: Any) -> None:
     desk.submit("a")
     desk.receive(Abort("a", reason))
     assert desk.ended == [("api", "a", reason)] and desk.of(Cancel) == [Cancel(1)]
@@ -81,14 +81,14 @@ def test_giving_up_in_the_queue(desk: Desk, reason: Any) -> None:
     assert not desk.scheduler.state.cancelled
 
 
-def test_giving_up_behind_all_that_have_a_grant(desk: Desk) -> None:
+def test_an_abort_of_a_queued_request_without_a_grant(desk: Desk) -> None:
     for name in ("a", "b", "c"):
         desk.submit(name)
     desk.receive(Abort("c"))
     assert desk.ended == [("api", "c", "aborted")] and not desk.of(Cancel)
 
 
-def test_what_can_never_fit_is_answered(desk: Desk) -> None:
+def test_a_request_that_can_never_fit_is_answered(desk: Desk) -> None:
     desk.submit("a")
     desk.receive(Refused(1, "too_large", "it does not fit"))
     assert [m.message for m in desk.of(Ended)] == ["it does not fit"] and desk.ended == [("api", "a", "too_large")]
@@ -98,7 +98,7 @@ def test_what_can_never_fit_is_answered(desk: Desk) -> None:
     assert not desk.scheduler.state.cancelled and len(desk.ended) == 2
 
 
-def test_an_urgent_one_takes_the_turn_of_one_that_has_no_grant_yet() -> None:
+def test_an_urgent_request_replaces_one_that_has_not_been_granted_yet() -> None:
     desk = Desk(max_running=1)
     desk.submit("a")
     desk.submit("urgent", priority=-1)
@@ -120,7 +120,7 @@ def test_a_match_leaves_a_token_to_compute(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(("begin", "limit"), [(0, 0), (1, 0), (4, 3), (9, 5)])
-def test_a_match_leaves_what_log_probabilities_are_wanted_of(desk: Desk, begin: int, limit: int) -> None:
+def test_a_match_leaves_the_tokens_whose_log_probabilities_are_requested(desk: Desk, begin: int, limit: int) -> None:
     """The log probability of a token comes from the state before it."""
     desk.submit("a", length=6, prompt_logprobs_from=begin)
     assert desk.of(Acquire)[-1].limit == limit
@@ -129,7 +129,7 @@ def test_a_match_leaves_what_log_probabilities_are_wanted_of(desk: Desk, begin: 
     assert desk.of(Acquire)[-1].limit == 5, "those of its prompt came with its first output"
 
 
-def test_a_next_turn_goes_on_from_the_latest_that_is_closing() -> None:
+def test_a_next_turn_names_the_newest_closing_grant_it_continues() -> None:
     desk = Desk(max_running=9)
     for grant, (name, tokens) in enumerate((("a", [1]), ("b", [1, 2]), ("c", [1, 2]), ("d", [7])), 1):
         desk.submit(name, tokens=tokens, salt="x" if name == "c" else "")
@@ -142,7 +142,7 @@ def test_a_next_turn_goes_on_from_the_latest_that_is_closing() -> None:
     assert desk.of(Acquire)[-1].predecessor == 3
 
 
-def test_a_request_that_comes_back_names_its_own_grant(desk: Desk) -> None:
+def test_a_requeued_request_names_its_own_last_grant(desk: Desk) -> None:
     request = desk.submit("a")
     desk.grant(1)
     desk.settle(failed=(1,))
@@ -157,7 +157,7 @@ def test_a_request_that_comes_back_names_its_own_grant(desk: Desk) -> None:
     assert desk.of(Cancel) == [Cancel(2)]
 
 
-def test_a_request_that_is_given_up_twice_takes_no_other_with_it(desk: Desk) -> None:
+def test_aborting_a_request_twice_ends_no_other(desk: Desk) -> None:
     """It had a row before, so it stays until results says that it is over."""
     request = desk.submit("a")
     desk.grant(1)
@@ -175,7 +175,7 @@ def test_a_request_that_is_given_up_twice_takes_no_other_with_it(desk: Desk) -> 
 
 
 @pytest.mark.parametrize("reason", ["aborted", "timeout"])
-def test_a_running_request_that_is_given_up_is_retired(desk: Desk, reason: Any) -> None:
+def test_a_running_request_that_is_aborted_is_retired(desk: Desk, reason: Any) -> None:
     request = desk.submit("a")
     desk.grant(1)
     desk.receive(Abort("a", reason))

@@ -1,4 +1,4 @@
-"""What the scheduler does with a row that runs: its steps, its pages, its checkpoints."""
+"""The scheduler and running rows: their steps, pages and checkpoints."""
 
 from baton.actors.kinds import Kind
 from baton.actors.messages import (
@@ -25,7 +25,7 @@ from baton.actors.tokens import pack
 from tests.actors.scheduler.desk import Desk
 
 
-def test_a_row_ends_with_its_budget_of_which_a_part_may_be_used_up(desk: Desk) -> None:
+def test_a_row_is_retired_when_its_remaining_budget_is_used(desk: Desk) -> None:
     request = Request("a", pack(range(6)), 4, Sampling(), Stops(4))
     desk.receive(Submit(request))
     desk.grant(1)
@@ -58,7 +58,7 @@ def test_a_suspect_row_and_the_others_run_in_turn(desk: Desk) -> None:
     assert resting in ([[2], [3]] * 2, [[3], [2]] * 2)
 
 
-def test_one_that_comes_back_is_before_those_that_came_later(desk: Desk) -> None:
+def test_a_requeued_request_is_before_later_arrivals(desk: Desk) -> None:
     first = desk.submit("a")
     desk.grant(1)
     desk.submit("b")
@@ -69,11 +69,11 @@ def test_one_that_comes_back_is_before_those_that_came_later(desk: Desk) -> None
     assert [record.request.id for record in desk.scheduler.state.queue] == ["a", "c"]
 
 
-def test_a_row_waits_for_a_page_that_it_asks_for_in_time() -> None:
+def test_a_row_requests_a_page_in_time_and_waits_for_it() -> None:
     desk = Desk(page_size=4)
     desk.submit("a", length=6)
     desk.grant(1, pages=(0, 1))
-    # Behind two steps it stands at 7, and two further ones are on their way soon.
+    # After the two steps in flight it stands at 7, and two more steps follow soon.
     assert desk.of(Extend) == [Extend([1])]
     desk.settle()
     assert len(desk.of(Step)) == 3, "its pages cover eight positions"
@@ -87,7 +87,7 @@ def test_a_row_waits_for_a_page_that_it_asks_for_in_time() -> None:
     assert desk.of(Step)[-1].pages == [] and len(desk.of(Step)) == 2
 
 
-def test_a_row_asks_for_no_page_that_it_will_not_fill() -> None:
+def test_a_row_requests_no_page_that_it_will_not_use() -> None:
     desk = Desk(page_size=4)
     desk.submit("a", length=6, max_tokens=3)
     desk.grant(1, pages=(0, 1))
@@ -95,7 +95,7 @@ def test_a_row_asks_for_no_page_that_it_will_not_fill() -> None:
     assert desk.of(Step) and desk.scheduler.state.rows[1].last == 8
 
 
-def test_pages_and_word_of_a_row_that_is_gone_are_dropped() -> None:
+def test_an_extended_for_a_retired_row_is_ignored() -> None:
     desk = Desk(page_size=4, max_running=2)
     for grant, name in ((1, "a"), (2, "b")):
         desk.submit(name, length=6)
@@ -110,7 +110,7 @@ def test_pages_and_word_of_a_row_that_is_gone_are_dropped() -> None:
     assert all(step.pages == [] for step in desk.of(Step))
 
 
-def test_the_last_row_is_retracted_for_want_of_a_page_and_counted() -> None:
+def test_the_last_row_is_retracted_when_a_row_lacks_a_page() -> None:
     desk = Desk(page_size=4, max_running=2, step_tokens=64)
     for grant, name in ((1, "a"), (2, "b")):
         desk.submit(name, length=7)
@@ -125,7 +125,7 @@ def test_the_last_row_is_retracted_for_want_of_a_page_and_counted() -> None:
 # Checkpoints
 
 
-def test_checkpoint_slots_are_asked_for_ahead_and_used_where_they_are_wanted() -> None:
+def test_checkpoint_slots_are_requested_ahead_and_used_at_their_positions() -> None:
     desk = Desk(strategy=Strategy.JUST_IN_TIME, step_tokens=4, min_saving=1)
     desk.submit("a", length=10)
     desk.grant(1, branch=6)
@@ -139,7 +139,7 @@ def test_checkpoint_slots_are_asked_for_ahead_and_used_where_they_are_wanted() -
     assert not desk.scheduler.state.rows[1].spares and not desk.counted
 
 
-def test_what_is_not_worth_a_slot_goes_without() -> None:
+def test_a_position_that_is_denied_a_slot_is_not_saved() -> None:
     desk = Desk(strategy=Strategy.JUST_IN_TIME, step_tokens=4, min_saving=1)
     desk.submit("a", length=10)
     desk.grant(1, branch=6)
@@ -150,7 +150,7 @@ def test_what_is_not_worth_a_slot_goes_without() -> None:
     assert desk.counted == {"checkpoints_skipped": 1}
 
 
-def test_slots_of_a_row_that_is_gone_go_back() -> None:
+def test_spare_slots_of_a_retired_row_are_freed() -> None:
     desk = Desk(strategy=Strategy.JUST_IN_TIME, step_tokens=4, min_saving=1)
     desk.submit("a", length=10)
     desk.grant(1, branch=6)
@@ -171,7 +171,7 @@ def test_slots_of_a_row_that_is_gone_go_back() -> None:
     assert not list(other.scheduler.leases())
 
 
-def test_a_slot_that_is_kept_at_hand_is_asked_for_again_when_it_was_used() -> None:
+def test_a_resident_slot_is_requested_again_after_it_was_used() -> None:
     desk = Desk(strategy=Strategy.EXTRA_BUFFER, step_tokens=4, min_saving=1)
     desk.submit("a", length=10)
     desk.grant(1)
@@ -198,16 +198,16 @@ def test_answers_are_checkpointed_at_multiples_of_the_interval() -> None:
     assert desk.counted == {"checkpoints_skipped": 1}, "the first came up sooner than a slot could come"
 
 
-def test_no_strategy_no_checkpoint(desk: Desk) -> None:
+def test_no_buffer_saves_no_checkpoint(desk: Desk) -> None:
     desk.submit("a", length=10)
     desk.grant(1, branch=6)
-    assert not desk.of(Want) and not desk.scheduler.state.rows[1].wanted
+    assert not desk.of(Want) and not desk.scheduler.state.rows[1].targets
 
 
 # The end
 
 
-def test_the_lap_at_the_end_begins_when_everything_is_home() -> None:
+def test_the_drain_starts_when_everything_has_come_back() -> None:
     desk = Desk(strategy=Strategy.JUST_IN_TIME, step_tokens=4, min_saving=1)
     desk.submit("a", length=10)
     desk.grant(1, branch=6)
@@ -225,7 +225,7 @@ def test_the_lap_at_the_end_begins_when_everything_is_home() -> None:
     assert desk.ended[-1] == ("api", "later", "draining")
 
 
-def test_a_chunk_is_not_cut_short_by_who_decodes_beside_it(desk: Desk) -> None:
+def test_a_chunk_is_not_cut_short_by_rows_that_decode(desk: Desk) -> None:
     desk.submit("a", length=4)
     desk.grant(1)
     desk.settle()

@@ -20,14 +20,14 @@ from baton.actors.messages import (
     Step,
     Submit,
 )
-from baton.actors.requests import Request, Sampling, Stops
+from baton.actors.requests import Hit, Request, Sampling, Stops
 from baton.actors.scheduler.actor import Scheduler
 from baton.actors.scheduler.plan import Limits, OpenRequest, Plan, ScheduledRow
 from baton.actors.tokens import pack
 
 
 class Bench:
-    """A scheduler alone, and what it has sent."""
+    """A scheduler alone, and the messages that it has sent."""
 
     def __init__(self, **limits: int) -> None:
         self.sent: list[tuple[str, Message]] = []
@@ -40,7 +40,7 @@ class Bench:
     def grant(self, grant: int, pages: int = 0) -> None:
         state = self.ledger.take("scheduler")
         assert state is not None
-        self.receive(Granted(grant, state, 0, 0, "", False, None, list(range(pages)), None, None))
+        self.receive(Granted(grant, state, Hit(), False, None, list(range(pages)), None, None))
 
     def receive(self, message: Message) -> None:
         self.scheduler.receive(message)
@@ -67,7 +67,7 @@ def test_a_row_is_in_no_step_until_it_is_filled() -> None:
     bench.submit("b", [1, 2, 3])
     state = bench.ledger.take("scheduler")
     assert state is not None
-    bench.receive(Granted(1, state, 2, 2, "", False, None, [], None, None, Fill(7, 0, 0), "host"))
+    bench.receive(Granted(1, state, Hit(2, 2, origin="host"), False, None, [], None, None, Fill(7, 0, 0)))
     assert len(bench.of(Admit)) == 1 and bench.of(Step) == []
     bench.grant(2)
     [chunks] = [step.chunks for step in bench.of(Step)[:1]]  # type: ignore[attr-defined]
@@ -89,7 +89,7 @@ def test_one_retire_for_the_first_reason() -> None:
     bench.ledger.close()
 
 
-def test_a_prompt_that_goes_on_from_a_closing_request_waits_for_its_state() -> None:
+def test_an_acquire_names_the_closing_grant_that_its_prompt_continues() -> None:
     bench = Bench()
     bench.submit("a", [1, 2, 3])
     bench.grant(1)
@@ -103,8 +103,8 @@ def test_a_prompt_that_goes_on_from_a_closing_request_waits_for_its_state() -> N
     bench.ledger.close()
 
 
-def test_a_step_looks_only_at_the_rows_that_need_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 32 rows, each at another place in its page of 16, about two need a page at a step."""
+def test_a_plan_looks_only_at_rows_that_need_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 32 rows, each at another place in its page of 16, about two need a page at each step."""
     looked_at: list[int] = []
     plan_row = baton.actors.scheduler.plan.plan_row
 
@@ -141,7 +141,7 @@ def test_a_request_is_found_in_a_long_queue_by_its_place(monkeypatch: pytest.Mon
 
 
 def decode(bench: Bench, steps: int) -> None:
-    """So many steps, where each row gets the pages that it asks for at once."""
+    """Run a number of steps, in which each row gets the pages that it requests at once."""
     for _ in range(steps):
         [*_, step] = bench.of(Step)
         bench.sent.clear()

@@ -20,7 +20,7 @@ from baton.actors.messages import (
     Restarted,
     Submit,
 )
-from baton.actors.requests import Output, Request, Sampling, Stops
+from baton.actors.requests import Hit, Output, Request, Sampling, Stops
 from baton.api.errors import ApiError, internal
 from baton.api.generation.gateway import Gateway
 from baton.api.generation.outputs import MERGE_ABOVE
@@ -36,7 +36,7 @@ class Post:
         self.sent: list[tuple[str, Message]] = []
 
     def output(self, id: str, n: int, finish: str | None = None) -> None:
-        self.gateway.receive(Delta([Output(id, f"t{n} ", tokens.pack([n]), 3, 1, n + 1, finish)]))
+        self.gateway.receive(Delta([Output(id, f"t{n} ", tokens.pack([n]), 3, n + 1, finish, hit=Hit(1))]))
 
 
 def request(id: str) -> Request:
@@ -156,7 +156,7 @@ async def test_abort_by_id_ends_a_request_or_its_batch() -> None:
 async def test_a_failed_row_is_an_internal_error_that_names_the_cause() -> None:
     post = Post()
     with post.gateway.submit([request("a")]) as generation:
-        post.gateway.receive(Delta([Output("a", "", b"", 3, 0, 0, "error", "ValueError: no kernel")]))
+        post.gateway.receive(Delta([Output("a", "", b"", 3, 0, "error", "ValueError: no kernel")]))
         with pytest.raises(ApiError, match="ValueError: no kernel") as caught:
             await generation.next()
     assert caught.value.status == 500
@@ -183,11 +183,11 @@ async def test_a_restart_resubmits_open_requests_with_their_delivered_tokens() -
         assert (again[0].request.prompt_len, again[0].request.delivered_chars) == (3, len("t0 t1 "))
         assert again[1].request == request("b")
         assert [(index, output.finish_reason) for index, output in await generation.next()] == [(2, "abort")]
-        gateway.receive(Delta([Output("a", "", b"", 3, 2, 2, matched_tokens=3, miss_reason="evicted")]))
+        gateway.receive(Delta([Output("a", "", b"", 3, 2, hit=Hit(2, 3, "evicted"))]))
         post.output("a", 2, "stop")
         [(_, rest)] = await generation.next()
         assert (rest.text, rest.completion_tokens, rest.finish_reason) == ("t2 ", 3, "stop")
-        assert (rest.cached_tokens, rest.miss_reason, generation.members[0].cached_tokens) == (1, "", 1)
+        assert (rest.hit.cached_tokens, rest.hit.miss_reason, generation.members[0].cached_tokens) == (1, "", 1)
     assert gateway.submit([request("gone")]).members
 
 

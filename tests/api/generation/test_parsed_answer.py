@@ -35,8 +35,8 @@ def outputs(text: str, size: int, end: FinishReason = "stop") -> Iterator[Output
     """Return the text as outputs of `size` characters each, with their tokens; the last has EOS."""
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     for piece in pieces:
-        yield Output("r", piece, tokens.pack(list(piece.encode())), 1, 0, 0)
-    yield Output("r", "", tokens.pack([EOS] if end == "stop" else []), 1, 0, 0, end)
+        yield Output("r", piece, tokens.pack(list(piece.encode())), 1, 0)
+    yield Output("r", "", tokens.pack([EOS] if end == "stop" else []), 1, 0, end)
 
 
 def parsed(

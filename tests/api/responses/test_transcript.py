@@ -58,7 +58,7 @@ def test_all_readers_see_one_stream(
     while at < len(text):
         piece = text[at : at + sizes[turn % len(sizes)]]
         at += len(piece)
-        transcript.add(Output("resp_1", piece, tokens.pack(list(piece.encode())), 1, 0, 0))
+        transcript.add(Output("resp_1", piece, tokens.pack(list(piece.encode())), 1, 0))
         for cursor, events, reads in zip(cursors, seen, readers, strict=True):
             if reads[turn % len(reads)]:
                 read_on(cursor, transcript, events)
