@@ -43,7 +43,7 @@ async def test_a_restart_is_a_pause(checkpoint: str, actor: str) -> None:
         await asyncio.to_thread(wait_home, server)
         assert server.get("/server_info")["counters"]["restarts"] == 1
     [line] = troubles(server)
-    assert line["event"] == "the engine is made anew" and f"{actor} is broken" in line["exception"]
+    assert line["event"] == "the engine is restarted" and f"{actor} is broken" in line["exception"]
 
 
 async def test_a_request_that_cannot_be_computed_fails_alone(checkpoint: str) -> None:

@@ -147,7 +147,7 @@ def test_what_fp8_takes(tmp_path: Path) -> None:
     ("options", "reason"),
     [
         ({"memory": 2**17}, "no request fits"),
-        ({"max_model_len": 10**6}, "--max-model-len: the model itself goes no further than 8192"),
+        ({"max_model_len": 10**6}, "--max-model-len: the model has only 8192 positions"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], reason: str) -> None:

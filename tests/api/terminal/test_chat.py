@@ -115,7 +115,7 @@ def test_fork_rewind_and_history(server: ServerProcess, say: Say) -> None:
     assert first[1] == second[0] and len({*first, *second}) == 3
     assert f"1> one\n{HELLO}\n2> three\n{HELLO}\n" in out
     assert out.endswith(f"1> one\n{HELLO}\n")
-    assert "Back after turn 1, at " in out
+    assert "Rewound to turn 1, at " in out
     assert said(server.get(f"/v1/sessions/{first[0]}")) == [[("user", "one")], [("user", "two")]]
 
 
@@ -204,7 +204,7 @@ def test_another_clients_turn_is_shown_before_going_on(server: ServerProcess, sa
     assert code == 0
     assert error.count("the session is at turn ") == 2
     assert error.count(f"> me too\n{HELLO}") == 2
-    assert out.endswith("Back after turn 1, at 34 tokens.\n\n")
+    assert out.endswith("Rewound to turn 1, at 34 tokens.\n\n")
 
 
 @pytest.mark.usefixtures("typed_by_hand")
@@ -317,9 +317,9 @@ def canned(get: bytes, post: bytes) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("get", "post", "reason"),
     [
-        (MODELS, b'{"id": 3}', "answers otherwise than Baton does"),
+        (MODELS, b'{"id": 3}', "does not answer like Baton"),
         (b'{"data": []}', b"", "lists no model"),
-        (b"<html>", b"", "answers otherwise than Baton does"),
+        (b"<html>", b"", "does not answer like Baton"),
     ],
 )
 def test_another_kind_of_server(say: Say, get: bytes, post: bytes, reason: str) -> None:

@@ -57,7 +57,7 @@ def test_a_stopped_answer_leaves_the_session_usable(pausing: ServerProcess, talk
         chat.expect("/quit or Ctrl-D leaves.\n> ")
         chat.press(CTRL_D)
         assert chat.wait() == 0
-    assert chat.shown.endswith(f"Go on with: baton chat --url {pausing.url} --session {session['id']}\n")
+    assert chat.shown.endswith(f"Continue with: baton chat --url {pausing.url} --session {session['id']}\n")
     assert "\x1b[2mturn 2 · 15 tokens · " in chat.raw
     assert [turn["turn"] for turn in latest(pausing)["turns"]] == [1, 2]
 
@@ -120,7 +120,7 @@ def test_a_server_that_goes_away_and_comes_back(talk: Talk) -> None:
         chat.enter("My name is Clara.")
         chat.expect("Hel")
         first.process.kill()
-        chat.expect("baton: the server went away in mid-answer\nEnter tries again.\n> My name is Clara.")
+        chat.expect("baton: the server disconnected in mid-answer\nEnter tries again.\n> My name is Clara.")
         first.process.wait()
         chat.enter("")
         chat.expect("cannot reach")
@@ -128,7 +128,7 @@ def test_a_server_that_goes_away_and_comes_back(talk: Talk) -> None:
         port = first.url.rpartition(":")[2]
         with ServerProcess(["tests.api.fake_server", "pausing", f"port={port}"]) as second:
             chat.enter("")
-            chat.expect(" is gone: what you say next begins a new one\nEnter tries again.\n> My name is Clara.")
+            chat.expect(" is gone: your next message begins a new one\nEnter tries again.\n> My name is Clara.")
             chat.enter(" Yes.")
             chat.expect(f"{HELLO}\nturn 1 · ")
             chat.expect("> ")
@@ -139,7 +139,7 @@ def test_a_server_that_goes_away_and_comes_back(talk: Talk) -> None:
 def test_what_was_refused_can_be_changed(pausing: ServerProcess, talk: Talk) -> None:
     with talk(pausing, "--session", "nowhere") as chat:
         chat.expect("baton: there is no session nowhere\n")
-        chat.expect("/resume goes on with one of them; anything else begins a new session.\n> ")
+        chat.expect("/resume continues one of them; any other message begins a new session.\n> ")
         chat.enter("refuse me")
         chat.expect("roles must alternate\nEnter tries again.\n> refuse me")
         chat.press(CTRL_U)
