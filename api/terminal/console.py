@@ -23,7 +23,7 @@ class Terminal:
                 file.reconfigure(errors="replace")
 
     def read(self, draft: str = "") -> str | None:
-        """Read one trimmed line; None at the end. draft: text to edit, or to use for an empty line without an editor."""
+        """Read one trimmed line; None at the end. draft: text to edit, or used for an empty line without an editor."""
         self.end_line()
         try:
             if self._editor is not None:

@@ -134,9 +134,9 @@ def test_a_version_of_the_future() -> None:
 
 
 def test_a_record_that_is_sound_but_wrong() -> None:
-    with pytest.raises(DamagedLogError, match="a record is wrong"):
+    with pytest.raises(DamagedLogError, match="a record is invalid"):
         decode(encode([HEADER]) + frame(msgspec.msgpack.encode({"type": "turn", "number": "one"})))
-    with pytest.raises(DamagedLogError, match="a record is wrong"):
+    with pytest.raises(DamagedLogError, match="a record is invalid"):
         decode(encode([HEADER]) + frame(b"\xc1"))
 
 

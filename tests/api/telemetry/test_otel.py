@@ -176,7 +176,7 @@ async def test_without_the_extra_the_option_is_refused_and_a_variable_ignored(mo
     ordinary = builtins.__import__
 
     def absent(name: str, *more: Any) -> Any:
-        if name == "api.telemetry.otel":
+        if name == "baton.api.telemetry.otel":
             raise ModuleNotFoundError("No module named 'opentelemetry'")
         return ordinary(name, *more)
 
