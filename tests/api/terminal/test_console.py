@@ -1,4 +1,4 @@
-"""`baton chat` on a terminal: keys, history, and a server that goes away."""
+"""`baton chat` on a terminal: keys, history, and a server that dies."""
 
 import signal
 import subprocess
@@ -46,8 +46,8 @@ def test_a_stopped_answer_leaves_the_session_usable(pausing: ServerProcess, talk
         session = latest(pausing)
         [turn] = session["turns"]
         assert turn["status"] == "disconnected" and HELLO.startswith(turn["text"]) and len(turn["text"]) < len(HELLO)
-        kept = f"turn 1 was kept with {turn['output_tokens']} tokens of its answer"
-        assert f"{kept}; the session is at {session['position']} tokens" in report
+        start = f"turn 1 was kept with {turn['output_tokens']} tokens of its answer"
+        assert f"{start}; the session is at {session['position']} tokens" in report
         chat.enter("Again")
         chat.expect(f"{HELLO}\nturn 2 · 15 tokens · ")
         chat.expect("> ")
@@ -114,7 +114,7 @@ def test_lines_are_remembered_in_a_private_file(pausing: ServerProcess, talk: Ta
         assert chat.wait() == 0
 
 
-def test_a_server_that_goes_away_and_comes_back(talk: Talk) -> None:
+def test_a_server_that_dies_and_comes_back(talk: Talk) -> None:
     with ServerProcess(["tests.api.fake_server", "pausing"], exit_code=-9) as first, talk(first) as chat:
         chat.expect("> ")
         chat.enter("My name is Clara.")
@@ -136,7 +136,7 @@ def test_a_server_that_goes_away_and_comes_back(talk: Talk) -> None:
             assert turn["messages"] == [{"role": "user", "content": "My name is Clara. Yes."}]
 
 
-def test_what_was_refused_can_be_changed(pausing: ServerProcess, talk: Talk) -> None:
+def test_a_refused_line_can_be_edited(pausing: ServerProcess, talk: Talk) -> None:
     with talk(pausing, "--session", "nowhere") as chat:
         chat.expect("baton: there is no session nowhere\n")
         chat.expect("/resume continues one of them; any other message begins a new session.\n> ")
@@ -147,8 +147,8 @@ def test_what_was_refused_can_be_changed(pausing: ServerProcess, talk: Talk) -> 
         chat.expect(f"{HELLO}\nturn 1 · ")
 
 
-def test_a_turn_goes_on_from_the_state(talk: Talk) -> None:
-    """With the bundled model: what the second turn computes is less than the first turn was."""
+def test_a_turn_resumes_from_the_state(talk: Talk) -> None:
+    """With the bundled model the second turn does not compute the tokens of the first again."""
     with ServerProcess([*SERVE, "--memory", "256M"]) as server, talk(server, "--temperature", "0") as chat:
         chat.expect("> ")
         chat.enter("My name is Anna.")
