@@ -10,6 +10,10 @@ from aiohttp import WSCloseCode, web
 from baton.api.connections.frames import MaskCheck
 from baton.api.errors import ApiError, unavailable
 
+# The phases of a connection:
+#     new ─▶ silent ─▶ headers ─▶ request ─▶ silent …      "silent" is between requests
+#      │                           └─▶ websocket
+#      └─▶ refused      full, or answered in place of the application; it is about to be closed
 Phase: TypeAlias = Literal["new", "silent", "headers", "request", "websocket", "refused"]
 
 

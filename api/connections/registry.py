@@ -86,7 +86,7 @@ class Connections:
                 self._refused.add(connection)
 
     def count(self, more: int) -> None:
-        """Add `more` bytes in flight, or fewer if negative. Beyond the limit the largest holders give up."""
+        """Count `more` bytes in flight, or fewer if negative. Above the limit the largest holders give up."""
         self.held += more
         while more > 0 and self.held > self.limits.held:
             self._end(max(self._served.values(), key=lambda connection: connection.held), "bytes")

@@ -39,24 +39,28 @@ class StateInfo(Struct):
 
 
 class TurnInfo(Struct):
-    turn: int
+    """A turn that has ended."""
+
+    turn: int  # its number
     status: str
-    position: int
+    position: int  # length of the history after it, in tokens
     input_tokens: int
     output_tokens: int
-    messages: list[dict[str, Any]] | None
-    text: str | None
+    messages: list[dict[str, Any]] | None  # None if the input was text or tokens
+    text: str | None  # None if the turn only fed its input
 
 
 class SessionInfo(Struct):
+    """A session. Times are Unix times."""
+
     id: str
-    turn: int
-    position: int
-    status: str
+    turn: int  # the last turn that has ended; 0 before the first
+    position: int  # length of the history, in tokens
+    status: str  # "idle" or "busy"
     created_at: int
     last_turn_at: int | None = None
     state: StateInfo | None = None
-    turns: list[TurnInfo] = []
+    turns: list[TurnInfo] = []  # empty in a list of sessions
 
 
 class SessionList(Struct):
@@ -87,8 +91,8 @@ class EndEvent(Struct, tag_field="type", tag="turn.ended"):
     position: int
     finish_reason: str | None
     usage: UsageInfo
-    resumed_from: str = ""
-    lost: str = ""
+    resumed_from: str = ""  # tier of the state that the turn resumed from
+    lost: str = ""  # why tokens of the history had to be computed again
 
 
 Event: TypeAlias = StartEvent | TextEvent | EndEvent

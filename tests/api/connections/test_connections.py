@@ -288,11 +288,11 @@ async def test_too_many_refused_connections_are_cut_off_at_once() -> None:
             assert (await refused.answer())[0] == 503
 
 
-@pytest.mark.parametrize("behind", [b" " * 600_000, chat() * 40], ids=["a large body", "many requests"])
-async def test_a_client_that_pipelined_and_left_is_noticed(behind: bytes) -> None:
+@pytest.mark.parametrize("rest", [b" " * 600_000, chat() * 40], ids=["a large body", "many requests"])
+async def test_a_client_that_pipelined_and_left_is_noticed(rest: bytes) -> None:
     async with serving() as served, peer(served) as pipelining:
         served.ring.held = True
-        pipelining.send(chat() + (request(behind) if behind.startswith(b" ") else behind))
+        pipelining.send(chat() + (request(rest) if rest.startswith(b" ") else rest))
         await served.ring.until(served.ring.submitted)
         await asyncio.sleep(0.1)
         await pipelining.leave()
