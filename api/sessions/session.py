@@ -90,7 +90,7 @@ class Session:
     def check_idle(self) -> None:
         """Raise 409 if a turn is running."""
         if self.is_busy():
-            message = f"session {self.id!r} is already in a turn"
+            message = f"session {self.id!r} is in a turn already"
             raise ApiError(409, message, "conflict_error", code="session_busy")
 
     def check_after(self, after: int | None) -> None:

@@ -256,7 +256,7 @@ def test_a_session_in_a_turn_is_not_waited_for(say: Say) -> None:
         other.start()
         held.wait_until(lambda: held.get("/v1/sessions/busy")["status"] == "busy")
         code, out, error = say("Hi", "never", session="busy", url=held.url)
-        assert (code, out, error) == (1, "", "baton: session 'busy' is already in a turn\n")
+        assert (code, out, error) == (1, "", "baton: session 'busy' is in a turn already\n")
         assert say("/sessions", url=held.url)[1].rstrip().endswith("in a turn")
         held.stop()
         other.join()
