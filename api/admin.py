@@ -1,4 +1,4 @@
-"""What answers no user: models, health, information, metrics, abort, flush and pause."""
+"""Endpoints for operators: models, health, information, metrics, debugging, abort, flush and pause."""
 
 import time
 from typing import Any, Literal
@@ -21,19 +21,19 @@ from baton.api.sessions.store import SESSIONS
 from baton.api.version import VERSION
 
 routes = web.RouteTableDef()
-MOST_URGENT = -(2**31)
+MOST_URGENT = -(2**31)  # priority before that of every other request
 IGNORED_TO_CONTINUE = frozenset({"torch_empty_cache"})
 
 
 @routes.get("/health")
 async def health(request: web.Request) -> web.Response:
-    """The process is alive."""
+    """Answer 200 as long as the process is alive."""
     return answer_json({"status": "ok"})
 
 
 @routes.get("/health_generate")
 async def health_generate(request: web.Request) -> web.Response:
-    """The ring answers: a token is generated, before all others that wait. 503 while loading, draining or paused."""
+    """Generate one token, before all waiting requests, to show that the ring works. 503 unless ready and unpaused."""
     model = request.app[SERVER].ready()
     if request.app[SERVER].gateway.paused is not None:
         raise errors.unavailable("generation is paused", "paused")
@@ -45,7 +45,7 @@ async def health_generate(request: web.Request) -> web.Response:
 
 @routes.get("/ready")
 async def ready(request: web.Request) -> web.Response:
-    """Requests will be taken; 503 while loading or draining."""
+    """Answer 200 if the server accepts requests, 503 while it is loading or draining."""
     request.app[SERVER].ready()
     return answer_json({"status": "ready"})
 
@@ -56,6 +56,7 @@ async def version(request: web.Request) -> web.Response:
 
 
 def card(server: Server, model: ServedModel) -> dict[str, Any]:
+    """Return the model object of OpenAI's API."""
     return {
         "id": server.name,
         "object": "model",
@@ -81,7 +82,7 @@ async def model(request: web.Request) -> web.Response:
 @routes.get("/model_info")
 @routes.get("/get_model_info")
 async def model_info(request: web.Request) -> web.Response:
-    """As SGLang has it."""
+    """Describe the model, in the format of SGLang."""
     server = request.app[SERVER]
     model = server.ready()
     path = server.config.model or server.name
@@ -103,7 +104,7 @@ async def model_info(request: web.Request) -> web.Response:
 @routes.get("/server_info")
 @routes.get("/get_server_info")
 async def server_info(request: web.Request) -> web.Response:
-    """Options, and the ring's figures: counters, gauges, and what the audit of leases finds."""
+    """Report options, stores, and the ring's counters, gauges and audit of leases, in the format of SGLang."""
     server, sessions, responses = request.app[SERVER], request.app[SESSIONS], request.app[RESPONSES]
     info: dict[str, Any] = {
         "disable_radix_cache": False,
@@ -136,7 +137,7 @@ async def metrics(request: web.Request) -> web.Response:
 
 @routes.get("/debug/slots")
 async def debug_slots(request: web.Request) -> web.Response:
-    """Which slot is where, with whom, since when, and whose state it holds; `?session=` marks those of its history."""
+    """List all slots with place, holder, age and contents. `?session=` marks the slots of that session's history."""
     relay = ring(request)
     slots = relay.debug_slots()
     if "session" in request.query:
@@ -145,13 +146,13 @@ async def debug_slots(request: web.Request) -> web.Response:
 
 
 def find_key(request: web.Request) -> str | None:
-    """The name that the caller's session has in the ring. It does not count as used by that."""
+    """Return the ring's name of the session in the query, without counting this as a use of the session."""
     sessions = request.app[SESSIONS].list(owner_of(request))
     return next((session.key for session in sessions if session.id == request.query["session"]), None)
 
 
 def slots_of(key: str | None, tree: list[dict[str, Any]]) -> set[int]:
-    """The slots of the states on the way to the node that the session goes on from."""
+    """Return the slots of all states on the path to the node that the session continues from."""
     nodes = {node["id"]: node for node in tree}
     node = next((node for node in tree if key in node["sessions"]), None)
     slots = set()
@@ -162,18 +163,19 @@ def slots_of(key: str | None, tree: list[dict[str, Any]]) -> set[int]:
 
 
 def mark(slots: list[dict[str, Any]], session: str, own: set[int]) -> None:
+    """Add the session's id to the entries of its own slots, and null to the others."""
     for entry in slots:
         entry["session"] = session if entry["slot"] in own else None
 
 
 @routes.get("/debug/tree")
 async def debug_tree(request: web.Request) -> web.Response:
-    """The nodes of the cache's tree, without their tokens."""
+    """List the nodes of the cache's radix tree, without their tokens."""
     return answer_json(ring(request).debug_tree())
 
 
 def ring(request: web.Request) -> RingView:
-    """The ring; 503 until it is there."""
+    """Return the ring as handlers see it. Raises 503 before it is made."""
     relay = request.app[SERVER].relay
     if relay is None:
         raise errors.loading()
@@ -181,61 +183,70 @@ def ring(request: web.Request) -> RingView:
 
 
 class AbortRequest(Struct, forbid_unknown_fields=True):
-    rid: str = ""
-    abort_all: bool = False
+    """The body of /abort_request: one of its fields."""
+
+    rid: str = ""  # id of a request or a batch
+    abort_all: bool = False  # end every request, of all API keys
 
 
 @routes.post("/abort_request")
 async def abort_request(request: web.Request) -> web.Response:
-    """End a request of this API key by its id (a batch by its common id), or everybody's. Says how many were open."""
+    """End a request of this API key by its id (a batch by its common id), or the requests of all keys.
+
+    Answers how many were open.
+    """
     server = request.app[SERVER]
-    asked = convert(await read_object(request), AbortRequest)
-    if asked.abort_all:
+    body = convert(await read_object(request), AbortRequest)
+    if body.abort_all:
         return answer_json({"aborted": server.gateway.abort_all()})
-    if not asked.rid:
+    if not body.rid:
         raise errors.bad_request("rid is required", "rid", "missing_required_parameter")
-    return answer_json({"aborted": server.gateway.abort_batch(ring_id(request, asked.rid))})
+    return answer_json({"aborted": server.gateway.abort_batch(ring_id(request, body.rid))})
 
 
 @routes.get("/flush_cache", allow_head=False)
 @routes.post("/flush_cache")
 async def flush_cache(request: web.Request) -> web.Response:
-    """Forget every cached prefix. Running requests go on; 400 while they are paused in place, as SGLang has it."""
+    """Drop all cached prefixes. Running requests continue; if they are paused in place, 400, as in SGLang."""
     server = request.app[SERVER]
     server.ready()
     running = ring(request).gauges()["running"]
     if server.gateway.paused == "in_place" and running:
-        message = f"generation is paused in place: {running} requests keep what they have"
+        message = f"generation is paused in place: {running} running requests hold their slots and pages"
         raise errors.bad_request(message, code="paused")
     await server.gateway.flush()
     return answer_json({"status": "flushed"})
 
 
 class PauseRequest(Struct, forbid_unknown_fields=True):
-    """abort: everybody's requests end; retract: they go back to the queue; in_place: they keep slots and pages."""
+    """The body of /pause_generation.
+
+    mode: what happens to running requests of all API keys. "abort" ends them, "retract" returns them to the queue,
+    "in_place" lets them keep their slots and pages.
+    """
 
     mode: Literal["abort", "retract", "in_place"] = "abort"
 
 
 @routes.post("/pause_generation")
 async def pause_generation(request: web.Request) -> web.Response:
-    """Run nothing until /continue_generation; requests wait. Answered when no step is under way."""
+    """Run no steps until /continue_generation; requests wait. The answer comes when no step is in flight."""
     server = request.app[SERVER]
-    asked = convert(await read_object(request), PauseRequest)
+    body = convert(await read_object(request), PauseRequest)
     server.ready()
-    if asked.mode == "abort":
+    if body.mode == "abort":
         server.gateway.abort_all()
-    await server.gateway.pause("in_place" if asked.mode == "in_place" else "retract")
+    await server.gateway.pause("in_place" if body.mode == "in_place" else "retract")
     return answer_json({"status": "ok", "message": "Generation paused successfully."})
 
 
 class ContinueRequest(Struct, forbid_unknown_fields=True):
-    """There is nothing to choose."""
+    """The body of /continue_generation: an empty object."""
 
 
 @routes.post("/continue_generation")
 async def continue_generation(request: web.Request) -> web.Response:
-    """Also while draining: who is open may finish."""
+    """Run steps again. This works while draining too, so that open requests can finish."""
     server = request.app[SERVER]
     server.loaded()
     convert(await read_object(request), ContinueRequest, IGNORED_TO_CONTINUE)

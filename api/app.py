@@ -1,4 +1,4 @@
-"""The application: its handlers and stores, and the one middleware that all requests pass."""
+"""The application: its handlers and stores, and the middleware that every request passes."""
 
 import asyncio
 import time
@@ -37,14 +37,16 @@ HANDLERS = (
     tokenization, admin,
 )  # fmt: skip
 GUARD = web.AppKey("guard", Guard)
+# Values of Content-Encoding that aiohttp decompresses.
 ENCODINGS = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
+# Paths that are polled; requests for them are logged at level debug.
 QUIET = frozenset({"/health", "/ready", "/metrics", "/debug/slots"})
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def make_app(server: Server) -> web.Application:
-    """Raises ConfigError if the API keys cannot be read, or the folder of the sessions cannot be had."""
+    """Build the application. Raises ConfigError if API keys cannot be read, or --session-dir cannot be used."""
     config = server.config
     app = web.Application(middlewares=[middleware], client_max_size=config.body_limit)
     app[SERVER] = server
@@ -66,17 +68,22 @@ def make_app(server: Server) -> web.Application:
 
 
 def expecting(route: web.RouteDef) -> web.RouteDef:
+    """Return the route with our handling of the Expect header."""
     return web.RouteDef(route.method, route.path, route.handler, {**route.kwargs, "expect_handler": meet_expectation})
 
 
 async def meet_expectation(request: web.Request) -> None:
-    """What a client expects beyond `100-continue` is ignored: aiohttp would answer before the middleware, as text."""
+    """Answer `Expect: 100-continue`, and ignore other expectations.
+
+    aiohttp would refuse those with a plain-text answer before the middleware runs.
+    """
     if request.headers["Expect"].lower() == "100-continue" and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
 
 
 def open_sessions(server: Server) -> SessionStore:
+    """Make the store of sessions, and make it known to the gateway. Raises ConfigError."""
     config = server.config
     sessions = SessionStore(
         config.session_cap,
@@ -96,7 +103,7 @@ async def end_tasks(app: web.Application) -> None:
 
 @web.middleware
 async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Gives the request its ids; all that is logged on its way has that of its trace."""
+    """Give the request its ids, and add the trace id to everything logged while it is handled."""
     request[REQUEST_ID] = new_id("req")
     request[TRACE] = read_trace_context(request.headers.getall("traceparent", []))
     connection = request.app[CONNECTIONS].of(request)
@@ -105,7 +112,7 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
 
 
 async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Checks who calls, turns every failure into an error object, and writes the request's canonical log line."""
+    """Check access, turn every failure into an error object, and log the request's canonical line."""
     started = time.monotonic()
     status, code = errors.CLIENT_LEFT, None
     try:
@@ -119,7 +126,8 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     except asyncio.CancelledError:
         raise
     except ConnectionError:
-        return web.Response(status=errors.CLIENT_LEFT)  # Nobody reads it; aiohttp would log the exception as an error.
+        # The client has disconnected. The answer is never sent, but aiohttp would log an exception as an error.
+        return web.Response(status=errors.CLIENT_LEFT)
     except Exception as error:
         structlog.get_logger().exception("a handler failed", id=request[REQUEST_ID], path=request.path)
         status, code = 500, "internal_error"
@@ -129,6 +137,7 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Check access and encoding, call the handler, and turn aiohttp's exceptions into ApiError."""
     request.app[GUARD].admit(request)
     check_encoding(request)
     if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
@@ -141,12 +150,12 @@ async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        kept = {name: value for name, value in error.headers.items() if name == "Allow"}
-        raise errors.from_status(error.status, describe(request, error), kept) from None
+        headers = {name: value for name, value in error.headers.items() if name == "Allow"}
+        raise errors.from_status(error.status, describe(request, error), headers) from None
 
 
 def check_encoding(request: web.Request) -> None:
-    """Raises ApiError 415 for a body that is packed in a way that is not known here."""
+    """Raise ApiError 415 if the body is compressed in an unsupported way."""
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
     if encoding and encoding not in ENCODINGS:
         message = f"Content-Encoding {encoding!r} is not supported: send {', '.join(sorted(ENCODINGS))}"
@@ -154,6 +163,7 @@ def check_encoding(request: web.Request) -> None:
 
 
 def describe(request: web.Request, error: web.HTTPException) -> str:
+    """Return the message for an error that aiohttp raised."""
     match error.status:
         case 404:
             return f"there is nothing at {request.path}"
@@ -166,7 +176,7 @@ def describe(request: web.Request, error: web.HTTPException) -> str:
 
 
 def error_response(request: web.Request, error: ApiError) -> web.Response:
-    """In the form of the API that is asked."""
+    """Return the error in the format of the API that was called: Anthropic's or OpenAI's."""
     body, status = error.encode(), error.status
     if is_messages(request.path):
         body, status = msgspec.json.encode(error_body(error, request[REQUEST_ID])), status_of(error)
@@ -174,6 +184,7 @@ def error_response(request: web.Request, error: ApiError) -> web.Response:
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Add the headers that every answer carries."""
     response.headers["Server"] = f"baton/{VERSION}"
     response.headers["x-request-id"] = request.get(REQUEST_ID, "-")
     if is_messages(request.path):
@@ -185,7 +196,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 
 def record_request(request: web.Request, status: int, code: str | None, seconds: float) -> None:
-    """The canonical line, and the figures, of an answered request."""
+    """Log the canonical line of an answered request, and record its metrics."""
     server = request.app[SERVER]
     resource = request.match_info.route.resource
     server.metrics.count_answer(resource.canonical if resource is not None else "unknown", status)

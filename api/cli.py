@@ -1,18 +1,19 @@
 """The command line: `baton serve [DIR] | chat | inspect [DIR] | doctor | version`.
 
-Options of serve and inspect are made from api/config.py:Config.
+The options of serve and inspect are made from api/config.py:Config.
 """
 
 import argparse
 import os
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from baton.api import config as configuration
-from baton.api.config import Config, ConfigError, flag, is_size, variable
+from baton.api.config import Config, ConfigError, description, flag, group_of, is_size, variable
 from baton.api.machine.threads import spin_briefly
 from baton.api.terminal.client import DEFAULT_URL
 from baton.api.version import VERSION
@@ -21,10 +22,15 @@ OF_SIZE = (
     "model", "max_model_len", "dtype", "state_dtype", "quantize", "device", "state_slots", "state_strategy",
     "tree_slots", "kv_pages", "page_size", "memory", "max_running",
 )  # fmt: skip
-"""The options of serve that decide what a model takes."""
+"""The options of serve that `baton inspect` has too: those that decide how much memory a model needs."""
+HELP_WIDTH = 120
+DEFAULTS = "Defaults are in brackets."
+VARIABLES = "Each option can also be set by the environment variable in parentheses; the command line takes precedence."
+UNITS = (("G", 2**30), ("M", 2**20), ("K", 2**10), ("", 1))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
     options = vars(parser().parse_args(arguments))
     command = options.pop("command")
     if command == "version":
@@ -57,48 +63,70 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return serve(config, load)
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Help in lines of up to 120 columns, so that most options take one line each."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size((HELP_WIDTH, 24)).columns, HELP_WIDTH)
+        super().__init__(prog, max_help_position=28, width=width)
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="baton", description="Serve language models that have a recurrent state.")
+    """Return the parser of all commands."""
+    top = argparse.ArgumentParser(prog="baton", description="Serve language models with a recurrent state.")
     commands = top.add_subparsers(dest="command", required=True, metavar="serve | chat | inspect | doctor | version")
     serve = commands.add_parser(
         "serve",
         help="serve a model over HTTP",
-        description="Serve the model in DIR, or the bundled one, over HTTP.",
-        epilog="Each option can be set by the environment variable that is named with it; the command line wins.",
+        usage="baton serve [DIR] [OPTION ...]",
+        description="Serve the model in DIR, or the bundled model, over HTTP.",
+        epilog=f"{DEFAULTS} SIZE is a number of bytes, such as 512M or 4G. {VARIABLES}",
+        formatter_class=HelpFormatter,
     )
-    for field in configuration.fields():
-        add_option(serve, field)
+    add_options(serve, configuration.fields())
     talk = commands.add_parser("chat", help="chat with a running server", description="Chat with a running server.")
-    talk.add_argument("--url", default=DEFAULT_URL, help="the server [%(default)s]")
-    talk.add_argument("--api-key", help="key to send, if the server wants one (BATON_API_KEY)")
+    talk.add_argument("--url", default=DEFAULT_URL, help="URL of the server [%(default)s]")
+    talk.add_argument("--api-key", help="API key to send, if the server requires one (BATON_API_KEY)")
     which = talk.add_mutually_exclusive_group()
-    which.add_argument("--session", metavar="ID", help="go on with this session")
-    which.add_argument("--fork", metavar="ID", help="go on in a copy of this session")
-    talk.add_argument("--system", help="system message of a new session")
+    which.add_argument("--session", metavar="ID", help="continue this session")
+    which.add_argument("--fork", metavar="ID", help="continue in a copy of this session")
+    talk.add_argument("--system", help="system message for new sessions")
     talk.add_argument("--temperature", type=float, help="sampling temperature [the model's default]")
-    talk.add_argument("--max-tokens", type=int, help="most tokens of an answer")
+    talk.add_argument("--max-tokens", type=int, help="maximum tokens of an answer")
     look = commands.add_parser(
         "inspect",
-        help="tell what a checkpoint holds and takes, and whether it can be served",
-        description="Tell what the checkpoint in DIR, or the bundled one, holds and takes here, without loading it.",
+        help="show what a checkpoint holds and needs, and whether it can be served",
+        usage="baton inspect [DIR] [OPTION ...]",
+        description="Show what the checkpoint in DIR, or the bundled model, holds and how much memory it needs on this "
+        "machine, without loading its weights. Exits with 1 if `baton serve` would refuse it.",
+        epilog=f"{DEFAULTS} {VARIABLES}",
+        formatter_class=HelpFormatter,
     )
-    for field in configuration.fields():
-        if field.name in OF_SIZE:
-            add_option(look, field)
-    look.add_argument("--json", action="store_true", help="as one JSON object")
-    examine = commands.add_parser("doctor", help="tell what this machine has, and which code runs on it")
-    examine.add_argument("--json", action="store_true", help="as one JSON object")
+    add_options(look, (field for field in configuration.fields() if field.name in OF_SIZE))
+    look.add_argument("--json", action="store_true", help="print one JSON object")
+    examine = commands.add_parser("doctor", help="show this machine's hardware, and which kernels run on it")
+    examine.add_argument("--json", action="store_true", help="print one JSON object")
     commands.add_parser("version", help="print the version")
     return top
 
 
 def first_key(environment: Mapping[str, str]) -> str | None:
-    """The first API key in BATON_API_KEY, None if there is none. A server takes any of those that are listed there."""
+    """Return the first API key in BATON_API_KEY, or None. A server that shares the variable accepts each key in it."""
     return environment.get(variable("api_key"), "").partition(",")[0].strip() or None
 
 
-def add_option(to: argparse.ArgumentParser, field: msgspec.inspect.Field) -> None:
-    """One option, checked later by msgspec so that the environment and the command line obey the same rules."""
+def add_options(to: argparse.ArgumentParser, fields: Iterable[msgspec.inspect.Field]) -> None:
+    """Add options to a parser, each under the heading of its group."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for field in fields:
+        title = group_of(field)
+        if title not in groups:
+            groups[title] = to.add_argument_group(title)
+        add_option(groups[title], field)
+
+
+def add_option(to: argparse._ArgumentGroup, field: msgspec.inspect.Field) -> None:
+    """Add one option. msgspec checks its value later, so that environment and command line obey the same rules."""
     name = field.name
     if name == "model":
         to.add_argument(name, nargs="?", metavar="DIR", help=f"{describe(field)} ({variable(name)})")
@@ -114,16 +142,20 @@ def add_option(to: argparse.ArgumentParser, field: msgspec.inspect.Field) -> Non
 
 
 def describe(field: msgspec.inspect.Field) -> str:
-    """The help text, with the default where that says something."""
-    assert isinstance(field.type, msgspec.inspect.Metadata)
-    text = str((field.type.extra_json_schema or {})["description"]).replace("%", "%%")
+    """Return the help text, with the default in brackets unless it is None, off or empty."""
+    text = description(field).replace("%", "%%")
     if field.default is None or isinstance(field.default, bool | tuple):
         return text
-    default = f"{field.default / 2**20:g}M" if is_size(field) else f"{field.default}".removesuffix(".0")
-    return f"{text} [{default}]"
+    return f"{text} [{size(field.default) if is_size(field) else str(field.default).removesuffix('.0')}]"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in the largest unit that divides it, as 10G."""
+    return next(f"{count // unit}{name}" for name, unit in UNITS if count % unit == 0)
 
 
 def metavar(field: msgspec.inspect.Field) -> str:
+    """Return what --help shows as the option's value: its choices with the default first, its unit, or a word."""
     assert isinstance(field.type, msgspec.inspect.Metadata)
     if is_size(field):
         return "SIZE"
@@ -139,7 +171,7 @@ def metavar(field: msgspec.inspect.Field) -> str:
 
 
 def short_name(name: str) -> str:
-    """What the help calls the value of an option: the last word of its name."""
+    """Return the last word of an option's name, to stand for its value in --help."""
     return name.rpartition("_")[2].upper()
 
 

@@ -11,189 +11,271 @@ from msgspec import Meta, Struct
 from baton.actors.cache.worth.order import Policy
 from baton.actors.scheduler.strategy import Strategy
 
-SIZE = {"metavar": "SIZE"}
 AtLeastZero: TypeAlias = Annotated[int, Meta(ge=0)]
 AtLeastOne: TypeAlias = Annotated[int, Meta(ge=1)]
 AtLeastTwo: TypeAlias = Annotated[int, Meta(ge=2)]
 UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
+def group(title: str) -> Meta:
+    """Put an option under this heading of --help. The headings appear in the order of the fields of Config."""
+    return Meta(extra={"group": title})
+
+
+# Marks a number of bytes, which may be written as 512M or 4G.
+SIZE = Meta(extra={"size": True})
+
+MODEL = group("model")
+MEMORY = group("memory and slots")
+SCHEDULING = group("scheduling")
+SPEED = group("speed")
+SESSIONS = group("sessions and storage")
+NETWORK = group("network")
+SECURITY = group("security")
+OBSERVABILITY = group("observability")
+DEBUGGING = group("recovery and debugging")
+
+
 class ConfigError(Exception):
-    """An option has no valid value; the message names it as the user wrote it."""
+    """An option without a valid value; the message names the option or variable that the user set."""
 
 
 class Config(Struct, frozen=True, kw_only=True):
-    """Options of `baton serve`. None means: chosen at start."""
+    """Options of `baton serve`, each with its group, range and help text.
 
-    model: Annotated[str | None, Meta(description="folder of a Hugging Face checkpoint [the bundled model]")] = None
-    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 picks a free one")] = 8000
-    served_model_name: Annotated[str | None, Meta(description="the model's name in the API [the folder's name]")] = None
+    None means that the value is chosen at startup; the help text then ends with how, in brackets.
+    """
+
+    model: Annotated[str | None, MODEL, Meta(description="folder of a Hugging Face checkpoint [the bundled model]")] = (
+        None
+    )
+    served_model_name: Annotated[
+        str | None, MODEL, Meta(description="name of the model in the API [the folder's name]")
+    ] = None
     max_model_len: Annotated[
         AtLeastTwo | None,
-        Meta(description="most tokens of a prompt and its answer together [the model's limit, or 131072]"),
+        MODEL,
+        Meta(description="maximum tokens of prompt and answer together [the model's limit, at most 131072]"),
     ] = None
-    request_timeout: Annotated[
-        float, Meta(gt=0, le=1e7, description="seconds after which a request is ended with 504, queueing included")
-    ] = 600.0
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Meta(description="type of the weights")] = "auto"
-    state_dtype: Annotated[
-        Literal["float32", "bfloat16"],
-        Meta(description="type in which recurrent states are kept; bfloat16 halves them, and rounds at every token"),
-    ] = "float32"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], MODEL, Meta(description="dtype of the weights")] = "auto"
     quantize: Annotated[
         Literal["none", "int8", "int4"],
-        Meta(description="keep the weights of projections as integers: half or a quarter of bfloat16's memory"),
+        MODEL,
+        Meta(description="quantize projection weights at load: int8 takes 1/2 of bfloat16's memory, int4 1/4"),
     ] = "none"
     tool_parser: Annotated[
         Literal["auto", "granite4", "hermes", "kimi", "nemotron_v2", "qwen3_coder", "none"],
-        Meta(description="how the model writes calls of tools; auto: by its chat template and family"),
+        MODEL,
+        Meta(description="format of the model's tool calls; auto detects it from chat template and family"),
     ] = "auto"
     reasoning_parser: Annotated[
         Literal["auto", "think", "none"],
-        Meta(description="how the model marks its reasoning; auto: by its chat template"),
+        MODEL,
+        Meta(description="format of the model's reasoning; auto detects it from the chat template"),
     ] = "auto"
-    tf32: Annotated[
-        bool, Meta(description="let a GPU round what float32 products multiply to ten bits: faster, and less exact")
-    ] = False
-    device: Annotated[str, Meta(description="auto, cpu or cuda")] = "auto"
-    kernels: Annotated[
-        Literal["native", "torch"],
-        Meta(description="what computes: C++, compiled at the first start, and Triton on a GPU; or torch"),
-    ] = "native"
-    threads: Annotated[
-        AtLeastOne | None, Meta(description="threads that compute on a CPU [one for a small model, else all]")
-    ] = None
-    state_slots: Annotated[AtLeastTwo | None, Meta(description="slots for recurrent states [from --memory]")] = None
-    state_strategy: Annotated[
-        Strategy,
-        Meta(description="when a request gets slots for states to keep: never, from its start, or when due"),
-    ] = Strategy.JUST_IN_TIME
-    tree_slots: Annotated[int, Meta(ge=0, description="slots set aside for cached states")] = 0
-    kv_pages: Annotated[AtLeastOne | None, Meta(description="pages of attention keys and values [from --memory]")] = (
-        None
-    )
-    page_size: Annotated[int, Meta(ge=1, le=1024, description="tokens in a page")] = 16
+
     memory: Annotated[
         AtLeastOne | None,
-        Meta(description="memory for states and pages together, as 4G [a part of what is free]", extra=SIZE),
+        MEMORY,
+        SIZE,
+        Meta(description="bytes for state slots and KV pages together, as 4G [a part of the free memory]"),
     ] = None
-    max_running: Annotated[int, Meta(ge=1, le=4096, description="most requests that run at once")] = 16
-    step_tokens: Annotated[int, Meta(ge=2, description="most tokens in a step: prompt chunks and decoded rows")] = 512
-    step_time: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="most seconds of a step with prompts beside decoding rows; 0: as long as four without, "
-            "or twice what one with hardly any takes",
-        ),
-    ] = 0.0
-    max_queue: Annotated[int, Meta(ge=0, description="most requests that wait; more get 429")] = 1024
-    cache_policy: Annotated[
-        Policy,
-        Meta(description="which states go where slots are short: those worth least, or the least recently used"),
-    ] = "worth"
-    track_interval: Annotated[
-        int, Meta(ge=0, description="keep a state every so many tokens of an answer; 0 keeps none")
-    ] = 256
-    no_overlap: Annotated[bool, Meta(description="plan a step only when the last one's tokens are known")] = False
-    session_cap: Annotated[
-        int, Meta(ge=1, description="most sessions; a new one takes the place of the least recently used")
-    ] = 1024
-    session_idle_timeout: Annotated[
-        float,
-        Meta(
-            gt=0, le=1e9, description="seconds after which an unused session is forgotten, or suspended (--session-dir)"
-        ),
-    ] = 86400.0
-    session_dir: Annotated[
-        str | None, Meta(description="folder in which sessions survive a restart [none: they live in memory]")
+    state_slots: Annotated[
+        AtLeastTwo | None, MEMORY, Meta(description="number of recurrent-state slots [from --memory]")
     ] = None
-    session_disk: Annotated[int, Meta(ge=2**20, description="most disk that --session-dir may take", extra=SIZE)] = (
-        10 * 2**30
-    )
+    state_dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        MEMORY,
+        Meta(description="dtype of recurrent states; bfloat16 halves their memory but rounds at every token"),
+    ] = "float32"
+    state_strategy: Annotated[
+        Strategy,
+        MEMORY,
+        Meta(
+            description="when a request gets checkpoint slots: never, from admission on (all, or one and more later), "
+            "or just before a checkpoint"
+        ),
+    ] = Strategy.JUST_IN_TIME
+    tree_slots: Annotated[int, MEMORY, Meta(ge=0, description="state slots reserved for cached states")] = 0
+    kv_pages: Annotated[
+        AtLeastOne | None, MEMORY, Meta(description="number of pages for attention keys and values [from --memory]")
+    ] = None
+    page_size: Annotated[int, MEMORY, Meta(ge=1, le=1024, description="tokens per KV page")] = 16
     host_memory: Annotated[
         AtLeastZero | None,
-        Meta(description="host memory for states that lost their slot [an eighth of what is free]", extra=SIZE),
+        MEMORY,
+        SIZE,
+        Meta(description="bytes of host memory for states that were evicted from their slots [1/8 of what is free]"),
     ] = None
-    session_slots: Annotated[
-        AtLeastZero | None, Meta(description="most slots that sessions may keep between their turns [all]")
-    ] = None
-    session_log: Annotated[
-        AtLeastOne, Meta(description="most bytes of the log of one session; a full one takes no more turns", extra=SIZE)
-    ] = 2**24
-    response_retention: Annotated[
-        float, Meta(ge=0, le=1e9, description="seconds for which responses can be gone on from; 0 stores none")
-    ] = 86400.0
-    response_memory: Annotated[int, Meta(ge=0, description="most bytes of stored responses", extra=SIZE)] = 2**28
-    api_key: Annotated[
-        tuple[str, ...], Meta(description="key that clients must send; repeatable, commas in the environment")
-    ] = ()
-    share_cache: Annotated[
-        bool, Meta(description="let requests of different API keys go on from each other's cached prompts")
-    ] = False
-    api_key_file: Annotated[str | None, Meta(description="file with further keys, one a line")] = None
-    cors: Annotated[
-        tuple[str, ...],
-        Meta(description="web origin that may call the server, as https://example.org, or *; repeatable"),
-    ] = ()
-    allowed_host: Annotated[
-        tuple[str, ...],
-        Meta(description="further host name under which the server may be called, or *; repeatable"),
-    ] = ()
-    body_limit: Annotated[int, Meta(ge=1024, description="largest request body", extra=SIZE)] = 2**24
-    bytes_in_flight: Annotated[
-        AtLeastOne,
+    cache_policy: Annotated[
+        Policy,
+        MEMORY,
+        Meta(description="cached states to evict first: those worth least, or the least recently used"),
+    ] = "worth"
+    track_interval: Annotated[
+        int, MEMORY, Meta(ge=0, description="tokens between checkpoints of an answer's state; 0 makes none")
+    ] = 256
+
+    max_running: Annotated[int, SCHEDULING, Meta(ge=1, le=4096, description="maximum requests that run at once")] = 16
+    max_queue: Annotated[int, SCHEDULING, Meta(ge=0, description="maximum requests that wait; more get 429")] = 1024
+    request_timeout: Annotated[
+        float,
+        SCHEDULING,
+        Meta(gt=0, le=1e7, description="seconds until a request is ended with 504, time in the queue included"),
+    ] = 600.0
+    step_tokens: Annotated[
+        int, SCHEDULING, Meta(ge=2, description="maximum tokens in a step, of prompt chunks and decoding rows together")
+    ] = 512
+    step_time: Annotated[
+        float,
+        SCHEDULING,
         Meta(
-            description="most bytes on their way in and out at once (bodies, queued messages, unread answers); the "
-            "connection that holds most of them pays",
-            extra=SIZE,
+            ge=0,
+            description="maximum seconds of a step that mixes prompts and decoding; 0: four decoding steps, "
+            "or twice the shortest mixed step if that is longer",
         ),
-    ] = 2**28
-    max_connections: Annotated[
-        AtLeastOne, Meta(description="most connections; a new one takes the place of a silent one, or gets 503")
-    ] = 4096
-    header_timeout: Annotated[
-        float, Meta(gt=0, le=1e7, description="seconds that the headers of a request may take")
-    ] = 30.0
-    body_timeout: Annotated[float, Meta(gt=0, le=1e7, description="seconds that a body may take")] = 120.0
-    idle_timeout: Annotated[
-        float, Meta(gt=0, le=1e7, description="seconds after which a connection without a request is closed")
-    ] = 75.0
-    unread_timeout: Annotated[
-        float,
-        Meta(gt=0, le=1e7, description="seconds for which a client may read nothing of its answer"),
-    ] = 120.0
-    websocket_timeout: Annotated[
-        float,
-        Meta(gt=0, le=1e7, description="seconds after which a websocket that says nothing, pongs included, is closed"),
-    ] = 3600.0
-    ping_interval: Annotated[
-        float, Meta(gt=0, le=1e7, description="seconds of silence before a stream gets a comment")
-    ] = 15.0
-    drain_timeout: Annotated[
-        float, Meta(ge=0, le=1e7, description="seconds that running requests get to finish after SIGTERM")
-    ] = 30.0
-    restarts: Annotated[
-        int, Meta(ge=0, description="times within a minute that the engine may be made anew after an error in it")
-    ] = 3
-    log_format: Annotated[Literal["auto", "json", "console"], Meta(description="auto: console on a terminal")] = "auto"
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="debug logs every move of a lease")
-    ] = "info"
-    trace_file: Annotated[
-        str | None, Meta(description="write every message, step and move of a slot to this file, for scripts/trace")
-    ] = None
-    otel: Annotated[
-        bool, Meta(description="export a span for each request with OpenTelemetry; its OTEL_* variables say where")
+    ] = 0.0
+    no_overlap: Annotated[
+        bool, SCHEDULING, Meta(description="plan a step only after the previous step's tokens are known")
     ] = False
-    codec_check: Annotated[bool, Meta(description="encode and decode every message of the ring on its way")] = False
-    poison_freed: Annotated[bool, Meta(description="overwrite freed slots, so that a read of a stale state shows")] = (
+
+    device: Annotated[str, SPEED, Meta(description="auto, cpu or cuda")] = "auto"
+    kernels: Annotated[
+        Literal["native", "torch"],
+        SPEED,
+        Meta(description="native: C++, compiled at the first start, on a CPU and Triton on a GPU; or torch only"),
+    ] = "native"
+    threads: Annotated[
+        AtLeastOne | None,
+        SPEED,
+        Meta(description="threads that compute on a CPU [1 for a small model, otherwise all]"),
+    ] = None
+    tf32: Annotated[bool, SPEED, Meta(description="use TF32 tensor cores for float32 matmuls: faster, less exact")] = (
         False
     )
 
+    session_dir: Annotated[
+        str | None, SESSIONS, Meta(description="folder in which sessions survive a restart [none: kept in memory]")
+    ] = None
+    session_disk: Annotated[
+        int, SESSIONS, SIZE, Meta(ge=2**20, description="maximum bytes on disk under --session-dir")
+    ] = 10 * 2**30
+    session_cap: Annotated[
+        int, SESSIONS, Meta(ge=1, description="maximum sessions; a new one replaces the least recently used")
+    ] = 1024
+    session_idle_timeout: Annotated[
+        float,
+        SESSIONS,
+        Meta(gt=0, le=1e9, description="seconds until an unused session is suspended, or closed without --session-dir"),
+    ] = 86400.0
+    session_slots: Annotated[
+        AtLeastZero | None, SESSIONS, Meta(description="maximum state slots that sessions keep between turns [all]")
+    ] = None
+    session_log: Annotated[
+        AtLeastOne, SESSIONS, SIZE, Meta(description="maximum bytes of a session's log; a full one takes no more turns")
+    ] = 2**24
+    response_retention: Annotated[
+        float, SESSIONS, Meta(ge=0, le=1e9, description="seconds that a response stays stored; 0 stores none")
+    ] = 86400.0
+    response_memory: Annotated[int, SESSIONS, SIZE, Meta(ge=0, description="maximum bytes of stored responses")] = 2**28
+
+    host: Annotated[str, NETWORK, Meta(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, NETWORK, Meta(ge=0, le=65535, description="port to listen on; 0 picks a free one")] = 8000
+    body_limit: Annotated[int, NETWORK, SIZE, Meta(ge=1024, description="maximum bytes of a request body")] = 2**24
+    bytes_in_flight: Annotated[
+        AtLeastOne,
+        NETWORK,
+        SIZE,
+        Meta(description="maximum bytes in flight (bodies, messages, unread answers); the largest holder is cut off"),
+    ] = 2**28
+    max_connections: Annotated[
+        AtLeastOne,
+        NETWORK,
+        Meta(description="maximum connections; a new one replaces an idle one, or gets 503"),
+    ] = 4096
+    header_timeout: Annotated[
+        float, NETWORK, Meta(gt=0, le=1e7, description="seconds within which a request's headers must arrive")
+    ] = 30.0
+    body_timeout: Annotated[
+        float, NETWORK, Meta(gt=0, le=1e7, description="seconds within which a request's body must arrive")
+    ] = 120.0
+    idle_timeout: Annotated[
+        float, NETWORK, Meta(gt=0, le=1e7, description="seconds until a connection without a request is closed")
+    ] = 75.0
+    unread_timeout: Annotated[
+        float,
+        NETWORK,
+        Meta(gt=0, le=1e7, description="seconds until a connection is closed whose client reads none of its answer"),
+    ] = 120.0
+    websocket_timeout: Annotated[
+        float,
+        NETWORK,
+        Meta(gt=0, le=1e7, description="seconds until a websocket is closed that sends nothing, not even pongs"),
+    ] = 3600.0
+    ping_interval: Annotated[
+        float, NETWORK, Meta(gt=0, le=1e7, description="seconds of silence after which a stream gets a comment")
+    ] = 15.0
+    drain_timeout: Annotated[
+        float, NETWORK, Meta(ge=0, le=1e7, description="seconds that running requests get to finish after SIGTERM")
+    ] = 30.0
+
+    api_key: Annotated[
+        tuple[str, ...],
+        SECURITY,
+        Meta(description="API key to accept; repeatable, separated by commas in the environment"),
+    ] = ()
+    api_key_file: Annotated[
+        str | None, SECURITY, Meta(description="file with more API keys to accept, one per line [none]")
+    ] = None
+    share_cache: Annotated[
+        bool, SECURITY, Meta(description="let requests of different API keys reuse each other's cached prompts")
+    ] = False
+    cors: Annotated[
+        tuple[str, ...],
+        SECURITY,
+        Meta(description="web origin whose pages may call the server, as https://example.org, or *; repeatable"),
+    ] = ()
+    allowed_host: Annotated[
+        tuple[str, ...],
+        SECURITY,
+        Meta(description="additional host name under which clients may call the server, or *; repeatable"),
+    ] = ()
+
+    log_format: Annotated[
+        Literal["auto", "json", "console"],
+        OBSERVABILITY,
+        Meta(description="format of the log; auto: console on a terminal, otherwise json"),
+    ] = "auto"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        OBSERVABILITY,
+        Meta(description="least severe events to log; debug includes every move of a lease"),
+    ] = "info"
+    trace_file: Annotated[
+        str | None,
+        OBSERVABILITY,
+        Meta(description="file to write every message, step and slot move to, for scripts/trace [none]"),
+    ] = None
+    otel: Annotated[
+        bool,
+        OBSERVABILITY,
+        Meta(description="export one OpenTelemetry span per request; set the destination with OTEL_* variables"),
+    ] = False
+
+    restarts: Annotated[
+        int,
+        DEBUGGING,
+        Meta(ge=0, description="maximum engine restarts per minute after internal errors; one more ends the process"),
+    ] = 3
+    codec_check: Annotated[
+        bool, DEBUGGING, Meta(description="encode and decode every message between actors, to test the codec")
+    ] = False
+    poison_freed: Annotated[
+        bool, DEBUGGING, Meta(description="overwrite freed slots, so that reads of stale states become visible")
+    ] = False
+
     def accepted_keys(self) -> tuple[str, ...]:
-        """All API keys, those of the file included. Raises ConfigError if it cannot be read or holds none."""
+        """Return all API keys, including those of the file. Raises ConfigError if it is unreadable or has no key."""
         if self.api_key_file is None:
             return self.api_key
         try:
@@ -208,42 +290,62 @@ class Config(Struct, frozen=True, kw_only=True):
 
     @property
     def log_disk(self) -> int:
-        """Bytes of --session-disk for the logs of sessions; the others are for states."""
+        """Bytes of --session-disk for the logs of sessions; the rest is for their states."""
         return self.session_disk // 10
 
     @property
     def state_disk(self) -> int:
+        """Bytes of --session-disk for states."""
         return self.session_disk - self.log_disk
 
     def redacted(self) -> dict[str, Any]:
-        """The options as they may be shown: without the keys."""
+        """Return all options with the API keys masked."""
         options: dict[str, Any] = msgspec.to_builtins(self)
         options["api_key"] = ["***"] * len(self.api_key)
         return options
 
 
 def flag(field: str) -> str:
+    """Return the command-line option of a field, as --max-running."""
     return "--" + field.replace("_", "-")
 
 
 def variable(field: str) -> str:
+    """Return the environment variable of a field, as BATON_MAX_RUNNING."""
     return "BATON_" + field.upper()
 
 
 def is_size(field: msgspec.inspect.Field) -> bool:
-    return isinstance(field.type, msgspec.inspect.Metadata) and (field.type.extra or {}) == SIZE
+    """Whether the field is a number of bytes, written as 512M or 4G."""
+    return bool((metadata(field).extra or {}).get("size"))
+
+
+def group_of(field: msgspec.inspect.Field) -> str:
+    """Return the heading of --help that the option belongs under."""
+    return str((metadata(field).extra or {})["group"])
+
+
+def description(field: msgspec.inspect.Field) -> str:
+    """Return the option's help text, as written in Config."""
+    return str((metadata(field).extra_json_schema or {})["description"])
+
+
+def metadata(field: msgspec.inspect.Field) -> msgspec.inspect.Metadata:
+    assert isinstance(field.type, msgspec.inspect.Metadata)
+    return field.type
 
 
 def fields() -> tuple[msgspec.inspect.Field, ...]:
+    """Return the fields of Config in their order, with types and metadata."""
     info = msgspec.inspect.type_info(Config)
     assert isinstance(info, msgspec.inspect.StructType)
     return info.fields
 
 
 def load(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Config:
-    """The configuration from command-line options, else BATON_* variables, else defaults.
+    """Build the configuration: command-line options take precedence over BATON_* variables, and those over defaults.
 
-    Raises ConfigError naming the option or the variable that is wrong.
+    Raises ConfigError that names the wrong option or variable.
     """
     values: dict[str, Any] = {}
     source: dict[str, str] = {}
@@ -251,8 +353,10 @@ def load(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ
         name = field.name
         if options.get(name) is not None:
             values[name], source[name] = options[name], flag(name) if name != "model" else "DIR"
-        elif (given := environment.get(variable(name))) or (given is not None and name == "api_key"):
-            values[name], source[name] = given, variable(name)
+        elif (text := environment.get(variable(name))) or (text is not None and name == "api_key"):
+            # An empty variable counts as unset, except BATON_API_KEY: `check` refuses it, so that a server that is
+            # meant to require keys does not start without.
+            values[name], source[name] = text, variable(name)
             if isinstance(field.default, tuple):
                 values[name] = [part.strip() for part in values[name].split(",") if part.strip()]
         else:
@@ -270,21 +374,23 @@ def load(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ
 
 
 def check(config: Config, source: Mapping[str, str]) -> None:
-    """What types and ranges cannot say."""
+    """Check what types and ranges of the fields cannot express. Raises ConfigError."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
         raise ConfigError(f"{source.get('device')}: expected auto, cpu or cuda, not {config.device!r}")
     for origin in config.cors:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
-            raise ConfigError(f"{source.get('cors')}: expected an origin as https://example.org, or *, not {origin!r}")
+            raise ConfigError(
+                f"{source.get('cors')}: expected an origin such as https://example.org, or *, not {origin!r}"
+            )
     if any(not key.strip() for key in config.api_key):
-        raise ConfigError(f"{source.get('api_key')}: an API key cannot be empty")
+        raise ConfigError(f"{source.get('api_key')}: an API key must not be empty")
     if "api_key" in source and not config.api_key:
-        raise ConfigError(f"{source['api_key']}: there is no key in it; unset it to serve without keys")
+        raise ConfigError(f"{source['api_key']}: it holds no key; unset it to serve without keys")
 
 
 def parse_size(text: object, source: str) -> int:
-    """Bytes of a size as 512M or 1.5G (powers of 1,024). Raises ConfigError."""
+    """Convert a size such as 512M or 1.5G (powers of 1,024) to bytes. Raises ConfigError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", str(text).strip().lower())
     if match is None:
-        raise ConfigError(f"{source}: expected a size as 512M or 4G, not {text!r}")
+        raise ConfigError(f"{source}: expected a size such as 512M or 4G, not {text!r}")
     return int(float(match[1]) * UNITS[match[2]])

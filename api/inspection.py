@@ -1,4 +1,4 @@
-"""`baton inspect`: what a checkpoint folder holds, what it would take here, and why it would be refused."""
+"""`baton inspect`: what a checkpoint holds, what memory it needs on this machine, and why it would be refused."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -26,72 +26,68 @@ from baton.models.loading.quantization import Scaled, pair_scales, read_quantiza
 from baton.models.loading.shards import StoredTensor, find_shards, read_headers
 from baton.models.text.tokenizer import load_text
 
+# Modules of layers, and those of them that are parts of other layers and are not counted.
 LAYERS, PLAIN = (
     "baton.models.layers.",
     ("baton.models.layers.linear", "baton.models.layers.norm", "baton.models.layers.rope"),
 )
+# Files of weights in formats that are refused.
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack")
+# Any of these shows that a folder was meant to hold a tokenizer.
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tiktoken.model")
-MOST_RUNNING = 4096
+MOST_RUNNING = 4096  # the maximum of --max-running
 
 
 class Room(msgspec.Struct, kw_only=True):
-    """Bytes and counts on this machine, beside the weights in memory; the reasons in words.
+    """The room for states and pages on this machine next to the weights."""
 
-    running: requests at once under --max-running; most_running: with no such limit. contexts: how many of `length`
-    tokens the pages hold; None without attention.
-    """
-
-    free: int
-    pools: int
-    length: int
+    free: int  # bytes, before the weights are loaded
+    pools: int  # bytes for states and pages
+    length: int  # maximum tokens of a sequence
     slots: int
     pages: int
-    running: int
-    most_running: int
-    contexts: float | None
-    why: list[str]
+    running: int  # requests at once, limited by --max-running
+    most_running: int  # requests at once with the highest --max-running
+    contexts: float | None  # sequences of `length` tokens that the pages hold; None without attention
+    why: list[str]  # how the sizes were chosen, in words
 
 
 class Inspection(msgspec.Struct, kw_only=True):
-    """All that can be told without the weights; None where it cannot. Sizes are bytes.
-
-    weights: by their type: those in the files, and what they take in memory. active_parameters: those that a token has
-    to do with. refused: every reason that was found.
-    """
+    """Facts about a checkpoint that need no weights; None where unknown. Sizes are in bytes."""
 
     folder: str
     family: str | None = None
-    layers: dict[str, int] = {}
+    layers: dict[str, int] = {}  # counts by class
     parameters: int | None = None
-    active_parameters: int | None = None
+    active_parameters: int | None = None  # used for one token; fewer than all with a mixture of experts
     vocabulary: int | None = None
-    positions: int | None = None
-    quantization: str | None = None
-    files: int = 0
-    weights_on_disk: dict[str, int] = {}
-    weights_in_memory: dict[str, int] = {}
-    loaded_as: str | None = None
-    state: int | None = None
-    thousand_tokens: int | None = None
+    positions: int | None = None  # maximum length of a sequence, by the model
+    quantization: str | None = None  # of the files
+    files: int = 0  # number of safetensors files
+    weights_on_disk: dict[str, int] = {}  # bytes by dtype
+    weights_in_memory: dict[str, int] = {}  # bytes by what they may be loaded as
+    loaded_as: str | None = None  # dtype or quantization that the options choose
+    state: int | None = None  # bytes of one sequence's recurrent state
+    thousand_tokens: int | None = None  # bytes of the keys and values of 1,000 tokens
     room: Room | None = None
     tokenizer: bool = False
     chat_template: bool = False
-    missing: list[str] = []
-    refused: list[str] = []
+    missing: list[str] = []  # not downloaded yet: weights, tokenizer
+    refused: list[str] = []  # every reason why the server would not start
 
 
 def inspect(config: Config, as_json: bool) -> int:
-    """Prints what is found; 1 if `baton serve` would refuse it."""
+    """Print what the checkpoint holds and needs. Return the exit code: 1 if `baton serve` would refuse it."""
     found = examine(config)
     if as_json:
         print(msgspec.json.encode(found).decode())
     else:
-        print("\n".join(f"{name:<15} {text}" for name, text in told(found)))
+        print("\n".join(f"{name:<15} {text}" for name, text in lines(found)))
     return 1 if found.refused else 0
 
 
 def examine(config: Config) -> Inspection:
+    """Examine the checkpoint that the options name, without loading its weights."""
     path = Path(config.model) if config.model else bundled_model()
     found = Inspection(folder=str(path))
     values = None
@@ -111,7 +107,7 @@ def examine(config: Config) -> Inspection:
 
 @contextmanager
 def noting(reasons: list[str]) -> Iterator[None]:
-    """What would keep the server from starting becomes a reason."""
+    """Turn exceptions that would keep the server from starting into reasons."""
     try:
         yield
     except (ValueError, OSError, StartError) as error:
@@ -119,7 +115,7 @@ def noting(reasons: list[str]) -> Iterator[None]:
 
 
 def examine_files(found: Inspection, path: Path) -> list[StoredTensor]:
-    """Only headers are read. A folder that has no weights yet lacks them, but is not refused for it."""
+    """Read the headers of the weights. A folder without any weights is not refused: they count as missing."""
     if not any(any(path.glob(pattern)) for pattern in ("*.safetensors", *OTHER_WEIGHTS)):
         found.missing.append("weights")
         return []
@@ -136,7 +132,7 @@ def examine_files(found: Inspection, path: Path) -> list[StoredTensor]:
 
 
 def examine_text(found: Inspection, path: Path) -> None:
-    """Beside weights a tokenizer is not missing yet, it is refused."""
+    """Load the tokenizer. A missing one is a reason to refuse, unless the weights are missing too."""
     if "weights" in found.missing and not any((path / name).exists() for name in TOKENIZER):
         found.missing.append("tokenizer")
         return
@@ -149,7 +145,7 @@ def examine_text(found: Inspection, path: Path) -> None:
 def examine_quantization(
     found: Inspection, path: Path, values: ModelConfig, stored: list[StoredTensor]
 ) -> tuple[list[StoredTensor], dict[str, Scaled]]:
-    """The tensors that are no scales, and the scales of those that have one."""
+    """Separate quantized weights from their scales. Return the weights, and the scales by name of the weight."""
     with noting(found.refused):
         quantization = read_quantization(path, values)
         weights, scaled = pair_scales(stored, quantization)
@@ -162,7 +158,7 @@ def examine_quantization(
 def examine_model(
     found: Inspection, values: ModelConfig, config: Config, stored: list[StoredTensor], scaled: dict[str, Scaled]
 ) -> Model | None:
-    """The model without weights; None if its config.json is refused."""
+    """Build the model without weights and describe it. Return None if its config.json is refused."""
     with noting(found.refused):
         family = find_family(values)
         states = STATE_DTYPES[config.state_dtype]
@@ -186,6 +182,7 @@ def examine_model(
 
 
 def describe(found: Inspection, model: Model) -> None:
+    """Note sizes that need no weights."""
     found.vocabulary, found.positions = model.vocab_size, model.max_position
     found.parameters, found.active_parameters = count_parameters(model), count_active_parameters(model)
     found.state = sum(spec.nbytes for spec in model.state_specs())
@@ -193,7 +190,7 @@ def describe(found: Inspection, model: Model) -> None:
 
 
 def layers_of(model: nn.Module) -> Counter[str]:
-    """Mixers, MLPs and the like by their class, those within others left out."""
+    """Count mixers, MLPs and the like by class, without those nested in others."""
     counts = Counter[str]()
     for child in model.children():
         place = type(child).__module__
@@ -205,7 +202,10 @@ def layers_of(model: nn.Module) -> Counter[str]:
 
 
 def examine_room(found: Inspection, model: Model, config: Config) -> None:
-    """As the server would size its pools after it has loaded the weights; on a GPU before it measures its steps."""
+    """Size the pools as the server would after loading the weights.
+
+    On a GPU the server then also measures what its steps take, so its pools are somewhat smaller.
+    """
     with noting(found.refused):
         device = pick_device(config.device)
         free, weights = free_memory(device), found.weights_in_memory.get(found.loaded_as or "", 0)
@@ -223,36 +223,40 @@ def examine_room(found: Inspection, model: Model, config: Config) -> None:
         )  # fmt: skip
 
 
-def told(found: Inspection) -> Iterator[tuple[str, str]]:
-    """What is found, in lines."""
+def lines(found: Inspection) -> Iterator[tuple[str, str]]:
+    """Return the report for people: one label and text per line."""
     yield "folder", found.folder
     if found.family is not None:
         yield "family", found.family
         yield "layers", ", ".join(f"{count} {name}" for name, count in found.layers.items()) or "none"
-        active = f", {found.active_parameters:,} for a token" * (found.active_parameters != found.parameters)
+        active = f", {found.active_parameters:,} per token" * (found.active_parameters != found.parameters)
         yield "parameters", f"{found.parameters:,}{active}"
         yield "vocabulary", f"{found.vocabulary:,}"
         yield "positions", f"{found.positions:,}"
     if found.quantization is not None:
-        yield "quantization", f"{found.quantization}, dequantized as it is read"
+        yield "quantization", f"{found.quantization}, dequantized on reading"
     if found.files:
         yield "on disk", f"{by_type(found.weights_on_disk)}; {found.files} file{'s' * (found.files > 1)}"
     if found.weights_in_memory:
         yield "in memory", f"{by_type(found.weights_in_memory)}; loaded as {found.loaded_as}"
     if found.state is not None and found.thousand_tokens is not None:
-        yield "state", f"{bytes_of(found.state)} a sequence"
-        yield "keys and values", f"{bytes_of(found.thousand_tokens)} for a thousand tokens"
+        yield "state", f"{bytes_of(found.state)} per sequence"
+        yield "keys and values", f"{bytes_of(found.thousand_tokens)} per 1,000 tokens"
     if (room := found.room) is not None:
-        yield "memory", f"{bytes_of(room.free)} free here, {bytes_of(room.pools)} for states and pages"
+        yield "memory", f"{bytes_of(room.free)} free, {bytes_of(room.pools)} for states and pages"
         pages = "" if room.contexts is None else f", pages for {room.contexts:.1f} contexts of {room.length:,} tokens"
-        yield "fits", f"{room.slots} slots{pages}; {room.running} requests at once (at most {room.most_running})"
+        yield (
+            "fits",
+            f"{room.slots} slots{pages}; {room.running} requests at once (--max-running up to {room.most_running})",
+        )
     template = "with a chat template" if found.chat_template else "no chat template"
     yield "tokenizer", template if found.tokenizer else "none"
     if found.missing:
-        yield "not here", ", ".join(found.missing)
+        yield "missing", ", ".join(found.missing)
     for reason in found.refused or ["nothing"]:
         yield "refused", reason
 
 
 def by_type(sizes: dict[str, int]) -> str:
+    """Return sizes in readable units, each with its dtype."""
     return ", ".join(f"{bytes_of(count)} {name}" for name, count in sizes.items())

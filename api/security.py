@@ -1,4 +1,4 @@
-"""Who may call: the Host and Origin checks against web pages elsewhere, and API keys."""
+"""Access control: checks of Host and Origin against foreign web pages, and API keys."""
 
 import hashlib
 import hmac
@@ -14,22 +14,23 @@ from baton.api.config import Config
 
 PAGE = "/"
 PROBES = frozenset({"/health", "/ready"})
-KEYLESS = PROBES | {PAGE}
+KEYLESS = PROBES | {PAGE}  # paths that need no API key
 WEB = ("http", "https")
 SUBPROTOCOL = "responses"
+# A web page sends its key as a subprotocol of this prefix, as OpenAI's clients do.
 KEY_SUBPROTOCOL = "openai-insecure-api-key."
 CORS_HEADERS = {
     "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
     "Access-Control-Expose-Headers": "request-id, x-request-id, x-trace-id, retry-after",
     "Access-Control-Max-Age": "600",
 }
-CORS_ORIGIN: web.RequestKey[str] = web.RequestKey("cors_origin", str)
-OWNER: web.RequestKey[bytes] = web.RequestKey("owner", bytes)
-FLOW: web.RequestKey[str] = web.RequestKey("flow", str)
+CORS_ORIGIN: web.RequestKey[str] = web.RequestKey("cors_origin", str)  # the admitted origin of a cross-origin request
+OWNER: web.RequestKey[bytes] = web.RequestKey("owner", bytes)  # digest of the API key
+FLOW: web.RequestKey[str] = web.RequestKey("flow", str)  # the API key's flow, where there are several keys
 
 
 class Guard:
-    """Decides from the headers alone. Raises ApiError for a request that is not let in."""
+    """The checks that every request passes before its body is read. They use only its headers."""
 
     def __init__(self, config: Config) -> None:
         self._keys = [digest(key) for key in config.accepted_keys()]
@@ -37,7 +38,10 @@ class Guard:
         self._hosts = frozenset(host.lower() for host in (*config.allowed_host, config.host))
 
     def admit(self, request: web.Request) -> None:
-        """403 for a foreign Host or Origin, 401 without a key. A preflight is let in without one."""
+        """Raise ApiError 403 for a foreign Host or Origin, and 401 without a valid API key.
+
+        Preflight requests need no key, because browsers send none with them.
+        """
         if request.path not in PROBES:
             self._check_host(request)
         self._check_origin(request)
@@ -45,29 +49,32 @@ class Guard:
             self._check_key(request)
 
     def _check_host(self, request: web.Request) -> None:
-        """A page can point a name of its own at this address (DNS rebinding), but never an address or localhost."""
+        """Refuse unknown host names, against DNS rebinding.
+
+        A foreign page can point its own host name at this server, but not an IP address or localhost.
+        """
         name = host_name(request.headers.get("Host", ""))
         if not ("*" in self._hosts or name in self._hosts or is_local_name(name) or is_address(name)):
-            raise errors.forbidden(f"this server is not called {name!r}: --allowed-host {name} lets it be")
+            raise errors.forbidden(f"unknown host name {name!r}: allow it with --allowed-host {name}")
 
     def _check_origin(self, request: web.Request) -> None:
         origin = request.headers.get("Origin")
         if origin is None:
-            # Requests that a page makes without CORS (an image, a link's prefetch) say only this.
+            # Requests that a page makes without CORS (an image, a prefetch) carry only this header.
             foreign = request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site")
             if foreign and "*" not in self._origins and not follows_link(request):
-                raise errors.forbidden("cross-origin requests are refused: see --cors")
+                raise errors.forbidden("cross-origin requests are refused: allow them with --cors")
             return
         if "*" in self._origins or origin.lower() in self._origins:
             request[CORS_ORIGIN] = origin
-        # Behind a proxy that ends TLS the page has another scheme than the request.
+        # The schemes may differ, because a proxy may terminate TLS.
         elif origin.lower() not in {f"{scheme}://{request.headers.get('Host', '')}".lower() for scheme in WEB}:
-            raise errors.forbidden(f"requests from pages at {origin} are refused: --cors {origin} lets them in")
+            raise errors.forbidden(f"requests from pages at {origin} are refused: allow them with --cors {origin}")
 
     def _check_key(self, request: web.Request) -> None:
         if not self._keys:
             return
-        key = given_key(request)
+        key = presented_key(request)
         if key is None or not matches(digest(key), self._keys):
             raise errors.unauthorized()
         request[OWNER] = digest(key)
@@ -75,12 +82,11 @@ class Guard:
             request[FLOW] = digest(key).hex()
 
 
-def given_key(request: web.Request) -> str | None:
-    """The API key that a request carries: `Authorization: Bearer`; without that header `x-api-key`, as Anthropic's
-    clients send it, or a websocket's subprotocol.
+def presented_key(request: web.Request) -> str | None:
+    """Return the API key that a request carries, or None if there is none or more than one.
 
-    A web page cannot set the headers of its websocket; in a subprotocol the key is %-encoded. None if there is no key,
-    or more than one.
+    It is in `Authorization: Bearer`; without that header in `x-api-key`, as Anthropic's clients send it; without both,
+    for a websocket, in a subprotocol, %-encoded, because a web page cannot set the headers of a websocket.
     """
     header = request.headers.get("Authorization")
     if header is not None:
@@ -97,36 +103,36 @@ def given_key(request: web.Request) -> str | None:
 
 
 def subprotocols(request: web.Request) -> list[str]:
-    """What a websocket's client offers to speak."""
+    """Return the subprotocols that a websocket's client offers."""
     return [name.strip() for name in request.headers.get("Sec-WebSocket-Protocol", "").split(",") if name.strip()]
 
 
 def owner_of(request: web.Request) -> bytes:
-    """Whose sessions and responses this request may use: those of its API key, or of everyone where there are none."""
+    """Return the owner of the sessions and responses that a request may use: its key's digest, or b"" without keys."""
     owner: bytes = request.get(OWNER, b"")
     return owner
 
 
 def flow_of(request: web.Request) -> str:
-    """Whose requests take turns with those of others: an API key's, where there are several."""
+    """Return the flow of a request for fair scheduling: one per API key where there are several, otherwise empty."""
     flow: str = request.get(FLOW, "")
     return flow
 
 
 def follows_link(request: web.Request) -> bool:
-    """Somebody opens the chat page by a link elsewhere. Nothing happens by that, and it cannot be framed."""
+    """Whether a user opens the chat page by a link on another site. That has no side effect, and framing is denied."""
     return request.path == PAGE and request.headers.get("Sec-Fetch-Dest") == "document"
 
 
 def cors_headers(request: web.Request) -> dict[str, str]:
-    """What the answer to a cross-origin request that was let in must carry."""
+    """Return the CORS headers of the answer, if the request is an admitted cross-origin request."""
     origin = request.get(CORS_ORIGIN)
     if origin is None:
         return {}
-    asked = request.headers.get("Access-Control-Request-Headers", "authorization, content-type")
+    headers = request.headers.get("Access-Control-Request-Headers", "authorization, content-type")
     return CORS_HEADERS | {
         "Access-Control-Allow-Origin": origin,
-        "Access-Control-Allow-Headers": asked,
+        "Access-Control-Allow-Headers": headers,
         "Vary": "Origin",
     }
 
@@ -135,13 +141,13 @@ def digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def matches(given: bytes, keys: Iterable[bytes]) -> bool:
-    """Compare with every key, in constant time."""
-    return sum(hmac.compare_digest(given, key) for key in keys) > 0
+def matches(hashed: bytes, keys: Iterable[bytes]) -> bool:
+    """Compare a digest with those of all keys, in constant time."""
+    return sum(hmac.compare_digest(hashed, key) for key in keys) > 0
 
 
 def host_name(header: str) -> str:
-    """The Host header without its port and brackets."""
+    """Return the Host header without port and brackets."""
     match = re.fullmatch(r"\[([^\]]*)\](?::\d+)?|([^:]*)(?::\d+)?", header.strip().lower())
     return (match[1] or match[2] or "").rstrip(".") if match else ""
 

@@ -1,4 +1,4 @@
-"""`baton serve`: the life of the server's process, from options to exit code."""
+"""`baton serve`: the life cycle of the server's process, from options to exit code."""
 
 import asyncio
 import gc
@@ -35,28 +35,25 @@ from baton.api.terminal.progress import ProgressBar
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
-SWITCH_INTERVAL_S = 1e-4
-LAST_WRITES_S = 5.0
+SWITCH_INTERVAL_S = 1e-4  # of the interpreter's threads, so that the event loop waits little for others
+LAST_WRITES_S = 5.0  # for answers to be sent when the server shuts down
 NEVER_S = 1e7
-LAST_SPANS_S = 5.0
-GRACE_S = 10.0
-GRACE_WITH_FILES_S = 60.0
-SWEEPS = 4  # in the time after which a session is idle
+LAST_SPANS_S = 5.0  # for the collector to take the last spans
+GRACE_S = 10.0  # for the ring to drain after --drain-timeout
+GRACE_WITH_FILES_S = 60.0  # the same when sessions are written to files
+SWEEPS = 4  # per --session-idle-timeout
 MAX_BETWEEN_SWEEPS_S = 30.0
 
 
 class Exit(IntEnum):
-    """The process's exit codes.
-
-    UNCLEAN: something was astray, or stuck, when the ring was drained. DEVICE_LOST: it failed outside of any one step.
-    """
+    """The process's exit codes."""
 
     OK = 0
     START_FAILED = 1
     BAD_OPTIONS = 2
-    RING_FAILED = 3
-    UNCLEAN = 4
-    DEVICE_LOST = 5
+    RING_FAILED = 3  # an actor failed more than --restarts times in a minute
+    UNCLEAN = 4  # the ring did not drain in time, or slots or pages had not come home
+    DEVICE_LOST = 5  # the device failed as a whole, not in a single step
 
 
 class StartError(Exception):
@@ -64,21 +61,20 @@ class StartError(Exception):
 
 
 class RunningRelay(RingView, Protocol):
+    """The relay as the process runs it."""
+
     async def run(self) -> None:
-        """Carry the ring until cancelled; raises what broke it."""
+        """Run the ring until cancelled. Raises the exception that broke it."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in memory. `notes` say what the pools were sized to and why; `build_relay` makes the ring, in the loop.
-
-    close: called when the ring has ended.
-    """
+    """A model in memory, with what is needed to make its ring."""
 
     model: ServedModel
-    notes: list[str]
-    build_relay: Callable[[Gateway], RunningRelay]
-    close: Callable[[], None] | None = None
+    notes: list[str]  # for the log: sizes of weights and pools, and the reasons
+    build_relay: Callable[[Gateway], RunningRelay]  # to be called inside the event loop
+    close: Callable[[], None] | None = None  # called after the ring has ended
 
 
 Load = Callable[[Config, Progress], LoadedModel]
@@ -98,6 +94,7 @@ def serve(config: Config, load: Load) -> int:
 
 
 def complain(error: Exception) -> None:
+    """Print an error for the user."""
     print(f"baton: {error}", file=sys.stderr)
 
 
@@ -118,12 +115,13 @@ class Process:
         self._sessions = self._app[SESSIONS]
 
     async def run(self) -> Exit:
+        """Open the port, load the model, serve until a signal comes, drain, and return the exit code."""
         runner = web.AppRunner(
             self._app,
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=LAST_WRITES_S,
-            keepalive_timeout=NEVER_S,  # What is idle is seen by our own watch.
+            keepalive_timeout=NEVER_S,  # `Connections.watch` ends idle connections.
         )
         await runner.setup()
         try:
@@ -135,7 +133,7 @@ class Process:
                 await runner.cleanup()
                 tasks.cancel_scope.cancel()
                 return code
-            return Exit.UNCLEAN
+            return Exit.UNCLEAN  # A second signal cancelled the task group.
         finally:
             await runner.cleanup()
             with anyio.CancelScope(shield=True):
@@ -143,13 +141,13 @@ class Process:
             await self._close_spans()
 
     async def _close_spans(self) -> None:
-        """Give the collector a moment for the last ones."""
+        """Export the last spans, waiting at most LAST_SPANS_S for the collector."""
         if self._server.spans is not None:
             with anyio.move_on_after(LAST_SPANS_S, shield=True):
                 await in_daemon_thread(self._server.spans.close)
 
     async def _open_port(self, runner: web.AppRunner) -> None:
-        """Listen at once: until the model is there, /ready and everything that needs it answer 503."""
+        """Listen before the model is loaded. Until then /ready, and everything that needs the model, answers 503."""
         host, port = self._config.host, self._config.port
         try:
             assert runner.server is not None
@@ -160,6 +158,7 @@ class Process:
         self._log.info("listening", url=f"http://{shown}:{bound[1]}", model=self._server.name)
 
     async def _serve(self, tasks: anyio.abc.TaskGroup) -> Exit:
+        """Load the model, restore sessions, run the ring, and drain it after a signal."""
         try:
             loaded = await self._load_or_stop()
         except StartError as error:
@@ -172,6 +171,7 @@ class Process:
         await tasks.start(self._run_ring, loaded)
         server.gateway.name_all()
         tasks.start_soon(self._sweep_sessions)
+        # The loaded model lives until the end: freeze it, so that later collections do not traverse it.
         gc.collect()
         gc.freeze()
         server.model = loaded.model
@@ -182,7 +182,7 @@ class Process:
         return self._failure if self._failure is not None else await self._drain()
 
     async def _load_or_stop(self) -> LoadedModel | None:
-        """The model; None if a signal came first."""
+        """Load the model in a thread. Return None if a signal comes first."""
         bar = ProgressBar("loading")
         loading = asyncio.ensure_future(in_daemon_thread(lambda: self._load(self._config, bar.update)))
         stopping = asyncio.ensure_future(self._stop.wait())
@@ -200,7 +200,7 @@ class Process:
         return loaded
 
     async def _run_ring(self, loaded: LoadedModel, *, task_status: TaskStatus[None]) -> None:
-        """Run the ring. If it breaks, answer every open request and stop the process."""
+        """Run the ring. If it fails, answer every open request with an error and stop the process."""
         relay = loaded.build_relay(self._server.gateway)
         self._server.relay = relay
         self._server.metrics.watch_ring(relay)
@@ -220,12 +220,14 @@ class Process:
                 loaded.close()
 
     async def _sweep_sessions(self) -> None:
+        """Suspend or close idle sessions from time to time, until cancelled."""
         pause = min(self._config.session_idle_timeout / SWEEPS, MAX_BETWEEN_SWEEPS_S)
         while True:
             await asyncio.sleep(pause)
             await self._sessions.sweep()
 
     async def _drain(self) -> Exit:
+        """Let open requests finish, then check that every slot and page has come home."""
         self._log.info("draining", open_requests=self._server.gateway.open_requests)
         grace = GRACE_S if self._config.session_dir is None else GRACE_WITH_FILES_S
         try:
@@ -240,7 +242,7 @@ class Process:
         return Exit.OK
 
     async def _watch_signals(self, scope: anyio.CancelScope) -> None:
-        """The first signal drains, a second one ends the process at once."""
+        """Drain at the first signal; end the process at once at the second."""
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
                 if self._stop.is_set():
@@ -252,7 +254,7 @@ class Process:
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread that does not keep the process alive when nobody waits for it any more."""
+    """Run `work` in a daemon thread, so that the process can end while it still runs."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""What all handlers share: the options, the gateway to the ring, the loaded model, and the phase of the server."""
+"""The state that all handlers share: options, gateway, metrics, the loaded model, and the phase of the server."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ from baton.api.telemetry.spans import Spans
 
 
 class RingView(RingFigures, Protocol):
-    """The relay as handlers see it, to read only: figures, the audit of leases, slots and tree."""
+    """A read-only view of the relay for handlers: figures, the audit of leases, slots and tree."""
 
     def audit(self) -> Sequence[object]: ...
 
@@ -30,44 +30,40 @@ class RingView(RingFigures, Protocol):
 
 @dataclass
 class Server:
-    """What all handlers share. The phase goes loading → ready → draining.
-
-    name: the model's name in the API. model, relay: None until the model is loaded and the ring is made. spans: None
-    if none are exported. started: Unix time.
-    """
+    """The state that all handlers share."""
 
     config: Config
     gateway: Gateway
     metrics: Metrics
-    name: str
-    model: ServedModel | None = None
-    relay: RingView | None = None
-    spans: Spans | None = None
-    phase: Literal["loading", "ready", "draining"] = "loading"
-    started: float = field(default_factory=time.time)
+    name: str  # of the model in the API
+    model: ServedModel | None = None  # None until it is loaded
+    relay: RingView | None = None  # None until the ring is made
+    spans: Spans | None = None  # None if spans are not exported
+    phase: Literal["loading", "ready", "draining"] = "loading"  # goes from left to right
+    started: float = field(default_factory=time.time)  # Unix time
     _tasks: set[asyncio.Task[None]] = field(init=False, default_factory=set)
 
     def record_end(self, generation: Generation, error: str | None) -> None:
-        """The figures and the span of an ended generation. error: the code that its client got."""
+        """Record the metrics and the span of an ended generation. error: the code that its client got."""
         for member in generation.members:
             self.metrics.record_end(member, self.gateway.clock())
         if self.spans is not None:
             self.spans.record_end(generation, error)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what may outlive the request that began it."""
+        """Run a task that may outlive the request that started it."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def end_tasks(self) -> None:
-        """At the end, when nothing more comes from the ring."""
+        """Fail all open requests and wait for all tasks, after the ring has ended."""
         self.gateway.fail_all(errors.draining())
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def ready(self, model: str | None = None) -> ServedModel:
-        """The model, for a request that names `model`. Raises 503 while loading or draining, 404 for another model."""
+        """Return the model for a request that names `model`. Raises 503 unless ready, 404 for another name."""
         if self.phase == "draining":
             raise errors.draining()
         loaded = self.loaded()
@@ -76,7 +72,10 @@ class Server:
         return loaded
 
     def loaded(self) -> ServedModel:
-        """The model, for what a drain does not end. Raises 503 while loading: the folder's sessions come later."""
+        """Return the model, for calls that are allowed while draining. Raises 503 while loading.
+
+        Before the model is loaded, the sessions of --session-dir are not restored either.
+        """
         if self.model is None:
             raise errors.loading()
         return self.model

@@ -1,4 +1,4 @@
-"""From options to a ring that can run: the model, its text side, the pools, and the relay over them."""
+"""The steps from options to a runnable ring: the model, its tokenizer and formats, the pools, and the relay."""
 
 from dataclasses import dataclass
 from importlib.resources import files
@@ -46,15 +46,16 @@ from baton.models.text.formats.picking import OutputFormats, output_formats
 from baton.models.text.grammars.matcher import no_matcher
 from baton.models.text.tokenizer import ModelText, load_text
 
+# The values of options. None: as in the files, or not quantized.
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BITS = {"none": None, "int8": 8, "int4": 4}
-DEFAULT_MAX_MODEL_LEN = 131_072
-HOST_SHARE = 0.125
+DEFAULT_MAX_MODEL_LEN = 131_072  # unless the model's own limit is lower
+HOST_SHARE = 0.125  # default of --host-memory, as a part of the free host memory
 
 
 def load(config: Config, on_progress: Progress) -> LoadedModel:
-    """Load the model, size and allocate the pools. Raises StartError with what is wrong, for the user."""
+    """Load the model, size and allocate the pools. Raises StartError with a message for the user."""
     trace = open_trace_file(config.trace_file)
     path = Path(config.model) if config.model else bundled_model()
     try:
@@ -100,7 +101,7 @@ def load(config: Config, on_progress: Progress) -> LoadedModel:
 
 
 def read_model(config: Config, path: Path, device: torch.device, on_progress: Progress) -> Model:
-    """The model with its weights. What can be refused is refused before they are read, which may take minutes."""
+    """Load the model. Everything that can be checked is checked before the weights are read, which may take minutes."""
     bits = BITS[config.quantize]
     native = start_native(config, device, bits)
 
@@ -123,7 +124,7 @@ def read_model(config: Config, path: Path, device: torch.device, on_progress: Pr
 
 
 def grammar_compiler(text: ModelText, vocab_size: int) -> GrammarCompiler:
-    """Also for a tokenizer that grammars cannot be compiled for; then it says so."""
+    """Return the compiler of grammars, or one that refuses all if the tokenizer does not support them."""
     try:
         return GrammarCompiler(text.grammars(vocab_size))
     except ValueError as error:
@@ -131,6 +132,7 @@ def grammar_compiler(text: ModelText, vocab_size: int) -> GrammarCompiler:
 
 
 def open_trace_file(name: str | None) -> TraceFile | None:
+    """Open the file of --trace-file, if any. Raises StartError."""
     try:
         return TraceFile(Path(name)) if name is not None else None
     except OSError as error:
@@ -138,11 +140,12 @@ def open_trace_file(name: str | None) -> TraceFile | None:
 
 
 def bundled_model() -> Path:
+    """Return the folder of the bundled model."""
     return Path(str(files("baton.models") / "bundled"))
 
 
 def pick_formats(config: Config, values: ModelConfig, text: ModelText) -> OutputFormats:
-    """How the model writes reasoning and calls of tools; from now on their markers are text."""
+    """Pick the formats of reasoning and tool calls, and have the tokenizer decode their markers as text."""
     family = str(values.values.get("model_type"))
     formats = output_formats(family, text.templates.values(), config.tool_parser, config.reasoning_parser)
     text.show(formats.markers)
@@ -150,15 +153,19 @@ def pick_formats(config: Config, values: ModelConfig, text: ModelText) -> Output
 
 
 def model_length(config: Config, model: Model) -> int:
-    """Most tokens of a sequence: as asked for, else the model's limit, if it has a sensible one."""
+    """Return the maximum tokens of a sequence: --max-model-len, or the model's limit but at most 131072.
+
+    Raises StartError if the option exceeds the model's limit.
+    """
     if config.max_model_len is None:
         return min(model.max_position, DEFAULT_MAX_MODEL_LEN)
     if config.max_model_len > model.max_position:
-        raise StartError(f"--max-model-len: the model itself goes no further than {model.max_position}")
+        raise StartError(f"--max-model-len: the model has only {model.max_position} positions")
     return config.max_model_len
 
 
 def size(config: Config, model: Model, max_model_len: int, stream: Stream) -> PoolSizes:
+    """Return the sizes of the pools, from --memory or from what is free. Raises ValueError if no request fits."""
     memory = config.memory
     if memory is None:
         memory = pool_memory(model, config.max_running, max_model_len, config.page_size, config.step_tokens, stream)
@@ -178,17 +185,17 @@ def size(config: Config, model: Model, max_model_len: int, stream: Stream) -> Po
 
 @dataclass(frozen=True, slots=True)
 class LowerTiers:
-    """Where states go that leave the pool; disk: None without --session-dir."""
+    """The storage for states that leave the pool."""
 
     limits: TierLimits
     host: HostStates
-    disk: StateFiles | None
+    disk: StateFiles | None  # None without --session-dir
 
 
 def build_lower_tiers(config: Config, model: Model, sizes: PoolSizes, path: Path, device: torch.device) -> LowerTiers:
-    """The tiers below the pool: their limits, the host memory, and the files of --session-dir, which are scanned here.
+    """Make the tiers below the pool, and scan the state files of --session-dir.
 
-    Without --host-memory it is an eighth of the host's free memory, also beside an accelerator.
+    The default of --host-memory is an eighth of the host's free memory, with a GPU too.
     """
     memory = config.host_memory
     limits = TierLimits(
@@ -209,12 +216,16 @@ def build_lower_tiers(config: Config, model: Model, sizes: PoolSizes, path: Path
 
 
 def name_states(config: Config, model: Model, path: Path) -> str:
-    """What tells its states from others: a state may be float32 whatever the weights are that made it."""
+    """Return the fingerprint that state files must have to be used.
+
+    It includes the dtype of the weights: a float32 state may have been computed by bfloat16 weights.
+    """
     dtype = DTYPES[config.dtype] or checkpoint_dtype(path, read_config(path))
     return fingerprint(path, model.state_specs(), model.kv_specs(), dtype, config.quantize)
 
 
 def notes(sizes: PoolSizes) -> list[str]:
+    """Return lines for the log on the sizes of the pools and their reasons."""
     slots = f"{sizes.slots} state slots of {sizes.slot_bytes / 2**10:.1f} KiB"
     pages = f"{sizes.pages} KV pages of {sizes.page_size} tokens and {sizes.page_bytes / 2**10:.1f} KiB"
     return [f"{slots}; {pages if sizes.pages else 'no KV pages'}", *sizes.why]
@@ -231,7 +242,7 @@ def build_relay(
     gateway: Gateway,
     trace: TraceFile | None = None,
 ) -> Relay:
-    """The relay around this model's device; to be called inside the event loop."""
+    """Make the relay around the model's device. Call this inside the event loop."""
     limits = Limits(
         max_running=sizes.max_running,
         max_queue=config.max_queue,
@@ -256,7 +267,7 @@ def build_relay(
         about.error("lease violation", slot=violation.slot, known=violation.known, claimed=violation.claimed)
 
     def on_restart(broken: Exception) -> None:
-        log.error("the engine is made anew", exc_info=broken)
+        log.error("the engine is restarted", exc_info=broken)
 
     relay = Relay(
         RelayConfig(

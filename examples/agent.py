@@ -1,11 +1,11 @@
-"""An agent on the bundled model: it calls tools, and is shown their results, until it has an answer.
+"""An agent on the bundled model: the model calls tools and reads their results until it has an answer.
 
     scripts/serve                                           # in another terminal
     .venv/bin/pip install openai anthropic
-    .venv/bin/python examples/agent.py                      # by OpenAI's chat completions
-    .venv/bin/python examples/agent.py --api anthropic      # by Anthropic's messages
+    .venv/bin/python examples/agent.py                      # with OpenAI's chat completions
+    .venv/bin/python examples/agent.py --api anthropic      # with Anthropic's messages
 
-Each line of the standard input is a turn. On a terminal an example is played first.
+Each line of standard input is a turn. On a terminal an example runs first.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-MOST_STEPS = 10
+MOST_STEPS = 10  # answers of the model per turn
 EXAMPLE = [
     "My name is Clara.",
     'Create a note called milk saying "two litres".',
@@ -43,7 +43,7 @@ SCHEMAS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def use(name: str, arguments: dict[str, Any]) -> str:
-    """What a model calls need not exist: then the model is told so."""
+    """Call a tool and return its result. For an unknown tool or wrong arguments the model gets an error to read."""
     print(f"  {name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})")
     try:
         return TOOLS[name](**arguments)
@@ -51,7 +51,7 @@ def use(name: str, arguments: dict[str, Any]) -> str:
         return json.dumps({"error": str(error)})
 
 
-def by_openai(url: str, said: Iterable[str]) -> None:
+def by_openai(url: str, lines: Iterable[str]) -> None:
     from openai import OpenAI
 
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
@@ -60,8 +60,9 @@ def by_openai(url: str, said: Iterable[str]) -> None:
         for name, (about, schema) in SCHEMAS.items()
     ]
     messages: list[Any] = []
-    for line in said:
+    for line in lines:
         messages.append({"role": "user", "content": line})
+        # The model may call tools several times before it answers.
         for _ in range(MOST_STEPS):
             answer = client.chat.completions.create(model="default", messages=messages, tools=tools)
             message = answer.choices[0].message
@@ -74,7 +75,7 @@ def by_openai(url: str, said: Iterable[str]) -> None:
         print(message.content)
 
 
-def by_anthropic(url: str, said: Iterable[str]) -> None:
+def by_anthropic(url: str, lines: Iterable[str]) -> None:
     from anthropic import Anthropic
 
     client = Anthropic(base_url=url, api_key="none")
@@ -82,7 +83,7 @@ def by_anthropic(url: str, said: Iterable[str]) -> None:
         {"name": name, "description": about, "input_schema": schema} for name, (about, schema) in SCHEMAS.items()
     ]
     messages: list[Any] = []
-    for line in said:
+    for line in lines:
         messages.append({"role": "user", "content": line})
         for _ in range(MOST_STEPS):
             answer = client.messages.create(model="default", messages=messages, tools=tools, max_tokens=500)
@@ -102,12 +103,12 @@ def main() -> None:
     parser.add_argument("--api", choices=("openai", "anthropic"), default="openai")
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     options = parser.parse_args()
-    said = spoken() if sys.stdin.isatty() else (line.strip() for line in sys.stdin)
-    (by_openai if options.api == "openai" else by_anthropic)(options.url, said)
+    lines = example_and_input() if sys.stdin.isatty() else (line.strip() for line in sys.stdin)
+    (by_openai if options.api == "openai" else by_anthropic)(options.url, lines)
 
 
-def spoken() -> Iterable[str]:
-    """The example, and then what is typed."""
+def example_and_input() -> Iterable[str]:
+    """Yield the lines of the example, and then those that the user types."""
     for line in EXAMPLE:
         print(f"> {line}")
         yield line

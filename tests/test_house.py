@@ -81,6 +81,15 @@ def test_imports_run_down_the_map() -> None:
     assert wrong == []
 
 
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside functions and under TYPE_CHECKING count too."""
+    left = {name: set(imports_of(file)) & modules().keys() for name, file in modules().items()}
+    # Remove modules that import none of those left, again and again: only circles, and what imports them, remain.
+    while free := {name for name, imported in left.items() if not imported & left.keys() - {name}}:
+        left = {name: imported for name, imported in left.items() if name not in free}
+    assert sorted(left) == []
+
+
 def test_no_two_classes_share_a_name() -> None:
     places = defaultdict(list)
     for name, file in modules().items():

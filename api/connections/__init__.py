@@ -1,1 +1,1 @@
-"""Connections: how many there are, how many bytes they hold, and how long they may make no progress."""
+"""Connections: their number, their bytes in flight, and how long each may make no progress."""

@@ -1,4 +1,4 @@
-"""The body of a request, read within its limits."""
+"""The body of a request, read within limits of time and size."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,10 +11,10 @@ from baton.api.connections.registry import CONNECTIONS
 
 @asynccontextmanager
 async def whole_body(request: web.Request) -> AsyncIterator[bytes]:
-    """The body, decompressed. It counts as being on its way for as long as the block lasts.
+    """Read and yield the decompressed body. Its bytes count as in flight until the context ends.
 
-    Raises ApiError 408 if it does not come in time, 503 if too much is on its way and most of it here;
-    HTTPRequestEntityTooLarge for more than the application takes.
+    Raises ApiError: 408 if the body is late; 503 if too many bytes are in flight and this connection holds most.
+    Raises HTTPRequestEntityTooLarge if the body is larger than the application's limit.
     """
     connections = request.app[CONNECTIONS]
     connection = connections.of(request)
@@ -27,6 +27,7 @@ async def whole_body(request: web.Request) -> AsyncIterator[bytes]:
 
 
 async def read_body(request: web.Request, connection: ClientConnection) -> bytes:
+    """Read the decompressed body, and count it as held by the connection."""
     limit = request.client_max_size
     if (request.content_length or 0) > limit:
         raise web.HTTPRequestEntityTooLarge(limit)

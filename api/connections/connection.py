@@ -1,48 +1,63 @@
-"""One connection: everything is passed on to aiohttp's protocol, and watched on its way."""
+"""One connection: it passes all events to aiohttp's protocol, and notes phase, times and bytes on the way."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import Literal, Protocol, TypeAlias, cast
 
 from aiohttp import WSCloseCode, web
 
 from baton.api.connections.frames import MaskCheck
 from baton.api.errors import ApiError, unavailable
 
-if TYPE_CHECKING:
-    from baton.api.connections.registry import Connections
-
+# The phases of a connection:
+#     new ─▶ silent ─▶ headers ─▶ request ─▶ silent …      "silent" is between requests
+#      │                           └─▶ websocket
+#      └─▶ refused      full, or answered in place of the application; it is about to be closed
 Phase: TypeAlias = Literal["new", "silent", "headers", "request", "websocket", "refused"]
 
 
+class ConnectionSupervisor(Protocol):
+    """The set of all connections, as each of them sees it: it admits them and is notified of their changes."""
+
+    def admit(self, connection: "ClientConnection") -> web.RequestHandler | None: ...
+
+    def leave(self, connection: "ClientConnection", protocol: web.RequestHandler | None) -> None: ...
+
+    def moved(self, connection: "ClientConnection") -> None: ...
+
+    def count(self, more: int) -> None: ...
+
+
 class ClientConnection(asyncio.Protocol):
-    """phase: what it is at, since the time `since` of the loop's clock.
+    """The protocol of one client's connection, in front of aiohttp's."""
 
-    It holds the bytes that are on their way: `incoming`, that nobody has taken yet; the `body` that is being read;
-    messages of a websocket that are `queued`; and `unsent`, which the client has not taken of its answers.
-    """
-
-    def __init__(self, connections: "Connections") -> None:
-        self._connections = connections
+    def __init__(self, supervisor: ConnectionSupervisor) -> None:
+        self._supervisor = supervisor
         self._loop = asyncio.get_running_loop()
-        self._protocol: web.RequestHandler | None = None
+        self._protocol: web.RequestHandler | None = None  # aiohttp's; None if the connection is refused
         self._transport: asyncio.Transport | None = None
-        self._masks: MaskCheck | None = None
-        self._reading: asyncio.Timeout | None = None
-        self._discarding = False
-        self._refusal: ApiError | None = None
-        self.given_up = False
+        self._masks: MaskCheck | None = None  # of a websocket
+        self._reading: asyncio.Timeout | None = None  # while a body is read
+        self._discarding = False  # aiohttp drops what arrives, so it does not count as held
+        self._refusal: ApiError | None = None  # why the reading of the body was cut short, if not for its time limit
+        self.given_up = False  # it holds and counts no bytes any more
         self.phase: Phase = "new"
-        self.since = self._loop.time()
-        self.heard = self.since
-        self.taken = self.since
-        self.held = self.incoming = self.body = self.queued = self.unsent = 0
-        self._seen = 0
+        # Times on the loop's clock:
+        self.since = self._loop.time()  # when it entered its phase
+        self.last_received = self.since
+        self.last_read = self.since  # when the client last read some of an answer, or could begin to
+        # Bytes in flight:
+        self.held = 0  # sum of the four below
+        self.incoming = 0  # received, not yet read by a handler
+        self.body = 0  # of the request body that is being read
+        self.queued = 0  # of websocket messages that wait
+        self.unsent = 0  # of answers, not yet read by the client
+        self._unsent_before = 0  # at the last `count_unsent`
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class.
-        self._protocol = self._connections.admit(self)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
+        self._protocol = self._supervisor.admit(self)
         if self._protocol is None:
             self._enter("refused")
             return
@@ -50,10 +65,11 @@ class ClientConnection(asyncio.Protocol):
         self._protocol.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        self.heard = self._loop.time()
+        self.last_received = self._loop.time()
         if self.phase == "refused" or self._protocol is None:
             self.answer(full())
             return
+        # aiohttp accepts unmasked frames from clients; RFC 6455 demands that the server closes the connection.
         if self._masks is not None and not self._masks.all_masked(data):
             self.close_websocket(WSCloseCode.PROTOCOL_ERROR)
             return
@@ -74,14 +90,14 @@ class ClientConnection(asyncio.Protocol):
             self._protocol.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._let_go()
-        self._connections.leave(self, self._protocol)
+        self._release()
+        self._supervisor.leave(self, self._protocol)
         if self._protocol is not None:
             self._protocol.connection_lost(exc)
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """While a request is answered. Its headers have been taken."""
+        """Enter the phase "request" for as long as the context lasts. aiohttp has parsed the headers by then."""
         self._discarding, self._refusal = False, None
         self.hold(incoming=0)
         self._enter("request")
@@ -93,12 +109,15 @@ class ClientConnection(asyncio.Protocol):
 
     @asynccontextmanager
     async def reading(self, seconds: float) -> AsyncIterator[None]:
-        """While a body is read. Raises ApiError 408 when it takes longer, 503 when it has to be given up."""
+        """Limit the time for reading a body, which is read inside this context.
+
+        Raises ApiError: 408 after `seconds`; 503 if `give_up` is called meanwhile.
+        """
         try:
             async with asyncio.timeout(seconds) as self._reading:
                 yield
         except BaseException as error:
-            self._discarding = True  # aiohttp reads on for a while and drops what comes.
+            self._discarding = True  # aiohttp keeps reading for a while and drops what arrives.
             if isinstance(error, TimeoutError):
                 raise self._refusal or too_slow("body", seconds) from None
             raise
@@ -106,6 +125,7 @@ class ClientConnection(asyncio.Protocol):
             self._reading = None
 
     def open_websocket(self) -> None:
+        """Enter the phase "websocket", in which the frames of the client are checked."""
         self._masks = MaskCheck()
         self.hold(incoming=0)
         self._enter("websocket")
@@ -117,7 +137,10 @@ class ClientConnection(asyncio.Protocol):
         queued: int | None = None,
         unsent: int | None = None,
     ) -> None:
-        """Note how many bytes of a kind are on their way. If the server has too many, who holds most gives up."""
+        """Set how many bytes of each kind are in flight; None leaves a number as it is.
+
+        If the server then holds too many, the connection that holds most gives up.
+        """
         if self.given_up:
             return
         self.incoming = incoming if incoming is not None else self.incoming
@@ -125,88 +148,98 @@ class ClientConnection(asyncio.Protocol):
         self.queued = queued if queued is not None else self.queued
         self.unsent = unsent if unsent is not None else self.unsent
         before, self.held = self.held, self.incoming + self.body + self.queued + self.unsent
-        self._connections.count(self.held - before)
+        self._supervisor.count(self.held - before)
 
     def take(self, size: int) -> None:
-        """A part of the body has been read: all that came has been taken."""
+        """Count `size` more bytes of the body as read, and no received bytes as unread."""
         self.hold(incoming=0, body=self.body + size)
 
     def count_unsent(self) -> int:
-        """Bytes that the client has not taken. `taken` says when it last took some, or could begin to."""
+        """Update and return the number of unsent bytes, and note in `last_read` whether the client reads."""
         size = self._transport.get_write_buffer_size() if self._transport is not None else 0
-        if size < self._seen or (size and not self._seen):
-            self.taken = self._loop.time()
-        self._seen = size
+        if size < self._unsent_before or (size and not self._unsent_before):
+            self.last_read = self._loop.time()
+        self._unsent_before = size
         self.hold(unsent=size)
         return size
 
     def is_deaf(self) -> bool:
-        """Whether nothing is read from it, so that nobody would hear it leave."""
+        """Whether reading is paused. Then asyncio does not notice when the client disconnects."""
         return self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading()
 
     def descriptor(self) -> int:
-        """Of its socket; -1 if it has none any more."""
+        """Return the file descriptor of its socket, or -1 if it is closed."""
         socket = self._transport.get_extra_info("socket") if self._transport is not None else None
         return socket.fileno() if socket is not None else -1
 
     def give_up(self) -> None:
-        """Let go of all bytes: a body is refused, anything else is cut off."""
+        """Release all bytes: answer a body that is being read with 503, close a websocket, abort anything else."""
         if self._reading is not None:
             self._discarding, self._refusal = True, too_much()
             self.hold(incoming=0, body=0)
-            self._reading.reschedule(self._loop.time())
+            self._reading.reschedule(self._loop.time())  # `reading` ends at once and raises the refusal.
         elif self.phase == "websocket" and not self.unsent:
+            # Nothing is unsent, so the close frame goes out at once.
             self.close_websocket(WSCloseCode.TRY_AGAIN_LATER)
         else:
             self.abort()
 
     def close_websocket(self, code: WSCloseCode) -> None:
-        """Say why in a frame, whatever else is being sent, and hang up."""
+        """Send a close frame with `code`, bypassing aiohttp's writer, and close the connection."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"\x88\x02" + int(code).to_bytes(2, "big"))
             self._transport.close()
             self._enter("refused")
-        self._let_go()
+        self._release()
 
     def answer(self, error: ApiError) -> None:
-        """Answer in place of the application, once. The client has a moment to read it before `sweep` hangs up."""
+        """Answer an error in place of the application, once.
+
+        The client has TO_READ_REFUSAL_S to read it before `Connections.sweep` aborts the connection.
+        """
         if self._transport is not None and not self.given_up:
             self._transport.write(plain_answer(error))
             if self._transport.can_write_eof():
                 self._transport.write_eof()
             self._enter("refused")
-        self._let_go()
+        self._release()
 
     def abort(self) -> None:
+        """Close the connection without sending what is unsent."""
         if self._transport is not None:
             self._transport.abort()
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
+        """Hold no bytes from now on."""
         self.hold(0, 0, 0, 0)
         self.given_up = True
 
     def _enter(self, phase: Phase) -> None:
         if self.given_up:
-            return  # Its handler ends later than it does.
+            return  # The handler of an aborted connection ends later than the connection.
         self.phase, self.since = phase, self._loop.time()
-        self._connections.moved(self)
+        self._supervisor.moved(self)
 
 
 def full() -> ApiError:
-    return unavailable("the server has as many connections as it can", "too_many_connections")
+    """Return the answer to a connection beyond --max-connections."""
+    return unavailable("the server has reached its maximum number of connections", "too_many_connections")
 
 
 def too_much() -> ApiError:
-    message = "too many bytes are on their way to the server and from it, and most of them here"
+    """Return the answer to the largest holder when there are more than --bytes-in-flight."""
+    message = "the server has too many bytes in flight, and this connection holds most of them"
     return unavailable(message, "too_many_bytes")
 
 
 def too_slow(what: str, seconds: float) -> ApiError:
-    return ApiError(408, f"the {what} did not come within {seconds:g} s", "timeout_error", code=f"{what}_timeout")
+    """Return the answer to a request whose headers or body (`what`) are late."""
+    return ApiError(408, f"the {what} did not arrive within {seconds:g} s", "timeout_error", code=f"{what}_timeout")
 
 
 def plain_answer(error: ApiError) -> bytes:
+    """Return the bytes of a whole HTTP answer with an error."""
     body = error.encode()
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
     lines = [f"{name}: {value}" for name, value in (headers | error.headers).items()]

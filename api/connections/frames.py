@@ -1,15 +1,15 @@
-"""Whether the frames that a client sends through a websocket are masked, as they must be (RFC 6455, 5.1)."""
+"""A check that the frames a client sends on a websocket are masked, as RFC 6455 (5.1) requires."""
 
 
 class MaskCheck:
-    """Follows a stream of frames by their headers, in whatever pieces it comes."""
+    """A parser of frame headers in a stream that arrives in arbitrary pieces."""
 
     def __init__(self) -> None:
-        self._header = bytearray()
-        self._payload = 0
+        self._header = bytearray()  # of the current frame, as far as it has arrived
+        self._payload = 0  # bytes of the current payload still to skip
 
     def all_masked(self, data: bytes) -> bool:
-        """Take in what came next. False if a frame that begins in it is not masked."""
+        """Parse the next bytes of the stream. Return False if a frame that begins in them is not masked."""
         at = 0
         while at < len(data):
             skipped = min(self._payload, len(data) - at)
@@ -26,13 +26,14 @@ class MaskCheck:
         return True
 
 
-def header_size(begun: bytearray) -> int:
-    """Bytes of a masked frame's header, by its first two."""
-    if len(begun) < 2:
+def header_size(start: bytearray) -> int:
+    """Return the length of a masked frame's header in bytes, given at least its first two bytes (else 2)."""
+    if len(start) < 2:
         return 2
-    return 6 + {126: 2, 127: 8}.get(begun[1] & 0x7F, 0)
+    return 6 + {126: 2, 127: 8}.get(start[1] & 0x7F, 0)
 
 
 def payload_size(header: bytearray) -> int:
+    """Return the payload's length in bytes, from a whole header."""
     short = header[1] & 0x7F
     return short if short < 126 else int.from_bytes(header[2:-4], "big")

@@ -1,4 +1,4 @@
-"""What connections may take, from the options and from what the system gives."""
+"""The limits of connections, from the options and from the limit on open files."""
 
 import sys
 from contextlib import suppress
@@ -9,30 +9,27 @@ from baton.api.config import Config
 if sys.platform != "win32":
     import resource
 
-OTHER_DESCRIPTORS = 256  # of files, threads' pipes, libraries
+OTHER_DESCRIPTORS = 256  # reserved for files, pipes of threads, libraries
 REFUSALS = 64
-UNLIMITED = 2**20
+UNLIMITED = 2**20  # descriptors assumed where the system sets no limit
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """connections, refusals: most that are served, and most that are being told 503, at once. held: bytes.
+    """Maxima of connections. Times are in seconds."""
 
-    The others are seconds: for the headers of a request, for its body, between requests, without taking anything of
-    an answer, and without a byte from a websocket.
-    """
-
-    connections: int
-    refusals: int
-    held: int
-    headers: float
-    body: float
-    idle: float
-    unread: float
-    websocket: float
+    connections: int  # served at once
+    refusals: int  # that read their 503 at once; more are aborted
+    held: int  # bytes in flight on all connections
+    headers: float  # from a request's first byte to the end of its headers
+    body: float  # for the whole body
+    idle: float  # between requests
+    unread: float  # without the client reading any of its answer
+    websocket: float  # without a byte from a websocket's client
 
 
 def connection_limits(config: Config) -> ConnectionLimits:
+    """Return the limits. The number of connections is capped by the limit on open files."""
     return ConnectionLimits(
         connections=max(1, min(config.max_connections, descriptor_limit() - OTHER_DESCRIPTORS - REFUSALS)),
         refusals=REFUSALS,
@@ -46,7 +43,7 @@ def connection_limits(config: Config) -> ConnectionLimits:
 
 
 def raise_descriptor_limit() -> None:
-    """As far as this process may."""
+    """Raise the limit on open files to the hard limit."""
     if sys.platform != "win32":
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         with suppress(ValueError, OSError):  # Some systems refuse a limit of infinity.
@@ -54,6 +51,7 @@ def raise_descriptor_limit() -> None:
 
 
 def descriptor_limit() -> int:
+    """Return how many files this process may have open."""
     if sys.platform == "win32":
         return UNLIMITED
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

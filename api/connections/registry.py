@@ -1,4 +1,4 @@
-"""All connections: how many there may be, how many bytes they may hold together, and what happens to the stuck ones."""
+"""All connections: limits on their number and on their bytes in flight, and the end of those without progress."""
 
 import asyncio
 import select
@@ -14,51 +14,52 @@ from baton.api.connections.limits import ConnectionLimits
 
 BACKLOG = 1024
 SWEEP_S = 1.0
-TO_READ_REFUSAL_S = 2.0
-BEGINNING_S = 1.0
-GONE = getattr(select, "POLLRDHUP", 0)
+TO_READ_REFUSAL_S = 2.0  # time for a client to read the 503 of a refused connection
+BEGINNING_S = 1.0  # headers younger than this may be complete, with their handler about to start
+GONE = getattr(select, "POLLRDHUP", 0)  # the peer has closed its side; Linux only
 
 
 class Connections:
-    """held: bytes that are on their way on all of them. ended: how many were ended, by why."""
+    """The set of all connections."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self.held = 0
-        self.ended: Counter[str] = Counter()
+        self.held = 0  # bytes in flight on all connections
+        self.ended: Counter[str] = Counter()  # connections that the server ended, by reason
         self._server: web.Server | None = None
         self._listening: asyncio.Server | None = None
-        self._served: dict[web.RequestHandler, ClientConnection] = {}
-        self._silent: dict[ClientConnection, None] = {}  # in the order in which they fell silent
-        self._refused: set[ClientConnection] = set()
+        self._served: dict[web.RequestHandler, ClientConnection] = {}  # by aiohttp's protocol
+        self._silent: dict[ClientConnection, None] = {}  # without a request; longest silent first
+        self._refused: set[ClientConnection] = set()  # while their clients read the 503
 
     def __len__(self) -> int:
         return len(self._served)
 
     def of(self, request: web.BaseRequest) -> ClientConnection:
+        """Return the connection that a request came on."""
         return self._served[request.protocol]
 
     async def listen(self, server: web.Server, host: str, port: int) -> tuple[Any, ...]:
-        """Accept connections, for `server` to serve them. Returns the address. Raises OSError."""
+        """Accept connections and have `server` serve them. Return the bound address. Raises OSError."""
         loop = asyncio.get_running_loop()
         make = self.served_by(server)
         self._listening = await loop.create_server(make, host, port, backlog=BACKLOG)
         return cast(tuple[Any, ...], self._listening.sockets[0].getsockname())
 
     def served_by(self, server: web.Server) -> Callable[[], ClientConnection]:
-        """What makes the protocol of a connection."""
+        """Return the factory that makes a protocol for each new connection."""
         self._server = server
         return lambda: ClientConnection(self)
 
     async def close(self, app: web.Application) -> None:
-        """Accept no more."""
+        """Accept no more connections."""
         if self._listening is not None:
             self._listening.close()
 
     def admit(self, connection: ClientConnection) -> web.RequestHandler | None:
-        """The protocol that serves a new connection; None if it is to be told that there are too many.
+        """Return aiohttp's protocol for a new connection, or None if the connection is refused with 503.
 
-        Where there are, it takes the place of the one that has been silent longest; if none is silent, it is refused.
+        At the limit the new connection replaces the one that has been silent longest; if none is silent, it is refused.
         """
         assert self._server is not None
         if len(self._served) >= self.limits.connections and not self._end_silent():
@@ -69,13 +70,14 @@ class Connections:
         return protocol
 
     def leave(self, connection: ClientConnection, protocol: web.RequestHandler | None) -> None:
+        """Forget a connection that is closed."""
         self._refused.discard(connection)
         self._silent.pop(connection, None)
         if protocol is not None:
             self._served.pop(protocol, None)
 
     def moved(self, connection: ClientConnection) -> None:
-        """It has entered a phase."""
+        """Note that a connection has entered another phase."""
         self._silent.pop(connection, None)
         match connection.phase:
             case "silent" | "headers":
@@ -84,13 +86,16 @@ class Connections:
                 self._refused.add(connection)
 
     def count(self, more: int) -> None:
-        """So many bytes more, or fewer, are held. While it is too much, who holds most gives up."""
+        """Count `more` bytes in flight, or fewer if negative. Above the limit the largest holders give up."""
         self.held += more
         while more > 0 and self.held > self.limits.held:
             self._end(max(self._served.values(), key=lambda connection: connection.held), "bytes")
 
     def _end_silent(self) -> bool:
-        """Not one whose headers have just come: they may be whole, and its handler about to begin."""
+        """End the connection that has been silent longest, to make room for another. Return False if there is none.
+
+        Connections with unsent bytes, or with headers that have just begun to arrive, do not count as silent.
+        """
         now = asyncio.get_running_loop().time()
         for connection in self._silent:
             is_beginning = connection.phase == "headers" and now - connection.since < BEGINNING_S
@@ -100,12 +105,13 @@ class Connections:
         return False
 
     def _refuse(self, connection: ClientConnection) -> None:
+        """Count a refusal. Abort at once if too many clients are still reading theirs."""
         self.ended["refused"] += 1
         if len(self._refused) >= self.limits.refusals:
             connection.abort()
 
     async def watch(self) -> None:
-        """Until cancelled: end those that make no progress."""
+        """End connections without progress, until cancelled."""
         limits = self.limits
         shortest = min(limits.headers, limits.idle, limits.unread, limits.websocket)
         while True:
@@ -113,31 +119,34 @@ class Connections:
             self.sweep(asyncio.get_running_loop().time())
 
     def sweep(self, now: float) -> None:
+        """End the connections that exceed a time limit, whose client has left, or that were refused a while ago."""
         connections = list(self._served.values())
         for connection in connections:
             if why := self._stuck(connection, now):
                 self._end(connection, why)
-        for connection in left(connections):
+        for connection in departed(connections):
             self._end(connection, "left")
         for connection in list(self._refused):
             if now - connection.since > TO_READ_REFUSAL_S:
                 connection.abort()
 
     def _stuck(self, connection: ClientConnection, now: float) -> str | None:
+        """Return the time limit that a connection exceeds, if any."""
         unsent, limits = connection.count_unsent(), self.limits
         match connection.phase:
-            case _ if unsent and now - connection.taken > limits.unread:
+            case _ if unsent and now - connection.last_read > limits.unread:
                 return "unread"
-            case "silent" if not unsent and now - max(connection.since, connection.taken) > limits.idle:
+            case "silent" if not unsent and now - max(connection.since, connection.last_read) > limits.idle:
                 return "idle"
             case "headers" if now - connection.since > limits.headers:
                 return "headers"
-            case "websocket" if now - connection.heard > limits.websocket:
+            case "websocket" if now - connection.last_received > limits.websocket:
                 return "websocket"
             case _:
                 return None
 
     def _end(self, connection: ClientConnection, why: str) -> None:
+        """End a connection in the way that fits the reason: give up its bytes, answer 408, or abort."""
         self.ended[why] += 1
         self._silent.pop(connection, None)
         structlog.get_logger().debug("a connection ends", why=why, phase=connection.phase, held=connection.held)
@@ -150,8 +159,8 @@ class Connections:
                 connection.abort()
 
 
-def left(connections: Sequence[ClientConnection]) -> list[ClientConnection]:
-    """Those from which nothing is read at present, so that nobody heard that the client has left."""
+def departed(connections: Sequence[ClientConnection]) -> list[ClientConnection]:
+    """Return the connections with paused reading whose client has disconnected, which asyncio did not notice."""
     if not hasattr(select, "poll"):
         return []
     deaf = {connection.descriptor(): connection for connection in connections if connection.is_deaf()}

@@ -1,1 +1,1 @@
-"""What this machine computes with: native code, threads, and what `baton doctor` tells of them."""
+"""The machine's resources: device, memory, threads and native code, and `baton doctor`, which reports them."""

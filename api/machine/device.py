@@ -1,4 +1,4 @@
-"""The device that computes: which one, how much of its memory pools may take, and its steps made ready."""
+"""The device: which one is used, how much of its memory the pools may take, and its warm-up."""
 
 import torch
 
@@ -14,29 +14,29 @@ from baton.models.batch import Model, Pools, allocate
 from baton.models.hash import HashModel
 
 GPU_FRACTION = 0.95
-"""Of what is free on a GPU; the rest is for what nobody measures, such as fragments."""
-SLOTS_TO_WARM = 6
+"""The part of a GPU's free memory that pools may take; the rest is for what is not measured, such as fragmentation."""
+SLOTS_TO_WARM = 6  # slots of the pool on which steps are run to measure their memory
 
 
 def pick_device(name: str) -> torch.device:
-    """auto: a GPU if there is one. ValueError if it is asked for and not there."""
+    """Return the named device; auto is a GPU if there is one. Raises ValueError if a named GPU is missing."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not name.startswith("cuda"):
         return torch.device(name)
     if not torch.cuda.is_available():
-        raise ValueError("--device: there is no CUDA device here")
+        raise ValueError("--device: this machine has no CUDA device")
     device = torch.device(name)
     return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 
 def can_capture(model: Model, device: torch.device) -> bool:
-    """Whether decoding steps can be recorded: where Triton computes, but none of the hash model, which reads states."""
+    """Whether decoding steps can be captured: where Triton computes, except for the hash model, which reads states."""
     return gpu.computes_on(device) and not isinstance(model, HashModel)
 
 
 def stream_of(device: torch.device, model: Model) -> Stream:
-    """The one stream of the device, behind all that has been enqueued before."""
+    """Return the stream for steps, after waiting for everything enqueued on the device so far."""
     if device.type != "cuda":
         return CpuStream()
     torch.cuda.synchronize(device)
@@ -44,9 +44,12 @@ def stream_of(device: torch.device, model: Model) -> Stream:
 
 
 def allocate_pools(model: Model, slots: int, pages: int, page_size: int, device: torch.device, stream: Stream) -> Pools:
-    """Where steps are captured there is one more slot than the ledger knows, and one more page, for rows of padding."""
-    more = int(stream.can_capture)
-    pools = allocate(model, slots + more, pages + more * bool(pages), page_size, device)
+    """Allocate the pools.
+
+    Where steps are captured they get one more slot and page, which the ledger does not know: padding rows use them.
+    """
+    padding = int(stream.can_capture)
+    pools = allocate(model, slots + padding, pages + padding * bool(pages), page_size, device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return pools
@@ -55,7 +58,10 @@ def allocate_pools(model: Model, slots: int, pages: int, page_size: int, device:
 def make_device(
     model: Model, pools: Pools, max_running: int, max_model_len: int, host: HostStates, stream: Stream, longest: int
 ) -> TorchDevice:
-    """longest: most prompt tokens of a step. What compiles at first use, or is captured, is so when it returns."""
+    """Make the device. On return everything that is compiled at first use, or captured, has been.
+
+    longest: maximum prompt tokens of a step.
+    """
     device = TorchDevice(model, pools, max_running, max_model_len, host, stream)
     if stream.can_capture:
         device.capture()
@@ -66,7 +72,10 @@ def make_device(
 def pool_memory(
     model: Model, max_running: int, max_model_len: int, page_size: int, longest: int, stream: Stream
 ) -> int:
-    """Bytes for states and pages. On a GPU: what is free, less what steps take, which is measured by running some."""
+    """Return the bytes that states and pages may take.
+
+    On a GPU that is what is free, minus what steps take, which is measured by running some on a small pool.
+    """
     device = stream.device
     if device.type != "cuda":
         return int(free_memory(device) * DEFAULT_MEMORY_FRACTION)
@@ -77,8 +86,8 @@ def pool_memory(
     trial = TorchDevice(model, pools, max_running, max_model_len, stream=stream)
     trial.capture(only_largest=True)
     warm_up(trial, longest)
-    taken = before - free_memory(device) - pools.nbytes
+    steps_bytes = before - free_memory(device) - pools.nbytes
     del trial, pools
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    return int((free_memory(device) - taken) * GPU_FRACTION)
+    return int((free_memory(device) - steps_bytes) * GPU_FRACTION)

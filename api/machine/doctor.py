@@ -1,4 +1,4 @@
-"""`baton doctor`: what this machine has, and what Baton makes of it."""
+"""`baton doctor`: this machine's hardware, and which kernels run on it."""
 
 import os
 import pkgutil
@@ -19,11 +19,12 @@ from baton.kernels.native.pool import torch_pool
 from baton.kernels.native.prepare import Prepared, prepare
 from baton.kernels.native.targets import cpu_features
 
-# Of the many names that a CPU has for what it can do, those that decide how fast it computes.
-TELLING = ("avx2", "avx512", "avx_vnni", "amx", "asimd", "bf16", "f16c", "fma", "i8mm", "sve")
+# CPU features that decide how fast kernels are, by the beginning of their names.
+FAST_FEATURES = ("avx2", "avx512", "avx_vnni", "amx", "asimd", "bf16", "f16c", "fma", "i8mm", "sve")
 
 
 def doctor(as_json: bool) -> int:
+    """Print the findings, and return the exit code."""
     found = examine()
     if as_json:
         print(msgspec.json.encode(found).decode())
@@ -34,26 +35,28 @@ def doctor(as_json: bool) -> int:
 
 
 def examine() -> dict[str, str]:
-    """What is found, in lines; native code is compiled and installed for it."""
+    """Return the findings by label. Native code is compiled and installed on the way, as at a server's start."""
     names, threads = operations(), torch.get_num_threads()
     prepared = prepare()
     prepared.install(threads)
-    features = [name for name in sorted(cpu_features()) if name.startswith(TELLING)]
+    features = [name for name in sorted(cpu_features()) if name.startswith(FAST_FEATURES)]
     return {
         "baton": f"{VERSION}, torch {torch.__version__}, Python {platform.python_version()}",
-        "cpu": f"{platform.machine()}, {os.cpu_count()} processors: {' '.join(features) or 'features unknown'}",
-        "gpu": tell_gpu(),
+        "cpu": f"{platform.machine()}, {os.cpu_count()} logical cores: {' '.join(features) or 'features unknown'}",
+        "gpu": describe_gpu(),
         "target": prepared.target.name if prepared.target is not None else "none",
-        "compiler": tell_compiler(prepared),
+        "compiler": describe_compiler(prepared),
         "cache": f"{cache_folder()}{', not used: ' + prepared.cache_problem if prepared.cache_problem else ''}",
-        "native code": tell_library(prepared),
-        "threads": tell_threads(threads),
-        "memory": ", ".join(f"{read_bandwidth(n) / 1e9:.0f} GB/s read by {n}" for n in sorted({1, threads})),
-        **{f"kernel {name}": tell_kernel(name, prepared) for name in names},
+        "native code": describe_library(prepared),
+        "threads": describe_threads(threads),
+        "memory": ", ".join(
+            f"{read_bandwidth(n) / 1e9:.0f} GB/s read by {n} thread{'s' * (n > 1)}" for n in sorted({1, threads})
+        ),
+        **{f"kernel {name}": describe_kernel(name, prepared) for name in names},
     }
 
 
-def tell_gpu() -> str:
+def describe_gpu() -> str:
     if not torch.cuda.is_available():
         return "none"
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -61,40 +64,39 @@ def tell_gpu() -> str:
     return f"{', '.join(names)}; {triton}"
 
 
-def tell_compiler(prepared: Prepared) -> str:
+def describe_compiler(prepared: Prepared) -> str:
     compiler = prepared.compiler
     return "none" if compiler is None else f"{' '.join(compiler.command)} ({compiler.version})"
 
 
-def tell_library(prepared: Prepared) -> str:
+def describe_library(prepared: Prepared) -> str:
     if prepared.problem:
         return f"none: {prepared.problem}"
     return f"{'compiled' if prepared.compiled else 'found in the cache'}, ready in {prepared.seconds:.2f} s"
 
 
-def tell_threads(threads: int) -> str:
-    waiting = ", ".join(f"{name}={os.environ[name]}" for name in SETTINGS if name in os.environ)
-    pool = "shared with native code" if torch_pool() is not None else "native code runs in one"
-    return f"{threads} for a large model, {pool}; {waiting}"
+def describe_threads(threads: int) -> str:
+    spinning = ", ".join(f"{name}={os.environ[name]}" for name in SETTINGS if name in os.environ)
+    pool = "shared with native code" if torch_pool() is not None else "native code runs in one thread"
+    return f"{threads} for a large model, {pool}; {spinning}"
 
 
 def operations() -> list[str]:
-    """The folders of kernels/ that hold an operation, which are imported, so that they declare their functions."""
-    found = [module.name for module in pkgutil.iter_modules([str(KERNELS)]) if module.ispkg]
-    names = sorted(name for name in found if name != "native")
+    """Import all operations, the folders of kernels/, so that they declare their functions. Return their names."""
+    folders = [module.name for module in pkgutil.iter_modules([str(KERNELS)]) if module.ispkg]
+    names = sorted(name for name in folders if name != "native")
     for name in names:
         import_module(f"baton.kernels.{name}")
     return names
 
 
-def tell_kernel(name: str, prepared: Prepared) -> str:
-    """What computes an operation: its native functions, or torch."""
+def describe_kernel(name: str, prepared: Prepared) -> str:
+    """Return what computes an operation: each of its native functions, or torch in its place."""
     functions = native.declared({name})
     if not functions:
         return "torch"
-    told = {True: "native", False: "torch"}
     return ", ".join(
-        f"{function}: {told[native.function(function) is not None]}"
+        f"{function}: {'native' if native.function(function) is not None else 'torch'}"
         + (f" ({prepared.left_out[function]})" if function in prepared.left_out else "")
         for function in functions
     )

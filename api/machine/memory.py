@@ -1,4 +1,4 @@
-"""How much memory there is to be had."""
+"""How much memory is free, and whether a model fits."""
 
 import os
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ CONTAINER = Path("/sys/fs/cgroup")
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had: of the device, or of this machine within the container's limit."""
+    """Return the free bytes of a GPU, or of this machine within the limit of its container."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free
@@ -27,9 +27,9 @@ def free_memory(device: torch.device) -> int:
 
 
 def free_in_container(folder: Path, otherwise: int) -> int:
-    """Bytes within the limit of a control group; `otherwise` where there is none.
+    """Return the free bytes within the limit of a control group, or `otherwise` if it sets none.
 
-    Pages of files that were read count as used there, and are given up when memory is wanted.
+    The group counts its page cache as used, but the kernel reclaims it on demand; so it counts as free here.
     """
     limit, used = (read_text(folder / name).strip() for name in ("memory.max", "memory.current"))
     if not (limit.isdigit() and used.isdigit()):
@@ -40,22 +40,25 @@ def free_in_container(folder: Path, otherwise: int) -> int:
 
 
 def check_room(model: Model, bits: int | None, device: torch.device) -> None:
-    """ValueError if its weights, of which none is there yet, will not fit; bits: as in load_model."""
+    """Raise ValueError if the weights, none of which are loaded yet, do not fit into free memory.
+
+    bits: of quantized weights, as in load_model.
+    """
     if not isinstance(model, nn.Module):
         return
     weights, free = weight_bytes(model) - (bytes_saved(model, bits) if bits else 0), free_memory(device)
     if weights > free:
-        raise ValueError(f"the weights take {bytes_of(weights)}, and {bytes_of(free)} are free")
+        raise ValueError(f"the weights take {bytes_of(weights)}, but only {bytes_of(free)} are free")
 
 
 def bytes_of(count: int) -> str:
-    """In the largest unit of which there is one."""
+    """Return a number of bytes in the largest unit that it reaches."""
     units: Sequence[tuple[str, int]] = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
     return next((f"{count / unit:.1f} {name}" for name, unit in units if count >= unit), f"{count} B")
 
 
 def read_text(path: Path) -> str:
-    """A small file of the system; empty where there is none."""
+    """Return the text of a system file, or an empty string if it cannot be read."""
     try:
         return path.read_text(encoding="ascii")
     except OSError:

@@ -1,4 +1,4 @@
-"""Native code when the server starts: looked for beside the loading of the weights, and told of in the log."""
+"""Native code at the start of the server: found or compiled while weights are loaded, and reported in the log."""
 
 import threading
 from importlib.metadata import version
@@ -12,26 +12,28 @@ from baton.kernels.native.prepare import Prepared
 from baton.models.batch import Model
 from baton.models.layers.operations import operations
 
-COST = "torch computes the same, decoding and prompts at about half the speed"
-COST_WITHOUT_TRITON = "torch computes the same, many times slower, and no step is captured"
+# The consequences, as logged: without native code on a CPU, and without Triton on a GPU.
+COST = "torch computes instead: same results, about half the speed for decoding and prompts"
+COST_WITHOUT_TRITON = "torch computes instead: same results, many times slower, and steps are not captured"
 
 
 class NativeStart:
-    """A library for a model, found or compiled in a thread of its own. bits: as in load_model."""
+    """The native library of a model, found or compiled in its own thread."""
 
     def __init__(self, bits: int | None) -> None:
+        """bits: of quantized weights, as in load_model."""
         self._bits = bits
         self._log = structlog.get_logger()
         self._prepared = Prepared()
         self._thread = threading.Thread(target=self._find, name="native", daemon=True)
 
     def begin(self, model: Model) -> None:
-        """Look for it, or compile it: the model is known, its weights need not be there."""
+        """Start to find or compile the library for a model, whose weights need not be loaded yet."""
         self._prepared.operations = operations(model, self._bits)
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait for it, and install it."""
+        """Wait for the library, install it, and log what runs."""
         self._thread.join()
         prepared = self._prepared
         prepared.install(torch.get_num_threads())
@@ -52,15 +54,15 @@ class NativeStart:
         )
 
     def _find(self) -> None:
-        self._prepared.find(self._tell)
+        self._prepared.find(self._log_compiling)
 
-    def _tell(self, prepared: Prepared) -> None:
+    def _log_compiling(self, prepared: Prepared) -> None:
         assert prepared.compiler is not None and prepared.target is not None
         self._log.info("compiling native code", compiler=prepared.compiler.version, target=prepared.target.name)
 
 
 def start_native(config: Config, device: torch.device, bits: int | None) -> NativeStart | None:
-    """None where no C++ is to compute. The log says where Triton does, or does not though it could."""
+    """Return the library to prepare, or None where no C++ is needed. Log whether Triton computes on a GPU."""
     if config.kernels == "torch":
         gpu.leave_to_torch()
     if gpu.computes_on(device):

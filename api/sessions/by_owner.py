@@ -1,4 +1,4 @@
-"""What owners have stored, the least recently used first: of all of them, and of each."""
+"""A collection of items by owner and id, in order of use: over all owners, and within each."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 
 class ByOwner(Generic[T]):
-    """Items by owner and id. Each call takes the same time among few and many; so does the first of an iteration."""
+    """Items by owner and id, least recently used first. Calls and steps of iterations take constant time."""
 
     def __init__(self) -> None:
         self._all: OrderedDict[Key, T] = OrderedDict()
-        self._of: dict[bytes, OrderedDict[str, T]] = {}
+        self._of: dict[bytes, OrderedDict[str, T]] = {}  # by owner, then by id; no empty ones
 
     def __len__(self) -> int:
         return len(self._all)
@@ -28,7 +28,7 @@ class ByOwner(Generic[T]):
         return reversed(self._all.values())
 
     def items(self) -> Iterator[tuple[bytes, T]]:
-        """With their owners."""
+        """Iterate over all items with their owners."""
         return ((owner, item) for (owner, _), item in self._all.items())
 
     @property
@@ -36,6 +36,7 @@ class ByOwner(Generic[T]):
         return self._of.keys()
 
     def of(self, owner: bytes) -> Collection[T]:
+        """Return the items of one owner."""
         own = self._of.get(owner)
         return own.values() if own is not None else ()
 
@@ -43,18 +44,18 @@ class ByOwner(Generic[T]):
         return self._all.get(key)
 
     def put(self, key: Key, item: T) -> None:
-        """As the one used last."""
+        """Add or replace an item, as the most recently used one."""
         self._all[key] = item
         self._of.setdefault(key[0], OrderedDict())[key[1]] = item
         self.touch(key)
 
     def touch(self, key: Key) -> None:
-        """It was used now."""
+        """Make an item the most recently used one."""
         self._all.move_to_end(key)
         self._of[key[0]].move_to_end(key[1])
 
     def pop(self, key: Key) -> T | None:
-        """Take it out; None if it is not there."""
+        """Remove and return an item, or return None if there is none."""
         if key not in self._all:
             return None
         own = self._of[key[0]]

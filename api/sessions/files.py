@@ -1,7 +1,7 @@
-"""A file for each session's log, in the folder of --session-dir. None of these calls is for the event loop.
+"""The files of session logs under --session-dir, one per session. All calls block, so they belong into threads.
 
-What is appended is on the disk, and under its name, when the call returns. A whole file is written beside its place and
-then moved there.
+When a call that writes returns, the data is on the disk and the file has its name. A whole file is written to a
+temporary name in the same folder, and then renamed.
 """
 
 import os
@@ -20,19 +20,22 @@ from baton.api.sessions.records import DamagedLogError, LogRecord, decode, encod
 
 @dataclass(frozen=True)
 class StoredLog:
-    """A session's records as they were found. age: seconds since the last was written; size: bytes of the file."""
+    """The records of a session's file."""
 
     key: str
     records: list[LogRecord]
-    age: float
-    size: int
+    age: float  # seconds since the last write
+    size: int  # bytes of the file
 
 
 class SessionFiles:
-    """Held by one server at a time. Calls for one key must not overlap; those for different ones may."""
+    """The folder of all session files, held by one server at a time.
+
+    Calls for one key must not overlap; calls for different keys may.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError if the folder cannot be used, or another server has it."""
+        """Lock the folder. Raises ConfigError if it cannot be used, or another server holds it."""
         try:
             self._folder = HeldFolder(path)
         except BlockingIOError as error:
@@ -41,11 +44,12 @@ class SessionFiles:
             raise ConfigError(f"--session-dir: {error}") from None
 
     def close(self) -> None:
-        """Let another server have the folder."""
+        """Release the folder, so that another server can use it."""
         self._folder.close()
 
     def read_all(self) -> Iterator[StoredLog]:
-        """Every session. A file that cannot be read is set aside, and the rest of a torn record cut off."""
+        """Yield every session. A file that cannot be read is set aside, and an incomplete last record is cut off."""
+        # A temporary file is left where a server was killed in `replace`; the file that it was to replace is whole.
         for path in self._folder.logs.glob("*.tmp"):
             path.unlink(missing_ok=True)
         for path in sorted(self._folder.logs.glob("*.log")):
@@ -55,7 +59,7 @@ class SessionFiles:
                 self.set_aside(path.stem, str(error))
 
     def sizes(self) -> dict[str, int]:
-        """The bytes of each log that is there, by key. Raises OSError."""
+        """Return the size of each existing log in bytes, by key. Raises OSError."""
         self._folder.hold()
         found = {}
         with os.scandir(self._folder.logs) as entries:
@@ -67,9 +71,10 @@ class SessionFiles:
         return found
 
     def append(self, key: str, records: Iterable[LogRecord], size: int) -> int:
-        """size: bytes that it was left with. Returns how many were added.
+        """Append records to a file and return how many bytes they are. size: expected size of the file before.
 
-        Raises OSError: the file is to be written anew; FileNotFoundError if it was deleted or replaced meanwhile.
+        Raises OSError, after which the whole file must be written again. It is FileNotFoundError if the file has
+        another size, or was deleted or replaced.
         """
         data, path = encode(records), self._path(key)
         self._folder.hold()
@@ -81,29 +86,30 @@ class SessionFiles:
         return len(data)
 
     def replace(self, key: str, records: Iterable[LogRecord]) -> int:
-        """Write the whole file. Returns its size. Raises OSError: the file is as it was, or is not there."""
+        """Write the whole file and return its size. Raises OSError, after which the file is unchanged or missing."""
         data, path = encode(records), self._path(key)
-        beside = path.with_suffix(".tmp")
+        temporary = path.with_suffix(".tmp")
         self._folder.hold()
         try:
-            with opened(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+            with opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
                 write(descriptor, data)
-                beside.replace(path)
+                temporary.replace(path)
                 sync(self._folder.logs)
                 self._check_there(descriptor, path)
         except OSError:
             with suppress(OSError):
-                beside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
             raise
         return len(data)
 
     def delete(self, key: str) -> None:
-        """Raises OSError."""
+        """Delete the file, if it exists. Raises OSError."""
         self._folder.hold()
         self._path(key).unlink(missing_ok=True)
         sync(self._folder.logs)
 
     def set_aside(self, key: str, why: str) -> None:
+        """Rename a file that cannot be used to *.damaged, and log why."""
         path = self._path(key)
         aside = path.with_suffix(".damaged")
         structlog.get_logger().error("a session's file is set aside", file=str(aside), error=why)
@@ -111,6 +117,7 @@ class SessionFiles:
             path.replace(aside)
 
     def _read(self, path: Path) -> StoredLog:
+        """Read one file, and cut off an incomplete last record. Raises DamagedLogError or OSError."""
         data, age = path.read_bytes(), max(0.0, time.time() - path.stat().st_mtime)
         records, end = decode(data)
         if end < len(data):
@@ -122,13 +129,13 @@ class SessionFiles:
         return self._folder.logs / f"{key}.log"
 
     def _check_there(self, descriptor: int, path: Path) -> None:
-        """What was written counts only under its name, in a folder that is held."""
+        """Raise FileNotFoundError unless the written file has its name still, in the folder that is locked."""
         if not (is_at(descriptor, path) and self._folder.is_held()):
             raise gone(path)
 
 
 def write(descriptor: int, data: bytes) -> None:
-    """All of `data`, on the disk when it returns."""
+    """Write all of `data` and sync it to the disk."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

@@ -1,7 +1,8 @@
-"""The format of a session's file: records behind one another, each with its length and checksums, so that every byte of
-damage shows.
+"""The format of a session's file: a sequence of records, each with length and checksums that reveal any damaged byte.
 
-The first record is the SessionHeader; then come turns in the order of their numbers, and rewinds.
+    frame:  length u32 | CRC-32 of the payload u32 | CRC-32 of these 8 bytes u32 | payload (msgpack)
+
+The first record is the SessionHeader. Then come turns in the order of their numbers, and rewinds.
 """
 
 import struct
@@ -16,16 +17,16 @@ from baton.actors.tokens import Tokens
 from baton.api.sessions.log import Turn, TurnStatus
 
 VERSION = 1
-BIG = 1  # the code of integers beyond 64 bits, which msgpack does not have: their digits
+BIG = 1  # msgpack extension for integers beyond 64 bits, as decimal digits
 FRAME = struct.Struct("<III")
 
 
 class DamagedLogError(Exception):
-    """The file cannot be read as a session."""
+    """A file that cannot be read as a session."""
 
 
 class SessionHeader(Struct, frozen=True, tag="session"):
-    """What a session is apart from its turns. last_number: also of turns that are gone."""
+    """A session without its turns."""
 
     version: int
     id: str
@@ -34,15 +35,15 @@ class SessionHeader(Struct, frozen=True, tag="session"):
     idle_timeout: float
     branching: bool
     created: int
-    parent: tuple[str, int] | None
-    last_number: int
+    parent: tuple[str, int] | None  # id and turn of the session that it was forked from
+    last_number: int  # highest turn number ever used, including deleted turns
     metadata: dict[str, str] = {}
 
 
 class TurnRecord(Struct, frozen=True, tag="turn"):
-    """A Turn; previous: the number of the one that it went on from, 0 for none."""
+    """A Turn in the file."""
 
-    previous: int
+    previous: int  # number of the turn that it continues, 0 for none
     number: int
     request: str
     start: int
@@ -58,39 +59,41 @@ class TurnRecord(Struct, frozen=True, tag="turn"):
 
 
 class RewindRecord(Struct, frozen=True, tag="rewind"):
-    """The session stands behind this turn, or at its beginning (0)."""
+    """A change of the session's last turn."""
 
-    number: int
+    number: int  # of the turn that is now the last; 0 for none
 
 
 LogRecord: TypeAlias = SessionHeader | TurnRecord | RewindRecord
 
 
 class Versioned(Struct, tag="session"):
-    """What headers of every version have."""
+    """The part of the header that every version has."""
 
     version: int
 
 
+# Fields of TurnRecord that Turn has too.
 COMMON = tuple(name for name in TurnRecord.__struct_fields__ if name != "previous")
 
 
 def record_of(turn: Turn) -> TurnRecord:
+    """Return the record of a turn."""
     previous = turn.previous.number if turn.previous is not None else 0
     common = {name: getattr(turn, name) for name in COMMON}
-    said = {name: packable(common[name]) for name in ("messages", "parts")}
-    return TurnRecord(previous=previous, **common | said)
+    texts = {name: packable(common[name]) for name in ("messages", "parts")}
+    return TurnRecord(previous=previous, **common | texts)
 
 
 def turn_of(record: TurnRecord, known: Mapping[int, Turn]) -> Turn:
-    """Raises DamagedLogError if what it went on from is not known."""
+    """Return the turn of a record. Raises DamagedLogError if the turn that it continues is not in `known`."""
     if record.previous and record.previous not in known:
-        raise DamagedLogError(f"turn {record.number} goes on from {record.previous}, which is not there")
+        raise DamagedLogError(f"turn {record.number} continues turn {record.previous}, which is missing")
     return Turn(previous=known.get(record.previous), **{name: getattr(record, name) for name in COMMON})
 
 
 def packable(value: Any) -> Any:
-    """The same with what msgpack does not have as what it has; clients choose how large the arguments of calls are."""
+    """Return a value with integers beyond 64 bits as extensions: arguments of tool calls may contain them."""
     match value:
         case dict():
             return {key: packable(each) for key, each in value.items()}
@@ -103,23 +106,25 @@ def packable(value: Any) -> Any:
 
 
 def unpacked(code: int, data: memoryview) -> int:
+    """Decode an extension. Raises ValueError."""
     if code != BIG:
-        raise ValueError(f"extension {code} is not known")
+        raise ValueError(f"unknown extension {code}")
     return int(bytes(data))
 
 
 def encode(records: Iterable[LogRecord]) -> bytes:
+    """Encode records as a sequence of frames."""
     return b"".join([frame(msgspec.msgpack.encode(record)) for record in records])
 
 
 def frame(payload: bytes) -> bytes:
-    """The length has a checksum of its own: a wrong one must not look like the end of the file."""
+    """Return a frame. The header has its own checksum, so that a damaged length does not look like a cut-off file."""
     length, checksum = len(payload), zlib.crc32(payload)
     return FRAME.pack(length, checksum, zlib.crc32(struct.pack("<II", length, checksum))) + payload
 
 
 def decode(data: bytes) -> tuple[list[LogRecord], int]:
-    """The records, and how many bytes of `data` they are: what is behind them was cut off in mid-write.
+    """Return the records, and their length in bytes. Data after them is a record that was being written in a crash.
 
     Raises DamagedLogError.
     """
@@ -129,18 +134,18 @@ def decode(data: bytes) -> tuple[list[LogRecord], int]:
     try:
         version = msgspec.msgpack.decode(payloads[0], type=Versioned).version
         if version != VERSION:
-            raise DamagedLogError(f"it has version {version}, and this server reads {VERSION}")
+            raise DamagedLogError(f"it has version {version}, but this server reads version {VERSION}")
         decoder = msgspec.msgpack.Decoder(LogRecord, ext_hook=unpacked)
         records: Sequence[LogRecord] = [decoder.decode(payload) for payload in payloads]
     except (msgspec.MsgspecError, ValueError) as error:
-        raise DamagedLogError(f"a record is wrong: {error}") from None
+        raise DamagedLogError(f"a record is invalid: {error}") from None
     return list(records), end
 
 
 def split(data: bytes) -> tuple[list[bytes], int]:
-    """The payloads up to the first frame that is not whole, and where that begins.
+    """Return the payloads before the first incomplete or damaged frame, and the position of that frame.
 
-    Raises DamagedLogError if others follow.
+    Raises DamagedLogError if an intact frame follows it, because then it was not merely cut off at the end.
     """
     payloads = []
     view, at = memoryview(data), 0
@@ -153,11 +158,11 @@ def split(data: bytes) -> tuple[list[bytes], int]:
 
 
 def frame_at(view: memoryview, at: int) -> memoryview | None:
-    """The payload of the whole and sound frame that begins here."""
+    """Return the payload of the frame at a position, or None if it is incomplete or damaged."""
     if at + FRAME.size > len(view):
         return None
-    length, checksum, of_both = FRAME.unpack_from(view, at)
-    if zlib.crc32(view[at : at + 8]) != of_both:
+    length, checksum, header_checksum = FRAME.unpack_from(view, at)
+    if zlib.crc32(view[at : at + 8]) != header_checksum:
         return None
     payload = view[at + FRAME.size : at + FRAME.size + length]
     return payload if len(payload) == length and zlib.crc32(payload) == checksum else None

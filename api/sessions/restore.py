@@ -1,4 +1,4 @@
-"""Sessions from their files, as they were."""
+"""The restoring of sessions from their files."""
 
 from collections.abc import Callable
 
@@ -13,9 +13,10 @@ from baton.api.sessions.session import Session
 
 
 def read_sessions(files: SessionFiles, vocab_size: int, clock: Callable[[], float]) -> list[tuple[Session, int]]:
-    """Every session, least recently used first, and the size of its file. Blocks.
+    """Read all sessions, least recently used first, each with the size of its file. This call blocks.
 
-    One whose tokens this model does not have is left in its file; one whose records contradict each other is set aside.
+    A session with tokens outside this model's vocabulary is skipped, and its file stays. A file with contradictory
+    records is set aside.
     """
     found = []
     for stored in files.read_all():
@@ -32,7 +33,7 @@ def read_sessions(files: SessionFiles, vocab_size: int, clock: Callable[[], floa
 
 
 def newest(files: SessionFiles, found: list[tuple[Session, int]]) -> list[tuple[Session, int]]:
-    """Of sessions with the same id the last one: the file of the other could not be deleted."""
+    """Keep the last used of sessions with the same id. The other one was closed, but its file not deleted."""
     by_id: dict[tuple[bytes, str], tuple[Session, int]] = {}
     for session, size in found:
         older = by_id.pop((session.owner, session.id), None)
@@ -43,7 +44,7 @@ def newest(files: SessionFiles, found: list[tuple[Session, int]]) -> list[tuple[
 
 
 def session_of(stored: StoredLog, clock: Callable[[], float]) -> Session:
-    """Raises DamagedLogError."""
+    """Rebuild a session from its records. Raises DamagedLogError."""
     header, *records = stored.records
     if not isinstance(header, SessionHeader):
         raise DamagedLogError("its first record is not a header")
@@ -67,10 +68,10 @@ def session_of(stored: StoredLog, clock: Callable[[], float]) -> Session:
         match record:
             case TurnRecord():
                 known[record.number] = turn = turn_of(record, known)
-                session.append(turn, b"")
+                session.append(turn, b"")  # the tokens are computed once, below
             case RewindRecord(number):
                 if number and number not in known:
-                    raise DamagedLogError(f"it goes back to turn {number}, which is not there")
+                    raise DamagedLogError(f"it rewinds to turn {number}, which is missing")
                 session.head = known.get(number)
             case SessionHeader():
                 raise DamagedLogError("it has two headers")
@@ -80,4 +81,5 @@ def session_of(stored: StoredLog, clock: Callable[[], float]) -> Session:
 
 
 def highest(tokens: Tokens) -> int:
+    """Return the highest token id, or 0 without tokens."""
     return int(np.frombuffer(tokens, dtype=np.int32).max(initial=0))

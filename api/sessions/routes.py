@@ -1,4 +1,4 @@
-"""/v1/sessions: create, list, look at, fork, rewind, suspend and close."""
+"""/v1/sessions: create, list, show, fork, rewind, suspend and close sessions."""
 
 from contextlib import suppress
 from typing import Annotated, Any
@@ -19,38 +19,41 @@ from baton.api.sessions.store import SESSIONS
 
 routes = web.RouteTableDef()
 
+# Parts of an answer that are shown next to its text.
 SHOWN_PARTS = ("reasoning_content", "tool_calls")
 
 SessionId = Annotated[str, Meta(pattern=r"^(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,128}\Z")]
 
 
 class CreateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    id: SessionId | None = None
+    """The body of POST /v1/sessions."""
+
+    id: SessionId | None = None  # drawn by default
     cache_salt: Salt = ""
-    idle_timeout: Annotated[float, Meta(gt=0)] | None = None
+    idle_timeout: Annotated[float, Meta(gt=0)] | None = None  # seconds; at most, and by default, the server's
 
 
 class ForkRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """turn: the last one that the fork has; all that have ended by default."""
+    """The body of a fork."""
 
-    id: SessionId | None = None
-    turn: Count | None = None
-    after: Count | None = None
+    id: SessionId | None = None  # of the new session
+    turn: Count | None = None  # the fork's last turn; by default the last one that has ended
+    after: Count | None = None  # the last turn that the client knows; another one is a 409
 
 
 class RewindRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """turn: the last one that is kept; 0 keeps none."""
+    """The body of a rewind."""
 
-    turn: Count
-    after: Count | None = None
+    turn: Count  # the last turn to keep; 0 keeps none
+    after: Count | None = None  # the last turn that the client knows; another one is a 409
 
 
 @routes.post("/v1/sessions")
 async def create_session(request: web.Request) -> web.Response:
     sessions = request.app[SESSIONS]
-    asked = convert(await read_object(request), CreateRequest)
+    body = convert(await read_object(request), CreateRequest)
     request.app[SERVER].ready()
-    session = sessions.create(owner_of(request), asked.id, salt_of(request, asked.cache_salt), asked.idle_timeout)
+    session = sessions.create(owner_of(request), body.id, salt_of(request, body.cache_salt), body.idle_timeout)
     await sessions.wait_created(session)
     return answer_json(describe(session))
 
@@ -67,14 +70,14 @@ async def get_session(request: web.Request) -> web.Response:
     request.app[SERVER].ready()
     session = find(request)
     session.settle_if_over()
-    with suppress(ApiError):
+    with suppress(ApiError):  # "saved" says whether the log is on the disk.
         await session.wait_saved()
     return answer_json(describe(session) | {"turns": [describe_turn(turn) for turn in turns(session.head)]})
 
 
 @routes.delete("/v1/sessions/{session}")
 async def delete_session(request: web.Request) -> web.Response:
-    """Close; a turn that is running ends with `abort`."""
+    """Close the session. A running turn ends with `abort`."""
     session = find(request)
     session.check_after(read_number(request.query, "after", "the number of a turn"))
     close(request, session)
@@ -84,30 +87,30 @@ async def delete_session(request: web.Request) -> web.Response:
 
 @routes.post("/v1/sessions/{session}/fork")
 async def fork_session(request: web.Request) -> web.Response:
-    asked = convert(await read_object(request), ForkRequest)
+    body = convert(await read_object(request), ForkRequest)
     request.app[SERVER].ready()
     sessions, session = request.app[SESSIONS], find(request)
-    session.check_after(asked.after)
-    turn = session.head if asked.turn is None else session.find(asked.turn)
-    fork = sessions.fork(session, turn, asked.id)
+    session.check_after(body.after)
+    turn = session.head if body.turn is None else session.find(body.turn)
+    fork = sessions.fork(session, turn, body.id)
     await sessions.wait_created(fork)
     return answer_json(describe(fork))
 
 
 @routes.post("/v1/sessions/{session}/rewind")
 async def rewind_session(request: web.Request) -> web.Response:
-    asked = convert(await read_object(request), RewindRequest)
+    body = convert(await read_object(request), RewindRequest)
     sessions, session = request.app[SESSIONS], find(request)
     session.check_idle()
-    session.check_after(asked.after)
-    sessions.rewind(session, asked.turn)
+    session.check_after(body.after)
+    sessions.rewind(session, body.turn)
     await session.wait_saved()
     return answer_json(describe(session))
 
 
 @routes.post("/v1/sessions/{session}/suspend")
 async def suspend_session(request: web.Request) -> web.Response:
-    """Let the session's state leave its slot; answered when it is where it is to stay."""
+    """Move the session's state out of its slot. The answer comes when it is in its final place."""
     request.app[SERVER].ready()
     sessions, session = request.app[SESSIONS], find(request)
     await sessions.suspend(session)
@@ -115,20 +118,25 @@ async def suspend_session(request: web.Request) -> web.Response:
 
 
 def close(request: web.Request, session: Session) -> None:
-    """A turn that is running ends with `abort`."""
+    """Close a session. A running turn ends with `abort`."""
     request.app[SESSIONS].close(session)
     if session.is_busy() and session.running is not None:
         request.app[SERVER].gateway.abort(session.running.ring_id)
 
 
 def find(request: web.Request) -> Session:
-    """Raises 404, 503."""
+    """Return the session in the path. Raises 404, or 503 while loading."""
     request.app[SERVER].loaded()
     return request.app[SESSIONS].get(owner_of(request), request.match_info["session"])
 
 
 def describe(session: Session) -> dict[str, Any]:
-    """turn: the last one that has ended; position: the tokens of the history up to it; last_turn_at: null before it."""
+    """Return the session object.
+
+    turn: the last turn that has ended; 0 before the first.
+    position: length of the history up to that turn, in tokens.
+    last_turn_at: null before the first turn.
+    """
     busy = session.is_busy()
     return {
         "id": session.id,
@@ -147,12 +155,12 @@ def describe(session: Session) -> dict[str, Any]:
 
 
 def describe_state(session: Session) -> dict[str, Any]:
-    """Where the ring has the state that the next turn goes on from, and how many tokens that has consumed."""
+    """Return where the state is that the next turn continues from, and how many tokens it has consumed."""
     return {"tier": session.state_tier, "position": session.state_position}
 
 
 def describe_turn(turn: Turn) -> dict[str, Any]:
-    """reasoning_content, tool_calls: only where the answer has some; text is then what is left of it."""
+    """Return the object of a turn. Reasoning and tool calls, if the answer has any, are not part of its text."""
     parts: dict[str, Any] = {name: part for name, part in (turn.parts or {}).items() if name in SHOWN_PARTS}
     return {
         "turn": turn.number,

@@ -1,4 +1,4 @@
-"""Brings a session's log to its file in the background, and says when it is there."""
+"""The writing of session logs to their files, in the background."""
 
 import asyncio
 import errno
@@ -16,58 +16,57 @@ from baton.api.sessions.files import SessionFiles
 from baton.api.sessions.records import LogRecord
 
 MAX_THREADS = 16
-NOT_SAVED = "session_not_saved"
+NOT_SAVED = "session_not_saved"  # error code
 T = TypeVar("T")
 
 
 class SessionDisk:
-    """The files of all sessions, called in at most MAX_THREADS threads at once. used: bytes of all logs; used_by: of
-    each owner's.
-
-    on_full: called when `used` grows beyond `cap`, in bytes.
-    """
+    """The files of all sessions, accessed in at most MAX_THREADS threads at once, and the sizes of their logs."""
 
     def __init__(self, files: SessionFiles, cap: int, on_full: Callable[[], None]) -> None:
+        """on_full: called when `used` grows beyond `cap` bytes."""
         self.files = files
-        self.used = 0
-        self.used_by: Counter[bytes] = Counter()
+        self.used = 0  # bytes of all logs
+        self.used_by: Counter[bytes] = Counter()  # bytes of each owner's logs
         self.cap = cap
         self.closed = False
         self._on_full = on_full
         self._limiter = anyio.CapacityLimiter(MAX_THREADS)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._undeleted: set[str] = set()
+        self._undeleted: set[str] = set()  # keys of files that could not be deleted yet
 
     async def run(self, work: Callable[[], T]) -> T:
-        """In a thread."""
+        """Run a call on the files in a thread."""
         return await anyio.to_thread.run_sync(work, limiter=self._limiter)
 
     def start(self, saving: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task that `close` waits for."""
         task = asyncio.ensure_future(saving)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def close(self) -> None:
-        """When all that was begun is done, let another server have the files."""
+        """Wait for all tasks, then release the folder."""
         self.closed = True
         while self._tasks:
             await asyncio.wait(self._tasks)
         self.files.close()
 
     async def delete(self, key: str) -> None:
-        """Raises OSError; it is then left to `delete_again`."""
+        """Delete a file. Raises OSError, after which `delete_again` tries again."""
         self._undeleted.add(key)
         await self.run(lambda: self.files.delete(key))
         self._undeleted.discard(key)
 
     async def delete_again(self) -> None:
-        """Try again to delete what could not be deleted."""
+        """Try again to delete the files that could not be deleted."""
         for key in list(self._undeleted):
             with suppress(OSError):
                 await self.delete(key)
 
     def grow(self, owner: bytes, by: int) -> None:
+        """Count `by` more bytes of an owner's logs, or fewer if negative."""
         self.used += by
         self.used_by[owner] += by
         if by > 0 and self.used > self.cap:
@@ -75,10 +74,10 @@ class SessionDisk:
 
 
 class Saver:
-    """Writes one session's log to its file, in the background and in order; what comes meanwhile goes with the next.
+    """The background writer of one session's log.
 
-    snapshot: gives all records of the session. They replace the file after `mark_stale`, `rewrite` or an error; else
-    new records are appended. size: bytes that the file was left with. error: why the file is behind, None if it is not.
+    Records are written in order. The next write takes all that arrive during a write. Normally they are
+    appended; after `mark_stale`, `rewrite` or an error, a snapshot of all records replaces the file.
     """
 
     def __init__(
@@ -89,44 +88,49 @@ class Saver:
         size: int = 0,
         owner: bytes = b"",
     ) -> None:
-        self.error: OSError | None = None
+        """snapshot: returns all records of the session. size: of the file in bytes."""
+        self.error: OSError | None = None  # why the file lacks records of the log; None if it does not
         self._disk = disk
         self.key = key
         self._owner = owner
         self._snapshot = snapshot
         self.size = 0
-        self._new: list[LogRecord] = []
-        self._stale = False
+        self._new: list[LogRecord] = []  # records to append
+        self._stale = False  # the whole file must be written
         self._deleted = False
         self._task: asyncio.Task[None] | None = None
         self._resize(size)
 
     def append(self, record: LogRecord) -> None:
+        """Write a record to the end of the file."""
         self._new.append(record)
         self._start()
 
     def mark_stale(self) -> None:
-        """The file is not to be appended to any more: the next note writes it anew."""
+        """Have the next write replace the whole file, without starting one."""
         self._stale = True
 
     def rewrite(self) -> None:
+        """Replace the whole file."""
         self.mark_stale()
         self._start()
 
     def is_at_rest(self) -> bool:
-        """Nothing is being written."""
+        """Whether no write or deletion is in progress or pending."""
         return self._task is None and not self._deleted
 
     def set_behind(self, error: OSError) -> None:
+        """Note that the file lacks records of the log, and must be replaced."""
         self._stale, self.error = True, error
 
     def delete(self) -> None:
+        """Delete the file, after the write in progress."""
         self._deleted = True
         self._resize(0)
         self._start()
 
     async def wait_saved(self) -> None:
-        """Wait until all that was noted is on the disk, or the file is deleted.
+        """Wait until all records are on the disk, or the file is deleted.
 
         Raises ApiError: 507 if it cannot be written, 500 if it cannot be deleted.
         """
@@ -146,7 +150,7 @@ class Saver:
             if self._deleted:
                 await self._disk.delete(self.key)
             self.error = None
-        except Exception as error:  # Also a record that cannot be written: no turn is lost in silence.
+        except Exception as error:  # Any exception, so that no turn is lost without notice.
             self.set_behind(error if isinstance(error, OSError) else OSError(errno.EINVAL, str(error)))
             what = "a session's file is not deleted" if self._deleted else "a session is not saved"
             structlog.get_logger().error(what, key=self.key, error=str(error))
@@ -154,7 +158,7 @@ class Saver:
             self._task = None
 
     async def _write(self) -> None:
-        """One call to the disk. A file that is not as it was left is stale. Raises OSError."""
+        """Append the new records, or replace a stale file. If the file has changed, mark it stale. Raises OSError."""
         new, self._new = self._new, []
         if self._stale:
             self._stale = False
@@ -165,24 +169,27 @@ class Saver:
             try:
                 self._resize(size + await self._disk.run(lambda: self._disk.files.append(self.key, new, size)))
             except FileNotFoundError as error:
-                structlog.get_logger().warning("a session's file is written anew", key=self.key, error=error.strerror)
+                structlog.get_logger().warning("a session's file is written again", key=self.key, error=error.strerror)
                 self._stale = True
 
     def _resize(self, size: int) -> None:
+        """Note the file's size, and its growth at the disk."""
         size = 0 if self._deleted else size
         growth, self.size = size - self.size, size
         self._disk.grow(self._owner, growth)
 
 
 def not_deleted(error: OSError) -> ApiError:
-    message = f"the session is closed, but its file is still there, which is tried again: {error.strerror}"
+    """Return the error for a closed session whose file could not be deleted."""
+    message = f"the session is closed, but its file could not be deleted yet; the server will retry: {error.strerror}"
     return ApiError(500, message, "server_error", code="session_not_deleted")
 
 
 def not_created(error: OSError) -> ApiError:
+    """Return the error for a new session that could not be saved."""
     return ApiError(
         507,
-        f"the session is not created, as it cannot be saved: {error.strerror}",
+        f"the session is not created because it cannot be saved: {error.strerror}",
         "server_error",
         code=NOT_SAVED,
         headers=DO_NOT_RETRY,
@@ -190,6 +197,6 @@ def not_created(error: OSError) -> ApiError:
 
 
 def not_saved(error: OSError) -> ApiError:
-    """507, with the header that keeps clients from sending the same again."""
-    message = f"the session goes on, but this is not saved, and would not survive a restart: {error.strerror}"
+    """Return the error for a turn that could not be saved, with a header that keeps clients from repeating the turn."""
+    message = f"the session continues, but this change is not saved and would be lost in a restart: {error.strerror}"
     return ApiError(507, message, "server_error", code=NOT_SAVED, headers=DO_NOT_RETRY)

@@ -1,4 +1,4 @@
-"""All sessions: found by their owners, at most so many; idle ones are forgotten or, with a folder, suspended."""
+"""The store of all sessions: look-up by owner, limits, and the suspension or closing of idle sessions."""
 
 import time
 import uuid
@@ -24,7 +24,7 @@ from baton.api.sessions.session import Session
 
 
 class SessionGateway(Protocol):
-    """The gateway, as far as names of sessions go."""
+    """The part of the gateway that handles names of sessions."""
 
     def name(self, session: str, salt: str, tokens: Tokens) -> None: ...
 
@@ -34,12 +34,7 @@ class SessionGateway(Protocol):
 
 
 class SessionStore:
-    """Sessions by owner and id, least recently used first. One that is in a turn is never dropped.
-
-    files: None if sessions live in memory only: then an idle one is forgotten, else it is suspended. disk_cap: bytes of
-    all logs on disk; above it the least recently used sessions are closed. log_cap: bytes of one session's log;
-    with more it takes no further turn.
-    """
+    """Sessions by owner and id, least recently used first. A session in a turn is never closed to make room."""
 
     def __init__(
         self,
@@ -51,6 +46,14 @@ class SessionStore:
         log_cap: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Open the store, without restoring sessions.
+
+        cap: maximum number of sessions.
+        idle_timeout: seconds until an unused session is suspended, or closed if there are no files.
+        files: None if sessions live in memory only.
+        disk_cap: bytes of all logs on disk; above it the least recently used sessions are closed.
+        log_cap: bytes of one session's log; a longer one takes no further turn.
+        """
         self._cap = cap
         self._idle_timeout = idle_timeout
         self._gateway = gateway
@@ -58,13 +61,13 @@ class SessionStore:
         self._log_cap = log_cap
         self._clock = clock
         self._sessions: ByOwner[Session] = ByOwner()
-        self._by_key: dict[str, Session] = {}
+        self._by_key: dict[str, Session] = {}  # by the ring's names
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     async def restore(self, vocab_size: int) -> None:
-        """Take up the sessions of the folder. To be called once, before any is created."""
+        """Read the sessions of the folder. Call this once, before any session is created."""
         if self._disk is None:
             return
         files = self._disk.files
@@ -73,7 +76,7 @@ class SessionStore:
         structlog.get_logger().info("sessions restored", sessions=len(self), log_bytes=self._disk.used)
 
     async def close_files(self) -> None:
-        """At the end: write what is not written, and let go of the folder. May be called again."""
+        """Write what is not on the disk yet, and release the folder. Further calls do nothing."""
         if self._disk is None or self._disk.closed:
             return
         for session in self._sessions:
@@ -91,11 +94,13 @@ class SessionStore:
         branching: bool = False,
         id_field: str = "id",
     ) -> Session:
-        """A new session. With `cap` sessions there already, the least recently used idle one is closed.
+        """Create a session. If there are `cap` already, close the least recently used idle one, the owner's own first.
 
-        The owner's own go first. idle_timeout: seconds, at most the server's, which is the default. id_field: what the
-        client calls the id. Raises 400 if the id is taken, 429 if all sessions are in turns. To be told of after
-        `wait_created`.
+        Await `wait_created` before the client learns of the session.
+
+        idle_timeout: seconds; at most, and by default, the server's.
+        id_field: the field of the client's body that holds the id.
+        Raises 400 if the id is in use, 429 if all sessions are in turns.
         """
         id = id if id is not None else f"session-{uuid.uuid4().hex}"
         earlier = self._sessions.get((owner, id))
@@ -111,7 +116,7 @@ class SessionStore:
         return session
 
     async def wait_created(self, session: Session) -> None:
-        """Returns when a new session is on the disk. One that cannot be brought there is closed again: 507."""
+        """Wait until a new session is on the disk. If it cannot be written, close it and raise 507."""
         try:
             await session.wait_saved()
         except ApiError:
@@ -122,6 +127,7 @@ class SessionStore:
             raise not_created(cause) from None
 
     def find(self, owner: bytes, id: str) -> Session | None:
+        """Return a session and note that it is used, or return None."""
         session = self._sessions.get((owner, id))
         if session is None or self._drop_if_idle(session):
             return None
@@ -130,18 +136,18 @@ class SessionStore:
         return session
 
     def get(self, owner: bytes, id: str) -> Session:
-        """Raises 404."""
+        """Return a session and note that it is used. Raises 404."""
         session = self.find(owner, id)
         if session is None:
             raise errors.unknown_session(id, "session")
         return session
 
     def list(self, owner: bytes) -> list[Session]:
-        """The owner's, most recently used first."""
+        """List the owner's sessions, most recently used first."""
         return [session for session in reversed(list(self._sessions.of(owner))) if not self._drop_if_idle(session)]
 
     def fork(self, session: Session, turn: Turn | None, id: str | None = None) -> Session:
-        """A second session with the turns up to `turn`: the log is shared, and so are the tree's states."""
+        """Create a session with the turns up to `turn`. It shares them, and the states in the tree, with `session`."""
         fork = self.create(session.owner, id, session.salt, session.idle_timeout)
         fork.head, fork.tokens = turn, history(turn)
         fork.highest_number = turn.number if turn is not None else 0
@@ -150,11 +156,12 @@ class SessionStore:
         return fork
 
     def rewind(self, session: Session, number: int) -> None:
-        """Forget the turns after `number`. Raises 400, 409."""
+        """Delete the turns after `number`. Raises 400, 409."""
         session.rewind(number)
         self._gateway.name(session.key, session.salt, session.tokens)
 
     def close(self, session: Session) -> None:
+        """Remove a session, its name in the ring, and its file."""
         session.closed = True
         if self._sessions.pop((session.owner, session.id)) is None:
             return
@@ -164,14 +171,14 @@ class SessionStore:
             session.saver.delete()
 
     async def suspend(self, session: Session) -> None:
-        """Let its state leave its slot for the lowest place there is. Raises 409, 503."""
+        """Move its state out of its slot to the lowest tier there is. Raises 409, 503."""
         session.check_idle()
         suspended = await self._gateway.suspend(session.key)
         session.state_tier, session.state_position = suspended.tier, suspended.position
         session.suspended = not session.is_busy()
 
     async def sweep(self) -> None:
-        """Suspend or forget who is idle; write what could not be written, or is gone."""
+        """Suspend or close idle sessions, and write logs again that could not be written or whose files are gone."""
         if self._disk is not None:
             await self._disk.delete_again()
             await self._write_again(self._disk)
@@ -182,42 +189,45 @@ class SessionStore:
                 with suppress(ApiError):
                     await self.suspend(session)
 
-    # What the ring asks and tells
+    # Called by the gateway
 
     def on_kept(self, message: Kept) -> None:
+        """Note where the ring keeps a session's state."""
         session = self._by_key.get(message.session)
         if session is not None:
             session.state_tier, session.state_position = message.tier, message.position
 
     def names(self) -> Iterable[Name]:
-        """Every session and the tokens that it goes on from, for a ring that knows none."""
+        """Yield the name of every session and its tokens, for a ring that has just been made and has no states."""
         for session in self._sessions:
             session.state_tier, session.state_position = "tokens", 0
             yield Name(session.key, session.salt, session.tokens)
 
-    # Figures
+    # Metrics
 
     def tiers(self) -> Counter[Tier]:
-        """How many sessions have their state where."""
+        """Count sessions by the place of their state."""
         return Counter(session.state_tier for session in self._sessions)
 
     @property
     def suspended(self) -> int:
+        """The number of suspended sessions."""
         return sum(session.suspended for session in self._sessions)
 
     @property
     def memory_bytes(self) -> int:
-        """Of all logs; what forks share counts for each."""
+        """Bytes of all logs in memory. Turns that forks share count for each."""
         return sum(session.log_bytes for session in self._sessions)
 
     @property
     def log_bytes(self) -> int:
-        """On disk."""
+        """Bytes of all logs on disk."""
         return self._disk.used if self._disk is not None else 0
 
-    # Inside
+    # Internal
 
     def _take_in(self, session: Session, size: int = 0) -> None:
+        """Add a session. size: bytes of its file."""
         if self._disk is not None:
             session.saver = Saver(self._disk, session.key, session.records, size, session.owner)
         self._sessions.put((session.owner, session.id), session)
@@ -225,32 +235,38 @@ class SessionStore:
         session.log_cap = self._log_cap
 
     async def _write_again(self, disk: SessionDisk) -> None:
-        """Begin to write the logs that could not be written, and those whose files are not as they were left."""
+        """Start to write the logs that could not be written, and those whose files were changed or deleted."""
         savers = [session.saver for session in self._sessions if session.saver is not None]
-        left = {saver: saver.size for saver in savers if saver.is_at_rest()}
+        sizes = {saver: saver.size for saver in savers if saver.is_at_rest()}
         try:
             found = await disk.run(disk.files.sizes)
         except OSError as error:
             structlog.get_logger().error("no session can be saved", error=str(error))
-            for saver in left:
+            for saver in sizes:
                 saver.set_behind(error)
             return
-        gone = {saver for saver, size in left.items() if size == saver.size != found.get(saver.key)}
+        # Files that changed size while the disk was read were written by their savers, and are in order.
+        gone = {saver for saver, size in sizes.items() if size == saver.size != found.get(saver.key)}
         for saver in savers:
             if saver.is_at_rest() and (saver.error is not None or saver in gone):
                 saver.rewrite()
 
     def _is_idle(self, session: Session) -> bool:
+        """Whether a session has not been used for its idle timeout."""
         return not session.is_busy() and self._clock() - session.used > session.idle_timeout
 
     def _drop_if_idle(self, session: Session) -> bool:
+        """Close an idle session if sessions live in memory only. Return whether it was closed."""
         dropped = self._disk is None and self._is_idle(session)
         if dropped:
             self.close(session)
         return dropped
 
     def _make_room(self, owner: bytes) -> None:
-        """The owner's own go first, so that one who opens many does not close those of others."""
+        """Close idle sessions until there is room for one more. Raises 429.
+
+        The owner's own are closed first, so that an owner of many does not displace the sessions of others.
+        """
         while len(self._sessions) >= self._cap:
             session = first_idle(self._sessions.of(owner)) or first_idle(self._sessions)
             if session is None:
@@ -260,14 +276,17 @@ class SessionStore:
             self.close(session)
 
     def _close_for_disk(self) -> None:
-        """Whoever has most on the disk pays first. The most recently used session stays, however long it is."""
+        """Close sessions until the logs fit into --session-disk, those of the owner with most bytes first.
+
+        The most recently used session stays, however long its log is.
+        """
         assert self._disk is not None
         while self._disk.used > self._disk.cap and (session := self._next_to_close()) is not None:
             structlog.get_logger().warning("a session is closed for disk space (--session-disk)", session=session.id)
             self.close(session)
 
     def _next_to_close(self) -> Session | None:
-        """Of the owner with most on the disk the least recently used session that is not in a turn."""
+        """Return the least recently used session, not in a turn, of the owner with most bytes on the disk."""
         assert self._disk is not None
         latest = next(reversed(self._sessions), None)
         for owner in sorted(self._sessions.owners, key=self._disk.used_by.__getitem__, reverse=True):
@@ -278,7 +297,7 @@ class SessionStore:
 
 
 def first_idle(sessions: Iterable[Session]) -> Session | None:
-    """The first that is not in a turn."""
+    """Return the first session that is not in a turn."""
     return next((session for session in sessions if not session.is_busy()), None)
 
 

@@ -1,4 +1,4 @@
-"""POST /v1/sessions/{id}/turns: what a client says in a session, and what the model answers."""
+"""POST /v1/sessions/{id}/turns: one turn of a session, from the client's input to the model's answer."""
 
 from functools import partial
 from typing import Any
@@ -36,16 +36,13 @@ routes = web.RouteTableDef()
 
 
 class TurnRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
-    """messages, text or input_ids: what is new in this turn. after: the last turn that the client knows of.
-
-    With max_tokens 0 the turn is fed to the model and nothing more.
-    """
+    """The body of a turn. One of messages, text and input_ids holds its input."""
 
     messages: list[dict[str, Any]] | None = None
     text: str | None = None
     input_ids: list[int] | None = None
-    after: Count | None = None
-    max_tokens: Count | None = None
+    after: Count | None = None  # the last turn that the client knows; another one is a 409
+    max_tokens: Count | None = None  # with 0 the model only reads the input
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     tools: list[Any] = field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
@@ -54,24 +51,24 @@ class TurnRequest(StructuredFields, forbid_unknown_fields=True, kw_only=True):
 
 
 class TurnStarted(Struct, tag_field="type", tag="turn.started"):
-    """The first event of a turn. history: tokens of the session before it; start: how many of them it goes on from."""
+    """The first event of a turn."""
 
     id: str
     session: str
     turn: int
-    history: int
-    start: int
+    history: int  # tokens of the session before the turn
+    start: int  # how many of them the turn continues from
 
 
 class TurnDelta(Struct, tag_field="type", tag="turn.delta"):
+    """A piece of the answer."""
+
     text: str
     output_ids: list[int]
 
 
 class TurnEnded(Struct, tag_field="type", tag="turn.ended"):
-    """position: tokens in the session's history now. resumed_from: where the state was that it went on from; lost: why
-    tokens that were known had to be computed again.
-    """
+    """The last event of a turn, and the answer to a turn that is not streamed."""
 
     id: str
     session: str
@@ -79,44 +76,45 @@ class TurnEnded(Struct, tag_field="type", tag="turn.ended"):
     status: str
     history: int
     start: int
-    position: int
+    position: int  # tokens of the session after the turn
     text: str
     output_ids: list[int]
     finish_reason: str | None
     stop_reason: str | int | None
     usage: Usage
-    resumed_from: Origin
-    lost: MissReason
+    resumed_from: Origin  # where the state was that the turn resumed from
+    lost: MissReason  # why tokens of the history had to be computed again
     message: ChatMessage | UnsetType = UNSET
 
 
 @routes.post("/v1/sessions/{session}/turns")
 async def create_turn(request: web.Request) -> web.StreamResponse:
+    """Run one turn, streamed or not, and answer when it is on the disk."""
     server = request.app[SERVER]
-    asked = convert(await read_object(request), TurnRequest, IGNORED_IN_CHAT)
-    model = server.ready(asked.model)
+    body = convert(await read_object(request), TurnRequest, IGNORED_IN_CHAT)
+    model = server.ready(body.model)
     session = request.app[SESSIONS].get(owner_of(request), request.match_info["session"])
     session.check_idle()
-    session.check_after(asked.after)
+    session.check_after(body.after)
     async with session.begin(new_id("turn")) as turn:
-        turn.prefill_only = asked.max_tokens == 0
-        use = await read_tool_use(model, asked.tools, asked.tool_choice, asked.parallel_tool_calls, read_tool)
-        prompt = await read_input(model, asked, turn, use)
-        grammar = await grammar_of(model, prompt, use, wanted_in(asked))
-        built = turn.bind(build_request(model, turn.request, prompt, params_of(asked, session.salt, grammar)))
+        turn.prefill_only = body.max_tokens == 0
+        use = await read_tool_use(model, body.tools, body.tool_choice, body.parallel_tool_calls, read_tool)
+        prompt = await read_input(model, body, turn, use)
+        grammar = await grammar_of(model, prompt, use, wanted_in(body))
+        built = turn.bind(build_request(model, turn.request, prompt, params_of(body, session.salt, grammar)))
         if session.closed:
             raise errors.unknown_session(session.id, "session")
         with submit(request, [built]) as generation:
             turn.attach(generation, model.text.decode)
             writer = TurnWriter(turn, generation)
-            if asked.stream:
+            if body.stream:
                 return await stream(request, generation, writer, server.config.ping_interval, turn.save)
             [answer] = await collect(generation)
             return await answer_saved(request, turn, writer.ended(answer))
 
 
 async def answer_saved(request: web.Request, turn: OpenTurn, answer: object) -> web.Response:
-    """The answer when the turn is on the disk. If it cannot be brought there: with the error in it, and its status."""
+    """Return the answer when the turn is on the disk. If it cannot be written, the answer contains the error."""
     try:
         await turn.save()
     except ApiError as error:
@@ -124,22 +122,22 @@ async def answer_saved(request: web.Request, turn: OpenTurn, answer: object) -> 
     return answer_json(answer)
 
 
-async def read_input(model: ServedModel, asked: TurnRequest, turn: OpenTurn, use: ToolUse) -> Prompt:
-    """The whole history with what is new behind it. Raises 400."""
-    given = [name for name in ("messages", "text", "input_ids") if getattr(asked, name) is not None]
-    if len(given) != 1:
-        raise errors.bad_request("give one of messages, text and input_ids", "messages", "invalid_value")
-    if not getattr(asked, given[0]):
-        raise errors.bad_request(f"{given[0]}: there is nothing to feed", given[0], "empty_turn")
-    if asked.messages is not None:
-        messages = await read_messages(model, asked.messages)
-        effort = effort_variables(model, asked.reasoning_effort, "reasoning_effort")
-        return await extend_chat(model, turn, messages, effort | asked.chat_template_kwargs, use)
+async def read_input(model: ServedModel, body: TurnRequest, turn: OpenTurn, use: ToolUse) -> Prompt:
+    """Return the prompt: the session's history followed by the turn's input. Raises 400."""
+    names = [name for name in ("messages", "text", "input_ids") if getattr(body, name) is not None]
+    if len(names) != 1:
+        raise errors.bad_request("exactly one of messages, text and input_ids is required", "messages", "invalid_value")
+    if not getattr(body, names[0]):
+        raise errors.bad_request(f"{names[0]} is empty", names[0], "empty_turn")
+    if body.messages is not None:
+        messages = await read_messages(model, body.messages)
+        effort = effort_variables(model, body.reasoning_effort, "reasoning_effort")
+        return await extend_chat(model, turn, messages, effort | body.chat_template_kwargs, use)
     if use.tools:
-        raise errors.bad_request("tools need messages", "tools", "invalid_value")
-    new = Prompt(asked.input_ids or [])
-    if asked.text is not None:
-        new = await encode(model, asked.text, not turn.base_tokens, "text")
+        raise errors.bad_request("tools require messages", "tools", "invalid_value")
+    new = Prompt(body.input_ids or [])
+    if body.text is not None:
+        new = await encode(model, body.text, not turn.base_tokens, "text")
     return Prompt(unpack(turn.base_tokens) + new.tokens)
 
 
@@ -151,12 +149,12 @@ async def extend_chat(
     use: ToolUse,
     render: Render = render,
 ) -> Prompt:
-    """The rendering of the whole conversation, of which the ring computes what goes beyond the session's history.
+    """Render the whole conversation. The ring computes only the part that goes beyond the session's history.
 
     Raises 400.
     """
     if turn.base is not None and turn.base.messages is None:
-        message = "the session's last turn was not one of chat: go on with text or input_ids"
+        message = "the session's last turn was not a chat turn: continue with text or input_ids"
         raise errors.bad_request(message, "messages", "not_a_chat")
     turn.messages = tuple(messages)
     ending: Ending = "closed" if turn.prefill_only else "answer"
@@ -167,24 +165,26 @@ async def extend_chat(
 
 
 def parse_answer(model: ServedModel, prompt: Prompt, use: ToolUse, id: str, text: str) -> ParsedAnswer:
+    """Split a whole answer into reasoning, content and tool calls."""
     parsed = ParsedAnswer(model, prompt, use, id)
     parsed.read(text, ())
     parsed.finish("stop")
     return parsed
 
 
-def params_of(asked: TurnRequest, salt: str, grammar: str) -> SamplingParams:
+def params_of(body: TurnRequest, salt: str, grammar: str) -> SamplingParams:
+    """Return the sampling parameters of a turn."""
     return request_params(
-        asked,
-        max_tokens=asked.max_tokens,
+        body,
+        max_tokens=body.max_tokens,
         salt=salt,
         grammar=grammar,
-        names={"prompt": next(n for n in ("messages", "text", "input_ids") if getattr(asked, n) is not None)},
+        names={"prompt": next(n for n in ("messages", "text", "input_ids") if getattr(body, n) is not None)},
     )
 
 
 class TurnWriter:
-    """A turn's answer: whole, or as the events of a stream."""
+    """The writer of a turn's answer, whole or as events of a stream."""
 
     def __init__(self, turn: OpenTurn, generation: Generation) -> None:
         self._turn = turn
@@ -193,18 +193,21 @@ class TurnWriter:
         self._started = TurnStarted(turn.request, turn.session.id, turn.number, count(turn.base_tokens), turn.start)
 
     def opening(self) -> list[TurnStarted]:
+        """Return the events before the answer."""
         return [self._started]
 
     def delta(self, index: int, output: Output) -> list[TurnDelta]:
+        """Return the events for a piece of the output."""
         self._answer.add(output)
         shown = (output.tokens or output.text) and not self._turn.prefill_only
         return [TurnDelta(output.text, unpack(output.tokens))] if shown else []
 
     def closing(self) -> list[TurnEnded]:
+        """Return the events after the answer."""
         return [self.ended(self._answer)]
 
     def ended(self, answer: Answer) -> TurnEnded:
-        """Settles the turn: its client may start the next as soon as it has read this."""
+        """Settle the turn and return its last event. Its client may start the next turn as soon as it has read this."""
         self._turn.settle()
         settled, parsed = self._turn.settled, self._turn.parsed
         assert settled is not None

@@ -1,4 +1,4 @@
-"""Figures that are read at each scrape: of the ring, the sessions, the stored responses, the connections."""
+"""Metrics that are read at each scrape: of the ring, sessions, stored responses and connections."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,10 +12,13 @@ from baton.actors.requests import Tier
 from baton.actors.runtime.timings import BOUNDS, Histogram, Timings
 
 PREFIX = "baton:"
+# Names that dashboards for other engines know.
 FAMILIAR = {"running": "num_requests_running", "waiting": "num_requests_waiting"}
+# Counters of the ring that are left out here, because `Metrics` counts them.
 COUNTED_BY_API = frozenset(
     {"prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "request_success"}
 )
+# Labels of the ring's dictionaries; "kind" is the default.
 LABELS = {
     "slots": "place",
     "pages": "use",
@@ -24,16 +27,16 @@ LABELS = {
     "lease_moves": "kind",
 }
 HELP = {
-    "mailbox_wait_seconds": "From the sending of a message to its delivery.",
-    "relay_overhead_seconds": "From the end of a step to the beginning of the next that has a row in common with it.",
-    "actor_busy_seconds": "Time that an actor has worked on the event loop.",
+    "mailbox_wait_seconds": "Time from sending a message to its delivery.",
+    "relay_overhead_seconds": "Time from the end of a step to the start of the next one that shares a row with it.",
+    "actor_busy_seconds": "Time that an actor has spent working on the event loop.",
     "device_busy_seconds": "Time that the device has spent in steps.",
-    "steps": "Steps of the device.",
+    "steps": "Steps that the device has run.",
 }
 
 
 class RingFigures(Protocol):
-    """What the relay counts and measures, read at each scrape."""
+    """The relay's counters and measurements."""
 
     def counters(self) -> dict[str, int]: ...
 
@@ -46,12 +49,12 @@ class RingFigures(Protocol):
 
 
 class SessionFigures(Protocol):
-    """The session store's: sessions, those suspended, and the bytes of their logs on disk and in memory."""
+    """The session store's numbers of sessions, and the bytes of their logs on disk and in memory."""
 
     def __len__(self) -> int: ...
 
     def tiers(self) -> Counter[Tier]:
-        """How many sessions have their state where."""
+        """Count sessions by the place of their state."""
         ...
 
     @property
@@ -65,9 +68,9 @@ class SessionFigures(Protocol):
 
 
 class ResponseFigures(Protocol):
-    """What the response store holds. bytes: of responses that have ended, and of the logs of their turns."""
+    """The response store's numbers of responses and their size."""
 
-    bytes: int
+    bytes: int  # of responses that have ended, and of the logs of their turns
 
     def __len__(self) -> int: ...
 
@@ -76,16 +79,16 @@ class ResponseFigures(Protocol):
 
 
 class ConnectionFigures(Protocol):
-    """Of the connections. held: bytes on their way. ended: how many were ended by the server, by why."""
+    """The numbers of connections and their bytes in flight."""
 
-    held: int
-    ended: Counter[str]
+    held: int  # bytes in flight
+    ended: Counter[str]  # connections ended by the server, by reason
 
     def __len__(self) -> int: ...
 
 
 class RingCollector(Collector):
-    """Turns the ring's dictionaries into metric families."""
+    """The ring's dictionaries as metric families."""
 
     def __init__(self, model: str, ring: RingFigures) -> None:
         self._model = model
@@ -118,7 +121,7 @@ class RingCollector(Collector):
         yield self._family(CounterMetricFamily, "steps", timings.steps)
 
     def _histogram(self, name: str, labels: tuple[str, ...], timings: Mapping[tuple[str, ...], Histogram]) -> Metric:
-        """timings: by the values of the labels."""
+        """Return one histogram family. timings: histograms by the values of the labels."""
         family = HistogramMetricFamily(PREFIX + name, HELP[name], labels=["model_name", *labels])
         for values, timing in timings.items():
             counts = zip([*map(str, BOUNDS), "+Inf"], accumulate(timing.counts), strict=True)
@@ -131,7 +134,7 @@ class RingCollector(Collector):
         key: str,
         value: float | Mapping[str, float],
     ) -> Metric:
-        """One family; a mapping's keys become the values of a label."""
+        """Return one family. If `value` is a mapping, its keys become the values of a label."""
         name = FAMILIAR.get(key, key)
         labelled = isinstance(value, Mapping)
         labels = ["model_name", *([LABELS.get(key, "kind")] if labelled else [])]
@@ -145,7 +148,7 @@ class RingCollector(Collector):
 
 
 class SessionCollector(Collector):
-    """How many there are, where their states are, and what their logs take on disk."""
+    """Metrics of sessions: their number, the places of their states, the size of their logs."""
 
     def __init__(self, model: str, sessions: SessionFigures) -> None:
         self._model = model
@@ -156,13 +159,13 @@ class SessionCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         sessions = self._sessions
-        yield gauge(self._model, "sessions", "Sessions that are open.", len(sessions))
-        suspended = "Sessions that were suspended and not used since."
+        yield gauge(self._model, "sessions", "Open sessions.", len(sessions))
+        suspended = "Sessions that are suspended: not used since their state left its slot."
         yield gauge(self._model, "sessions_suspended", suspended, sessions.suspended)
-        yield gauge(self._model, "session_log_bytes", "Logs of sessions on disk.", sessions.log_bytes)
-        yield gauge(self._model, "session_memory_bytes", "Logs of sessions in memory.", sessions.memory_bytes)
+        yield gauge(self._model, "session_log_bytes", "Bytes of session logs on disk.", sessions.log_bytes)
+        yield gauge(self._model, "session_memory_bytes", "Bytes of session logs in memory.", sessions.memory_bytes)
         where = GaugeMetricFamily(
-            f"{PREFIX}session_states", "Sessions by where their state is.", labels=["model_name", "tier"]
+            f"{PREFIX}session_states", "Sessions by the tier that holds their state.", labels=["model_name", "tier"]
         )
         tiers = sessions.tiers()
         for tier in get_args(Tier):
@@ -171,6 +174,8 @@ class SessionCollector(Collector):
 
 
 class ResponseCollector(Collector):
+    """Metrics of stored responses."""
+
     def __init__(self, model: str, responses: ResponseFigures) -> None:
         self._model = model
         self._responses = responses
@@ -180,14 +185,16 @@ class ResponseCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         for name, help, value in (
-            ("responses_stored", "Responses that can be fetched, running ones included.", len(self._responses)),
+            ("responses_stored", "Stored responses, including running ones.", len(self._responses)),
             ("responses_running", "Stored responses that have not ended.", self._responses.running),
-            ("responses_bytes", "JSON of the responses that have ended.", self._responses.bytes),
+            ("responses_bytes", "Bytes of stored responses that have ended.", self._responses.bytes),
         ):
             yield gauge(self._model, name, help, value)
 
 
 class ConnectionCollector(Collector):
+    """Metrics of connections."""
+
     def __init__(self, model: str, connections: ConnectionFigures) -> None:
         self._model = model
         self._connections = connections
@@ -197,10 +204,17 @@ class ConnectionCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         connections = self._connections
-        yield gauge(self._model, "connections", "Connections that are open.", len(connections))
-        yield gauge(self._model, "bytes_in_flight", "Bytes on their way in and out.", connections.held)
+        yield gauge(self._model, "connections", "Open connections.", len(connections))
+        yield gauge(
+            self._model,
+            "bytes_in_flight",
+            "Bytes in flight: received but not processed, or sent but not read.",
+            connections.held,
+        )
         ended = CounterMetricFamily(
-            f"{PREFIX}connections_ended", "Connections that the server ended or refused.", labels=["model_name", "why"]
+            f"{PREFIX}connections_ended",
+            "Connections that the server ended or refused, by reason.",
+            labels=["model_name", "why"],
         )
         for why, count in connections.ended.items():
             ended.add_metric([self._model, why], count)
@@ -208,6 +222,7 @@ class ConnectionCollector(Collector):
 
 
 def gauge(model: str, name: str, help: str, value: float) -> Metric:
+    """Return a gauge with one value."""
     family = GaugeMetricFamily(PREFIX + name, help, labels=["model_name"])
     family.add_metric([model], value)
     return family

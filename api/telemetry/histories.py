@@ -1,4 +1,4 @@
-"""What a trace file says of prompts and answers: numbers by which equal beginnings are known, and nothing else is."""
+"""Hashes of prompts and answers for trace files: they show which histories share a beginning, and nothing else."""
 
 import secrets
 from hashlib import blake2b
@@ -8,29 +8,30 @@ from baton.actors.requests import Request
 from baton.actors.runtime.events import HistoryEvent
 from baton.actors.tokens import WIDTH, Tokens, count, cut
 
-BLOCK = 16
-NUMBER_BYTES = 6  # Every reader of JSON has integers of 53 bits.
+BLOCK = 16  # tokens per hash
+NUMBER_BYTES = 6  # every JSON reader supports integers of 53 bits
 
 
 class History(NamedTuple):
-    """at: when the request was submitted. answer: all of it that has come."""
+    """The tokens of a request that has ended."""
 
-    at: float
+    at: float  # when the request was submitted
     request: Request
-    answer: Tokens
+    answer: Tokens  # as far as it was delivered
 
 
 class Histories:
-    """Hashes histories under a key that is drawn here, and that nobody else ever has.
+    """Keyed hashes of histories, with a random key that never leaves the object.
 
-    Without it a number cannot be told from chance, so nobody can try guesses of a prompt on it. Each number is of all
-    before it, the salt included: equal texts of two API keys have nothing in common.
+    Without the key the hashes look random, so guesses of a prompt cannot be tested against them. Each hash covers the
+    salt and all tokens up to its block: equal texts of two API keys have different hashes.
     """
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
     def event(self, history: History) -> HistoryEvent:
+        """Return the trace event of a history: one hash per whole block of tokens."""
         request = history.request
         tokens = cut(request.tokens, 0, request.prompt_len) + history.answer
         salt = request.salt.encode()
@@ -53,5 +54,5 @@ class Histories:
 
 
 def number(hashed: blake2b) -> int:
-    """Of all that was hashed so far, which can go on."""
+    """Return the hash of the data so far; `hashed` can be updated further."""
     return int.from_bytes(hashed.copy().digest(), "big")

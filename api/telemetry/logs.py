@@ -1,4 +1,4 @@
-"""Structured logs on standard error: one event a line, as JSON or for the console."""
+"""Structured logs on standard error: one event per line, as JSON or for the console."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ Format = Literal["auto", "json", "console"]
 
 
 def configure(format: Format, level: str) -> None:
-    """Set up structlog and the standard library's logging alike; called once, when the process starts."""
+    """Set up structlog and the standard library's logging. Call this once, when the process starts."""
     as_json = format == "json" or (format == "auto" and not sys.stderr.isatty())
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -41,17 +41,19 @@ def configure(format: Format, level: str) -> None:
 
 
 def is_not_bad_http(record: logging.LogRecord) -> bool:
-    """Anybody could fill the log with requests that are none, and bodies that are not packed as they say."""
+    """Filter out errors of malformed requests and bodies, with which any client could fill the log."""
     return not (record.exc_info and isinstance(record.exc_info[1], BadHttpMessage | RequestPayloadError))
 
 
 def rendering(as_json: bool) -> list[structlog.typing.Processor]:
+    """Return the processors that turn an event into a line."""
     if as_json:
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=to_json)]
-    # A plain traceback: one with the values of variables would show API keys and prompts.
+    # Plain tracebacks: structlog's default shows values of variables, which include API keys and prompts.
     plain = structlog.dev.plain_traceback
     return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
 
 
 def to_json(event: Any, **_: Any) -> str:
+    """Encode an event; values that JSON does not have become their repr."""
     return msgspec.json.encode(event, enc_hook=repr).decode()

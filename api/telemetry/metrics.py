@@ -1,4 +1,4 @@
-"""Prometheus metrics under the names that dashboards for other engines know, in a registry of their own."""
+"""Prometheus metrics, named as dashboards for other engines expect, in a registry of their own."""
 
 from collections.abc import Iterable
 
@@ -17,12 +17,13 @@ from baton.api.telemetry.collectors import (
     SessionFigures,
 )
 
+# Buckets of histograms, in seconds: of whole requests, and of single tokens.
 LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 
 class Metrics:
-    """The api's own figures; the `watch` calls add those that are read at each scrape. Times are in seconds."""
+    """The api's own metrics; the `watch` methods add those that are read at each scrape. Times are in seconds."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
@@ -35,30 +36,37 @@ class Metrics:
         def counter(name: str, help: str) -> Counter:
             return Counter(PREFIX + name, help, ["model_name"], registry=self.registry).labels(model)
 
-        self._first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.", LONG)
-        self._inter_token = histogram("inter_token_latency_seconds", "Between tokens of a request.", SHORT)
-        self._e2e = histogram("e2e_request_latency_seconds", "From arrival to the end of the answer.", LONG)
-        self._queue = histogram("request_queue_time_seconds", "From arrival to admission.", LONG)
+        self._first_token = histogram("time_to_first_token_seconds", "Time from arrival to the first token.", LONG)
+        self._inter_token = histogram("inter_token_latency_seconds", "Time between two tokens of a request.", SHORT)
+        self._e2e = histogram("e2e_request_latency_seconds", "Time from arrival to the end of the answer.", LONG)
+        self._queue = histogram("request_queue_time_seconds", "Time from arrival to admission.", LONG)
         self._prompt = counter("prompt_tokens", "Prompt tokens of ended requests.")
-        self._generated = counter("generation_tokens", "Tokens generated.")
-        self._queries = counter("prefix_cache_queries", "Prompt tokens that were looked up in the cache.")
-        self._hits = counter("prefix_cache_hits", "Prompt tokens that came out of the cache.")
+        self._generated = counter("generation_tokens", "Generated tokens.")
+        self._queries = counter("prefix_cache_queries", "Prompt tokens looked up in the cache.")
+        self._hits = counter("prefix_cache_hits", "Prompt tokens found in the cache.")
         self._requests = Counter(
-            f"{PREFIX}request_success", "Ended requests.", ["model_name", "finished_reason"], registry=self.registry
+            f"{PREFIX}request_success",
+            "Ended requests by finish reason.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
         )
-        self._http = Counter(f"{PREFIX}http_requests", "HTTP answers.", ["path", "status"], registry=self.registry)
+        self._http = Counter(
+            f"{PREFIX}http_requests", "HTTP answers by path and status.", ["path", "status"], registry=self.registry
+        )
 
     def first_tokens(self, waited: float, count: int) -> None:
+        """Record a request's first tokens, after `waited` seconds."""
         self._first_token.observe(waited)
         self._generated.inc(count)
 
     def tokens(self, gap: float, count: int) -> None:
+        """Record `count` further tokens, `gap` seconds apart."""
         self._generated.inc(count)
         for _ in range(count):
             self._inter_token.observe(gap)
 
     def record_end(self, member: Member, at: float) -> None:
-        """A request of the ring has ended, at `at` on the gateway's clock."""
+        """Record the end of a request of the ring, at `at` on the gateway's clock."""
         self._e2e.observe(at - member.submitted_at)
         if member.admitted_at is not None:
             self._queue.observe(member.admitted_at - member.submitted_at)

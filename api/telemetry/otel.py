@@ -1,7 +1,7 @@
-"""One OpenTelemetry span for each request, under the names of the GenAI semantic conventions.
+"""One OpenTelemetry span per request, following the GenAI semantic conventions.
 
-Needs the extra `otel`. Where spans go, how they are sampled and what the service is called is said by the usual
-OTEL_* variables. A span is made when its request has ended, of the times that were noted on the way.
+This needs the extra `otel`. The usual OTEL_* variables set destination, sampling and the name of the service. A span
+is made after its request has ended, from the times noted on the way.
 """
 
 import random
@@ -33,12 +33,12 @@ TEXT_COMPLETIONS = frozenset({"/v1/completions", "/generate"})
 
 
 def export_spans(model: str) -> "RequestSpans":
-    """To the collector that the environment names."""
+    """Return an exporter to the collector that the environment names."""
     return RequestSpans(model, BatchSpanProcessor(OTLPSpanExporter()))
 
 
 class TraceIds(IdGenerator):
-    """The id of a trace that begins here is known already, in the ring and in the log."""
+    """A generator that returns the trace id chosen at the request's arrival, which the ring and the log use already."""
 
     def __init__(self) -> None:
         self.trace_id = 0
@@ -51,6 +51,8 @@ class TraceIds(IdGenerator):
 
 
 class RequestSpans:
+    """The exporter of spans of ended requests."""
+
     def __init__(self, model: str, processor: SpanProcessor, clock: Callable[[], float] = time.monotonic) -> None:
         self._model = model
         self._clock = clock
@@ -62,11 +64,11 @@ class RequestSpans:
         self._tracer = self._provider.get_tracer("baton", VERSION)
 
     def record_end(self, generation: Generation, error: str | None) -> None:
-        """error: the code of what its client got, or would have got, instead of an end."""
+        """Export the span of a generation. error: the code of the error that ended it, if any."""
         call = generation.call
         if call is None:
             return
-        unix = time.time() - self._clock()
+        unix = time.time() - self._clock()  # from the monotonic clock to Unix time
 
         def at(moment: float) -> int:
             return int((unix + moment) * 1e9)
@@ -88,12 +90,12 @@ class RequestSpans:
         span.end(at(generation.created_at + generation.age))
 
     def close(self) -> None:
-        """Export what is left. Waits for the collector."""
+        """Export the remaining spans. This blocks until the collector has taken them."""
         self._provider.shutdown()
 
 
 def parent_of(trace: TraceContext) -> Context:
-    """The client's span; an empty context where there is none."""
+    """Return a context with the client's span, or an empty one if the client sent none."""
     if not trace.parent_id:
         return Context()
     parent = SpanContext(int(trace.trace_id, 16), int(trace.parent_id, 16), True, TraceFlags(trace.flags))
@@ -101,7 +103,7 @@ def parent_of(trace: TraceContext) -> Context:
 
 
 def moments(generation: Generation) -> list[tuple[str, float]]:
-    """When the first of its sequences got so far, of those that did."""
+    """Return the times at which the first of the sequences was queued, admitted, and got its first token."""
     members = generation.members
     reached = {
         "queued": [member.submitted_at for member in members],
@@ -112,7 +114,7 @@ def moments(generation: Generation) -> list[tuple[str, float]]:
 
 
 def describe(model: str, operation: str, call: RequestContext, generation: Generation) -> dict[str, AttributeValue]:
-    """Neither prompts nor answers. Counts are sums over the sequences, as in the log."""
+    """Return the attributes of a span, without prompts and answers. Counts are sums over the sequences."""
     members = generation.members
     request = members[0].request
     attributes: dict[str, AttributeValue] = {

@@ -1,4 +1,4 @@
-"""Whether spans are exported, which is up to --otel and the usual variables of the environment."""
+"""The choice whether spans are exported, by --otel and the usual environment variables."""
 
 import os
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ INSTALL = "pip install 'baton-serve[otel]'"
 
 
 class Spans(Protocol):
-    """Where spans of requests go."""
+    """The destination of spans of requests."""
 
     def record_end(self, generation: Generation, error: str | None) -> None: ...
 
@@ -22,12 +22,13 @@ class Spans(Protocol):
 
 
 def open_spans(config: Config, model: str, environment: Mapping[str, str] = os.environ) -> Spans | None:
-    """None if nobody asks for them. Raises ConfigError if --otel does and OpenTelemetry is not installed.
+    """Return the exporter of spans, or None if neither --otel nor a variable asks for it.
 
-    A variable alone may be meant for other programs: then it is a warning.
+    If OpenTelemetry is not installed, --otel raises ConfigError. A variable alone may be meant for other programs, so
+    then a warning is logged.
     """
-    asked = config.otel or any(environment.get(name) for name in ENDPOINTS)
-    if not asked or environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    enabled = config.otel or any(environment.get(name) for name in ENDPOINTS)
+    if not enabled or environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     try:
         from baton.api.telemetry.otel import export_spans

@@ -1,4 +1,4 @@
-"""--trace-file: the ring's events and its requests' histories, one a line as JSON, written by a thread of its own."""
+"""The file of --trace-file: events of the ring and histories of requests, one JSON object per line."""
 
 import threading
 import time
@@ -13,24 +13,26 @@ from baton.api.generation.outputs import Member
 from baton.api.telemetry.histories import Histories, History
 
 VERSION = 2
-CAPACITY = 1 << 16
-CHUNK = 256
-INTERVAL_S = 0.05
+CAPACITY = 1 << 16  # events that may wait to be written
+CHUNK = 256  # events encoded at once
+INTERVAL_S = 0.05  # between writes
 
 
 class TraceFile:
-    """`record` never waits: what the disk is too slow for is dropped, and the file says how much that was.
+    """A trace file and the thread that writes it.
 
-    Opening raises OSError; a later one ends the file, and is logged. The file is overwritten.
+    `record` never blocks. If the disk is too slow, events are dropped, and the file notes how many. An OSError when
+    writing is logged and ends the file.
     """
 
     def __init__(self, path: Path, capacity: int = CAPACITY) -> None:
+        """Overwrite the file and start the thread. Raises OSError if the file cannot be opened."""
         self._file = path.open("wb")
         self._events: deque[Event | History] = deque()
         self._histories = Histories()
         self._capacity = capacity
-        self._dropped = 0
-        self._told = 0
+        self._dropped = 0  # events in all
+        self._reported = 0  # dropped events that the file has noted
         self._counting = threading.Lock()
         self._encoder = msgspec.json.Encoder()
         self._closing = threading.Event()
@@ -39,12 +41,12 @@ class TraceFile:
         self._thread.start()
 
     def record_end(self, member: Member) -> None:
-        """A request that was admitted has ended, or was left; its tokens are hashed by the writing thread."""
+        """Record the history of an admitted request that has ended or was abandoned. The thread hashes it later."""
         if member.first is not None:
             self.record(History(member.submitted_at, member.request, bytes(member.delivered)))
 
     def record(self, event: Event | History) -> None:
-        """From any thread."""
+        """Add an event, from any thread."""
         if len(self._events) < self._capacity:
             self._events.append(event)
         else:
@@ -52,7 +54,7 @@ class TraceFile:
                 self._dropped += 1
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining events, and close the file."""
         self._closing.set()
         self._thread.join()
 
@@ -67,13 +69,13 @@ class TraceFile:
             structlog.get_logger().error("the trace file ends here", error=str(error))
 
     def _drain(self) -> None:
-        """In small chunks: encoding one keeps every other thread waiting."""
+        """Write the waiting events, in small chunks because encoding holds the interpreter lock."""
         for _ in range(len(self._events) // CHUNK + 1):
             chunk = [self._events.popleft() for _ in range(min(CHUNK, len(self._events)))]
             lines = [self._histories.event(each) if isinstance(each, History) else each for each in chunk]
             self._file.write(self._encoder.encode_lines(lines))
-        if self._dropped > self._told:
-            missing = DroppedEvent(self._dropped - self._told)
-            self._told += missing.count
+        if self._dropped > self._reported:
+            missing = DroppedEvent(self._dropped - self._reported)
+            self._reported += missing.count
             self._file.write(self._encoder.encode_lines([missing]))
         self._file.flush()

@@ -1,1 +1,1 @@
-"""`baton chat`, and what else is drawn on a terminal."""
+"""`baton chat`, and the progress bar of `baton serve`."""

@@ -1,4 +1,4 @@
-"""`baton chat`: a terminal chat on a session, which the server keeps. A turn sends only what is new."""
+"""`baton chat`: a chat on a terminal. The server keeps the session, so a turn sends only the new messages."""
 
 import os
 import shlex
@@ -23,19 +23,22 @@ from baton.api.terminal.view import exchange, figures, session_table, standing, 
 
 HELP = """\
 /sessions      list the sessions
-/resume ID     go on with one: its id, the beginning of it, or its number in the list
-/fork [TURN]   go on in a copy, from the end or from after that turn
-/rewind TURN   forget what came after that turn; 0 forgets all
+/resume ID     continue a session: its id, the beginning of the id, or its number in the list
+/fork [TURN]   continue in a copy of this session, which ends after that turn or the last one
+/rewind TURN   delete all turns after that one; 0 deletes all
 /history       show the turns and their numbers
 /new           begin a new session
 /close         delete this session
-/help          show this
+/help          show this help
 /quit          leave, as Ctrl-D does
-Ctrl-C stops an answer. A line that begins with // is said with one /."""
+Ctrl-C stops an answer. Begin a line with // to send one that begins with /."""
+# Statuses of a refused turn, of which the session keeps nothing.
 TRACELESS = (400, 401, 403, 413, 429)
+# Codes of errors after which the session is fetched again, because it may have changed.
 CHANGED = ("session_moved_on", "session_not_found", "session_not_saved", "session_not_deleted")
-INTERRUPTED = 130
-SHORTEST = 4
+INTERRUPTED = 130  # exit code
+SHORTEST = 4  # characters that an abbreviated id has at least
+# What became of a line: answered or carried out; not answered, but in the session or not worth repeating; not sent.
 Outcome: TypeAlias = Literal["answered", "kept", "lost"]
 
 
@@ -50,20 +53,20 @@ def chat(
 ) -> int:
     """Read turns from standard input and print the answers as they come. Returns the exit code."""
     settings = {"temperature": temperature, "max_tokens": max_tokens}
-    given = {name: value for name, value in settings.items() if value is not None}
+    chosen = {name: value for name, value in settings.items() if value is not None}
     try:
-        talk = Chat(ChatClient(url, api_key), Terminal(), system, given)
+        talk = Chat(ChatClient(url, api_key), Terminal(), system, chosen)
         return talk.run() if talk.begin(session, fork) else 1
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Nobody reads any more, and Python's last flush must not fail on that again.
+        # The reader of standard output has gone. Python flushes at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 class Chat:
-    """One session at a time; none until something is said."""
+    """The loop of `baton chat`: one current session, which is created with the first message."""
 
     def __init__(self, client: ChatClient, terminal: Terminal, system: str | None, settings: dict[str, Any]) -> None:
         self._client = client
@@ -71,7 +74,7 @@ class Chat:
         self._system = system
         self._settings = settings
         self._session: SessionInfo | None = None
-        self._listed: list[str] = []
+        self._listed: list[str] = []  # ids as /sessions numbered them
         self._commands: dict[str, Callable[[str], None]] = {
             "/sessions": self._list,
             "/resume": self._resume,
@@ -84,7 +87,7 @@ class Chat:
         }
 
     def begin(self, session: str | None, fork: str | None) -> bool:
-        """Greet, and go on with a session if one is named. False if the chat cannot begin."""
+        """Greet, and resume or fork the named session. Return False if the chat cannot begin."""
         try:
             model = self._client.model()
             if self._terminal.interactive:
@@ -98,13 +101,14 @@ class Chat:
             if error.code != "session_not_found" or not self._terminal.interactive:
                 return False
             self._obey("/sessions")
-            self._terminal.note("/resume goes on with one of them; anything else begins a new session.")
+            self._terminal.note("/resume continues one of them; any other message begins a new session.")
         return True
 
     def run(self) -> int:
-        offered = ""
-        while (line := self._terminal.read(offered)) is not None and line != "/quit":
-            offered = ""
+        """Read and carry out lines until the end of the input. Return the exit code."""
+        draft = ""  # a line that could not be sent, to be edited and sent again
+        while (line := self._terminal.read(draft)) is not None and line != "/quit":
+            draft = ""
             if not line:
                 continue
             try:
@@ -116,12 +120,13 @@ class Chat:
             if outcome != "answered" and not self._terminal.interactive:
                 return 1
             if outcome == "lost":
-                offered = line
+                draft = line
                 self._terminal.note("Enter tries again.")
         self._leave()
         return 0
 
     def _take(self, line: str) -> Outcome:
+        """Carry out a command, or send a message."""
         if line.startswith("//"):
             return self._say(line[1:])
         if line.startswith("/"):
@@ -129,18 +134,19 @@ class Chat:
         return self._say(line)
 
     def _leave(self) -> None:
+        """Show how to continue the session."""
         self._terminal.end_line()
         if self._session is not None and self._session.turn:
             where = [] if self._client.url == DEFAULT_URL else ["--url", self._client.url]
             again = shlex.join(["baton", "chat", *where, "--session", self._session.id])
-            self._terminal.note(f"Go on with: {again}")
+            self._terminal.note(f"Continue with: {again}")
 
-    def _say(self, said: str) -> Outcome:
-        """One turn. lost: the server has nothing of it, so that it can be said again."""
+    def _say(self, text: str) -> Outcome:
+        """Send one turn and show its answer. "lost" means that the session has nothing of it, so it can be repeated."""
         try:
             if self._session is None:
                 self._session = self._client.create()
-            self._show(self._session, self._client.turn(self._session.id, self._body(self._session, said)))
+            self._show(self._session, self._client.turn(self._session.id, self._body(self._session, text)))
             return "answered"
         except KeyboardInterrupt:
             self._terminal.write(" [stopped]")
@@ -152,15 +158,17 @@ class Chat:
                 return "answered"
             if error.status in TRACELESS or error.code == "session_busy":
                 return "lost"
-        return self._catch_up(said)
+        return self._catch_up(text)
 
-    def _body(self, session: SessionInfo, said: str) -> dict[str, Any]:
-        messages = [{"role": "user", "content": said}]
+    def _body(self, session: SessionInfo, text: str) -> dict[str, Any]:
+        """Return the body of a turn's request."""
+        messages = [{"role": "user", "content": text}]
         if self._system and not session.turn:
             messages.insert(0, {"role": "system", "content": self._system})
         return {"messages": messages, "after": session.turn, **self._settings}
 
     def _show(self, session: SessionInfo, events: Generator[Event, None, None]) -> None:
+        """Print an answer while it is generated, and note the session's new turn."""
         first = None
         with closing(events):
             for event in events:
@@ -172,33 +180,34 @@ class Chat:
                     self._terminal.end_line()
                     self._terminal.note(figures(event, time.monotonic() - first if first is not None else 0))
 
-    def _catch_up(self, said: str) -> Outcome:
-        """Learn what became of a turn whose end was not seen."""
+    def _catch_up(self, text: str) -> Outcome:
+        """Fetch the session to find out what became of a turn whose end did not arrive."""
         before = self._session
         if before is None:
             return "lost"
         try:
-            seen = self._session = self._client.settled(before.id)
+            now = self._session = self._client.settled(before.id)
         except ChatError as error:
             if error.code == "session_not_found":
                 self._forget()
             return "lost"
-        new = [turn for turn in seen.turns if turn.turn > before.turn]
-        if new and said_in(new[-1]) == said:
+        new = [turn for turn in now.turns if turn.turn > before.turn]
+        if new and message_of(new[-1]) == text:
             self._report(new[-1])
             return "kept"
-        self._terminal.complain("it left no trace" if seen.turn == before.turn else moved(seen))
+        self._terminal.complain("the turn was not recorded" if now.turn == before.turn else moved(now))
         return "lost"
 
     def _report(self, turn: TurnInfo) -> None:
+        """Show a recorded turn whose end did not arrive."""
         if turn.status == "completed":
             self._terminal.say(exchange(turn))
         else:
-            kept = f"turn {turn.turn} was kept with {turn.output_tokens} tokens of its answer"
-            self._terminal.complain(f"{kept}; the session is at {turn.position} tokens")
+            part = f"turn {turn.turn} was kept with {turn.output_tokens} tokens of its answer"
+            self._terminal.complain(f"{part}; the session is at {turn.position} tokens")
 
     def _obey(self, line: str) -> bool:
-        """False if the command could not be carried out."""
+        """Carry out a command. Return False if that failed."""
         word, _, argument = line.partition(" ")
         try:
             if word not in self._commands:
@@ -218,28 +227,28 @@ class Chat:
 
     def _resume(self, name: str) -> None:
         if not name:
-            raise ChatError("which one? /resume ID, or its number in /sessions")
+            raise ChatError("which one? Give its id, or its number in /sessions")
         session = self._session = self._client.session(self._find(name))
         if self._terminal.interactive:
             self._terminal.say("\n".join([standing(session), *map(exchange, session.turns[-1:])]))
         if self._system and session.turn:
-            self._terminal.complain("--system is said in a session's first turn only, and this one had that")
+            self._terminal.complain("--system applies to a session's first turn only, which this session has had")
 
     def _find(self, name: str) -> str:
-        """The id that is meant. Raises ChatError."""
+        """Return the id of the session that `name` abbreviates or numbers. Raises ChatError."""
         ids = [session.id for session in self._client.sessions()]
         if name in ids:
             return name
         if name.isdecimal() and 0 < int(name) <= len(self._listed):
             return self._listed[int(name) - 1]
-        begun = [
+        matches = [
             id for id in ids if id.startswith(name) or (len(name) >= SHORTEST and id.startswith(f"session-{name}"))
         ]
-        if len(begun) > 1:
-            raise ChatError(f"{len(begun)} sessions begin with {name}")
-        if not begun:
+        if len(matches) > 1:
+            raise ChatError(f"{len(matches)} sessions begin with {name}")
+        if not matches:
             raise ChatError(f"there is no session {name}", 404, "session_not_found")
-        return begun[0]
+        return matches[0]
 
     def _fork(self, argument: str) -> None:
         session = self._current()
@@ -250,7 +259,7 @@ class Chat:
     def _rewind(self, argument: str) -> None:
         session = self._current()
         back = self._session = self._client.rewind(session.id, number(argument), session.turn)
-        self._terminal.say(f"Back after turn {back.turn}, at {back.position} tokens.")
+        self._terminal.say(f"Rewound to turn {back.turn}, at {back.position} tokens.")
 
     def _history(self, _: str) -> None:
         session = self._session = self._client.session(self._current().id)
@@ -258,8 +267,8 @@ class Chat:
 
     def _new(self, _: str) -> None:
         session, self._session = self._session, None
-        kept = f" /resume {session.id} goes back." if session is not None and session.turn else ""
-        self._terminal.note(f"What you say next begins a new session.{kept}")
+        hint = f" /resume {session.id} returns to this one." if session is not None and session.turn else ""
+        self._terminal.note(f"Your next message begins a new session.{hint}")
 
     def _close(self, _: str) -> None:
         session = self._current()
@@ -269,11 +278,11 @@ class Chat:
 
     def _current(self) -> SessionInfo:
         if self._session is None:
-            raise ChatError("there is no session yet: say something, or /resume one")
+            raise ChatError("there is no session yet: send a message, or /resume one")
         return self._session
 
     def _look_again(self) -> None:
-        """Another client may have changed the session, or closed it."""
+        """Fetch the session again, because another client may have changed or closed it."""
         if self._session is None:
             return
         known = self._session.turn
@@ -287,23 +296,25 @@ class Chat:
             self._terminal.complain(moved(self._session))
 
     def _forget(self) -> None:
+        """Leave a session that does not exist any more."""
         assert self._session is not None
-        self._terminal.complain(f"session {self._session.id} is gone: what you say next begins a new one")
+        self._terminal.complain(f"session {self._session.id} is gone: your next message begins a new one")
         self._session = None
 
 
-def said_in(turn: TurnInfo) -> str | None:
+def message_of(turn: TurnInfo) -> str | None:
+    """Return the text of a turn's last message, or None if it was not a chat turn."""
     return turn.messages[-1]["content"] if turn.messages else None
 
 
 def moved(session: SessionInfo) -> str:
-    """After another client's turn or rewind, or a command of ours that was carried out in part."""
+    """Return a notice that the session is at another turn than we knew: another client, or a lost answer, moved it."""
     last = "".join(f"\n{exchange(turn)}" for turn in session.turns[-1:])
     return f"the session is at turn {session.turn} now{last}"
 
 
 def number(argument: str) -> int:
-    """The number of a turn. Raises ChatError."""
+    """Parse the number of a turn. Raises ChatError."""
     if not (argument.isascii() and argument.isdecimal()):
         raise ChatError("which turn? Give its number, as /history shows it")
     return int(argument)

@@ -1,4 +1,4 @@
-"""The calls of `baton chat`: sessions, and turns as streams of events."""
+"""The HTTP client of `baton chat`: calls on sessions, and turns as streams of events."""
 
 import json
 import time
@@ -16,14 +16,14 @@ from msgspec import Struct
 DEFAULT_URL = "http://127.0.0.1:8000"
 TURN_TIMEOUT_S = 600
 CALL_TIMEOUT_S = 30
-SETTLE_S = 10
+SETTLE_S = 10  # longest wait for a turn to end that was interrupted
 POLL_S = 0.05
 
 T = TypeVar("T")
 
 
 class ChatError(Exception):
-    """The server cannot be reached, or refused; the message says why. status: 0 where none came."""
+    """A failed call; the message says why. status: of the HTTP answer, 0 if none came. code: of the error object."""
 
     def __init__(self, message: str, status: int = 0, code: str | None = None) -> None:
         super().__init__(message)
@@ -32,31 +32,35 @@ class ChatError(Exception):
 
 
 class StateInfo(Struct):
-    """Where a session's state is, and how many tokens it has consumed."""
+    """The place of a session's state, and the number of tokens that it has consumed."""
 
     tier: str
     position: int
 
 
 class TurnInfo(Struct):
-    turn: int
+    """A turn that has ended."""
+
+    turn: int  # its number
     status: str
-    position: int
+    position: int  # length of the history after it, in tokens
     input_tokens: int
     output_tokens: int
-    messages: list[dict[str, Any]] | None
-    text: str | None
+    messages: list[dict[str, Any]] | None  # None if the input was text or tokens
+    text: str | None  # None if the turn only fed its input
 
 
 class SessionInfo(Struct):
+    """A session. Times are Unix times."""
+
     id: str
-    turn: int
-    position: int
-    status: str
+    turn: int  # the last turn that has ended; 0 before the first
+    position: int  # length of the history, in tokens
+    status: str  # "idle" or "busy"
     created_at: int
     last_turn_at: int | None = None
     state: StateInfo | None = None
-    turns: list[TurnInfo] = []
+    turns: list[TurnInfo] = []  # empty in a list of sessions
 
 
 class SessionList(Struct):
@@ -87,15 +91,15 @@ class EndEvent(Struct, tag_field="type", tag="turn.ended"):
     position: int
     finish_reason: str | None
     usage: UsageInfo
-    resumed_from: str = ""
-    lost: str = ""
+    resumed_from: str = ""  # tier of the state that the turn resumed from
+    lost: str = ""  # why tokens of the history had to be computed again
 
 
 Event: TypeAlias = StartEvent | TextEvent | EndEvent
 
 
 class ChatClient:
-    """One server. Every call raises ChatError."""
+    """A client of one server. Every call raises ChatError."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -104,6 +108,7 @@ class ChatClient:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def model(self) -> str:
+        """Return the name of the served model."""
         models = self._call("GET", "/v1/models", dict[str, Any])
         try:
             return str(models["data"][0]["id"])
@@ -114,15 +119,15 @@ class ChatClient:
         return self._call("POST", "/v1/sessions", SessionInfo, {})
 
     def sessions(self) -> list[SessionInfo]:
-        """Most recently used first."""
+        """List the sessions, most recently used first."""
         return self._call("GET", "/v1/sessions", SessionList).data
 
     def session(self, id: str) -> SessionInfo:
-        """With its turns."""
+        """Fetch a session with its turns."""
         return self._call("GET", path_of(id), SessionInfo)
 
     def settled(self, id: str) -> SessionInfo:
-        """The session once its turn is over, or as it is after SETTLE_S."""
+        """Fetch a session when its turn is over, or after SETTLE_S as it is then."""
         deadline = time.monotonic() + SETTLE_S
         while (session := self.session(id)).status == "busy" and time.monotonic() < deadline:
             time.sleep(POLL_S)
@@ -138,7 +143,7 @@ class ChatClient:
         self._call("DELETE", f"{path_of(id)}?after={after}", dict[str, Any])
 
     def turn(self, id: str, body: dict[str, Any]) -> Generator[Event, None, None]:
-        """A turn's events as they come. Closing it ends the turn."""
+        """Send a turn and yield its events as they arrive. Closing the generator aborts the turn."""
         ended = False
         with self._open("POST", f"{path_of(id)}/turns", body | {"stream": True}, TURN_TIMEOUT_S) as response:
             try:
@@ -151,14 +156,14 @@ class ChatClient:
                 if not ended:
                     raise ChatError(f"the connection broke: {error}") from None
         if not ended:
-            raise ChatError("the server went away in mid-answer")
+            raise ChatError("the server disconnected in mid-answer")
 
     def _call(self, method: str, path: str, type: type[T], body: dict[str, Any] | None = None) -> T:
         with closing(self._open(method, path, body, CALL_TIMEOUT_S)) as response:
             try:
                 return msgspec.json.decode(response.read(), type=type)
             except msgspec.DecodeError as error:
-                raise ChatError(f"{self.url} answers otherwise than Baton does: {error}") from None
+                raise ChatError(f"{self.url} does not answer like Baton: {error}") from None
             except (OSError, HTTPException) as error:
                 raise ChatError(f"the connection broke: {error}") from None
 
@@ -178,19 +183,19 @@ def path_of(id: str) -> str:
 
 
 def read_event(data: bytes) -> Event:
-    """Raises ChatError for an error, and for what is no event of a turn."""
+    """Decode an event of a turn. Raises ChatError for an error event, or data that is no event."""
     try:
         event = msgspec.json.decode(data)
         if "error" in event:
             raise ChatError(str(event["error"]["message"]), code=event["error"]["code"])
-        known: Event = msgspec.convert(event, Event)
-        return known
+        converted: Event = msgspec.convert(event, Event)
+        return converted
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise ChatError(f"the answer cannot be read: {error}") from None
 
 
 def refusal(error: HTTPError) -> ChatError:
-    """With the message of the error object, else the status line."""
+    """Return the error with the message of its error object, or with the status line if it has none."""
     try:
         detail = json.loads(error.read())["error"]
         return ChatError(str(detail["message"]), error.code, detail["code"])

@@ -1,4 +1,4 @@
-"""The terminal of `baton chat`: lines read with editing and history, and text shown that cannot drive it."""
+"""The terminal of `baton chat`: input with editing and history, and output without control characters."""
 
 import os
 import sys
@@ -11,28 +11,25 @@ HISTORY_LINES = 1000
 
 
 class Terminal:
-    """Standard input, output and error of the chat. Control characters in what is shown are replaced.
-
-    interactive: somebody types, so there are prompts, and a failure is not the end.
-    """
+    """Standard input, output and error of the chat. Control characters in the output are replaced."""
 
     def __init__(self) -> None:
-        self.interactive = sys.stdin.isatty()
-        self._in_line = False
+        self.interactive = sys.stdin.isatty()  # if so there are prompts, and a failure does not end the chat
+        self._in_line = False  # the cursor is not at the beginning of a line
         self._notes = sys.stderr.isatty()
         self._editor = open_editor() if self.interactive and sys.stdout.isatty() else None
         for file in (sys.stdin, sys.stdout):
             if isinstance(file, TextIOWrapper):
                 file.reconfigure(errors="replace")
 
-    def read(self, offered: str = "") -> str | None:
-        """One trimmed line of input; None at its end. offered: the line to begin with, for it could not be sent."""
+    def read(self, draft: str = "") -> str | None:
+        """Read one trimmed line; None at the end. draft: text to edit, or used for an empty line without an editor."""
         self.end_line()
         try:
             if self._editor is not None:
-                return self._editor.read(offered)
+                return self._editor.read(draft)
             line = input(PROMPT if self.interactive else "").strip()
-            return line or offered
+            return line or draft
         except EOFError:
             self._in_line = self.interactive
             return None
@@ -44,34 +41,37 @@ class Terminal:
             return ""
 
     def write(self, text: str) -> None:
-        """A piece of an answer."""
+        """Print a piece of an answer."""
         if text:
             print(printable(text), end="", flush=True)
             self._in_line = not text.endswith("\n")
 
     def say(self, text: str) -> None:
+        """Print a text on lines of its own."""
         self.end_line()
         print(printable(text), flush=True)
 
     def note(self, text: str) -> None:
-        """Dim, and only for somebody who watches."""
+        """Print a dim note to standard error, if that is a terminal."""
         self.end_line()
         if self._notes:
             plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
             print(printable(text) if plain else f"\x1b[2m{printable(text)}\x1b[0m", file=sys.stderr, flush=True)
 
     def complain(self, text: str) -> None:
+        """Print an error to standard error."""
         self.end_line()
         print(f"baton: {printable(text)}", file=sys.stderr, flush=True)
 
     def end_line(self) -> None:
+        """Move to the beginning of a line."""
         if self._in_line:
             print(flush=True)
             self._in_line = False
 
 
 class Editor:
-    """Lines edited by readline. What is typed is kept for the next time, but not a line that begins with a space."""
+    """Line input with readline. Lines go to a history file, except those that begin with a space."""
 
     def __init__(self, path: Path) -> None:
         import readline
@@ -80,12 +80,13 @@ class Editor:
         self._path = path
         readline.set_auto_history(False)
         readline.set_history_length(HISTORY_LINES)
-        with suppress(OSError):  # A home that cannot be written costs the history and no more.
+        with suppress(OSError):  # Without a writable home folder there is just no history.
             create_private(path)
             readline.read_history_file(path)
 
-    def read(self, offered: str) -> str:
-        self._readline.set_startup_hook(lambda: self._readline.insert_text(offered))
+    def read(self, draft: str) -> str:
+        """Read a line, starting with `draft`."""
+        self._readline.set_startup_hook(lambda: self._readline.insert_text(draft))
         try:
             line = input(PROMPT)
         finally:
@@ -106,7 +107,7 @@ class Editor:
 
 
 def open_editor() -> Editor | None:
-    """None where Python has no readline."""
+    """Return an editor, or None if Python has no readline."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     try:
         return Editor(Path(state) / "baton" / "chat_history")
@@ -115,7 +116,7 @@ def open_editor() -> Editor | None:
 
 
 def create_private(path: Path) -> None:
-    """A file that only its owner can read, if there was none and also if there was one."""
+    """Create a file if there is none, and let only its owner read it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
@@ -125,5 +126,5 @@ def create_private(path: Path) -> None:
 
 
 def printable(text: str) -> str:
-    """Without control characters: a model's answer must not drive the terminal."""
+    """Replace control characters: a model's answer must not control the terminal."""
     return "".join(c if c in "\n\t" or c.isprintable() else "�" for c in text)

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal; nothing elsewhere."""
+"""A progress bar, shown only if standard error is a terminal."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ REDRAW_S = 0.1
 
 
 class ProgressBar:
-    """`update` may be called from another thread. Counts are bytes."""
+    """A progress bar in bytes. `update` may be called from another thread."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -16,6 +16,7 @@ class ProgressBar:
         self._drawn = 0.0
 
     def update(self, done: int, total: int) -> None:
+        """Redraw the bar, but not more often than REDRAW_S."""
         now = time.monotonic()
         if not self._shown or not total or (done < total and now - self._drawn < REDRAW_S):
             return
@@ -25,6 +26,7 @@ class ProgressBar:
         print(f"\r{self._label} {bar} {done / 2**20:.0f}/{total / 2**20:.0f} MiB", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
+        """Remove the bar from the terminal."""
         if self._shown and self._drawn:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         self._shown = False

@@ -1,4 +1,4 @@
-"""What `baton chat` shows of sessions and turns, as text."""
+"""Sessions and turns as text for `baton chat`."""
 
 import time
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from baton.api.terminal.client import EndEvent, SessionInfo, TurnInfo
 
 
 def session_table(sessions: Sequence[SessionInfo], current: str | None, now: float | None = None) -> str:
-    """One line a session, numbered; the current one is marked."""
+    """Return a table with one numbered line per session; the current one is marked."""
     if not sessions:
         return "There are no sessions."
     now = time.time() if now is None else now
@@ -22,12 +22,12 @@ def session_table(sessions: Sequence[SessionInfo], current: str | None, now: flo
 
 
 def aligned(cell: str, width: int) -> str:
-    """Numbers to the right."""
+    """Pad a cell: numbers to the right, other text to the left."""
     return cell.rjust(width) if cell.isdecimal() else cell.ljust(width)
 
 
 def place(session: SessionInfo) -> str:
-    """Where a session's state is, and how far it reaches if not to the end."""
+    """Return where a session's state is, and how many tokens it has consumed if not all."""
     if session.status == "busy":
         return "in a turn"
     if session.state is None:
@@ -37,6 +37,7 @@ def place(session: SessionInfo) -> str:
 
 
 def ago(seconds: float) -> str:
+    """Return a duration in words, as "2 h ago"."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{int(seconds // size)} {unit} ago"
@@ -44,11 +45,11 @@ def ago(seconds: float) -> str:
 
 
 def transcript(turns: Sequence[TurnInfo]) -> str:
-    return "\n".join(map(exchange, turns)) or "Nothing was said yet."
+    return "\n".join(map(exchange, turns)) or "There are no turns yet."
 
 
 def exchange(turn: TurnInfo) -> str:
-    """What was said in a turn, behind its number, and the answer."""
+    """Return the messages of a turn, each after the turn's number, and the answer."""
     lines = []
     for message in turn.messages or ():
         role = "" if message["role"] == "user" else f"({message['role']}) "
@@ -63,11 +64,12 @@ def exchange(turn: TurnInfo) -> str:
 
 
 def standing(session: SessionInfo) -> str:
+    """Return a line on the session's id and length."""
     return f"Session {session.id}, turn {session.turn}, {session.position} tokens."
 
 
 def figures(ended: EndEvent, seconds: float) -> str:
-    """What a turn took. seconds: from its first token to its last."""
+    """Return a line with a turn's figures. seconds: from its first token to its last."""
     usage = ended.usage
     parts = [f"turn {ended.turn}", f"{usage.completion_tokens} tokens"]
     if usage.completion_tokens > 1 and seconds > 0:

@@ -1,4 +1,4 @@
-"""A ring of nothing: it answers Submit with a fixed text, a token at a time, so that the api can be tested alone."""
+"""A fake ring: it answers Submit with a fixed text, one token at a time, so that the api can be tested alone."""
 
 import asyncio
 import json
@@ -61,7 +61,7 @@ AGENT = OutputFormats(HERMES, THINK)
 
 
 class FakeText:
-    """Bytes as tokens; 256 ends a text. Calls of tools are shown as in Hermes' format, and reasoning in <think>."""
+    """A text side whose tokens are bytes; 256 ends a text. Tool calls are in Hermes' format, reasoning in <think>."""
 
     has_chat_template = True
     added_tokens = frozenset({"</s>"})
@@ -73,7 +73,7 @@ class FakeText:
 
     def __init__(self) -> None:
         self.generation_defaults: dict[str, Any] = {}
-        # An integer that many a checkpoint has: more than 64 bits.
+        # Many checkpoints have this integer of more than 64 bits.
         self.tokenizer_info = {"tokenizer_class": "Bytes", "chat_template": "{{ é }}", "model_max_length": int(1e30)}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -113,8 +113,8 @@ class FakeText:
         return ids, ends, sorted({len(list(pairs)) for pairs in shared})
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        kept = bytes(i for i in ids if i < 256).decode(errors="replace")
-        return kept + ("" if skip_special_tokens else "</s>" * sum(i >= 256 for i in ids))
+        text = bytes(i for i in ids if i < 256).decode(errors="replace")
+        return text + ("" if skip_special_tokens else "</s>" * sum(i >= 256 for i in ids))
 
 
 def shown(message: Mapping[str, Any]) -> str:
@@ -128,15 +128,15 @@ def shown(message: Mapping[str, Any]) -> str:
 
 
 class FakeRing:
-    """held: requests wait until `release`. refusal: how every Submit ends. sent: all messages, in order."""
+    """The fake ring and what it is to do."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self.sent: list[Message] = []
+        self.sent: list[Message] = []  # all messages from the api, in order
         self.reply = "Hello, wörld."
-        self.held = False
+        self.held = False  # requests wait until `release`
         self.cached = 0
         self.miss_reason: MissReason = ""
-        self.refusal: EndReason | None = None
+        self.refusal: EndReason | None = None  # how every Submit ends
         self.failing = False
         self.pause = 0.0
         self.open: dict[str, Request] = {}
@@ -180,7 +180,7 @@ class FakeRing:
                 raise AssertionError(message)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Wait for a message that makes `condition` true."""
+        """Wait until `condition` is true, checking it after each message."""
         async with asyncio.timeout(10):
             while not condition():
                 self._sent.clear()
@@ -212,7 +212,7 @@ class FakeRing:
         task.add_done_callback(self._tasks.discard)
 
     async def _play(self, request: Request) -> None:
-        """One character of the reply a message; its tokens are its bytes, and EOS ends it."""
+        """Send the reply, one character per message. Its tokens are its bytes, and EOS ends it."""
         hit = Hit(self.cached, miss_reason=self.miss_reason)
         first = Output(request.id, "", b"", request.prompt_len, 0, hit=hit)
         self.deliver(Delta([first]))
@@ -269,8 +269,8 @@ class FakeRing:
 def items(request: Request, ids: Sequence[int]) -> list[TokenLogprob]:
     if request.logprobs is None:
         return []
-    asked = [-float(id) for id in request.logprob_ids]
-    return [TokenLogprob(i, -0.5, [(i, -0.5), (i ^ 1, float("-inf"))][: request.logprobs], asked) for i in ids]
+    logprobs = [-float(id) for id in request.logprob_ids]
+    return [TokenLogprob(i, -0.5, [(i, -0.5), (i ^ 1, float("-inf"))][: request.logprobs], logprobs) for i in ids]
 
 
 def prompt_items(request: Request) -> list[TokenLogprob]:
@@ -278,14 +278,14 @@ def prompt_items(request: Request) -> list[TokenLogprob]:
     if start is None:
         return []
     ids = tokens.unpack(request.tokens)[start : request.prompt_len]
-    asked = [-float(id) for id in request.logprob_ids]
-    first, others = TokenLogprob(ids[0], None, []), [TokenLogprob(i, -1.5, [], asked) for i in ids]
+    logprobs = [-float(id) for id in request.logprob_ids]
+    first, others = TokenLogprob(ids[0], None, []), [TokenLogprob(i, -1.5, [], logprobs) for i in ids]
     return others if start else [first, *others[1:]]
 
 
 @cache
 def byte_grammars() -> Grammars:
-    """They compile, as those of a tokenizer of bytes; the ring does not ask what they let through."""
+    """Return the grammars of a byte tokenizer. They compile, but the fake ring does not apply them."""
     alphabet = sorted(ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE({letter: id for id, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
@@ -310,7 +310,7 @@ def make_server(config: Config, ready: bool = True, formats: OutputFormats = NO_
 
 @dataclass
 class Served:
-    """A server on a free port of this machine, and a client for it."""
+    """A server on a free local port, and a client for it."""
 
     client: TestClient[web.Request, web.Application]
     server: Server
@@ -327,7 +327,7 @@ class Served:
             return response.status, await response.json()
 
     async def error(self, path: str, body: Any, **more: Any) -> tuple[int, dict[str, Any]]:
-        """Status and error object; all four members must be there."""
+        """Post, and return status and error object, which must have all four members."""
         status, answer = await self.post(path, body, **more)
         assert set(answer) == {"error"}, answer
         assert set(answer["error"]) == {"message", "type", "param", "code"}
@@ -342,7 +342,7 @@ class WatchedRunner(web.AppRunner):
 
 
 class WatchedServer(TestServer):
-    """aiohttp's server for tests, with its connections watched as the real one has them."""
+    """aiohttp's server for tests, with connections watched as in the real server."""
 
     async def _make_runner(self, **options: Any) -> web.AppRunner:
         return WatchedRunner(self.app, **options)
@@ -363,7 +363,7 @@ async def serving(ready: bool = True, formats: OutputFormats = NO_FORMATS, **opt
 
 
 async def read_events(response: ClientResponse) -> list[bytes]:
-    """The raw blocks of an event stream."""
+    """Return the raw blocks of an event stream."""
     assert response.headers["Content-Type"].startswith("text/event-stream")
     body = await response.read()
     assert body.endswith(b"\n\n")
@@ -371,7 +371,7 @@ async def read_events(response: ClientResponse) -> list[bytes]:
 
 
 def payloads(blocks: Sequence[bytes]) -> list[Any]:
-    """The JSON of each event before [DONE], comments left out."""
+    """Return the JSON of each event before [DONE], without comments."""
     assert blocks[-1] == b"data: [DONE]"
     data = [block for block in blocks[:-1] if not block.startswith(b":")]
     assert all(block.startswith(b"data: ") and b"\n" not in block for block in data)

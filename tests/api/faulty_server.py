@@ -1,7 +1,10 @@
-"""`python -m tests.api.faulty_server FAULT DIR [option=value …]`: the real server, with something broken in it.
+"""`python -m tests.api.faulty_server FAULT DIR [option=value …]`: the real server with a fault.
 
-scheduler, cache, forward, results: this actor raises at its 200th message, once. The others raise at a prompt with
-MARK in it. prompt: the model. device: a call on the device other than a step. always: the cache, whenever it is asked.
+FAULT is one of:
+    scheduler, cache, forward, results: this actor raises once, at its 200th message
+    prompt: the model raises at a prompt that contains MARK
+    device: a call on the device other than a step raises at a prompt that contains MARK
+    always: the cache raises at every Acquire of a prompt that contains MARK
 """
 
 import sys
@@ -80,5 +83,5 @@ if __name__ == "__main__":
         break_actor(ACTORS[fault], fault)
     else:
         {"device": break_device, "prompt": break_prompts, "always": break_always}[fault]()
-    given = {"model": folder, "port": "0", "log_format": "json"} | dict(option.split("=") for option in options)
-    sys.exit(serve(load(given), load_model))
+    values = {"model": folder, "port": "0", "log_format": "json"} | dict(option.split("=") for option in options)
+    sys.exit(serve(load(values), load_model))

@@ -1,4 +1,4 @@
-"""Clients of a real server with the hash model: random requests, of which every token is checked."""
+"""Clients of a real server with the hash model: random requests whose every token is checked."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ VOCAB = 256
 
 
 def make_checkpoint(folder: Path, **config: Any) -> Path:
-    """A folder of the hash family, with a tokenizer of single bytes."""
+    """Make a checkpoint of the hash family with a byte tokenizer."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE(vocab={letter: id for id, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -30,12 +30,14 @@ def make_checkpoint(folder: Path, **config: Any) -> Path:
 
 
 class Traffic:
-    """Random requests, many of which share a beginning; `fates` weighs what becomes of them.
-
-    finish: read whole. stream: read as events. leave: the client goes away. abort: ended by its id.
-    """
+    """Random requests, many of which share a beginning."""
 
     def __init__(self, url: str, seed: int, requests: int, at_once: int = 64, **fates: int) -> None:
+        """fates: weights of what happens to a request.
+
+        finish: the answer is read whole. stream: it is read as events. leave: the client disconnects. abort: the
+        request is ended by its id.
+        """
         self._url = url
         self._requests = requests
         self._at_once = at_once
@@ -62,7 +64,7 @@ class Traffic:
                     tasks.create_task(one(number))
 
     async def _request(self, session: aiohttp.ClientSession, number: int) -> str:
-        """How it ended: its finish reason, or leave, or 503, or unreachable."""
+        """Send one request and return how it ended: its finish reason, "leave", "503" or "unreachable"."""
         stem = self._random.choice(self._stems)
         prompt = stem[: self._random.randint(1, len(stem))] + self._tokens(self._random.randint(0, 30))
         count = self._random.randint(1, 40)
@@ -75,7 +77,7 @@ class Traffic:
         }
         try:
             response = await session.post("/generate", json=body)
-        # Refused, or closed before it was read: while it waited to be accepted, or as an idle connection's next.
+        # The server closed the port before it accepted the connection, or an idle connection before it read from it.
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
             return "unreachable"
         async with response:
@@ -106,7 +108,7 @@ async def last_event(response: aiohttp.ClientResponse) -> Any:
 
 
 def wait_home(server: ServerProcess) -> None:
-    """Until nothing is open, and every slot and page is free or cached."""
+    """Wait until no request is open, and every slot and page is free or cached."""
 
     def home() -> bool:
         info = server.get("/server_info")
@@ -118,5 +120,5 @@ def wait_home(server: ServerProcess) -> None:
 
 
 def troubles(server: ServerProcess) -> list[dict[str, Any]]:
-    """What the log says of errors."""
+    """Return the lines of the log that report errors."""
     return [line for line in server.log if line["level"] in ("error", "critical") or "exception" in line]

@@ -1,4 +1,4 @@
-"""JSON schemas of the kinds that are supported, each by a seed."""
+"""Random JSON schemas of the supported kinds."""
 
 import random
 from typing import Any
@@ -76,7 +76,7 @@ def either(rng: random.Random, depth: int) -> dict[str, Any]:
 
 
 def shared(rng: random.Random) -> dict[str, Any]:
-    """A tree whose nodes are of one definition."""
+    """Return the schema of a tree whose nodes share one definition."""
     node = {
         "type": "object",
         "properties": {"value": {"type": "boolean"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},

@@ -1,7 +1,7 @@
-"""A model that says what it was told to: its n-th answer in a chat is the n-th of its replies.
+"""A model with scripted replies: its n-th answer in a chat is the n-th reply.
 
-Its state knows how many answers have begun, and how much of the last one was said. So a state that is lost, stale or
-another's shows as a wrong answer.
+Its state counts the answers that have begun, and the tokens of the current one. So a lost, stale or foreign state shows
+as a wrong answer.
 """
 
 import json
@@ -19,15 +19,16 @@ from torch import Tensor
 from baton.models.batch import Batch, Pools, TensorSpec
 
 LOGIT = 100.0
-ANSWERS = 2**20  # the state: answers begun · ANSWERS + how much of the header and of the reply has come
+ANSWERS = 2**20  # a state is answers · ANSWERS + tokens of the header and reply so far
 SPECIAL, PLAIN = ("<|im_start|>", "<|im_end|>", "<think>"), ("</think>", "<tool_call>", "</tool_call>")
 TEMPLATE = Path(__file__).parents[1] / "models" / "text" / "templates" / "hermes.jinja"
 
 
 class ScriptedModel:
-    """Implements models.batch.Model. header: the tokens with which an answer begins; end: the one that ends it."""
+    """An implementation of models.batch.Model."""
 
     def __init__(self, vocab_size: int, header: list[int], replies: list[list[int]], end: int) -> None:
+        """header: the tokens that begin an answer. end: the token that ends it."""
         self.vocab_size = vocab_size
         self.chunk_size = 8
         self.max_position = 2**17
@@ -46,7 +47,7 @@ class ScriptedModel:
         return []
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
-        """The states behind each token, int64 [T, 1]."""
+        """Return the state after each token, int64 [T, 1]."""
         slots, states, tokens = pools.state[0], list[int](), batch.tokens.tolist()
         if (prefill := batch.prefill) is not None:
             for segment, (start, slot) in enumerate(zip(prefill.starts, prefill.slots, strict=True)):
@@ -68,8 +69,8 @@ class ScriptedModel:
         return torch.tensor(states)[:, None]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        said = torch.tensor([[self._says(state)] for state in hidden[:, 0].tolist()])
-        return torch.zeros(len(hidden), self.vocab_size).scatter_(1, said, LOGIT)
+        ids = torch.tensor([[self._says(state)] for state in hidden[:, 0].tolist()])
+        return torch.zeros(len(hidden), self.vocab_size).scatter_(1, ids, LOGIT)
 
     def _next(self, state: int, token: int) -> int:
         answers, come = divmod(state, ANSWERS)
@@ -86,12 +87,12 @@ class ScriptedModel:
         if come < len(self._header):
             return self._end
         reply = self._replies[(answers - 1) % len(self._replies)]
-        said = come - len(self._header)
-        return reply[said] if said < len(reply) else self._end
+        index = come - len(self._header)
+        return reply[index] if index < len(reply) else self._end
 
 
 def make_checkpoint(folder: Path, replies: Sequence[str], template: str | None = None) -> Path:
-    """A folder with a model of these replies, for tests.api.scripted_server. template: Qwen3's kind, if not another."""
+    """Make a checkpoint with these replies for tests.api.scripted_server. template: by default one like Qwen3's."""
     alphabet = sorted(ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE(vocab={letter: id for id, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,4 +1,4 @@
-"""`python -m tests.api.scripted_server DIR [option=value …]`: the real server, whose model says what it was told."""
+"""`python -m tests.api.scripted_server DIR [option=value …]`: the real server with a scripted model."""
 
 import sys
 
@@ -16,5 +16,5 @@ if __name__ == "__main__":
         pieces=lambda name, config: [Piece(name)],
         embedding="",
     )
-    given = {"model": folder, "port": "0", "log_format": "json"} | dict(option.split("=") for option in options)
-    sys.exit(serve(load(given), load_model))
+    values = {"model": folder, "port": "0", "log_format": "json"} | dict(option.split("=") for option in options)
+    sys.exit(serve(load(values), load_model))

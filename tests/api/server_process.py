@@ -1,4 +1,4 @@
-"""A real server process on a free port: started, waited for, its log kept, stopped with SIGTERM."""
+"""A real server process on a free port, with its log. It is started, awaited, and stopped with SIGTERM."""
 
 import json
 import os
@@ -18,15 +18,17 @@ SERVE = ("baton.api.cli", "serve", "--port", "0", "--log-format", "json")
 
 
 def is_option(variable: str) -> bool:
-    """Whether a server would take it for one of its options; the cache is the run's and stays."""
+    """Whether a variable sets an option. BATON_CACHE does not: all servers of a test run share its folder."""
     return variable.startswith("BATON_") and variable != "BATON_CACHE"
 
 
 class ServerProcess:
     """`with ServerProcess(...) as server:` waits for /ready, and at the end expects a clean exit after SIGTERM.
 
-    arguments: a module and its arguments, which must make it listen on a port of its own choice and log as JSON.
-    key: what it is asked with. variables: of its environment, in place of this process's. folder: where it runs.
+    arguments: a module and its arguments. It must choose a free port and log as JSON.
+    key: API key of the requests.
+    variables: environment variables, in place of this process's.
+    folder: working folder of the process.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class ServerProcess:
             self.kill()
 
     def stop(self) -> int:
-        """SIGTERM, and the exit code."""
+        """Send SIGTERM and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
@@ -94,7 +96,7 @@ class ServerProcess:
         self.process.stderr.close()
 
     def wait_for(self, event: str) -> dict[str, Any]:
-        """The first log line with this event."""
+        """Wait for the first log line with this event."""
         self.wait_until(lambda: any(line["event"] == event for line in self.log))
         return next(line for line in self.log if line["event"] == event)
 
@@ -107,7 +109,7 @@ class ServerProcess:
             time.sleep(0.02)
 
     def status(self, path: str) -> int:
-        """The status of a GET; 0 if nobody answers."""
+        """Return the status of a GET, or 0 if the server does not answer."""
         try:
             with urlopen(self.url + path, timeout=10) as response:
                 return int(response.status)
@@ -132,17 +134,17 @@ class ServerProcess:
                 return error.code, json.load(error)
 
     def resident_mib(self) -> float:
-        """Memory that the process holds now."""
+        """Return the resident memory of the process."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     def cpu_s(self) -> float:
-        """Seconds of processors' time that the process has used."""
+        """Return the CPU time that the process has used, in seconds."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def descriptors(self) -> int:
-        """How many it has open."""
+        """Return the number of open file descriptors."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def _read(self) -> None:

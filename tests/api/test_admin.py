@@ -1,4 +1,4 @@
-"""Health and pauses as tools ask for them."""
+"""Health and pauses, as tools of SGLang use them."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ async def test_health_by_generating_while_the_model_loads() -> None:
         assert response.status == 503
 
 
-async def test_what_sglangs_tools_look_for() -> None:
+async def test_endpoints_that_sglangs_tools_use() -> None:
     async with serving() as served, served.client.get("/server_info") as response:
         assert (await response.json())["disable_radix_cache"] is False
 

@@ -1,4 +1,4 @@
-"""Agents against a real server: openai's client, chat and responses, streamed and not, and what is computed again."""
+"""Agents on a real server with openai's client: chat and responses, streamed or not, and what is computed again."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ def call(city: str) -> str:
 
 
 CITIES = ["Köln", "Rom", "Paris"]
-# For each city a call and then an answer, both behind a thought.
+# For each city a call and then an answer, both with reasoning before them.
 REPLIES = [
     text
     for city in CITIES
@@ -50,14 +50,14 @@ Step = tuple[dict[str, Any], int, int]
 
 
 def complete(client: openai.OpenAI, messages: list[Any], stream: bool) -> Step:
-    """The answer as a message, how many tokens the prompt has, and how many were not computed again."""
-    asked: Any = {"model": "scripted", "messages": messages, "tools": [WEATHER]}
+    """Return the answer as a message, the number of prompt tokens, and how many of them were cached."""
+    fields: Any = {"model": "scripted", "messages": messages, "tools": [WEATHER]}
     if not stream:
-        whole = client.chat.completions.create(**asked)
+        whole = client.chat.completions.create(**fields)
         message, usage = whole.choices[0].message.to_dict(), whole.usage
         assert whole.choices[0].finish_reason == ("tool_calls" if message.get("tool_calls") else "stop")
     else:
-        with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as events:
+        with client.chat.completions.stream(**fields, stream_options={"include_usage": True}) as events:
             for _ in events:
                 pass
             final = events.get_final_completion()
@@ -68,14 +68,14 @@ def complete(client: openai.OpenAI, messages: list[Any], stream: bool) -> Step:
 
 
 def without_parsed(message: dict[str, Any]) -> dict[str, Any]:
-    """What the client's helper has added left out."""
+    """Remove the fields that the client's streaming helper adds."""
     calls = message.get("tool_calls") or ()
     shown = [
         {"id": c["id"], "type": "function", "function": {k: c["function"][k] for k in ("name", "arguments")}}
         for c in calls
     ]
-    kept = {k: v for k, v in message.items() if k not in ("parsed", "tool_calls")}
-    return kept | ({"tool_calls": shown} if shown else {})
+    others = {k: v for k, v in message.items() if k not in ("parsed", "tool_calls")}
+    return others | ({"tool_calls": shown} if shown else {})
 
 
 def said(message: dict[str, Any]) -> tuple[Any, ...]:
@@ -84,7 +84,7 @@ def said(message: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def converse(client: openai.OpenAI, stream: bool, keeps_reasoning: bool = True) -> tuple[list[Any], list[Step]]:
-    """The agent's messages, and each of its steps: about every city a question, a call, its result, an answer."""
+    """Return an agent's messages and steps: for every city a question, a call, its result, and an answer."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM}]
     steps: list[Step] = []
     for city in CITIES:
@@ -115,20 +115,20 @@ def test_an_agent_calls_and_answers(client: openai.OpenAI, stream: bool) -> None
     assert [said(message) for message, _, _ in steps] == expected
 
 
-def test_a_result_goes_on_from_the_call_and_a_question_from_the_message_before(
+def test_a_result_resumes_after_the_call_and_a_question_after_the_last_message(
     client: openai.OpenAI, server: ServerProcess
 ) -> None:
-    """The template drops what was thought before the last question."""
+    """The template drops the reasoning before the last question."""
     messages, steps = converse(client, stream=False)
     questions = [end for end, message in enumerate(messages, 1) if message["role"] == "user"]
-    asked = [tokens_of(server, messages[:end]) for end in questions]
-    for turn, end in enumerate(asked):
+    ends = [tokens_of(server, messages[:end]) for end in questions]
+    for turn, end in enumerate(ends):
         (_, prompt, cached), (_, longer, reused) = steps[2 * turn : 2 * turn + 2]
-        # All up to the token that ended the call, which may not have been fed any more.
+        # Everything is cached up to the token that ended the call, which the model may not have read.
         history = prompt + length(REPLIES[2 * turn]) + 1
         assert history - 1 <= reused <= history < longer
-        # All up to the end of the question before, at least.
-        assert end < prompt and (turn == 0 or asked[turn - 1] <= cached < prompt)
+        # At least everything up to the end of the previous question is cached.
+        assert end < prompt and (turn == 0 or ends[turn - 1] <= cached < prompt)
 
 
 def tokens_of(server: ServerProcess, messages: list[Any]) -> int:
@@ -137,33 +137,33 @@ def tokens_of(server: ServerProcess, messages: list[Any]) -> int:
 
 
 def length(reply: str) -> int:
-    """In tokens: bytes, but for the tags."""
+    """Return the length in tokens: tags are one token, other text is bytes."""
     for tag in TAGS:
         reply = reply.replace(tag, "\0")
     return len(reply.encode())
 
 
-def test_without_its_reasoning_an_agent_goes_on_from_the_message_before(client: openai.OpenAI) -> None:
-    """Clients that leave it out get another prompt, of which all up to the question is known."""
+def test_without_its_reasoning_an_agent_resumes_after_the_last_message(client: openai.OpenAI) -> None:
+    """Without the reasoning the prompt differs, but everything up to the question is cached."""
     _, steps = converse(client, stream=False, keeps_reasoning=False)
     for (_, prompt, _), (_, longer, reused) in zip(steps[::2], steps[1::2], strict=True):
         assert prompt - len("<|im_start|>assistant\n") - 1 <= reused < longer
 
 
-def whole(client: openai.OpenAI, asked: dict[str, Any]) -> Any:
-    return client.responses.create(**asked)
+def whole(client: openai.OpenAI, fields: dict[str, Any]) -> Any:
+    return client.responses.create(**fields)
 
 
-def streamed(client: openai.OpenAI, asked: dict[str, Any]) -> Any:
-    with client.responses.stream(**asked) as events:
+def streamed(client: openai.OpenAI, fields: dict[str, Any]) -> Any:
+    with client.responses.stream(**fields) as events:
         for _ in events:
             pass
         return events.get_final_response()
 
 
-def over_a_websocket(client: openai.OpenAI, asked: dict[str, Any]) -> Any:
+def over_a_websocket(client: openai.OpenAI, fields: dict[str, Any]) -> Any:
     with client.responses.connect() as connection:
-        connection.response.create(**asked)
+        connection.response.create(**fields)
         return next(event.response for event in connection if event.type == "response.completed")
 
 
@@ -172,28 +172,28 @@ def over_a_websocket(client: openai.OpenAI, asked: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("chained", [True, False], ids=["chained", "sent back"])
 def test_an_agent_of_responses(client: openai.OpenAI, respond: Callable[..., Any], chained: bool) -> None:
     tool = {"type": "function", **WEATHER["function"]}
-    told, reused, items, last = [], [], list[Any](), None
+    outputs, reused, items, last = [], [], list[Any](), None
     for city in CITIES:
         new: list[Any] = [{"role": "user", "content": f"How is the weather in {city}?"}]
         while new:
             items += new
-            given = {"input": new, "previous_response_id": last} if chained and last else {"input": items}
-            asked = {"model": "scripted", "tools": [tool], "instructions": SYSTEM, **given}
-            response = respond(client, asked)
+            context = {"input": new, "previous_response_id": last} if chained and last else {"input": items}
+            fields = {"model": "scripted", "tools": [tool], "instructions": SYSTEM, **context}
+            response = respond(client, fields)
             last, new = response.id, []
             for item in response.output:
                 match item.type:
                     case "function_call":
-                        told.append(json.loads(item.arguments))
+                        outputs.append(json.loads(item.arguments))
                         new.append({"type": "function_call_output", "call_id": item.call_id, "output": "rain"})
                     case "reasoning":
-                        told.append(item.content[0].text)
+                        outputs.append(item.content[0].text)
                     case "message":
-                        told.append(item.content[0].text)
+                        outputs.append(item.content[0].text)
             items += [item.to_dict() for item in response.output]
             items = [{k: v for k, v in item.items() if k != "parsed_arguments"} for item in items]
             reused.append(response.usage.input_tokens_details.cached_tokens / response.usage.input_tokens)
-    assert told == [
+    assert outputs == [
         text
         for city in CITIES
         for text in (
@@ -203,7 +203,7 @@ def test_an_agent_of_responses(client: openai.OpenAI, respond: Callable[..., Any
     assert min(reused[1::2]) > 0.85 and min(reused[2::2]) > 0.6
 
 
-def test_a_session_goes_on_from_calls(client: openai.OpenAI, server: ServerProcess) -> None:
+def test_a_session_continues_after_calls(client: openai.OpenAI, server: ServerProcess) -> None:
     _, session = server.post("/v1/sessions", {})
     path = f"/v1/sessions/{session['id']}/turns"
     new: list[Any] = [{"role": "user", "content": "How is the weather in Köln?"}]
@@ -212,13 +212,13 @@ def test_a_session_goes_on_from_calls(client: openai.OpenAI, server: ServerProce
     new = [{"role": "tool", "tool_call_id": called["id"], "content": "rain"}]
     _, second = server.post(path, {"messages": new, "tools": [WEATHER]})
     assert second["message"]["content"] == "It rains in Köln."
-    # The prompt is the history with the result behind it, token by token, but for the line break behind an answer.
+    # The prompt is the history followed by the result, token by token, except for the line break after an answer.
     assert second["start"] == second["history"] == first["position"]
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_a_model_that_would_not_call_does_where_it_must(server: ServerProcess, choice: Any) -> None:
-    """Its second answer would be none. What it calls with is chance, and follows the schema."""
+def test_a_model_that_would_not_call_a_tool_can_be_forced_to(server: ServerProcess, choice: Any) -> None:
+    """The scripted second answer has no call. The arguments of the forced call are random, but follow the schema."""
     parameters = {"properties": {"n": {"enum": [1, 2, 3]}}, "required": ["n"], "additionalProperties": False}
     tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
     messages = [

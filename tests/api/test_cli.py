@@ -1,11 +1,12 @@
 """Options: defaults, ranges, environment, help."""
 
-import msgspec
+import re
+
 import pytest
 
 from baton.actors.scheduler.strategy import Strategy
 from baton.api import cli, config
-from baton.api.config import Config, ConfigError, fields, flag, load, variable
+from baton.api.config import Config, ConfigError, description, fields, flag, group_of, load, variable
 
 
 def parse(*arguments: str, environment: dict[str, str] | None = None) -> Config:
@@ -76,20 +77,31 @@ def test_a_wrong_option_is_named(arguments: list[str], environment: dict[str, st
         parse(*arguments, environment=environment)
 
 
-def test_help_shows_every_option_and_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
+def help_text(capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as leaving:
         cli.main(["serve", "--help"])
     assert leaving.value.code == 0
-    shown = "".join(capsys.readouterr().out.split())
+    return capsys.readouterr().out
+
+
+def test_help_shows_every_option_and_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = "".join(help_text(capsys).split())
     for field in fields():
         assert variable(field.name) in shown
         assert field.name == "model" or flag(field.name) in shown
 
 
-def test_every_option_is_documented() -> None:
+def test_help_shows_every_option_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    sections = dict(re.findall(r"^(\w[\w ]*):\n((?:  .*\n)+)", help_text(capsys), re.MULTILINE))
+    assert list(sections) == ["options", *dict.fromkeys(group_of(field) for field in fields())]
     for field in fields():
-        assert isinstance(field.type, msgspec.inspect.Metadata)
-        assert (field.type.extra_json_schema or {}).get("description")
+        name = "DIR" if field.name == "model" else flag(field.name)
+        assert re.search(rf"^  {name}\b", sections[group_of(field)], re.MULTILINE), name
+    assert len(re.findall(r"^  -", sections["options"], re.MULTILINE)) == 1  # --help alone has no group
+
+
+def test_every_option_is_documented() -> None:
+    assert all(description(field) for field in fields())
 
 
 def test_a_wrong_option_ends_the_process_with_2(

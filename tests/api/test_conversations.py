@@ -28,7 +28,7 @@ def ask(client: openai.OpenAI, text: str, **more: Any) -> Any:
     return client.responses.create(model="default", input=text, max_output_tokens=8, temperature=0, **more)
 
 
-def test_a_conversation_reads_what_was_put_in_and_goes_on_from_its_state(client: openai.OpenAI) -> None:
+def test_a_conversation_reads_added_items_and_resumes_from_its_state(client: openai.OpenAI) -> None:
     made = client.conversations.create(items=[says("user", "Hello."), says("assistant", "Hi!")], metadata={"a": "b"})
     counted = client.responses.input_tokens.count(model="default", input="What is 2+2?", conversation=made.id)
     first = ask(client, "What is 2+2?", conversation=made.id)
@@ -46,7 +46,7 @@ def test_a_conversation_reads_what_was_put_in_and_goes_on_from_its_state(client:
     assert client.conversations.delete(made.id).deleted
 
 
-def test_a_conversation_that_grows_beyond_the_length_goes_on(client: openai.OpenAI) -> None:
+def test_a_conversation_that_outgrows_the_length_continues(client: openai.OpenAI) -> None:
     made = client.conversations.create()
     cached = []
     for number in range(14):

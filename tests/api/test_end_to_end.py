@@ -1,4 +1,4 @@
-"""The bundled model in a real server process: the openai client, raw events, errors, and answers that make sense."""
+"""The bundled model in a real server process: the openai client, raw events, errors, and sensible answers."""
 
 import json
 from collections.abc import Iterator
@@ -33,14 +33,14 @@ def model_of(client: openai.OpenAI) -> str:
 
 
 def test_chat_and_stream_agree(client: openai.OpenAI) -> None:
-    asked: Any = {
+    fields: Any = {
         "model": model_of(client),
         "messages": [{"role": "user", "content": "What is 12 plus 7?"}],
         "temperature": 0,
         "max_tokens": 40,
     }
-    whole = client.chat.completions.create(**asked)
-    with client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}) as stream:
+    whole = client.chat.completions.create(**fields)
+    with client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}) as stream:
         chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert whole.choices[0].message.content and text == whole.choices[0].message.content
@@ -50,11 +50,11 @@ def test_chat_and_stream_agree(client: openai.OpenAI) -> None:
     assert "19" in text
 
 
-def test_a_name_told_two_turns_ago(client: openai.OpenAI) -> None:
+def test_a_name_from_two_turns_ago(client: openai.OpenAI) -> None:
     messages: list[Any] = []
     cached = []
-    for said in ("My name is Clara.", "What is 3 plus 4?", "What is my name?"):
-        messages.append({"role": "user", "content": said})
+    for text in ("My name is Clara.", "What is 3 plus 4?", "What is my name?"):
+        messages.append({"role": "user", "content": text})
         answer = client.chat.completions.create(model=model_of(client), messages=messages, temperature=0, max_tokens=40)
         messages.append({"role": "assistant", "content": answer.choices[0].message.content})
         assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
@@ -64,9 +64,9 @@ def test_a_name_told_two_turns_ago(client: openai.OpenAI) -> None:
 
 
 def test_completions(client: openai.OpenAI) -> None:
-    asked: Any = {"model": model_of(client), "prompt": ["one", "two"], "max_tokens": 8, "temperature": 1, "seed": 3}
-    first = client.completions.create(**asked, n=2, extra_body={"ignore_eos": True})
-    again = client.completions.create(**asked, n=2, extra_body={"ignore_eos": True})
+    fields: Any = {"model": model_of(client), "prompt": ["one", "two"], "max_tokens": 8, "temperature": 1, "seed": 3}
+    first = client.completions.create(**fields, n=2, extra_body={"ignore_eos": True})
+    again = client.completions.create(**fields, n=2, extra_body={"ignore_eos": True})
     assert [choice.index for choice in first.choices] == [0, 1, 2, 3]
     assert [choice.text for choice in first.choices] == [choice.text for choice in again.choices]
     assert first.usage is not None and first.usage.completion_tokens == 32
@@ -99,9 +99,9 @@ def test_prompt_scores_agree_with_those_of_the_output(server: ServerProcess) -> 
     scoring = {"input_ids": ids, "return_logprob": True, "logprob_start_len": len(prompt["tokens"])}
     _, scored = server.post("/generate", {**scoring, "sampling_params": {"max_new_tokens": 0}})
     drawn = generated["meta_info"]["output_token_logprobs"]
-    given = scored["meta_info"]["input_token_logprobs"]
-    assert [row[1] for row in given] == [row[1] for row in drawn] == generated["output_ids"]
-    assert [row[0] for row in given] == pytest.approx([row[0] for row in drawn], abs=1e-3)
+    scored_rows = scored["meta_info"]["input_token_logprobs"]
+    assert [row[1] for row in scored_rows] == [row[1] for row in drawn] == generated["output_ids"]
+    assert [row[0] for row in scored_rows] == pytest.approx([row[0] for row in drawn], abs=1e-3)
 
 
 def events(server: ServerProcess, path: str, body: dict[str, Any]) -> list[Any]:
@@ -126,7 +126,7 @@ ASKED = "What is 12 plus 7?"
 
 
 def chat(server: ServerProcess, **fields: Any) -> tuple[str, Any]:
-    """Text and stop_reason of an answer, the same whole and streamed; log probabilities are of all tokens."""
+    """Return text and stop_reason of an answer. Check that a stream says the same, with all log probabilities."""
     body = {"messages": [{"role": "user", "content": ASKED}], "temperature": 0, "logprobs": True, **fields}
     status, answer = server.post("/v1/chat/completions", body)
     assert status == 200, answer
@@ -140,7 +140,7 @@ def chat(server: ServerProcess, **fields: Any) -> tuple[str, Any]:
     return choice["message"]["content"], choice["stop_reason"]
 
 
-def test_what_ended_an_answer_may_stay_in_its_text(server: ServerProcess) -> None:
+def test_a_stop_string_may_stay_in_an_answers_text(server: ServerProcess) -> None:
     plain, end = chat(server)
     marker = server.post("/detokenize", {"tokens": [end]})[1]["text"]
     visible = {"skip_special_tokens": False}
@@ -155,16 +155,16 @@ def test_what_ended_an_answer_may_stay_in_its_text(server: ServerProcess) -> Non
         assert chat(server, **stop, include_stop_str_in_output=True) == (before + last, reason)
 
 
-def test_what_ended_a_completion_may_stay_in_its_text(server: ServerProcess) -> None:
+def test_a_stop_string_may_stay_in_a_completions_text(server: ServerProcess) -> None:
     _, prompt = server.post("/tokenize", {"messages": [{"role": "user", "content": ASKED}]})
     plain, end = chat(server)
     marker = server.post("/detokenize", {"tokens": [end]})[1]["text"]
     body = {"prompt": prompt["tokens"], "temperature": 0, "max_tokens": 40, "skip_special_tokens": False, "logprobs": 0}
     for keep, right in ((False, plain), (True, plain + marker)):
-        asked = {**body, "include_stop_str_in_output": keep}
-        [choice] = server.post("/v1/completions", asked)[1]["choices"]
+        fields = {**body, "include_stop_str_in_output": keep}
+        [choice] = server.post("/v1/completions", fields)[1]["choices"]
         assert choice["text"] == right and "".join(choice["logprobs"]["tokens"]) == plain + marker
-        assert "".join(chunk["choices"][0]["text"] for chunk in events(server, "/v1/completions", asked)) == right
+        assert "".join(chunk["choices"][0]["text"] for chunk in events(server, "/v1/completions", fields)) == right
         params = {"temperature": 0, "max_new_tokens": 40, "skip_special_tokens": False, "no_stop_trim": keep}
         own = {"input_ids": prompt["tokens"], "sampling_params": params, "return_logprob": True}
         own["return_text_in_logprobs"] = True
@@ -187,7 +187,7 @@ def test_errors(client: openai.OpenAI, server: ServerProcess) -> None:
     assert (status, answer["error"]["param"]) == (400, "messages")
 
 
-def test_a_closed_stream_leaves_nothing_behind(client: openai.OpenAI, server: ServerProcess) -> None:
+def test_a_closed_stream_leaves_nothing_open(client: openai.OpenAI, server: ServerProcess) -> None:
     stream = client.completions.create(
         model=model_of(client), prompt="x", max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
     )

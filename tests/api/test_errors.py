@@ -1,4 +1,4 @@
-"""Every refusal: its status, and the field that it names."""
+"""All refusals with their status and the field that they name."""
 
 import asyncio
 import gzip
@@ -142,7 +142,9 @@ IMAGES: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "param", "named"), IMAGES)
-async def test_what_is_no_text_is_refused_by_name(path: str, body: dict[str, Any], param: str, named: str) -> None:
+async def test_fields_that_are_not_text_are_refused_by_name(
+    path: str, body: dict[str, Any], param: str, named: str
+) -> None:
     async with serving() as served:
         status, error = await served.error(path, body)
         assert (status, error["param"]) == (400, param) and named in error["message"], error
@@ -151,7 +153,7 @@ async def test_what_is_no_text_is_refused_by_name(path: str, body: dict[str, Any
 @pytest.mark.parametrize(
     "body", [b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"messages": "\\ud800"}', b"[" * 5000, b'{"a": 1e999}']
 )
-async def test_a_body_that_is_no_json_object(body: bytes) -> None:
+async def test_a_body_that_is_not_a_json_object(body: bytes) -> None:
     async with serving() as served, served.client.post(CHAT, data=body) as response:
         assert response.status == 400
         assert (await response.json())["error"]["type"] == "invalid_request_error"
@@ -180,7 +182,7 @@ async def test_a_packed_body(encoding: str, body: bytes, status: int, code: str 
 
 
 async def test_a_value_of_any_depth_is_refused() -> None:
-    """What the parser just takes may be deeper than other functions can go, which stand a few calls further down."""
+    """Some depths fit the parser, but not recursive functions that are called deeper in the stack."""
     async with serving() as served:
         for depth in range(800, 1000):
             deep = "[" * depth + "]" * depth
@@ -190,7 +192,7 @@ async def test_a_value_of_any_depth_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("name", "status"), [("Host", 403), ("Origin", 403), ("Expect", 200), ("Accept", 200)])
-async def test_a_header_that_is_no_text(name: str, status: int) -> None:
+async def test_a_header_that_is_not_text(name: str, status: int) -> None:
     async with serving() as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.client.port)
         host = b"" if name == "Host" else b"Host: localhost\r\n"
@@ -202,7 +204,7 @@ async def test_a_header_that_is_no_text(name: str, status: int) -> None:
     assert json.loads(body).get("error", {}).get("code") == ("forbidden" if status == 403 else None)
 
 
-async def test_what_a_client_expects_beyond_the_standard_is_ignored() -> None:
+async def test_unknown_expectations_are_ignored() -> None:
     async with serving() as served:
         for expected in ("100-continue", "a miracle"):
             async with served.client.post(TEXT, json={"prompt": "a"}, headers={"Expect": expected}) as response:
@@ -217,7 +219,7 @@ async def test_an_overlong_prompt_is_named_in_the_words_that_clients_look_for() 
     assert "longer than the model's context length" in error["message"]
 
 
-async def test_an_assistant_that_said_nothing() -> None:
+async def test_an_assistant_message_without_content() -> None:
     messages = [USER, {"role": "assistant", "content": None}, USER]
     async with serving() as served:
         status, _ = await served.post(CHAT, {"messages": messages})

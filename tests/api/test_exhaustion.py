@@ -1,4 +1,4 @@
-"""Real servers with too little of everything, and their ends: nobody is lost, and every token is right."""
+"""Real servers with too few resources, and their shutdown: no request is lost, and every token is right."""
 
 import asyncio
 import hashlib
@@ -53,7 +53,7 @@ async def test_four_slots_and_a_hundred_requests(
     assert f"{fit} requests fit: 4 slots less {tree_slots} for the tree, {each} a request ({strategy})" in sized
 
 
-async def test_a_request_larger_than_the_pool_is_told_how_large_it_may_be(checkpoint: Path) -> None:
+async def test_a_request_larger_than_the_pool_learns_how_large_it_may_be(checkpoint: Path) -> None:
     small = ["--state-slots", "4", "--kv-pages", "5", "--page-size", "4", "--max-model-len", "200"]
     with ServerProcess([*SERVE, str(checkpoint), *small]) as server:
         status, answer = server.post("/generate", generate([7] * 20))
@@ -67,7 +67,7 @@ async def test_a_request_larger_than_the_pool_is_told_how_large_it_may_be(checkp
 
 
 async def test_why_a_prefix_was_not_reused(checkpoint: Path) -> None:
-    """The log and meta_info say what was known of the prompt, and why less was reused."""
+    """Log and meta_info say how many prompt tokens the tree knew, and why fewer were reused."""
     tiny = [
         "--state-slots",
         "3",
@@ -108,7 +108,7 @@ async def test_why_a_prefix_was_not_reused(checkpoint: Path) -> None:
 
 
 async def test_the_debug_endpoints(checkpoint: Path) -> None:
-    roomy = [*FOUR, "--state-slots", "8", "--track-interval", "4"]  # so that no state has to go
+    roomy = [*FOUR, "--state-slots", "8", "--track-interval", "4"]  # room for all states
     with ServerProcess([*SERVE, str(checkpoint), *roomy]) as server:
         loop = asyncio.get_running_loop()
         body = generate([5] * 30, 150) | {"rid": "watched", "cache_salt": "tenant"}
@@ -131,7 +131,7 @@ async def test_the_debug_endpoints(checkpoint: Path) -> None:
 
 
 async def test_sigterm_under_load(checkpoint: Path) -> None:
-    """Whoever was accepted is answered whole or told 503; the exit code is 0."""
+    """Every accepted request gets a whole answer or a 503, and the exit code is 0."""
     with ServerProcess([*SERVE, str(checkpoint), *FOUR, "--drain-timeout", "0.5"]) as server:
         traffic = Traffic(server.url, 5, 600, at_once=100, finish=3, stream=1)
         running = asyncio.create_task(traffic.run())

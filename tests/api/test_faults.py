@@ -1,4 +1,4 @@
-"""Real servers in which something breaks: clients notice a pause at most, or are told the cause."""
+"""Real servers with faults: clients notice a pause at most, or get an error that names the cause."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ async def test_a_restart_is_a_pause(checkpoint: str, actor: str) -> None:
         await asyncio.to_thread(wait_home, server)
         assert server.get("/server_info")["counters"]["restarts"] == 1
     [line] = troubles(server)
-    assert line["event"] == "the engine is made anew" and f"{actor} is broken" in line["exception"]
+    assert line["event"] == "the engine is restarted" and f"{actor} is broken" in line["exception"]
 
 
 async def test_a_request_that_cannot_be_computed_fails_alone(checkpoint: str) -> None:
@@ -69,7 +69,9 @@ async def test_a_request_that_cannot_be_computed_fails_alone(checkpoint: str) ->
 
 
 @pytest.mark.parametrize(("fault", "code", "what"), [("device", 5, "device"), ("always", 3, "engine")])
-async def test_what_cannot_go_on_answers_everyone_and_ends(slow: str, fault: str, code: int, what: str) -> None:
+async def test_a_permanent_fault_answers_all_requests_and_ends_the_process(
+    slow: str, fault: str, code: int, what: str
+) -> None:
     with ServerProcess([FAULTY, fault, slow, *SMALL, "restarts=1"], exit_code=code) as server:
         bodies = [generate([1, 2, number], 150) for number in (0, 1, 2, MARK)]
         asking = [asyncio.create_task(asyncio.to_thread(server.post, "/generate", body)) for body in bodies[:-1]]

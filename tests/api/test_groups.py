@@ -1,4 +1,4 @@
-"""What a group of requests with a beginning in common costs, over HTTP: against one of them, in tokens and in time."""
+"""The cost of a group of requests with a common beginning, over HTTP: tokens and time compared to one request."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ ROUNDS = 25
 
 
 class Asker:
-    """Sends texts that nobody has sent before; a letter is a token."""
+    """A client that sends random texts, which the cache does not know. A letter is a token."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -32,14 +32,14 @@ class Asker:
         return [beginning + self.text(SUFFIX) for _ in range(4)]
 
     async def seconds(self, prompts: Sequence[str], max_tokens: int = 1, n: int = 1) -> float:
-        """From sending all of them at once to the last answer."""
+        """Send all prompts at once, and return the seconds until the last answer."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         await asyncio.gather(*(self._ask(prompt, max_tokens, n) for prompt in prompts))
         return loop.time() - began
 
     async def computed(self, prompts: Sequence[str], n: int = 1) -> int:
-        """Prompt tokens that did not come out of the cache."""
+        """Send all prompts at once, and return how many prompt tokens were not cached."""
         before = await self._computed()
         await self.seconds(prompts, n=n)
         return await self._computed() - before
@@ -61,7 +61,7 @@ class Asker:
         return int(float(queries[1]) - float(hits[1]))
 
 
-def test_a_group_computes_what_it_has_in_common_once() -> None:
+def test_a_group_computes_its_common_beginning_once() -> None:
     async def scenario(url: str) -> None:
         async with aiohttp.ClientSession(url) as session:
             asker = Asker(session)
@@ -80,7 +80,7 @@ def test_a_group_computes_what_it_has_in_common_once() -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("max_tokens", [1, 16])
 def test_a_group_takes_hardly_longer_than_one(max_tokens: int) -> None:
-    """In turns. What four rows decode behind so much takes longer than what one does: that is no cost of theirs."""
+    """Measure one request and a group in turns. The extra time of decoding four rows is measured and allowed."""
 
     async def scenario(url: str) -> None:
         async with aiohttp.ClientSession(url) as session:

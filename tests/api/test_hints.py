@@ -1,4 +1,4 @@
-"""Hints for the state, in a real server: where the next request goes on from, and what it is told where it cannot."""
+"""Hints on states, on a real server: from where the next request resumes, and what it reports if it cannot."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ def server(checkpoint: Path) -> Iterator[ServerProcess]:
 
 
 def prompts(first: int) -> tuple[list[int], list[int]]:
-    """Two with COMMON tokens in common, which no others have, and 20 of their own."""
+    """Return two prompts that share COMMON tokens with each other only, and have 20 tokens of their own."""
     common = [first, *(token % 16 for token in range(COMMON - 1))]
     return [*common, *[16] * 20], [*common, *[17] * 20]
 
@@ -41,7 +41,7 @@ def ask(server: ServerProcess, tokens: Sequence[int], **hints: Any) -> dict[str,
     return answer["meta_info"]
 
 
-def test_the_next_one_goes_on_exactly_where_a_state_was_asked_for(server: ServerProcess) -> None:
+def test_the_next_request_resumes_exactly_at_a_requested_checkpoint(server: ServerProcess) -> None:
     first, second = prompts(20)
     ask(server, first, checkpoints=[COMMON])
     found = ask(server, second)
@@ -53,7 +53,7 @@ def test_the_next_one_goes_on_exactly_where_a_state_was_asked_for(server: Server
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/sessions/s/turns"])
-def test_so_does_one_from_elsewhere(server: ServerProcess, path: str) -> None:
+def test_a_request_resumes_from_a_checkpoint_of_another_endpoint(server: ServerProcess, path: str) -> None:
     first, second = prompts(22 if "completions" in path else 23)
     server.post("/v1/sessions", {"id": "s"})
     field = "prompt" if path == "/v1/completions" else "input_ids"
@@ -63,7 +63,7 @@ def test_so_does_one_from_elsewhere(server: ServerProcess, path: str) -> None:
     assert ask(server, second[:5] + [18] * 8)["cached_tokens"] == 5
 
 
-def test_a_request_that_nobody_goes_on_from_leaves_nothing(server: ServerProcess) -> None:
+def test_a_request_with_keep_never_leaves_no_state(server: ServerProcess) -> None:
     first, _ = prompts(24)
     server.post("/flush_cache", {})
     ask(server, first, keep="never")
@@ -72,12 +72,13 @@ def test_a_request_that_nobody_goes_on_from_leaves_nothing(server: ServerProcess
     assert ask(server, first)["cached_tokens"] == len(first) - 1
 
 
-def test_what_is_denied_is_said(checkpoint: Path) -> None:
-    """Where no state is kept on the way."""
+def test_a_denied_checkpoint_is_reported(checkpoint: Path) -> None:
+    """With no_buffer no state is kept within a request."""
     with ServerProcess([*SERVE, str(checkpoint), *SIZES, "--state-strategy", "no_buffer"]) as server:
         first, second = prompts(20)
         ask(server, first, checkpoints=[COMMON])
         found = ask(server, second)
         assert (found["cached_tokens"], found["matched_tokens"], found["lost"]) == (0, COMMON, "denied")
-        log = [line for line in server.log if line["event"] == "request" and line.get("lost")]
-        assert [line["lost"] for line in log] == ["denied"]
+    # The log is complete once the server has ended: it writes a request's line after the answer.
+    log = [line for line in server.log if line["event"] == "request" and line.get("lost")]
+    assert [line["lost"] for line in log] == ["denied"]

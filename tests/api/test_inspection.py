@@ -1,4 +1,4 @@
-"""`baton inspect` tells what loading would find, without loading."""
+"""`baton inspect` reports what loading would find, without loading."""
 
 import json
 import re
@@ -44,13 +44,13 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracle]:
 
 @pytest.fixture
 def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*given: Any) -> None:
+    def refuse(*arguments: Any) -> None:
         raise AssertionError("a tensor is read")
 
     monkeypatch.setattr(MappedShards, "view", refuse)
 
 
-def test_it_tells_what_loading_finds() -> None:
+def test_it_reports_what_loading_finds() -> None:
     found = look(BUNDLED)
     loaded = {
         "float32": (torch.float32, None),
@@ -71,7 +71,7 @@ def test_it_tells_what_loading_finds() -> None:
 
 
 @pytest.mark.parametrize("name", ["granitemoehybrid-moe", "nemotron_h-moe-latent", "qwen3_5_moe", "kimi_linear-moe"])
-def test_it_tells_what_experts_take(oracle: Oracle, name: str) -> None:
+def test_it_reports_the_memory_of_experts(oracle: Oracle, name: str) -> None:
     path = oracle.checkpoint(name)
     found = look(path)
     models = {bits: load_model(path, None, CPU, bits=int(bits[3:])) for bits in ("int8", "int4")}
@@ -101,11 +101,11 @@ def test_the_pools_are_the_servers() -> None:
     assert room is not None
     assert (room.pools, room.slots, room.pages, room.running) == (2**26, sizes.slots, sizes.pages, sizes.max_running)
     assert room.contexts == sizes.pages * 32 / length
-    assert room.most_running == sizes.slots  # They do not reach for the states that would be cached.
+    assert room.most_running == sizes.slots  # The slots suffice for running requests only, not for cached states.
 
 
 @pytest.mark.usefixtures("nothing_is_read")
-def test_every_reason_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_reason_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "copy"
     shutil.copytree(BUNDLED, path)
     values = json.loads((path / "config.json").read_text())
@@ -122,18 +122,18 @@ def test_every_reason_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "'gptq' is not supported",
         "hidden_act = 'gelu' is not supported",
     ):
-        assert [reason in told for told in refused].count(True) == 1, reason
+        assert [reason in message for message in refused].count(True) == 1, reason
     assert len(refused) == 4
 
 
 @pytest.mark.usefixtures("nothing_is_read")
-def test_tensors_that_do_not_fit_are_told(tmp_path: Path) -> None:
+def test_tensors_that_do_not_fit_are_reported(tmp_path: Path) -> None:
     path = copied(BUNDLED, tmp_path / "copy", config=lambda values: values.update(shared_intermediate_size=64))
     [reason] = look(path).refused
     assert "wrong shapes" in reason and "shared_mlp" in reason
 
 
-def test_what_fp8_takes(tmp_path: Path) -> None:
+def test_the_memory_of_fp8_weights(tmp_path: Path) -> None:
     path = copied(BUNDLED, tmp_path / "copy")
     quantize(path, FORMATS["fp8 by block"])
     found, plain = look(path), look(BUNDLED)
@@ -147,17 +147,17 @@ def test_what_fp8_takes(tmp_path: Path) -> None:
     ("options", "reason"),
     [
         ({"memory": 2**17}, "no request fits"),
-        ({"max_model_len": 10**6}, "--max-model-len: the model itself goes no further than 8192"),
+        ({"max_model_len": 10**6}, "--max-model-len: the model has only 8192 positions"),
     ],
 )
-def test_what_does_not_fit_is_refused(options: dict[str, Any], reason: str) -> None:
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], reason: str) -> None:
     found = look(BUNDLED, **options)
     assert found.room is None
-    [told] = found.refused
-    assert told.startswith(reason)
+    [message] = found.refused
+    assert message.startswith(reason)
 
 
-def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["inspect", str(tmp_path / "nowhere")]) == 1
     assert "nowhere is not a folder with a checkpoint" in capsys.readouterr().out
 
@@ -171,7 +171,7 @@ def test_other_formats_of_weights_are_refused_not_missing(tmp_path: Path) -> Non
 
 
 def test_an_index_alone_lacks_its_weights(tmp_path: Path) -> None:
-    """As `hf download --include "*.json"` leaves it."""
+    """`hf download --include "*.json"` leaves such a folder."""
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(BUNDLED / name, tmp_path)
     index = tmp_path / "model.safetensors.index.json"
@@ -183,7 +183,7 @@ def test_an_index_alone_lacks_its_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_read")
-def test_weights_that_no_tokenizer_is_beside_are_refused_before_they_are_read(tmp_path: Path) -> None:
+def test_weights_without_a_tokenizer_are_refused_before_they_are_read(tmp_path: Path) -> None:
     path = copied(BUNDLED, tmp_path / "copy")
     (path / "tokenizer.json").unlink()
     (path / "tokenizer_config.json").unlink(missing_ok=True)
@@ -215,7 +215,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
     assert not read
 
 
-def test_weights_are_loaded_as_the_files_have_them_where_no_dtype_is_named(oracle: Oracle, tmp_path: Path) -> None:
+def test_weights_keep_the_dtype_of_the_files_if_none_is_named(oracle: Oracle, tmp_path: Path) -> None:
     def unname(values: dict[str, Any]) -> None:
         del values["dtype"]
 

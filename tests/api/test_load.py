@@ -1,4 +1,4 @@
-"""A real hybrid model under load: 1,000 requests at concurrency 64, some aborted, some whose clients go away."""
+"""A real hybrid model under load: 1,000 requests at concurrency 64, some aborted, some with clients that disconnect."""
 
 import asyncio
 import random
@@ -38,7 +38,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 class Traffic:
-    """Greedy requests for a few prompts of random lengths, each asked many times; counts what came of them."""
+    """Greedy requests for a few prompts of random lengths, each sent many times, with counts of their outcomes."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

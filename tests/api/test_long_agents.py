@@ -1,4 +1,4 @@
-"""Forty steps of an agent, with tools and results of 20,000 tokens: what of them is computed again."""
+"""Forty steps of an agent with 20,000 tokens of tools and results: how many of them are computed again."""
 
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ def replies() -> list[str]:
 @pytest.mark.soak
 @pytest.mark.parametrize("dropped", ["never", "by the client", "by the template"])
 def test_an_agent_of_forty_steps_computes_what_is_new(tmp_path: Path, dropped: str) -> None:
-    """New are the result, what begins an answer, and the call, unless the state behind that is there.
+    """A step computes the result and the beginning of an answer, and also the call if no state after it can be used.
 
-    The template drops reasoning before the last question: where one comes, all since the one before is new.
+    The template drops reasoning before the last question. So at each question everything since the previous one is new.
     """
     folder = make_checkpoint(tmp_path, replies())
     messages: list[Any] = [{"role": "system", "content": "You are an agent."}, {"role": "user", "content": "Go."}]
@@ -52,7 +52,7 @@ def test_an_agent_of_forty_steps_computes_what_is_new(tmp_path: Path, dropped: s
     new = [prompt - known for prompt, known in zip(prompts[1:], cached[1:], strict=True)]
     share = sum(cached) / sum(prompts)
     print(f"reasoning dropped {dropped}: {share:.1%} of the prompts reused, at most {max(new)} tokens new a step")
-    said = 0 if dropped == "never" else len(replies()[0]) - len(THOUGHT)
+    answer_length = 0 if dropped == "never" else len(replies()[0]) - len(THOUGHT)
     again = EVERY if dropped == "by the template" else 1
-    assert max(new) < again * (said + len(RESULT) + 100)
+    assert max(new) < again * (answer_length + len(RESULT) + 100)
     assert share > (0.9 if dropped == "by the template" else 0.95)

@@ -1,4 +1,4 @@
-"""Whatever one client sends, no other waits long: a real server, asked for its health all the while."""
+"""No client can make others wait long, whatever it sends: a real server, whose health is polled meanwhile."""
 
 import asyncio
 import io
@@ -13,7 +13,7 @@ from tests.api.server_process import SERVE, ServerProcess
 
 pytestmark = pytest.mark.anyio
 USER = {"role": "user", "content": "a"}
-# Each kept every other client waiting for between half a second and 24 s. On a quiet machine none takes 0.15 s now.
+# Each of these once blocked all other clients for 0.5 to 24 s. On a quiet machine none now blocks for 0.15 s.
 LONGEST_WAIT_S = 0.6
 HOSTILE: dict[str, tuple[str, dict[str, Any], int]] = {
     "a long prompt": ("/v1/completions", {"prompt": "a" * 4_000_000}, 400),
@@ -48,8 +48,8 @@ async def test_no_other_client_waits() -> None:
                 assert await asking < LONGEST_WAIT_S, name
 
 
-async def test_a_batch_keeps_nobody_from_a_row() -> None:
-    """48 sequences want the 4 rows for long; one token for another call comes in between."""
+async def test_a_batch_does_not_keep_others_from_rows() -> None:
+    """48 sequences of one call compete for 4 rows; another call gets its token in between."""
     batch = {"prompt": ["a"] * 48, "max_tokens": 200, "ignore_eos": True, "stream": True}
     with ServerProcess((*SERVE, "--max-running", "4")) as server:
         async with aiohttp.ClientSession(server.url) as client, client.post("/v1/completions", json=batch) as answer:
@@ -57,8 +57,8 @@ async def test_a_batch_keeps_nobody_from_a_row() -> None:
             assert await waiting_behind_one_token(client) > 40
 
 
-async def test_a_key_that_sends_much_keeps_no_other_from_a_row() -> None:
-    """48 calls of one key want the 4 rows for long; one token for another key comes in between."""
+async def test_a_busy_key_does_not_keep_others_from_rows() -> None:
+    """48 calls of one key compete for 4 rows; a call of another key gets its token in between."""
     long = {"prompt": "a", "max_tokens": 200, "ignore_eos": True}
     first, second = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
     with ServerProcess((*SERVE, "--max-running", "4", "--api-key", "one", "--api-key", "two"), key="one") as server:
@@ -75,7 +75,7 @@ async def test_a_key_that_sends_much_keeps_no_other_from_a_row() -> None:
 
 
 async def waiting_behind_one_token(client: aiohttp.ClientSession) -> int:
-    """How many requests wait when this client has had one token."""
+    """Get one token for this client, and return how many requests wait then."""
     async with client.post("/v1/completions", json={"prompt": "b", "max_tokens": 1}) as answer:
         assert answer.status == 200
         await answer.read()
@@ -96,7 +96,7 @@ async def waiting(client: aiohttp.ClientSession) -> int:
 
 
 async def longest_wait(client: aiohttp.ClientSession, url: str) -> float:
-    """Seconds; until cancelled."""
+    """Poll until cancelled, and return the longest wait in seconds."""
     longest = 0.0
     try:
         while True:

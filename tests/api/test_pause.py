@@ -1,4 +1,4 @@
-"""Pauses in a real server with the hash model: what stands still, what is given back, and that every token is right."""
+"""Pauses of a real server with the hash model: what stops, what is released, and that every token is right."""
 
 import signal
 import threading
@@ -34,7 +34,7 @@ def server(checkpoint: Path) -> Iterator[ServerProcess]:
 
 
 class Asking:
-    """A request in a thread of its own."""
+    """A request that is sent from its own thread."""
 
     def __init__(self, server: ServerProcess, number: int, length: int = LENGTH) -> None:
         params = {"max_new_tokens": length, "temperature": 0}
@@ -65,7 +65,7 @@ def generated(server: ServerProcess) -> int:
 
 
 def three_requests(server: ServerProcess) -> list[Asking]:
-    """Two run, and have tokens; one waits."""
+    """Start three requests and wait until two run and have tokens, and one waits."""
     asking = [Asking(server, number) for number in range(3)]
     server.wait_until(lambda: gauges(server)["running"] == 2 and gauges(server)["waiting"] == 1)
     before = generated(server)
@@ -74,17 +74,17 @@ def three_requests(server: ServerProcess) -> list[Asking]:
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-def test_what_was_paused_goes_on_where_it_was(server: ServerProcess, mode: str) -> None:
+def test_paused_requests_continue_where_they_were(server: ServerProcess, mode: str) -> None:
     asking = three_requests(server)
     assert server.post("/pause_generation", {"mode": mode})[0] == 200
     at, figures = generated(server), gauges(server)
     asking.append(Asking(server, 3, length=5))
     server.wait_until(lambda: server.get("/server_info")["open_requests"] == 4)
-    kept = 2 if mode == "in_place" else 0
-    assert (figures["running"], figures["waiting"]) == (kept, 3 - kept)
-    assert (figures["slots"]["owned"], figures["pages"]["used"] > 0) == (kept, bool(kept))
-    assert server.post("/flush_cache", {})[0] == (400 if kept else 200)
-    assert kept or gauges(server)["slots"]["free"] == 8
+    held = 2 if mode == "in_place" else 0
+    assert (figures["running"], figures["waiting"]) == (held, 3 - held)
+    assert (figures["slots"]["owned"], figures["pages"]["used"] > 0) == (held, bool(held))
+    assert server.post("/flush_cache", {})[0] == (400 if held else 200)
+    assert held or gauges(server)["slots"]["free"] == 8
     assert generated(server) == at and server.get("/server_info")["audit"] == []
     assert server.post("/continue_generation", {})[0] == 200
     for each in asking:
@@ -92,7 +92,7 @@ def test_what_was_paused_goes_on_where_it_was(server: ServerProcess, mode: str) 
     wait_home(server)
 
 
-def test_a_pause_that_aborts_ends_whatever_is_open(server: ServerProcess) -> None:
+def test_a_pause_that_aborts_ends_all_open_requests(server: ServerProcess) -> None:
     asking = three_requests(server)
     assert server.post("/pause_generation", {})[0] == 200
     for each in asking:
@@ -127,7 +127,7 @@ def test_a_request_that_waits_in_a_pause_may_be_aborted_or_run_out_of_time(check
     assert troubles(server) == []
 
 
-def test_a_server_that_was_paused_may_go_on_while_it_drains(checkpoint: Path) -> None:
+def test_a_paused_server_may_continue_while_it_drains(checkpoint: Path) -> None:
     with started(checkpoint) as server:
         asking = three_requests(server)
         assert server.post("/pause_generation", {"mode": "retract"})[0] == 200

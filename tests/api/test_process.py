@@ -47,7 +47,7 @@ def test_serve_answer_and_stop() -> None:
     assert "Hi" not in str(line)
 
 
-def test_what_is_no_http_does_not_fill_the_log() -> None:
+def test_malformed_requests_do_not_fill_the_log() -> None:
     with ServerProcess([FAKE, "plain"]) as server:
         assert server.status("/" + "x" * 9000) == 400
         with pytest.raises(HTTPError, match="400"):
@@ -69,7 +69,7 @@ def test_sigterm_lets_open_requests_finish() -> None:
         assert server.wait() == 0
 
 
-def test_sigterm_tells_503_to_what_does_not_finish() -> None:
+def test_sigterm_answers_503_to_unfinished_requests() -> None:
     with ServerProcess([FAKE, "held", "drain_timeout=0.1"]) as server:
         thread, answers = post_in_background(server, "/generate", {"text": "a"})
         assert server.stop() == 0

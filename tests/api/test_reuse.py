@@ -1,4 +1,4 @@
-"""What stateless chats find of their conversations again, over HTTP: as a share of what slots for all would give."""
+"""Reuse by stateless chats over HTTP, as a share of the reuse with slots for all states."""
 
 import asyncio
 import random
@@ -17,13 +17,13 @@ SYSTEM = "You are a patient assistant who answers in few words, and who never fo
 
 @dataclass(frozen=True)
 class Load:
-    """Chats of five turns over 64 slots. least: the share of what is reused without limits. host: with host memory."""
+    """Chats of five turns in 64 slots."""
 
     chats: int
-    least: float
-    in_order: bool = True
+    least: float  # share of the tokens that would be reused without limits
+    in_order: bool = True  # the chats take turns in a fixed order, not a random one
     system: str = ""
-    host: bool = False
+    host: bool = False  # with host memory
 
 
 LOADS = [
@@ -39,7 +39,7 @@ LOADS = [
 
 
 async def chat_turn(session: aiohttp.ClientSession, messages: list[Any], rng: random.Random) -> int:
-    """One question and its answer; the number of tokens that were not computed again."""
+    """Ask a question, append its answer, and return the number of cached tokens."""
     words = " ".join(str(rng.randrange(10_000)) for _ in range(rng.randint(4, 12)))
     messages.append({"role": "user", "content": words})
     body = {"messages": messages, "temperature": 0, "max_tokens": rng.randint(8, 24)}
@@ -51,7 +51,7 @@ async def chat_turn(session: aiohttp.ClientSession, messages: list[Any], rng: ra
 
 
 async def reused(url: str, load: Load) -> int:
-    """Tokens that were not computed again, over all turns of all chats."""
+    """Run all chats and return the number of cached tokens."""
     rng = random.Random(7)
     chats: list[list[Any]] = [
         [{"role": "system", "content": load.system}] if load.system else [] for _ in range(load.chats)
@@ -98,7 +98,7 @@ def test_chats_find_their_conversations_again_in_64_slots(load: Load) -> None:
 
 
 async def seconds(session: aiohttp.ClientSession, prompts: Sequence[str]) -> tuple[float, list[int]]:
-    """From sending all of them at once to the last answer; and the cached tokens of each."""
+    """Send all prompts at once. Return the seconds until the last answer, and the cached tokens of each."""
     loop = asyncio.get_running_loop()
 
     async def ask(prompt: str) -> int:
@@ -111,7 +111,7 @@ async def seconds(session: aiohttp.ClientSession, prompts: Sequence[str]) -> tup
     return loop.time() - began, found
 
 
-def test_what_one_request_computes_others_do_not() -> None:
+def test_concurrent_requests_compute_a_common_prefix_once() -> None:
     async def scenario(url: str) -> None:
         async with aiohttp.ClientSession(url) as session:
             _, alone = await seconds(session, ["y" * 2000])

@@ -1,4 +1,4 @@
-"""Who is let in: keys, host names, origins."""
+"""Access control: keys, host names, origins."""
 
 import pytest
 
@@ -78,12 +78,12 @@ async def test_host_names(host: str, status: int) -> None:
             assert response.status == 200
 
 
-async def test_any_host_name_if_told_so() -> None:
+async def test_any_host_name_if_allowed() -> None:
     async with serving(allowed_host=("*",)) as served:
         assert (await served.post("/generate", BODY, headers={"Host": "whatever"}))[0] == 200
 
 
-async def test_a_page_elsewhere_is_refused() -> None:
+async def test_a_foreign_page_is_refused() -> None:
     async with serving() as served:
         for origin in ("https://evil.example", "null", "http://localhost:1"):
             status, error = await served.error("/generate", BODY, headers={"Origin": origin})

@@ -1,4 +1,4 @@
-"""Outputs that follow a grammar, of the bundled model in a real server process: whatever stands beside it."""
+"""Outputs that follow a grammar, with the bundled model in a real server process, combined with other options."""
 
 import functools
 import json
@@ -67,7 +67,7 @@ def chat(server: ServerProcess, **fields: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("temperature", [0, 1.5])
 def test_a_schema_holds_and_a_stream_says_the_same(client: openai.OpenAI, temperature: float) -> None:
-    asked: Any = {
+    fields: Any = {
         "model": "default",
         "messages": MESSAGES,
         "temperature": temperature,
@@ -75,8 +75,8 @@ def test_a_schema_holds_and_a_stream_says_the_same(client: openai.OpenAI, temper
         "max_tokens": 300,
         "response_format": FORMAT,
     }
-    whole = client.chat.completions.create(**asked).choices[0]
-    with client.chat.completions.create(**asked, stream=True) as stream:
+    whole = client.chat.completions.create(**fields).choices[0]
+    with client.chat.completions.create(**fields, stream=True) as stream:
         text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert whole.finish_reason == "stop" and whole.message.content == text
     jsonschema.validate(json.loads(text), PERSON)
@@ -84,18 +84,18 @@ def test_a_schema_holds_and_a_stream_says_the_same(client: openai.OpenAI, temper
 
 def test_responses_hold_it_too(client: openai.OpenAI) -> None:
     format: Any = {"type": "json_schema", "name": "person", "schema": PERSON, "strict": True}
-    asked: Any = {"model": "default", "input": "Who is Clara?", "temperature": 0, "text": {"format": format}}
-    whole = client.responses.create(**asked)
+    fields: Any = {"model": "default", "input": "Who is Clara?", "temperature": 0, "text": {"format": format}}
+    whole = client.responses.create(**fields)
     jsonschema.validate(json.loads(whole.output_text), PERSON)
-    with client.responses.stream(**asked) as stream:
+    with client.responses.stream(**fields) as stream:
         assert stream.get_final_response().output_text == whole.output_text
 
 
 def test_regexes_choices_and_grammars(server: ServerProcess) -> None:
     [number] = chat(server, guided_regex=r"\d{3}-\d{4}", temperature=1.5)
     assert re.fullmatch(r"\d{3}-\d{4}", number["text"]) and number["end"] == "stop"
-    [said] = chat(server, structured_outputs={"grammar": 'root ::= "Hello " name\nname ::= [A-Z] [a-z] [a-z]'})
-    assert re.fullmatch("Hello [A-Z][a-z][a-z]", said["text"])
+    [greeting] = chat(server, structured_outputs={"grammar": 'root ::= "Hello " name\nname ::= [A-Z] [a-z] [a-z]'})
+    assert re.fullmatch("Hello [A-Z][a-z][a-z]", greeting["text"])
     status, answer = post(server, "/generate", {"text": "x", "sampling_params": {"regex": "(yes|no)"}})
     assert status == 200 and answer["text"] in ("yes", "no") and answer["meta_info"]["finish_reason"]["type"] == "stop"
 
@@ -106,7 +106,7 @@ def test_each_choice_follows_it_and_draws_for_itself(server: ServerProcess) -> N
     assert len({answer["text"] for answer in answers}) > 1
 
 
-def test_what_else_ends_an_answer(server: ServerProcess) -> None:
+def test_other_ends_of_an_answer(server: ServerProcess) -> None:
     [stopped] = chat(server, guided_regex="(ab){5}c", stop=["bab"])
     assert (stopped["text"], stopped["end"]) == ("a", "stop")
     [cut] = chat(server, guided_regex="(ab){5}c", max_tokens=3)
@@ -119,7 +119,7 @@ def test_what_else_ends_an_answer(server: ServerProcess) -> None:
     assert (nothing["text"], nothing["end"]) == ("", "stop")
 
 
-def test_an_answer_may_end_where_the_grammar_lets_it_and_not_before_min_tokens(server: ServerProcess) -> None:
+def test_an_answer_ends_where_the_grammar_allows_and_not_before_min_tokens(server: ServerProcess) -> None:
     [short] = chat(server, guided_regex="[qxz]*", logit_bias={"258": 100, "256": 100})
     [longer] = chat(server, guided_regex="[qxz]*", logit_bias={"258": 100, "256": 100}, min_tokens=5)
     assert (short["text"], short["end"]) == ("", "stop")
@@ -129,7 +129,7 @@ def test_an_answer_may_end_where_the_grammar_lets_it_and_not_before_min_tokens(s
 
 
 def test_log_probabilities_are_the_models_own(server: ServerProcess) -> None:
-    """As before a bias: the best may be a token that the grammar does not allow."""
+    """They are computed before the mask, so the most probable token may be one that the grammar forbids."""
     [free] = chat(server, max_tokens=1, logprobs=True, top_logprobs=2)
     [held] = chat(server, guided_choice=["zz"], logprobs=True, top_logprobs=2)
     tops = [each["logprobs"]["content"][0]["top_logprobs"] for each in (free, held)]
@@ -137,10 +137,10 @@ def test_log_probabilities_are_the_models_own(server: ServerProcess) -> None:
     assert held["logprobs"]["content"][0]["logprob"] < tops[0][1]["logprob"]
 
 
-def test_a_session_goes_on_behind_a_turn_that_followed_a_schema(server: ServerProcess) -> None:
+def test_a_session_continues_after_a_turn_that_followed_a_schema(server: ServerProcess) -> None:
     assert post(server, "/v1/sessions", {"id": "talk"})[0] in (200, 201)
-    said = {"messages": MESSAGES, "temperature": 0, "response_format": FORMAT}
-    status, first = post(server, "/v1/sessions/talk/turns", said)
+    body = {"messages": MESSAGES, "temperature": 0, "response_format": FORMAT}
+    status, first = post(server, "/v1/sessions/talk/turns", body)
     assert status == 200, first
     jsonschema.validate(json.loads(first["text"]), PERSON)
     status, second = post(server, "/v1/sessions/talk/turns", {"messages": MESSAGES, "guided_regex": "[0-9]{3}"})
@@ -161,8 +161,8 @@ HOSTILE: list[dict[str, Any]] = [
 ]
 
 
-def test_hostile_schemas_are_refused_while_others_go_on(server: ServerProcess, client: openai.OpenAI) -> None:
-    """One of them takes a second of a processor, in which the event loop answers, however slow the machine is."""
+def test_hostile_schemas_are_refused_without_blocking_others(server: ServerProcess, client: openai.OpenAI) -> None:
+    """One schema takes a second of CPU time to compile. The event loop answers meanwhile, even on a slow machine."""
 
     def attack() -> list[tuple[int, float, float]]:
         return [refused(schema) for schema in HOSTILE]
@@ -172,8 +172,8 @@ def test_hostile_schemas_are_refused_while_others_go_on(server: ServerProcess, c
         return post(server, "/v1/completions", {"prompt": "a", "guided_json": schema})[0], began, time.monotonic()
 
     def stream() -> int:
-        asked: Any = {"model": "default", "prompt": "a", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
-        return len(list(client.completions.create(**asked, stream=True)))
+        fields: Any = {"model": "default", "prompt": "a", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+        return len(list(client.completions.create(**fields, stream=True)))
 
     answered = list[float]()
     with ThreadPoolExecutor() as pool:
@@ -191,7 +191,7 @@ def test_hostile_schemas_are_refused_while_others_go_on(server: ServerProcess, c
 
 @pytest.mark.parametrize("actor", ["results", "scheduler"])
 def test_a_restart_in_the_middle_changes_nothing(actor: str) -> None:
-    """The actor raises at its 200th message; each answer is as long as that takes."""
+    """The actor raises at its 200th message; the answers are long enough for that to happen."""
     with ServerProcess(["tests.api.faulty_server", actor, str(ROOT / "models" / "bundled"), "memory=256M"]) as server:
         texts = [chat(server, guided_regex="([qxz]{3}-){40}end", max_tokens=300)[0]["text"] for _ in range(4)]
         assert server.get("/server_info")["counters"]["restarts"] == 1
@@ -213,7 +213,7 @@ def test_hundreds_of_schemas_hold(server: ServerProcess, temperature: float, see
 
 
 def holds(server: ServerProcess, seed: int, temperature: float) -> bool:
-    """The answer parses and validates, unless it was cut; False where it was."""
+    """Check that the answer validates. Return False if it was cut at the token limit."""
     schema = random_schema(random.Random(seed))
     format = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}}
     [answer] = chat(server, response_format=format, temperature=temperature, seed=seed, max_tokens=400)

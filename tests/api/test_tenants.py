@@ -1,4 +1,4 @@
-"""Two API keys on one server: neither can tell what the other has sent, nor take what it has stored."""
+"""Two API keys on one server: neither can find out what the other has sent, nor access what it has stored."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 async def salts(served: Served, path: str, body: dict[str, Any], **salt: str) -> list[str]:
-    """Of what each key sends into the ring."""
+    """Send a request with each key, and return the salts that arrive in the ring."""
     for key in KEYS:
         headers = {"Authorization": f"Bearer {key}"}
         await served.post("/v1/sessions", {"id": "s"}, headers=headers)
@@ -37,7 +37,7 @@ async def salts(served: Served, path: str, body: dict[str, Any], **salt: str) ->
 
 
 @pytest.mark.parametrize("path", REQUESTS)
-async def test_what_a_key_has_sent_is_its_own(path: str) -> None:
+async def test_keys_share_no_cached_prompts(path: str) -> None:
     async with serving(api_key=KEYS) as served:
         first, second = await salts(served, path, REQUESTS[path])
         names = {message.salt for message in served.ring.sent if isinstance(message, Name)}
@@ -45,7 +45,7 @@ async def test_what_a_key_has_sent_is_its_own(path: str) -> None:
     assert names <= {first, second}, "a session goes on from what its turns have left"
 
 
-async def test_a_salt_parts_what_one_key_has_sent() -> None:
+async def test_a_salt_separates_the_cached_prompts_of_one_key() -> None:
     path = "/v1/completions"
     async with serving(api_key=KEYS) as served:
         plain = await salts(served, path, REQUESTS[path])
@@ -61,7 +61,7 @@ async def test_an_operator_may_share_and_without_keys_there_is_one_tenant(option
 
 
 def test_a_code_cannot_be_read_by_asking_for_it() -> None:
-    """The server itself: what `matched_tokens` tells of a prompt is what the same key has sent of it."""
+    """`matched_tokens` counts only tokens that the same key has sent before."""
     code = "The code of the safe is 73914."
     with ServerProcess((*SERVE, "--api-key", "first", "--api-key", "second")) as server:
         for key, is_known in (("first", False), ("second", False), ("first", True)):
@@ -79,7 +79,7 @@ def as_key(key: str) -> dict[str, dict[str, str]]:
 
 @pytest.mark.parametrize("session_params", [None, {"id": "s"}])
 async def test_a_request_id_is_its_keys_own(session_params: dict[str, str] | None) -> None:
-    """One key can neither take an id that another uses, nor end the request that has it."""
+    """A key can neither block an id for another key, nor end the request of another key with the same id."""
     body = {"text": "a", "rid": "mine"} | ({"session_params": session_params} if session_params else {})
     async with serving(api_key=KEYS) as served:
         for key in KEYS:
@@ -95,7 +95,7 @@ async def test_a_request_id_is_its_keys_own(session_params: dict[str, str] | Non
         assert (await open_requests[0])[1]["meta_info"]["finish_reason"]["type"] == "abort"
 
 
-async def test_a_session_that_is_closed_ends_its_turn_under_keys_too() -> None:
+async def test_closing_a_session_ends_its_turn_with_api_keys_too() -> None:
     body = {"text": "a", "rid": "mine", "session_params": {"id": "s"}}
     async with serving(api_key=KEYS) as served:
         await served.post("/v1/sessions", {"id": "s"}, **as_key("first"))
@@ -108,7 +108,7 @@ async def test_a_session_that_is_closed_ends_its_turn_under_keys_too() -> None:
     assert (status, answer["meta_info"]["finish_reason"]["type"]) == (200, "abort")
 
 
-async def test_who_fills_the_disk_pays(tmp_path: Path) -> None:
+async def test_the_owner_that_fills_the_disk_loses_sessions(tmp_path: Path) -> None:
     first, second = map(as_key, KEYS)
     async with serving(api_key=KEYS, session_dir=str(tmp_path), session_disk=2**20, max_model_len=2**20) as served:
         await served.post("/v1/sessions", {"id": "small"}, **first)
@@ -126,12 +126,12 @@ async def test_who_fills_the_disk_pays(tmp_path: Path) -> None:
     assert left == {KEYS[0]: ["small"], KEYS[1]: list("fed")}
 
 
-async def test_who_fills_the_memory_of_responses_pays() -> None:
+async def test_the_owner_that_fills_the_memory_loses_responses() -> None:
     first, second = map(as_key, KEYS)
     async with serving(api_key=KEYS, response_memory=8000) as served:
-        _, kept = await served.post("/v1/responses", {"input": "a"}, **first)
+        _, answer = await served.post("/v1/responses", {"input": "a"}, **first)
         others = [(await served.post("/v1/responses", {"input": "a"}, **second))[1]["id"] for _ in range(20)]
-        async with served.client.get(f"/v1/responses/{kept['id']}", **first) as response:
+        async with served.client.get(f"/v1/responses/{answer['id']}", **first) as response:
             assert response.status == 200
         async with served.client.get(f"/v1/responses/{others[0]}", **second) as response:
             assert response.status == 404

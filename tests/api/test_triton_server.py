@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tell(checkpoint: Path, **variables: str) -> list[tuple[list[int], int]]:
-    """What a server answers, and how much of it was cached: cold, again, two turns of a session, and a fork of it."""
+    """Return answers and cached tokens: cold, repeated, two turns of a session, and a fork of it."""
     arguments = (*SERVE, str(checkpoint), "--max-running", "4", "--max-model-len", "256", "--memory", "64M")
     with ServerProcess(arguments, variables=variables, patience_s=300) as server:
 

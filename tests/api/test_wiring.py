@@ -1,4 +1,4 @@
-"""From options to a ring: what cannot be served is said in one line."""
+"""The steps from options to a ring, and messages for what cannot be served."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def refused(config: Config) -> str:
     return str(caught.value)
 
 
-def test_what_cannot_be_loaded(tmp_path: Path) -> None:
+def test_checkpoints_that_cannot_be_loaded(tmp_path: Path) -> None:
     assert "hf download org/name" in refused(Config(model="org/name"))
     assert str(tmp_path / "none") in refused(Config(model=str(tmp_path / "none")))
     assert "config.json" in refused(Config(model=str(tmp_path)))
@@ -64,10 +64,10 @@ def test_defaults_that_no_client_may_ask_for(tmp_path: Path, name: str, value: f
 
 def test_defaults_in_range_are_taken(tmp_path: Path) -> None:
     make_checkpoint(tmp_path)
-    given = {"temperature": 0.7, "top_k": 20.0, "top_p": 1, "max_new_tokens": 16}
-    (tmp_path / "generation_config.json").write_text(json.dumps(given))
+    variables = {"temperature": 0.7, "top_k": 20.0, "top_p": 1, "max_new_tokens": 16}
+    (tmp_path / "generation_config.json").write_text(json.dumps(variables))
     loaded = load(Config(model=str(tmp_path)), lambda done, total: None)
-    assert loaded.model.text.generation_defaults == given
+    assert loaded.model.text.generation_defaults == variables
 
 
 def test_pools_that_hold_no_request(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_pools_that_hold_no_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_device(tmp_path: Path) -> None:
     assert refused(Config(model=str(tmp_path), device="cuda")).startswith("--device: ")
 
 
@@ -92,8 +92,8 @@ def test_the_longest_sequence() -> None:
         model_length(Config(max_model_len=65), model)
 
 
-def test_states_are_told_apart_by_the_type_of_the_weights_that_made_them(tmp_path: Path) -> None:
-    """Mamba-2's are float32 under any --dtype, so their shapes and types alone say nothing."""
+def test_states_are_distinguished_by_the_dtype_of_their_weights(tmp_path: Path) -> None:
+    """Mamba-2's states are float32 under any --dtype, so their shapes and dtypes do not show it."""
     (tmp_path / "config.json").write_text(json.dumps({**MAMBA2, "dtype": "bfloat16"}))
 
     def name(dtype: Literal["auto", "float32", "bfloat16"]) -> str:

@@ -1,6 +1,6 @@
-"""The clients of other projects against a real server: each calls a tool and gets its answer, streamed and not.
+"""Clients of other projects against a real server: each calls a tool and gets its answer, streamed and not.
 
-They run in an environment of their own, which scripts/clients makes.
+They run in a virtual environment of their own, made by scripts/clients.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a connection may hold, and for how long: each limit with its answer, and nothing that suffers beside it."""
+"""The limits of connections on bytes and time: what happens to offenders, and that others are unaffected."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def chat(**more: Any) -> bytes:
 
 
 class Peer:
-    """A client by hand."""
+    """A client on a raw socket."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -39,14 +39,14 @@ class Peer:
         self._writer.write(data)
 
     async def answer(self) -> tuple[int, dict[str, Any]]:
-        """Status and body of one answer."""
+        """Read one answer and return its status and body."""
         async with asyncio.timeout(10):
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()
             length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
             return int(head.split()[1]), json.loads(await self._reader.readexactly(length))
 
     async def hung_up(self) -> bytes:
-        """What came before the server hung up."""
+        """Read until the server closes the connection, and return the data."""
         async with asyncio.timeout(10):
             try:
                 return await self._reader.read()
@@ -137,7 +137,7 @@ async def test_an_answer_takes_longer_than_idleness() -> None:
         assert (await patient.answer())[0] == 200
 
 
-async def test_a_plain_answer_that_nobody_reads_is_given_up() -> None:
+async def test_a_plain_answer_that_is_not_read_is_given_up() -> None:
     async with serving(unread_timeout=0.3, max_model_len=100_000) as served, peer(served) as deaf:
         served.ring.reply = "x" * 60_000
         deaf._writer.transport.pause_reading()
@@ -146,7 +146,7 @@ async def test_a_plain_answer_that_nobody_reads_is_given_up() -> None:
         await until(lambda: connections(served).held == 0)
 
 
-async def test_too_many_bytes_on_their_way_end_the_largest_and_nobody_else() -> None:
+async def test_too_many_bytes_in_flight_end_the_largest_holder_only() -> None:
     async with (
         serving(bytes_in_flight=8 * MIB, body_limit=4 * MIB) as served,
         peer(served) as greedy,
@@ -171,7 +171,7 @@ async def test_too_many_bytes_on_their_way_end_the_largest_and_nobody_else() -> 
         assert connections(served).held <= 8 * MIB
 
 
-async def test_a_compressed_body_counts_by_what_it_becomes() -> None:
+async def test_a_compressed_body_counts_with_its_decompressed_size() -> None:
     async with serving(bytes_in_flight=2 * MIB, body_limit=MIB) as served:
         packed = zlib.compress(b" " * (MIB - 100))
         async with peer(served) as first, peer(served) as second, peer(served) as third:
@@ -220,7 +220,7 @@ async def test_a_new_connection_takes_the_place_of_the_one_that_is_silent_longes
         assert connections(served).ended["displaced"] == 1
 
 
-async def test_a_request_that_has_just_come_is_not_displaced() -> None:
+async def test_a_request_that_has_just_arrived_is_not_displaced() -> None:
     async with serving(max_connections=1) as served, peer(served) as first:
         first.send(b"GET /health HTTP/1.1\r\n")
         await until(lambda: [each.phase for each in connections(served)._served.values()] == ["headers"])
@@ -248,8 +248,8 @@ async def test_one_connection_more_than_can_be_served_is_a_503() -> None:
             assert health.status == 200
 
 
-async def test_a_connection_that_has_ended_is_not_a_silent_one() -> None:
-    """It would be kept for ever, and displaced in the place of one that is there."""
+async def test_a_closed_connection_is_not_counted_as_silent() -> None:
+    """Otherwise it would never be forgotten, and be displaced instead of a living connection."""
     async with serving(max_connections=1) as served, peer(served) as gone:
         served.ring.held = True
         gone.send(chat())
@@ -276,7 +276,7 @@ async def test_refusals_end_though_the_refused_say_nothing() -> None:
             assert await silent.hung_up() == b""
 
 
-async def test_more_than_can_be_told_so_are_cut_off_at_once() -> None:
+async def test_too_many_refused_connections_are_cut_off_at_once() -> None:
     async with serving(max_connections=1) as served, peer(served) as first:
         connections(served).limits = replace(connections(served).limits, refusals=1)
         served.ring.held = True
@@ -288,11 +288,11 @@ async def test_more_than_can_be_told_so_are_cut_off_at_once() -> None:
             assert (await refused.answer())[0] == 503
 
 
-@pytest.mark.parametrize("behind", [b" " * 600_000, chat() * 40], ids=["a large body", "many requests"])
-async def test_a_client_that_pipelined_and_left_is_noticed(behind: bytes) -> None:
+@pytest.mark.parametrize("rest", [b" " * 600_000, chat() * 40], ids=["a large body", "many requests"])
+async def test_a_client_that_pipelined_and_left_is_noticed(rest: bytes) -> None:
     async with serving() as served, peer(served) as pipelining:
         served.ring.held = True
-        pipelining.send(chat() + (request(behind) if behind.startswith(b" ") else behind))
+        pipelining.send(chat() + (request(rest) if rest.startswith(b" ") else rest))
         await served.ring.until(served.ring.submitted)
         await asyncio.sleep(0.1)
         await pipelining.leave()

@@ -1,4 +1,4 @@
-"""A client's websocket frames must be masked: found in whatever pieces they come."""
+"""Unmasked websocket frames of clients are detected, however the stream is split."""
 
 import random
 

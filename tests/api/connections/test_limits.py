@@ -1,4 +1,4 @@
-"""The number of connections is one that the process has descriptors for."""
+"""The number of connections is limited by the file descriptors of the process."""
 
 import pytest
 
@@ -10,8 +10,8 @@ from baton.api.connections.limits import OTHER_DESCRIPTORS, REFUSALS, connection
 @pytest.mark.parametrize("descriptors", [512, 1024, 4096])
 def test_there_are_descriptors_left_for_refusals_and_files(monkeypatch: pytest.MonkeyPatch, descriptors: int) -> None:
     monkeypatch.setattr(limits, "descriptor_limit", lambda: descriptors)
-    given = connection_limits(Config())
-    assert given.connections + given.refusals + OTHER_DESCRIPTORS == descriptors
+    limit = connection_limits(Config())
+    assert limit.connections + limit.refusals + OTHER_DESCRIPTORS == descriptors
 
 
 def test_with_enough_of_them_the_option_holds(monkeypatch: pytest.MonkeyPatch) -> None:

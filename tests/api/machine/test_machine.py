@@ -1,4 +1,4 @@
-"""Native code through the server: made ready at the start, told of, and the same tokens as torch's."""
+"""Native code in a server: prepared at the start, reported in the log, and with the same tokens as torch."""
 
 import json
 import os
@@ -53,10 +53,10 @@ def test_a_first_start_compiles_before_it_is_ready_and_the_next_does_not(tmp_pat
 def test_without_a_compiler_torch_serves_and_the_log_says_what_it_costs(tmp_path: Path) -> None:
     nowhere = {"PATH": str(tmp_path), "CXX": "", "BATON_CACHE": str(tmp_path / "cache")}
     with ServerProcess([*SERVE, *MEMORY], variables=nowhere) as server:
-        told = server.wait_for("no native code")
+        line = server.wait_for("no native code")
         assert "19" in answer_of(server)
-    assert told["level"] == "warning"
-    assert "C++ compiler" in told["why"] and "ziglang" in told["why"] and "half the speed" in told["cost"]
+    assert line["level"] == "warning"
+    assert "C++ compiler" in line["why"] and "ziglang" in line["why"] and "half the speed" in line["cost"]
 
 
 def test_threads_are_the_users_or_fit_the_model(tmp_path: Path) -> None:
@@ -70,27 +70,27 @@ def test_threads_are_the_users_or_fit_the_model(tmp_path: Path) -> None:
 
 
 def test_a_short_spin_unless_the_user_says_how_to_wait() -> None:
-    for given in ({}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "passive"}):
-        environment = dict(given)
+    for variables in ({}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "passive"}):
+        environment = dict(variables)
         spin_briefly(environment)
-        assert environment == (given or {"GOMP_SPINCOUNT": SPINS})
+        assert environment == (variables or {"GOMP_SPINCOUNT": SPINS})
 
 
 def test_the_command_line_is_read_before_torch_is_imported() -> None:
-    """Torch's OpenMP reads how long to spin when it is loaded."""
+    """Torch's OpenMP reads the spin count when it is loaded."""
     code = "import sys, baton.api.cli; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
-def test_the_doctor_tells_what_runs() -> None:
-    told = subprocess.run(
+def test_the_doctor_reports_what_runs() -> None:
+    run = subprocess.run(
         [sys.executable, "-m", "baton.api.cli", "doctor", "--json"],
         cwd=ROOT,
         capture_output=True,
         timeout=120,
         check=True,
     )
-    found = json.loads(told.stdout)
+    found = json.loads(run.stdout)
     assert found["kernel rms_norm"] == "baton_add_rms_norm: native"
     assert found["kernel recorded"] == "baton_replay: native"
     assert "baton_draw: native" in found["kernel sampling"] and found["kernel conv1d"] == "torch"
@@ -99,7 +99,7 @@ def test_the_doctor_tells_what_runs() -> None:
     assert found["cache"] == os.environ["BATON_CACHE"]
 
 
-def test_the_doctor_tells_what_is_missing(
+def test_the_doctor_reports_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -110,7 +110,7 @@ def test_the_doctor_tells_what_is_missing(
     assert lines["native"].startswith("code") and "no C++ compiler" in lines["native"]
 
 
-def test_decoding_steps_are_recorded_where_nothing_of_them_is_read_from_the_device(tmp_path: Path) -> None:
+def test_decoding_steps_are_captured_unless_they_read_from_the_device(tmp_path: Path) -> None:
     device = torch.device("meta")
     hashes, bundled = (
         load_model(path, None, torch.device("cpu")) for path in (make_checkpoint(tmp_path), bundled_model())

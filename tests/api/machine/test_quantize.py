@@ -1,4 +1,4 @@
-"""--quantize through the server: told of, the same tokens by native code and torch, and states that are its own."""
+"""--quantize in a server: reported, with the same tokens from native code and torch, and with states of its own."""
 
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ def test_native_code_and_torch_answer_alike() -> None:
     assert answers[0] == answers[1]
 
 
-def test_a_state_of_other_weights_is_not_gone_on_from(tmp_path: Path) -> None:
-    """The session itself does go on: from its tokens."""
+def test_a_state_of_other_weights_is_not_resumed(tmp_path: Path) -> None:
+    """The session continues from its tokens instead."""
     session, resumed = "", list[Any]()
     for quantize in ("none", "int8", "int8", "int4", "none"):
         options = ("--session-dir", str(tmp_path), "--kernels", "torch", "--quantize", quantize)

@@ -221,5 +221,5 @@ async def test_a_session_without_chat_refuses_items() -> None:
     async with conversing() as (client, served):
         made = await client.conversations.create()
         await served.post(f"/v1/sessions/{made.id}/turns", {"text": "a", "max_tokens": 1})
-        with pytest.raises(openai.BadRequestError, match="not one of chat"):
+        with pytest.raises(openai.BadRequestError, match="not a chat turn"):
             await client.conversations.items.create(made.id, items=[says("user", "b")])

@@ -1,4 +1,4 @@
-"""A session costs its server as much among many as among few, and so does a stored response."""
+"""The cost of a session, or of a stored response, does not grow with their number."""
 
 import asyncio
 from functools import partial
@@ -19,7 +19,7 @@ FEW, MANY = 20, 200
 
 
 def full_store(sessions: int, files: SessionFiles | None = None) -> SessionStore:
-    """With as many sessions as it takes, half of them the owner's own."""
+    """Return a full store. Half of its sessions belong to b"own"."""
     store = SessionStore(sessions, 3600.0, mock.Mock(), files, disk_cap=1 << 30)
     for number in range(sessions):
         store.create(b"own" if number % 2 else b"other", f"s{number}")
@@ -27,7 +27,7 @@ def full_store(sessions: int, files: SessionFiles | None = None) -> SessionStore
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_a_new_session_where_there_is_no_room_for_more(on_disk: bool, tmp_path: Path) -> None:
+def test_a_new_session_in_a_full_store(on_disk: bool, tmp_path: Path) -> None:
     async def scenario() -> list[int]:
         costs = []
         for sessions in (FEW, MANY):
@@ -42,7 +42,7 @@ def test_a_new_session_where_there_is_no_room_for_more(on_disk: bool, tmp_path: 
     assert many == few
 
 
-def test_the_next_to_go_where_the_disk_is_full(tmp_path: Path) -> None:
+def test_the_next_session_to_be_closed_on_a_full_disk(tmp_path: Path) -> None:
     async def scenario() -> list[int]:
         costs = []
         for sessions in (FEW, MANY):
@@ -58,7 +58,7 @@ def test_the_next_to_go_where_the_disk_is_full(tmp_path: Path) -> None:
     assert many == few
 
 
-def test_an_ended_response_where_there_is_no_room_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ended_response_in_a_full_store(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = []
     for stored in (FEW, MANY):
         monkeypatch.setattr(responses, "MAX_RESPONSES", stored)

@@ -1,4 +1,4 @@
-"""kill -9: what was acknowledged is there after a restart, and goes on as if nothing had happened."""
+"""kill -9: everything acknowledged is there after a restart, and sessions continue as if nothing had happened."""
 
 import json
 import random
@@ -25,22 +25,19 @@ SAID = ("My name is Anna.", "What is 3 plus 4?", "What is my name?", "My name is
 
 @dataclass
 class Talk:
-    """One session: what its client knows to be there. unsure: said last, in a turn whose end it did not read.
-
-    suspended: the position that its state was said to be on the disk with, if nothing has been said since.
-    """
+    """A session as its client knows it."""
 
     path: str
     reference: str
-    said: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     position: int = 0
-    unsure: str | None = None
-    suspended: int | None = None
+    unsure: str | None = None  # the message of a last turn whose end was not read
+    suspended: int | None = None  # acknowledged position of its state on the disk, if no turn came after
 
 
 class Crashes:
-    """A server that is killed, beside one that is not and answers the same."""
+    """A server that is killed again and again, and a reference server that is not and must give the same answers."""
 
     def __init__(self, folder: Path, reference: ServerProcess, seed: int) -> None:
         self.resumed: Counter[str] = Counter()
@@ -52,7 +49,7 @@ class Crashes:
         self._talks: list[Talk] = []
 
     def round(self) -> None:
-        """Start, look at everything, go on with everything, and kill in the middle of something."""
+        """Start the server, check and continue all sessions, and kill it in the middle of something."""
         with suppress(Killed), ServerProcess(self._options) as server:
             for talk in self._talks:
                 self._check(server, talk)
@@ -67,25 +64,25 @@ class Crashes:
             raise Killed
 
     def end(self) -> None:
-        """Once more, to the end that is meant."""
+        """Do the same once more, with a regular shutdown."""
         with ServerProcess(self._options) as server:
             for talk in self._talks:
                 self._check(server, talk)
                 self._go_on(server, talk)
 
     def _new(self, server: ServerProcess) -> Talk:
-        here, there = (f"/v1/sessions/{asked(one, '/v1/sessions', {})['id']}" for one in (server, self._reference))
+        here, there = (f"/v1/sessions/{post_ok(one, '/v1/sessions', {})['id']}" for one in (server, self._reference))
         return Talk(here, there)
 
     def _check(self, server: ServerProcess, talk: Talk) -> None:
-        """Every acknowledged turn is there; the one whose end was not read is there whole, or not at all."""
+        """Check that every acknowledged turn is there, and an unsure one is there whole or not at all."""
         turns = server.get(talk.path)["turns"]
-        if talk.unsure is not None and len(turns) == len(talk.said) + 1:
-            talk.said.append(talk.unsure)
+        if talk.unsure is not None and len(turns) == len(talk.texts) + 1:
+            talk.texts.append(talk.unsure)
             talk.answers.append(self._ask_reference(talk, talk.unsure)["text"])
             talk.position = turns[-1]["position"]
         talk.unsure = None
-        assert [turn["messages"][0]["content"] for turn in turns] == talk.said
+        assert [turn["messages"][0]["content"] for turn in turns] == talk.texts
         assert [turn["text"] for turn in turns] == talk.answers
         assert [turn["position"] for turn in turns[-1:]] == [talk.position][: len(turns)]
 
@@ -93,25 +90,25 @@ class Crashes:
         if talk.position > LONGEST:
             self._talks.remove(talk)
             return
-        said = self._chance.choice(SAID)
-        answer = asked(server, f"{talk.path}/turns", body_of(said))
-        assert answer["text"] == self._ask_reference(talk, said)["text"]
+        text = self._chance.choice(SAID)
+        answer = post_ok(server, f"{talk.path}/turns", body_of(text))
+        assert answer["text"] == self._ask_reference(talk, text)["text"]
         assert answer["start"] == answer["history"] == talk.position
         if talk.suspended is not None and not self._has_twin(talk):
             reused = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert (answer["resumed_from"] == "disk" and reused == talk.suspended) or answer["lost"], answer
-        if talk.said:
+        if talk.texts:
             self.resumed[answer["resumed_from"]] += 1
-        talk.said.append(said)
+        talk.texts.append(text)
         talk.answers.append(answer["text"])
         talk.position, talk.suspended = answer["position"], None
 
     def _has_twin(self, talk: Talk) -> bool:
-        """Another session has said the same, and what it left may be nearer than the disk."""
-        return any(other is not talk and other.said[: len(talk.said)] == talk.said for other in self._talks)
+        """Whether another session has the same messages. Its state may be in a higher tier than the disk."""
+        return any(other is not talk and other.texts[: len(talk.texts)] == talk.texts for other in self._talks)
 
     def _suspend(self, server: ServerProcess, talk: Talk) -> None:
-        state = asked(server, f"{talk.path}/suspend", {})["state"]
+        state = post_ok(server, f"{talk.path}/suspend", {})["state"]
         assert state["tier"] == "disk" and 0 < state["position"] <= talk.position
         talk.suspended = state["position"]
 
@@ -128,7 +125,7 @@ class Crashes:
             thread.join()
 
     def _kill_in_writes(self, server: ServerProcess) -> None:
-        """When a file of a state is half there, or never mind at some time about then."""
+        """Kill while a state file is half written, or about then."""
         talks = [talk for talk in self._talks if talk.suspended is None]
         threads = [threading.Thread(target=self._suspend_or_die, args=(server, talk)) for talk in talks]
         for thread in threads:
@@ -144,17 +141,17 @@ class Crashes:
         server.kill()
         self.killed[when] += 1
 
-    def _read_some(self, server: ServerProcess, talk: Talk, said: str) -> None:
-        """A turn; if its end is read before the server dies, it counts."""
-        talk.unsure, talk.suspended = said, None
-        body = json.dumps(body_of(said) | {"stream": True}).encode()
+    def _read_some(self, server: ServerProcess, talk: Talk, text: str) -> None:
+        """Run a turn. It counts as acknowledged if its end is read before the server is killed."""
+        talk.unsure, talk.suspended = text, None
+        body = json.dumps(body_of(text) | {"stream": True}).encode()
         request = Request(f"{server.url}{talk.path}/turns", body, {"Content-Type": "application/json"})
         with suppress(OSError, HTTPException), urlopen(request, timeout=60) as response:
             for line in response:
                 event = json.loads(line[6:]) if line.startswith(b"data: {") else {}
                 if event.get("type") == "turn.ended":
-                    assert event["text"] == self._ask_reference(talk, said)["text"]
-                    talk.said.append(said)
+                    assert event["text"] == self._ask_reference(talk, text)["text"]
+                    talk.texts.append(text)
                     talk.answers.append(event["text"])
                     talk.position, talk.unsure = event["position"], None
 
@@ -162,19 +159,19 @@ class Crashes:
         with suppress(OSError, HTTPException, ValueError):
             self._suspend(server, talk)
 
-    def _ask_reference(self, talk: Talk, said: str) -> Any:
-        return asked(self._reference, f"{talk.reference}/turns", body_of(said))
+    def _ask_reference(self, talk: Talk, text: str) -> Any:
+        return post_ok(self._reference, f"{talk.reference}/turns", body_of(text))
 
 
 class Killed(Exception):
     pass
 
 
-def body_of(said: str) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": said}], "temperature": 0, "max_tokens": 60}
+def body_of(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 60}
 
 
-def asked(server: ServerProcess, path: str, body: Any) -> Any:
+def post_ok(server: ServerProcess, path: str, body: Any) -> Any:
     status, answer = server.post(path, body)
     assert status == 200, answer
     return answer

@@ -1,4 +1,4 @@
-"""Files of --session-dir that go while a server runs: a turn is saved whole, or it is a 507."""
+"""Files of --session-dir that are deleted while a server runs: a turn is saved whole, or answered with 507."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from baton.api.config import ConfigError
 from baton.api.sessions.files import SessionFiles
 from tests.api.fake_ring import Served, serving
 from tests.api.server_process import SERVE, ServerProcess
-from tests.api.sessions.test_crash import SMALL, asked, body_of
+from tests.api.sessions.test_crash import SMALL, body_of, post_ok
 from tests.api.sessions.test_durability import folder, lasting, logs
 from tests.api.sessions.test_sessions import SESSIONS, create, get, turn
 from tests.api.test_process import FAKE
@@ -35,7 +35,7 @@ def move_away(path: Path) -> None:
 
 
 def empty(path: Path) -> None:
-    """Another file or folder under the same name."""
+    """Replace a file or folder by an empty one."""
     delete(path)
     path.mkdir() if path.suffix == "" and path.name != "lock" else path.write_bytes(b"")
 
@@ -48,7 +48,7 @@ def place(root: Path, what: str) -> Path:
 
 
 async def after_a_kill(root: Path, session: str) -> Any:
-    """The session as a server finds it that starts on what is on the disk now."""
+    """Return the session as a server finds it that starts on a copy of the folder as it is now."""
     copy = root / "copy"
     shutil.copytree(root / "dir", copy)
     try:
@@ -61,7 +61,7 @@ async def after_a_kill(root: Path, session: str) -> Any:
 @pytest_anyio
 @pytest.mark.parametrize("what", ["all", "logs", "log", "lock"])
 @pytest.mark.parametrize("how", [delete, move_away, empty])
-async def test_the_next_turn_makes_anew_what_went_and_the_rest_follows(
+async def test_the_next_turn_restores_its_log_and_the_others_follow(
     tmp_path: Path, what: str, how: Callable[[Path], None]
 ) -> None:
     async with serving(**folder(tmp_path / "dir")) as served:
@@ -87,7 +87,7 @@ async def test_the_next_turn_makes_anew_what_went_and_the_rest_follows(
 
 
 @pytest_anyio
-async def test_an_older_copy_that_is_put_back_is_not_gone_on_with(tmp_path: Path) -> None:
+async def test_an_older_copy_that_is_put_back_is_not_continued(tmp_path: Path) -> None:
     async with serving(**folder(tmp_path / "dir")) as served:
         session = await create(served)
         await turn(served, session, text="a", max_tokens=2)
@@ -108,10 +108,10 @@ async def test_an_older_copy_that_is_put_back_is_not_gone_on_with(tmp_path: Path
 @pytest.mark.parametrize("times", [1, 2, 3, 9])
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("whole", [True, False])
-async def test_a_turn_during_which_it_goes_is_saved_whole_or_a_507(
+async def test_a_turn_during_a_deletion_is_saved_whole_or_a_507(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, times: int, before: bool, whole: bool
 ) -> None:
-    """It goes at the first `times` syncs, before or behind them. whole: in a turn whose log is written anew."""
+    """It is deleted before or after each of the first `times` syncs. whole: in a turn that writes the whole log."""
     fsync, left = os.fsync, 0
 
     def going(descriptor: int) -> None:
@@ -179,7 +179,7 @@ async def test_many_sessions_while_things_go_all_the_time(tmp_path: Path, seed: 
 
 
 @pytest_anyio
-async def test_what_another_server_has_taken_is_not_written_to(tmp_path: Path) -> None:
+async def test_a_folder_that_another_server_has_taken_is_not_written_to(tmp_path: Path) -> None:
     path = tmp_path / "dir"
     async with serving(**folder(path)) as served:
         session, idle = await create(served, id="s"), await create(served, id="idle")
@@ -203,7 +203,7 @@ async def test_what_another_server_has_taken_is_not_written_to(tmp_path: Path) -
 
 
 @pytest_anyio
-async def test_nor_are_files_that_another_server_has_taken_with_the_lock_alone(tmp_path: Path) -> None:
+async def test_files_are_not_written_after_another_server_took_only_the_lock(tmp_path: Path) -> None:
     path = tmp_path / "dir"
     async with serving(**folder(path)) as served:
         session, idle = await create(served), await create(served, id="idle")
@@ -225,7 +225,7 @@ async def test_nor_are_files_that_another_server_has_taken_with_the_lock_alone(t
 async def test_a_turn_during_which_another_server_takes_the_folder_is_a_507(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one has read the log by then."""
+    """The other server has read the log by then."""
     fsync, others = os.fsync, list[SessionFiles]()
 
     def taking(descriptor: int) -> None:
@@ -267,7 +267,7 @@ async def test_a_session_is_deleted_although_its_file_is_gone(tmp_path: Path) ->
 
 
 @pytest_anyio
-async def test_where_no_folder_can_be_a_turn_is_a_507_until_it_can(tmp_path: Path) -> None:
+async def test_a_turn_is_a_507_while_the_folder_cannot_be_made(tmp_path: Path) -> None:
     path = tmp_path / "dir"
     async with serving(**folder(path)) as served:
         session = await create(served)
@@ -280,7 +280,7 @@ async def test_where_no_folder_can_be_a_turn_is_a_507_until_it_can(tmp_path: Pat
         assert await after_a_kill(tmp_path, session) == lasting(await get(served, session))
 
 
-def test_a_second_server_does_not_start_on_a_folder_that_was_made_anew(tmp_path: Path) -> None:
+def test_a_second_server_does_not_start_on_a_folder_that_was_made_again(tmp_path: Path) -> None:
     path = tmp_path / "dir"
     arguments = [FAKE, "plain", f"session_dir={path}"]
     with ServerProcess(arguments) as server:
@@ -292,24 +292,24 @@ def test_a_second_server_does_not_start_on_a_folder_that_was_made_anew(tmp_path:
         second.kill()
 
 
-def test_a_server_whose_states_and_logs_go_says_the_same_as_one_whose_do_not(tmp_path: Path) -> None:
-    """Also after it was killed. What went of the states is computed again."""
-    path, said = tmp_path / "dir", ("My name is Anna.", "What is 3 plus 4?", "What is my name?", "What is 9 plus 8?")
+def test_a_server_whose_states_and_logs_are_deleted_gives_the_same_answers(tmp_path: Path) -> None:
+    """This also holds after a kill. Deleted states are computed again."""
+    path, texts = tmp_path / "dir", ("My name is Anna.", "What is 3 plus 4?", "What is my name?", "What is 9 plus 8?")
     with ServerProcess([*SERVE, *SMALL]) as reference:
-        asked(reference, SESSIONS, {"id": "s"})
-        right = [asked(reference, f"{SESSIONS}/s/turns", body_of(text))["text"] for text in said]
+        post_ok(reference, SESSIONS, {"id": "s"})
+        right = [post_ok(reference, f"{SESSIONS}/s/turns", body_of(text))["text"] for text in texts]
     options = [*SERVE, *SMALL, "--session-dir", str(path)]
     heard = []
     with ServerProcess(options, exit_code=-9) as server:
-        asked(server, SESSIONS, {"id": "s"})
-        for text, gone in zip(said[:3], ("states", "", ""), strict=True):
-            heard.append(asked(server, f"{SESSIONS}/s/turns", body_of(text))["text"])
-            assert asked(server, f"{SESSIONS}/s/suspend", {})["state"]["tier"] == "disk"
+        post_ok(server, SESSIONS, {"id": "s"})
+        for text, gone in zip(texts[:3], ("states", "", ""), strict=True):
+            heard.append(post_ok(server, f"{SESSIONS}/s/turns", body_of(text))["text"])
+            assert post_ok(server, f"{SESSIONS}/s/suspend", {})["state"]["tier"] == "disk"
             if len(heard) < 3:
                 shutil.rmtree(path / gone)
         server.kill()
     with ServerProcess(options) as server:
         assert [turn["text"] for turn in server.get(f"{SESSIONS}/s")["turns"]] == heard
-        answer = asked(server, f"{SESSIONS}/s/turns", body_of(said[3]))
+        answer = post_ok(server, f"{SESSIONS}/s/turns", body_of(texts[3]))
         assert answer["resumed_from"] == "disk"
         assert [*heard, answer["text"]] == right

@@ -1,4 +1,4 @@
-"""Sessions with a folder, over HTTP and the ring of nothing: what a client was told is there after a restart."""
+"""Sessions with a folder, over HTTP and a fake ring: everything a client has read is there after a restart."""
 
 import asyncio
 import errno
@@ -29,7 +29,7 @@ def logs(path: Path) -> list[Path]:
 
 
 def lasting(session: dict[str, Any]) -> dict[str, Any]:
-    """What a restart must not change."""
+    """Return the fields that a restart must not change."""
     return {name: value for name, value in session.items() if name != "state"}
 
 
@@ -56,7 +56,7 @@ async def test_sessions_survive_a_restart(tmp_path: Path) -> None:
         assert (await get(served, f"{SESSIONS}/fork"))["parent"] == {"session": before[other]["id"], "turn": 1}
 
 
-async def test_without_a_folder_nothing_is_said_to_be_saved() -> None:
+async def test_without_a_folder_saved_is_null() -> None:
     async with serving() as served:
         session = await create(served)
         await turn(served, session, text="a")
@@ -65,7 +65,7 @@ async def test_without_a_folder_nothing_is_said_to_be_saved() -> None:
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Which files have been synced; it takes a moment."""
+    """The files that have been synced. Each sync is slowed down."""
     done: set[str] = set()
     fsync = os.fsync
 
@@ -78,7 +78,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return done
 
 
-async def test_what_a_client_reads_is_on_the_disk(tmp_path: Path, synced: set[str]) -> None:
+async def test_everything_a_client_reads_is_on_the_disk(tmp_path: Path, synced: set[str]) -> None:
     async with serving(**folder(tmp_path)) as served:
         assert synced == {str(tmp_path)}
         synced.clear()
@@ -103,7 +103,9 @@ async def test_what_a_client_reads_is_on_the_disk(tmp_path: Path, synced: set[st
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_so_is_a_turn_that_ends_with_an_error(tmp_path: Path, synced: set[str], stream: bool) -> None:
+async def test_a_turn_that_ends_with_an_error_is_saved_before_the_client_reads_it(
+    tmp_path: Path, synced: set[str], stream: bool
+) -> None:
     async with serving(request_timeout=0.3, **folder(tmp_path)) as served:
         session = await create(served)
         [log] = logs(tmp_path)
@@ -137,7 +139,7 @@ async def test_a_turn_that_is_cut_short_survives(tmp_path: Path, how: str) -> No
     assert after["turns"][0]["output_tokens"] > 0
 
 
-async def test_a_turn_under_way_at_the_end_is_kept(tmp_path: Path) -> None:
+async def test_a_turn_in_progress_at_the_shutdown_is_kept(tmp_path: Path) -> None:
     async with serving(**folder(tmp_path)) as served:
         session = await create(served)
         served.ring.pause = 0.02
@@ -223,7 +225,7 @@ def test_a_second_server_does_not_start(tmp_path: Path) -> None:
         second.kill()
 
 
-def test_what_sigterm_interrupts_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_a_turn_that_sigterm_interrupts_is_there_after_a_restart(tmp_path: Path) -> None:
     arguments = [FAKE, "pausing", f"session_dir={tmp_path}", "drain_timeout=0.1"]
     with ServerProcess(arguments) as server:
         server.post(SESSIONS, {"id": "s"})
@@ -300,9 +302,7 @@ async def test_a_response_that_cannot_be_saved_says_so(tmp_path: Path, full_disk
         assert before["turn"] == 3
 
 
-async def test_what_could_not_be_saved_is_tried_again_by_itself_and_at_the_end(
-    tmp_path: Path, full_disk: list[bool]
-) -> None:
+async def test_failed_saves_are_retried_periodically_and_at_the_shutdown(tmp_path: Path, full_disk: list[bool]) -> None:
     async with serving(**folder(tmp_path)) as served:
         session = await create(served)
         for again in (served.sessions.sweep, served.sessions.close_files):

@@ -1,4 +1,4 @@
-"""The folder of --session-dir: one holder, private, nothing lost or half there; and the way of a log into its file."""
+"""The folder of --session-dir: one holder, private, no lost or partial turns. And the writing of logs to files."""
 
 import asyncio
 import errno
@@ -75,15 +75,15 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
         SessionFiles(tmp_path / "file")
 
 
-def test_what_was_never_finished_is_swept_away(files: SessionFiles) -> None:
+def test_unfinished_files_are_removed(files: SessionFiles) -> None:
     files.replace("k", [HEADER])
-    beside = path_of(files).with_suffix(".tmp")
-    beside.write_bytes(b"half")
+    temporary = path_of(files).with_suffix(".tmp")
+    temporary.write_bytes(b"half")
     assert [stored.key for stored in files.read_all()] == ["k"]
-    assert not beside.exists()
+    assert not temporary.exists()
 
 
-def test_a_torn_record_is_cut_off_and_the_file_goes_on(files: SessionFiles) -> None:
+def test_a_torn_record_is_cut_off_and_the_file_is_continued(files: SessionFiles) -> None:
     files.replace("k", some_records())
     whole = path_of(files).stat().st_size
     os.truncate(path_of(files), whole - 3)
@@ -116,7 +116,7 @@ def test_records_that_contradict_each_other(files: SessionFiles, records: list[L
     assert path_of(files).with_suffix(".damaged").exists()
 
 
-def test_a_session_as_it_was(files: SessionFiles) -> None:
+def test_a_restored_session_equals_the_saved_one(files: SessionFiles) -> None:
     files.replace("k", some_records())
     os.utime(path_of(files), (path_of(files).stat().st_mtime - 60,) * 2)
     [(session, size)] = read_sessions(files, 2**31, lambda: 1000.0)
@@ -151,13 +151,13 @@ def test_a_session_of_another_model_is_left_alone(files: SessionFiles) -> None:
     assert (highest(b""), highest(tokens.pack([3, 9, 4]))) == (0, 9)
 
 
-# The way into the file
+# Writing logs
 
 pytest_anyio = pytest.mark.anyio
 
 
 class Log:
-    """What a session would have to say, and its saver."""
+    """The records of a session, and its saver."""
 
     def __init__(self, files: SessionFiles, cap: int = 2**30) -> None:
         self.records: list[LogRecord] = [HEADER]
@@ -254,7 +254,7 @@ async def test_a_deleted_log_is_not_written_again(files: SessionFiles) -> None:
 
 
 @pytest_anyio
-async def test_a_full_disk_is_told_of(files: SessionFiles) -> None:
+async def test_a_full_disk_is_reported(files: SessionFiles) -> None:
     log = Log(files, cap=path_size(HEADER) + path_size(RewindRecord(1)))
     log.add(1)
     await log.saver.wait_saved()

@@ -24,7 +24,7 @@ TURNS = 8
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the hash family."""
+    """A checkpoint of the hash family."""
     folder: Path = tmp_path_factory.mktemp("hash")
     write_tokenizer(folder)
     config = {"model_type": "hash", "vocab_size": VOCABULARY, "chunk_size": 8, "max_position_embeddings": 4096}
@@ -33,7 +33,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Client:
-    """A session whose every answer is checked against the hash model, with the log kept here."""
+    """A session whose every answer is checked against the hash model and this copy of the log."""
 
     def __init__(self, http: aiohttp.ClientSession, session: str, log: list[int], ends: dict[int, int]) -> None:
         self.http = http
@@ -46,7 +46,7 @@ class Client:
         return cls(http, (await post(http, "/v1/sessions", {}))["id"], [], {})
 
     async def turn(self, ids: list[int], count: int) -> int:
-        """How many tokens of the log came out of the cache."""
+        """Run a turn, and return how many tokens of the log were cached."""
         before = len(self.log)
         self.log += ids
         body = {"input_ids": ids, "max_tokens": count, "temperature": 0, "after": max(self.ends)}
@@ -57,7 +57,7 @@ class Client:
         return cached(answer)
 
     async def leave_turn(self, ids: list[int], events: int) -> None:
-        """Go away in the middle of an answer; then ask where the session is."""
+        """Disconnect in the middle of an answer, then fetch where the session stands."""
         body = {"input_ids": ids, "max_tokens": 200, "ignore_eos": True, "temperature": 0, "stream": True}
         async with self.http.post(f"{self.path}/turns", json=body) as response:
             assert response.status == 200
@@ -117,7 +117,7 @@ async def test_a_turn_computes_its_own_tokens_only(roomy: ServerProcess) -> None
         assert await client.turn(some(chance), 5) == 0
         for count in (1, 7, 30, 2, 60):
             known = len(client.log)
-            # A turn that ended by its limit leaves its last token to the next.
+            # The last token of a turn that ended at its limit is read in the next turn.
             assert await client.turn(some(chance), count) >= known - 1
         for number in (2, 4):
             fork = await client.fork(number)
@@ -129,7 +129,7 @@ async def test_a_turn_computes_its_own_tokens_only(roomy: ServerProcess) -> None
         assert await client.turn(some(chance), 5) >= known - 1
 
 
-async def test_a_turn_that_was_left_is_gone_on_from(roomy: ServerProcess) -> None:
+async def test_an_abandoned_turn_is_continued(roomy: ServerProcess) -> None:
     chance = random.Random(2)
     async with aiohttp.ClientSession(roomy.url) as http:
         client = await Client.create(http)
@@ -139,7 +139,7 @@ async def test_a_turn_that_was_left_is_gone_on_from(roomy: ServerProcess) -> Non
 
 
 async def test_more_sessions_than_slots(checkpoint: Path) -> None:
-    """Every turn of every session is right, whatever of its states was evicted, and everything is home at the end."""
+    """Every turn is right, whichever states were evicted, and all slots and pages come home at the end."""
     outcomes: Counter[str] = Counter()
     gate = asyncio.Semaphore(6)
     with ServerProcess([*SERVE, str(checkpoint), *SMALL, "--state-slots", "8", "--kv-pages", "400"]) as server:
@@ -175,17 +175,17 @@ async def test_more_sessions_than_slots(checkpoint: Path) -> None:
     assert min(outcomes.values()) > 0 and outcomes["cached"] > 0
 
 
-async def test_a_chat_with_the_bundled_model_goes_on_from_its_states() -> None:
+async def test_a_chat_with_the_bundled_model_resumes_from_its_states() -> None:
     with ServerProcess([*SERVE, "--memory", "256M"]) as server:
         async with aiohttp.ClientSession(server.url) as http:
 
             async def chat(cold: bool) -> list[Any]:
                 path = f"/v1/sessions/{(await post(http, '/v1/sessions', {}))['id']}/turns"
                 answers = []
-                for said in ("My name is Anna.", "What is 3 plus 4?", "What is my name?"):
+                for text in ("My name is Anna.", "What is 3 plus 4?", "What is my name?"):
                     if cold:
                         await post(http, "/flush_cache", {})
-                    body = {"messages": [{"role": "user", "content": said}], "temperature": 0, "max_tokens": 40}
+                    body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 40}
                     answers.append(await post(http, path, body))
                 return answers
 
@@ -201,27 +201,27 @@ def cached(answer: Any) -> int:
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-async def test_responses_go_on_from_their_states_over_http_and_websocket() -> None:
+async def test_responses_resume_from_their_states_over_http_and_websocket() -> None:
     with ServerProcess([*SERVE, "--memory", "256M"]) as server:
         async with aiohttp.ClientSession(server.url) as http, http.ws_connect("/v1/responses") as socket:
             texts: dict[str, list[str]] = {"http": [], "websocket": [], "chat": []}
             for way in ("http", "websocket"):
                 previous, known = None, 0
-                for said in ("My name is Anna.", "What is 3 plus 4?", "What is my name?"):
-                    body = {"input": said, "temperature": 0, "max_output_tokens": 40, "previous_response_id": previous}
+                for text in ("My name is Anna.", "What is 3 plus 4?", "What is my name?"):
+                    body = {"input": text, "temperature": 0, "max_output_tokens": 40, "previous_response_id": previous}
                     response = await (post(http, "/v1/responses", body) if way == "http" else respond(socket, body))
                     usage = response["usage"]
                     assert usage["input_tokens_details"]["cached_tokens"] >= known - 1
                     texts[way].append(response["output"][0]["content"][0]["text"])
                     previous, known = response["id"], usage["total_tokens"]
             messages: list[Any] = []
-            for said in ("My name is Anna.", "What is 3 plus 4?", "What is my name?"):
-                messages.append({"role": "user", "content": said})
+            for text in ("My name is Anna.", "What is 3 plus 4?", "What is my name?"):
+                messages.append({"role": "user", "content": text})
                 body = {"messages": messages, "temperature": 0, "max_tokens": 40}
                 messages.append((await post(http, "/v1/chat/completions", body))["choices"][0]["message"])
                 texts["chat"].append(messages[-1]["content"])
             assert texts["http"] == texts["websocket"] == texts["chat"]
-            # An open socket does not keep the server from ending.
+            # The server shuts down although a websocket is open.
             last, code = await asyncio.gather(socket.receive(60), asyncio.to_thread(server.stop))
             assert (last.type, last.data, code) == (aiohttp.WSMsgType.CLOSE, aiohttp.WSCloseCode.GOING_AWAY, 0)
 

@@ -1,4 +1,4 @@
-"""The format of session files: what was written comes back, whatever the file was cut or damaged at."""
+"""The format of session files: records are read back, wherever the file is cut off or damaged."""
 
 import random
 from dataclasses import replace
@@ -58,7 +58,7 @@ def some_records() -> list[LogRecord]:
     return [HEADER, record_of(first), record_of(turn(2, first)), RewindRecord(1), record_of(turn(3, first))]
 
 
-def test_what_was_written_comes_back() -> None:
+def test_records_are_read_back() -> None:
     data = encode(some_records())
     assert decode(data) == (some_records(), len(data))
 
@@ -68,33 +68,33 @@ def test_a_turn_survives() -> None:
     second = turn_of(record_of(turn(2, first)), {1: first})
     assert turns(second)[0] is first
     assert record_of(second) == record_of(turn(2, first))
-    with pytest.raises(DamagedLogError, match="turn 2 goes on from 1"):
+    with pytest.raises(DamagedLogError, match="turn 2 continues turn 1"):
         turn_of(record_of(turn(2, first)), {})
 
 
 def test_integers_of_any_size_survive() -> None:
-    """Clients and models choose them: as arguments of a call."""
+    """Arguments of tool calls may contain them."""
     numbers = [2**64, -(2**63) - 1, 10**300, 2**64 - 1, True]
     call = {"function": {"name": "send", "arguments": {"wei": numbers, "of": {"x": -(10**30)}}}}
-    said = replace(
+    original = replace(
         turn(1),
         messages=({"role": "assistant", "content": "", "tool_calls": [call]},),
         parts={"tool_calls": [call]},
     )
-    [_, record], _ = decode(encode([HEADER, record_of(said)]))
-    assert isinstance(record, TurnRecord) and (record.messages, record.parts) == (said.messages, said.parts)
+    [_, record], _ = decode(encode([HEADER, record_of(original)]))
+    assert isinstance(record, TurnRecord) and (record.messages, record.parts) == (original.messages, original.parts)
 
 
-def test_a_file_torn_at_any_byte_of_its_last_record_has_the_others() -> None:
-    *kept, last = some_records()
-    whole, data = encode(kept), encode([*kept, last])
+def test_a_file_cut_in_its_last_record_keeps_the_others() -> None:
+    *others, last = some_records()
+    whole, data = encode(others), encode([*others, last])
     for size in range(len(whole), len(data)):
-        assert decode(data[:size]) == (kept, len(whole))
+        assert decode(data[:size]) == (others, len(whole))
 
 
 @pytest.mark.parametrize("rest", [bytes(500), b"\xff" * 500, random.Random(1).randbytes(500)])
-def test_garbage_behind_the_records_is_not_one(rest: bytes) -> None:
-    """A machine that lost its power may leave the file longer than what was written."""
+def test_garbage_after_the_records_is_ignored(rest: bytes) -> None:
+    """After a power failure a file may be longer than the data that was written."""
     data = encode(some_records())
     assert decode(data + rest) == (some_records(), len(data))
 
@@ -133,10 +133,10 @@ def test_a_version_of_the_future() -> None:
         decode(frame(msgspec.msgpack.encode(later)) + encode([RewindRecord(0)]))
 
 
-def test_a_record_that_is_sound_but_wrong() -> None:
-    with pytest.raises(DamagedLogError, match="a record is wrong"):
+def test_an_intact_but_invalid_record() -> None:
+    with pytest.raises(DamagedLogError, match="a record is invalid"):
         decode(encode([HEADER]) + frame(msgspec.msgpack.encode({"type": "turn", "number": "one"})))
-    with pytest.raises(DamagedLogError, match="a record is wrong"):
+    with pytest.raises(DamagedLogError, match="a record is invalid"):
         decode(encode([HEADER]) + frame(b"\xc1"))
 
 

@@ -1,4 +1,4 @@
-"""What sessions refuse: while loading, after another turn, by a wrong id; and what is not to be sent again."""
+"""Refusals of sessions: while loading, after another turn, for a wrong id; and errors that say not to retry."""
 
 import asyncio
 from pathlib import Path
@@ -54,11 +54,11 @@ async def test_after_counts_during_a_turn_too() -> None:
         await served.ring.until(lambda: served.ring.open)
         assert (await ask(served, "DELETE", f"{session}?after=1"))[1]["code"] == "session_moved_on"
         assert (await served.error(f"{session}/fork", {"after": 1}))[1]["code"] == "session_moved_on"
-        said: dict[str, Any] = {"input": "d", "conversation": session.rpartition("/")[2]}
+        response: dict[str, Any] = {"input": "d", "conversation": session.rpartition("/")[2]}
         for path, body in (
             (f"{session}/turns", {"text": "c"}),
             (f"{session}/rewind", {"turn": 0}),
-            ("/v1/responses", said),
+            ("/v1/responses", response),
         ):
             status, error = await served.error(path, {**body, "after": 1})
             assert (status, error["code"]) == (409, "session_busy")
@@ -92,7 +92,7 @@ async def test_an_id_of_dots_and_a_duplicate() -> None:
         assert (error["param"], error["code"]) == ("session_id", "duplicate_session_id")
 
 
-async def test_who_opens_many_sessions_closes_their_own_first() -> None:
+async def test_an_owner_of_many_sessions_loses_its_own_first() -> None:
     async with serving(session_cap=3, api_key=("one", "two")) as served:
         one, two = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
 

@@ -1,4 +1,4 @@
-"""What the session's folder is asked to do, when it cannot."""
+"""Deletions of session files that fail and are tried again."""
 
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Stubborn:
-    """Files of which some cannot be deleted."""
+    """Session files, some of which cannot be deleted."""
 
     def __init__(self) -> None:
         self.tried: list[str] = []

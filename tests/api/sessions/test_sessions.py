@@ -1,4 +1,4 @@
-"""Sessions over HTTP with the ring of nothing: the log after every kind of end, and who may do what when."""
+"""Sessions over HTTP with a fake ring: the log after every kind of end, and what is allowed when."""
 
 import asyncio
 from typing import Any
@@ -38,7 +38,7 @@ async def turn(served: Served, session: str, **body: Any) -> Any:
 
 
 async def settled(served: Served, session: str, turns: int) -> Any:
-    """The session when it is idle after so many turns."""
+    """Return the session when it is idle and has at least `turns` turns."""
     for _ in range(1000):
         seen = await get(served, session)
         if seen["status"] == "idle" and len(seen["turns"]) >= turns:
@@ -68,7 +68,7 @@ async def test_each_turn_sends_the_whole_history_verbatim() -> None:
     assert [t["status"] for t in seen["turns"]] == ["completed"] * 3
 
 
-async def test_a_chat_turn_extends_the_history_or_says_from_where_it_goes_on() -> None:
+async def test_a_chat_turn_extends_the_history_or_reports_where_it_continues() -> None:
     async with serving() as served:
         session = await create(served)
         first = await turn(served, session, messages=[{"role": "user", "content": "x"}], max_tokens=5)
@@ -118,7 +118,7 @@ async def test_a_streamed_turn() -> None:
     assert again["start"] == ended["position"]
 
 
-async def test_who_has_read_the_end_can_go_on_at_once() -> None:
+async def test_a_client_that_has_read_the_end_can_continue_at_once() -> None:
     async with serving(max_model_len=4096) as served:
         session = await create(served)
         for number in range(1, 30):
@@ -150,7 +150,9 @@ async def test_one_turn_at_a_time() -> None:
 @pytest.mark.parametrize("earlier", [0, 1])
 @pytest.mark.parametrize("running", [False, True], ids=["queued", "running"])
 @pytest.mark.parametrize("how", ["abort", "disconnect"])
-async def test_a_turn_that_is_cut_short_keeps_its_input_and_what_came(how: str, running: bool, earlier: int) -> None:
+async def test_a_turn_that_is_cut_short_keeps_its_input_and_partial_answer(
+    how: str, running: bool, earlier: int
+) -> None:
     async with serving() as served:
         session = await create(served)
         before: list[int] = []
@@ -240,7 +242,7 @@ async def test_fork_and_rewind() -> None:
         assert (back["turn"], back["position"]) == (1, ends[0])
         again = await turn(served, session, text="e", max_tokens=1)
         assert bytes(prompts(served.ring)[-1]) == b"aHee"
-        assert again["turn"] == 4  # Numbers are not used twice: who knows of turn 2 or 3 means those that are gone.
+        assert again["turn"] == 4  # Not 2: numbers are not used twice, so that they always name the same turn.
         assert (await served.error(f"{session}/turns", {"text": "f", "after": 3}))[1]["code"] == "session_moved_on"
         assert (await served.error(f"{session}/rewind", {"turn": 2}))[1]["code"] == "unknown_turn"
         assert (await served.error(f"{session}/fork", {"turn": 9}))[1]["code"] == "unknown_turn"
@@ -251,7 +253,7 @@ async def test_fork_and_rewind() -> None:
         assert len((await get(served, f"{SESSIONS}/mine"))["turns"]) == 3
 
 
-async def test_rewinding_behind_a_turn_that_was_rendered_anew() -> None:
+async def test_rewinding_past_a_turn_that_was_rendered_again() -> None:
     async with serving() as served:
         session = await create(served)
         for content in "xyz":

@@ -1,4 +1,4 @@
-"""A server whose states are of another type than those of its folder: the session goes on, from its tokens."""
+"""A server with another --state-dtype than the states of its folder: the session continues from its tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def test_states_of_another_type_are_not_loaded(tmp_path: Path) -> None:
         again = say(server, session, "Hi!")
         assert again["resumed_from"] == "disk"
     with ServerProcess([*options, "--state-dtype", "float32"]) as server:
-        told = server.wait_for("a state file is of no use and was deleted")
-        assert told["error"] == "it is of another model, or of another --state-dtype"
+        line = server.wait_for("a state file is of no use and was deleted")
+        assert line["error"] == "it is of another model, or of another --state-dtype"
         answer = say(server, session, "What is my name?")
         assert (answer["resumed_from"], answer["text"]) == ("tokens", "Your name is Clara.")

@@ -1,4 +1,4 @@
-"""What the ring hears of sessions, and what is told of where their states are."""
+"""Names of sessions sent to the ring, and the reported places of their states."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Far more sessions than slots, on a real hybrid: every turn is right, and when all are deleted nothing is held."""
+"""Far more sessions than slots, on a real hybrid: every turn is right, and after their deletion nothing is held."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ SLOTS, PAGES, TURNS, AT_ONCE = 16, 220, 3, 16
 POOLS = ["--state-slots", str(SLOTS), "--kv-pages", str(PAGES), "--page-size", "8", "--step-tokens", "96"]
 POOLS += ["--host-memory", "8M"]
 HOST_MEMORY, GROWTH_MIB = 8 << 20, 64
-# transformers adds in another order: a token this close to its best one is as good.
+# transformers sums in another order, so a token with a logit this close to its best is accepted.
 TIE = 1e-3
 
 
@@ -31,16 +31,13 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracle]:
 
 
 class Session:
-    """One session and its log, kept here token by token.
-
-    sampled: the indices of the model's own tokens. cached: how many tokens were not read again.
-    """
+    """A session with a copy of its log, token by token."""
 
     def __init__(self, http: aiohttp.ClientSession, id: str) -> None:
         self.path = f"/v1/sessions/{id}"
         self.log: list[int] = []
-        self.sampled: list[int] = []
-        self.cached = 0
+        self.sampled: list[int] = []  # indices of the tokens that the model sampled
+        self.cached = 0  # tokens that were not computed again
         self._http = http
         self._one_at_a_time = asyncio.Lock()
 
@@ -61,7 +58,7 @@ class Session:
             assert response.status == 200, await response.text()
 
     def check(self, oracle: Oracle, path: Path) -> None:
-        """Each sampled token is the one that transformers finds best behind the log up to it."""
+        """Check that each sampled token is the most probable one for transformers, given the log before it."""
         logits = oracle.logits(path, self.log)
         for index in self.sampled:
             before = logits[index - 1]
@@ -89,7 +86,7 @@ async def test_every_turn_is_right_and_nothing_is_held_at_the_end(oracle: Oracle
 
 
 async def take_turns(http: aiohttp.ClientSession, sessions: list[Session]) -> None:
-    """Three turns of each, in random order, AT_ONCE at a time; the pools keep their sizes meanwhile."""
+    """Run three turns of each session, in random order, AT_ONCE at a time. Slots and pages must always add up."""
     chance = random.Random(len(sessions))
     order = sessions * TURNS
     chance.shuffle(order)
@@ -112,7 +109,7 @@ async def delete_all(http: aiohttp.ClientSession, sessions: list[Session]) -> No
 
 
 def check_nothing_is_held(server: ServerProcess) -> None:
-    """No loan and no pin is left, so that a flush brings home what is cached."""
+    """Check that no loan and no pin is left, so that a flush frees everything."""
     assert {slot["loans"] for slot in server.get("/debug/slots")} == {0}
     assert {node["pins"] for node in server.get("/debug/tree")} <= {0}
     assert server.post("/flush_cache", {})[0] == 200
@@ -122,7 +119,7 @@ def check_nothing_is_held(server: ServerProcess) -> None:
 
 
 async def sizes(http: aiohttp.ClientSession) -> tuple[int, int]:
-    """The slots in all places, and the pages in all uses."""
+    """Return the number of slots in all places, and of pages in all uses."""
     async with http.get("/server_info") as response:
         gauges = (await response.json())["gauges"]
     return sum(gauges["slots"].values()), sum(gauges["pages"].values())

@@ -1,4 +1,4 @@
-"""Turns with tools: calls and results stand in the log, and the next turn's prompt has them again."""
+"""Turns with tools: calls and results are in the log, and in the next turn's prompt."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def result(message: dict[str, Any]) -> dict[str, Any]:
 SHOWN = f"tools:{json.dumps([WEATHER])}\nuser:Hi\nassistant:<think>Hm.</think>I look.{WRITTEN}\ntool:rain\nassistant:"
 
 
-async def test_a_turn_with_a_result_goes_on_from_the_call() -> None:
+async def test_a_turn_with_a_result_continues_after_the_call() -> None:
     async with serving(formats=AGENT, max_model_len=LENGTH) as served:
         await served.post("/v1/sessions", {"id": "s"})
         message = await call(served)

@@ -1,4 +1,4 @@
-"""What the trace file says of prompts and answers: equal beginnings, and nothing that could be looked up."""
+"""Hashes of histories in trace files: they show equal beginnings, and nothing that could be looked up."""
 
 from msgspec.structs import replace
 
@@ -16,7 +16,7 @@ def told(histories: Histories, prompt: list[int], answer: list[int], salt: str =
     return histories.event(History(1.5, request, pack(answer)))
 
 
-def test_an_answer_and_the_turn_that_goes_on_from_it_have_equal_numbers() -> None:
+def test_an_answer_and_the_turn_that_continues_it_have_equal_hashes() -> None:
     histories = Histories()
     event = told(histories, TOKENS, [7] * 20)
     assert (event.at, event.request, event.prompt, event.answer, event.ends) == (1.5, "r", 50, 20, (20, 50))

@@ -1,4 +1,4 @@
-"""The log's two forms, in processes of their own: logging is configured once in a process."""
+"""The two formats of the log, in processes of their own, because logging is configured once per process."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Spans of requests, in memory; and when they are exported at all."""
+"""Spans of requests, exported to memory, and the conditions under which they are exported."""
 
 import builtins
 import gzip
@@ -79,13 +79,13 @@ async def test_a_request_is_one_span_below_the_clients() -> None:
     assert span.resource.attributes["service.name"] == "baton"
 
 
-async def test_a_trace_that_begins_here_has_the_id_that_the_client_is_told() -> None:
+async def test_a_trace_that_begins_here_has_the_id_that_the_client_gets() -> None:
     async with spanning() as (served, exporter):
         async with served.client.post("/v1/completions", json=PROMPT) as response:
-            told = response.headers["x-trace-id"]
+            trace_id = response.headers["x-trace-id"]
         span = only(exporter)
     assert span.parent is None and span.context is not None
-    assert f"{span.context.trace_id:032x}" == told
+    assert f"{span.context.trace_id:032x}" == trace_id
 
 
 async def test_a_client_that_does_not_sample_gets_no_span() -> None:
@@ -159,7 +159,7 @@ async def test_a_turn_names_its_session() -> None:
     assert span.attributes["http.route"] == "/v1/sessions/{session}/turns"
 
 
-async def test_what_asks_for_spans() -> None:
+async def test_options_and_variables_that_enable_spans() -> None:
     assert open_spans(Config(), "m", {}) is None
     assert open_spans(Config(otel=True), "m", {"OTEL_SDK_DISABLED": "true"}) is None
     for config, environment in (
@@ -196,7 +196,7 @@ async def test_streams_are_spans_like_answers() -> None:
 
 
 class Collector(ThreadingHTTPServer):
-    """Keeps what is posted to it."""
+    """A collector that keeps everything posted to it."""
 
     def __init__(self) -> None:
         self.got: list[tuple[str, bytes]] = []
@@ -236,7 +236,7 @@ def test_a_server_exports_its_last_spans_before_it_ends(monkeypatch: pytest.Monk
     assert [span.name for span in sent.scope_spans[0].spans] == ["text_completion quick"]
 
 
-def test_a_collector_that_is_not_there_keeps_no_server_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_collector_does_not_delay_the_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     with ServerProcess(("tests.api.fake_server", "quick")) as server:
         assert server.post("/v1/completions", PROMPT)[0] == 200

@@ -1,4 +1,4 @@
-"""--trace-file: the writer alone, and that of a real server over the hash model."""
+"""--trace-file: the writer alone, and in a real server with the hash model."""
 
 import threading
 import time
@@ -55,7 +55,7 @@ def test_it_is_written_while_the_server_runs(tmp_path: Path) -> None:
 
 
 class Held(TraceFile):
-    """Writes nothing before `go`."""
+    """A trace file whose writer waits for `go`."""
 
     def __init__(self, path: Path, capacity: int) -> None:
         self.go = threading.Event()
@@ -66,7 +66,7 @@ class Held(TraceFile):
         super()._write()
 
 
-def test_what_the_disk_is_too_slow_for_is_dropped_and_counted(tmp_path: Path) -> None:
+def test_events_beyond_the_speed_of_the_disk_are_dropped_and_counted(tmp_path: Path) -> None:
     file = Held(tmp_path / "log", capacity=10)
     for number in range(25):
         file.record(ActEvent("cache", float(number), float(number)))
@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_opened_is_named() -> None:
 
 @pytest.mark.anyio
 async def test_the_ledger_rebuilt_from_the_file_is_the_servers(tmp_path: Path) -> None:
-    """While the server idles after requests that were read, left and aborted; then the whole file, after its end."""
+    """Check it while the server idles, after finished, abandoned and aborted requests; then check the whole file."""
     log = tmp_path / "log"
     checkpoint = make_checkpoint(tmp_path, delay_ms=[0, 1])
     with ServerProcess([*SERVE, str(checkpoint), *SMALL, "--trace-file", str(log)]) as server:
@@ -117,8 +117,8 @@ async def test_the_ledger_rebuilt_from_the_file_is_the_servers(tmp_path: Path) -
     finished = {event.request for event in events if isinstance(event, RequestEvent) and event.reason == "length"}
     admitted = {event.request for event in events if isinstance(event, RequestEvent) and event.what == "admitted"}
     histories = [event for event in events if isinstance(event, HistoryEvent)]
-    told = [event.request for event in histories]
-    assert len(told) == len(set(told)) and finished <= set(told) <= admitted
+    recorded = [event.request for event in histories]
+    assert len(recorded) == len(set(recorded)) and finished <= set(recorded) <= admitted
     assert all(len(event.blocks) == (event.prompt + event.answer) // event.block for event in histories)
     check(trace_events(events))
 

@@ -1,4 +1,4 @@
-"""A program on a terminal of its own: what it shows is waited for, and keys are pressed."""
+"""A program on a pseudo-terminal, with methods to press keys and wait for output."""
 
 import os
 import pty
@@ -17,7 +17,7 @@ CTRL_C, CTRL_D, UP, CTRL_U = "\x03", "\x04", "\x1b[A", "\x15"
 PATIENCE_S = 60.0
 READING_S = 0.3
 OWN_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
-# A parent that ignores SIGINT, as a shell does for what runs in the background, hands that on.
+# Restores SIGINT: a parent that ignores it, as a shell does for background jobs, passes that on.
 RUN = """\
 import runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -57,14 +57,14 @@ class PtyProcess:
 
     @property
     def shown(self) -> str:
-        """Everything so far, without colours and movements."""
+        """All output so far, without escape sequences."""
         return ESCAPES.sub("", self.raw)
 
     def press(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
     def interrupt_reading(self) -> None:
-        """Ctrl-C once it waits for a key: CPython's readline overlooks one between two keys until the next key."""
+        """Press Ctrl-C while it waits for a key. Between two keys CPython's readline would not notice it at once."""
         time.sleep(READING_S)
         self.press(CTRL_C)
 
@@ -72,7 +72,7 @@ class PtyProcess:
         self.press(line + "\r")
 
     def expect(self, text: str) -> str:
-        """Wait until `text` is shown, after what was expected before; what came up to its end."""
+        """Wait for `text` after the previously expected one, and return the output up to its end."""
         deadline = time.monotonic() + PATIENCE_S
         while (found := self.shown.find(text, self._seen)) < 0:
             assert time.monotonic() < deadline and self._read(deadline), f"no {text!r} in {self.shown!r}"
@@ -80,17 +80,17 @@ class PtyProcess:
         return self.shown[since : self._seen]
 
     def wait(self) -> int:
-        """Its exit code, once it has ended by itself."""
+        """Wait until the program ends, and return its exit code."""
         while self._read(time.monotonic() + PATIENCE_S):
             pass
         return self.process.wait(PATIENCE_S)
 
     def _read(self, deadline: float) -> bool:
-        """False at the end of its output."""
+        """Read some output. Return False at its end."""
         ready, _, _ = select.select([self._master], [], [], max(deadline - time.monotonic(), 0))
         try:
             data = os.read(self._master, 65536) if ready else b""
-        except OSError:  # Linux ends a terminal that nobody holds any more with EIO.
+        except OSError:  # Linux reports EIO when the last process has closed the terminal.
             return False
         self.raw += data.decode(errors="replace")
         return bool(data)

@@ -43,7 +43,7 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def say(server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """Type lines, and call what is callable between them: the exit code, standard output and error."""
+    """A function that types lines, calls the callables among them, and returns exit code, standard output and error."""
 
     def run(*lines: str | Callable[[], object], **options: Any) -> tuple[int, str, str]:
         typed = iter(lines)
@@ -71,7 +71,7 @@ def typed_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def latest(server: ServerProcess) -> Any:
-    """The session that was used last, with its turns."""
+    """Return the most recently used session with its turns."""
     [first, *_] = server.get("/v1/sessions")["data"]
     return server.get(f"/v1/sessions/{first['id']}")
 
@@ -80,7 +80,7 @@ def said(session: Any) -> list[list[tuple[str, str]]]:
     return [[(message["role"], message["content"]) for message in turn["messages"]] for turn in session["turns"]]
 
 
-def test_a_turn_sends_only_what_is_new(server: ServerProcess, say: Say) -> None:
+def test_a_turn_sends_only_new_messages(server: ServerProcess, say: Say) -> None:
     assert say("Hi", "", "Again", "/quit", "never", url=f"{server.url}/v1") == (0, f"{HELLO}\n{HELLO}\n", "")
     first = latest(server)
     assert said(first) == [[("user", "Hi")], [("user", "Again")]]
@@ -115,7 +115,7 @@ def test_fork_rewind_and_history(server: ServerProcess, say: Say) -> None:
     assert first[1] == second[0] and len({*first, *second}) == 3
     assert f"1> one\n{HELLO}\n2> three\n{HELLO}\n" in out
     assert out.endswith(f"1> one\n{HELLO}\n")
-    assert "Back after turn 1, at " in out
+    assert "Rewound to turn 1, at " in out
     assert said(server.get(f"/v1/sessions/{first[0]}")) == [[("user", "one")], [("user", "two")]]
 
 
@@ -173,7 +173,7 @@ def test_a_chat_begins_in_a_fork(server: ServerProcess, say: Say) -> None:
         (["/resume 1"], "there is no session 1"),
     ],
 )
-def test_what_cannot_be_done_ends_a_script(say: Say, lines: list[str], reason: str) -> None:
+def test_a_failing_command_ends_a_script(say: Say, lines: list[str], reason: str) -> None:
     code, out, error = say(*lines, "never")
     assert code == 1
     assert error.startswith("baton: ") and reason in error
@@ -195,7 +195,7 @@ def test_an_unknown_session_is_answered_with_the_list(server: ServerProcess, say
 
 
 @pytest.mark.usefixtures("typed_by_hand")
-def test_another_clients_turn_is_shown_before_going_on(server: ServerProcess, say: Say) -> None:
+def test_another_clients_turn_is_shown_before_continuing(server: ServerProcess, say: Say) -> None:
     def elsewhere() -> None:
         message = {"role": "user", "content": "me too"}
         assert server.post(f"/v1/sessions/{latest(server)['id']}/turns", {"messages": [message]})[0] == 200
@@ -204,11 +204,11 @@ def test_another_clients_turn_is_shown_before_going_on(server: ServerProcess, sa
     assert code == 0
     assert error.count("the session is at turn ") == 2
     assert error.count(f"> me too\n{HELLO}") == 2
-    assert out.endswith("Back after turn 1, at 34 tokens.\n\n")
+    assert out.endswith("Rewound to turn 1, at 34 tokens.\n\n")
 
 
 @pytest.mark.usefixtures("typed_by_hand")
-def test_a_session_that_is_gone_is_begun_anew(server: ServerProcess, say: Say) -> None:
+def test_a_deleted_session_is_replaced_by_a_new_one(server: ServerProcess, say: Say) -> None:
     gone: list[str] = []
 
     def close() -> None:
@@ -225,7 +225,7 @@ def test_a_session_that_is_gone_is_begun_anew(server: ServerProcess, say: Say) -
 def test_a_turn_whose_end_was_lost_is_not_sent_twice(
     server: ServerProcess, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection breaks before the end, and nobody can be asked about it until the line is sent again."""
+    """The connection breaks before the end, and the server is unreachable until the line is sent again."""
     turn, settled = ChatClient.turn, ChatClient.settled
 
     def broken(client: ChatClient, id: str, body: dict[str, Any]) -> Iterator[Event]:
@@ -256,7 +256,7 @@ def test_a_session_in_a_turn_is_not_waited_for(say: Say) -> None:
         other.start()
         held.wait_until(lambda: held.get("/v1/sessions/busy")["status"] == "busy")
         code, out, error = say("Hi", "never", session="busy", url=held.url)
-        assert (code, out, error) == (1, "", "baton: session 'busy' is in a turn, and has one at a time\n")
+        assert (code, out, error) == (1, "", "baton: session 'busy' is in a turn already\n")
         assert say("/sessions", url=held.url)[1].rstrip().endswith("in a turn")
         held.stop()
         other.join()
@@ -287,7 +287,7 @@ def test_no_server(say: Say) -> None:
 
 @contextmanager
 def canned(get: bytes, post: bytes) -> Iterator[str]:
-    """Another server, which answers so; its URL."""
+    """Run another server with fixed answers, and yield its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -317,9 +317,9 @@ def canned(get: bytes, post: bytes) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("get", "post", "reason"),
     [
-        (MODELS, b'{"id": 3}', "answers otherwise than Baton does"),
+        (MODELS, b'{"id": 3}', "does not answer like Baton"),
         (b'{"data": []}', b"", "lists no model"),
-        (b"<html>", b"", "answers otherwise than Baton does"),
+        (b"<html>", b"", "does not answer like Baton"),
     ],
 )
 def test_another_kind_of_server(say: Say, get: bytes, post: bytes, reason: str) -> None:
@@ -334,7 +334,7 @@ def test_an_answer_that_is_not_saved_is_shown_without_control_characters(say: Sa
         assert say("Hi", url=url) == (0, "Hello�[2J\n", "baton: the disk is full�\n")
 
 
-def test_what_breaks_after_the_end_of_a_turn_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_connection_after_the_end_of_a_turn_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def breaking(*_: object, **__: object) -> Iterator[Iterator[bytes]]:
         def lines() -> Iterator[bytes]:
@@ -348,7 +348,7 @@ def test_what_breaks_after_the_end_of_a_turn_is_no_error(monkeypatch: pytest.Mon
     assert isinstance(event, EndEvent)
 
 
-def test_a_turn_that_is_being_ended_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_that_is_ending_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = [SessionInfo(id="s", turn=0, position=0, status=status, created_at=1) for status in ("busy", "busy", "idle")]
     answers = iter(seen)
     monkeypatch.setattr(ChatClient, "session", lambda *_: next(answers))

@@ -1,4 +1,4 @@
-"""`baton chat` on a terminal: keys, history, and a server that goes away."""
+"""`baton chat` on a terminal: keys, history, and a server that dies."""
 
 import signal
 import subprocess
@@ -46,8 +46,8 @@ def test_a_stopped_answer_leaves_the_session_usable(pausing: ServerProcess, talk
         session = latest(pausing)
         [turn] = session["turns"]
         assert turn["status"] == "disconnected" and HELLO.startswith(turn["text"]) and len(turn["text"]) < len(HELLO)
-        kept = f"turn 1 was kept with {turn['output_tokens']} tokens of its answer"
-        assert f"{kept}; the session is at {session['position']} tokens" in report
+        start = f"turn 1 was kept with {turn['output_tokens']} tokens of its answer"
+        assert f"{start}; the session is at {session['position']} tokens" in report
         chat.enter("Again")
         chat.expect(f"{HELLO}\nturn 2 · 15 tokens · ")
         chat.expect("> ")
@@ -57,7 +57,7 @@ def test_a_stopped_answer_leaves_the_session_usable(pausing: ServerProcess, talk
         chat.expect("/quit or Ctrl-D leaves.\n> ")
         chat.press(CTRL_D)
         assert chat.wait() == 0
-    assert chat.shown.endswith(f"Go on with: baton chat --url {pausing.url} --session {session['id']}\n")
+    assert chat.shown.endswith(f"Continue with: baton chat --url {pausing.url} --session {session['id']}\n")
     assert "\x1b[2mturn 2 · 15 tokens · " in chat.raw
     assert [turn["turn"] for turn in latest(pausing)["turns"]] == [1, 2]
 
@@ -114,13 +114,13 @@ def test_lines_are_remembered_in_a_private_file(pausing: ServerProcess, talk: Ta
         assert chat.wait() == 0
 
 
-def test_a_server_that_goes_away_and_comes_back(talk: Talk) -> None:
+def test_a_server_that_dies_and_comes_back(talk: Talk) -> None:
     with ServerProcess(["tests.api.fake_server", "pausing"], exit_code=-9) as first, talk(first) as chat:
         chat.expect("> ")
         chat.enter("My name is Clara.")
         chat.expect("Hel")
         first.process.kill()
-        chat.expect("baton: the server went away in mid-answer\nEnter tries again.\n> My name is Clara.")
+        chat.expect("baton: the server disconnected in mid-answer\nEnter tries again.\n> My name is Clara.")
         first.process.wait()
         chat.enter("")
         chat.expect("cannot reach")
@@ -128,7 +128,7 @@ def test_a_server_that_goes_away_and_comes_back(talk: Talk) -> None:
         port = first.url.rpartition(":")[2]
         with ServerProcess(["tests.api.fake_server", "pausing", f"port={port}"]) as second:
             chat.enter("")
-            chat.expect(" is gone: what you say next begins a new one\nEnter tries again.\n> My name is Clara.")
+            chat.expect(" is gone: your next message begins a new one\nEnter tries again.\n> My name is Clara.")
             chat.enter(" Yes.")
             chat.expect(f"{HELLO}\nturn 1 · ")
             chat.expect("> ")
@@ -136,10 +136,10 @@ def test_a_server_that_goes_away_and_comes_back(talk: Talk) -> None:
             assert turn["messages"] == [{"role": "user", "content": "My name is Clara. Yes."}]
 
 
-def test_what_was_refused_can_be_changed(pausing: ServerProcess, talk: Talk) -> None:
+def test_a_refused_line_can_be_edited(pausing: ServerProcess, talk: Talk) -> None:
     with talk(pausing, "--session", "nowhere") as chat:
         chat.expect("baton: there is no session nowhere\n")
-        chat.expect("/resume goes on with one of them; anything else begins a new session.\n> ")
+        chat.expect("/resume continues one of them; any other message begins a new session.\n> ")
         chat.enter("refuse me")
         chat.expect("roles must alternate\nEnter tries again.\n> refuse me")
         chat.press(CTRL_U)
@@ -147,8 +147,8 @@ def test_what_was_refused_can_be_changed(pausing: ServerProcess, talk: Talk) -> 
         chat.expect(f"{HELLO}\nturn 1 · ")
 
 
-def test_a_turn_goes_on_from_the_state(talk: Talk) -> None:
-    """With the bundled model: what the second turn computes is less than the first turn was."""
+def test_a_turn_resumes_from_the_state(talk: Talk) -> None:
+    """With the bundled model the second turn does not compute the tokens of the first again."""
     with ServerProcess([*SERVE, "--memory", "256M"]) as server, talk(server, "--temperature", "0") as chat:
         chat.expect("> ")
         chat.enter("My name is Anna.")

@@ -1,4 +1,4 @@
-"""What `baton chat` shows: of sessions, of turns, and of a model's control characters."""
+"""The output of `baton chat`: sessions, turns, and a model's control characters."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     assert printable("\x07\x9b") == "��"
 
 
-def test_what_is_shown_of_a_state() -> None:
+def test_the_list_shows_where_states_are() -> None:
     def session(id: str, **more: Any) -> SessionInfo:
         return SessionInfo(id=id, turn=2, position=80, created_at=1000, **{"status": "idle", **more})
 

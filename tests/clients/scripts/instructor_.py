@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 
 class weather(BaseModel):
-    """The city that is asked about."""
+    """The city of the question."""
 
     city: str
 
@@ -17,8 +17,8 @@ class weather(BaseModel):
 client = instructor.from_openai(
     OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", max_retries=0), mode=instructor.Mode.TOOLS
 )
-asked = {"model": "scripted", "messages": [{"role": "user", "content": "How is the weather in Köln?"}]}
-whole = client.chat.completions.create(response_model=weather, max_retries=0, **asked)
-# It names the tool otherwise, so that the model, which must call it, says what it was not told to.
-parts = list(client.chat.completions.create_partial(response_model=weather, max_retries=0, **asked))
+fields = {"model": "scripted", "messages": [{"role": "user", "content": "How is the weather in Köln?"}]}
+whole = client.chat.completions.create(response_model=weather, max_retries=0, **fields)
+# With another name for the tool the forced call is not the scripted one, so only its keys are checked.
+parts = list(client.chat.completions.create_partial(response_model=weather, max_retries=0, **fields))
 print(json.dumps({"structured": whole.model_dump(), "in parts": list(parts[-1].model_dump())}))

@@ -11,12 +11,12 @@ from pydantic import BaseModel
 
 @tool
 def weather(city: str) -> str:
-    """Tells the weather in a city."""
+    """Report the weather in a city."""
     return f"rain in {city}"
 
 
 class Weather(BaseModel):
-    """The city that is asked about."""
+    """The city of the question."""
 
     model_config = {"title": "weather"}
     city: str
@@ -37,14 +37,14 @@ def converse(url, responses, stream):
         model="scripted", base_url=f"{url}/v1", api_key="none", max_retries=0, use_responses_api=responses
     ).bind_tools([weather])
     messages = [HumanMessage("How is the weather in Köln?")]
-    told = []
+    outputs = []
     while True:
         answer = ask(llm, messages, stream)
         messages.append(answer)
         if not answer.tool_calls:
-            return [*told, answer.text]
+            return [*outputs, answer.text]
         for call in answer.tool_calls:
-            told.append([call["name"], call["args"]])
+            outputs.append([call["name"], call["args"]])
             messages.append(ToolMessage(weather.invoke(call["args"]), tool_call_id=call["id"]))
 
 
@@ -54,12 +54,12 @@ def structured(url, **method):
 
 
 url = sys.argv[1]
-told = {
+outputs = {
     f"{'responses' if responses else 'chat'}{' streamed' if stream else ''}": converse(url, responses, stream)
     for responses in (False, True)
     for stream in (False, True)
 }
-told["structured"] = structured(url, method="function_calling")
-# By a schema, which is how it asks by itself: the model says what it was not told to.
-told["by schema"] = list(structured(url))
-print(json.dumps(told))
+outputs["structured"] = structured(url, method="function_calling")
+# The default method uses a schema, which forces an answer that is not the scripted one; only its keys are checked.
+outputs["by schema"] = list(structured(url))
+print(json.dumps(outputs))

@@ -16,22 +16,22 @@ TOOL = {
 
 
 def ask(url, messages, stream):
-    asked = {"model": "openai/scripted", "api_base": f"{url}/v1", "api_key": "none", "tools": [TOOL]}
-    answer = litellm.completion(messages=messages, stream=stream, num_retries=0, **asked)
+    fields = {"model": "openai/scripted", "api_base": f"{url}/v1", "api_key": "none", "tools": [TOOL]}
+    answer = litellm.completion(messages=messages, stream=stream, num_retries=0, **fields)
     return litellm.stream_chunk_builder(list(answer), messages=messages) if stream else answer
 
 
 def converse(url, stream):
     messages = [{"role": "user", "content": "How is the weather in Köln?"}]
-    told = []
+    outputs = []
     while True:
         choice = ask(url, messages, stream).choices[0]
         messages.append(choice.message)
         if choice.finish_reason != "tool_calls":
-            return [*told, choice.message.content]
+            return [*outputs, choice.message.content]
         for call in choice.message.tool_calls:
             arguments = json.loads(call.function.arguments)
-            told.append([call.function.name, arguments])
+            outputs.append([call.function.name, arguments])
             messages.append({"role": "tool", "tool_call_id": call.id, "content": f"rain in {arguments['city']}"})
 
 

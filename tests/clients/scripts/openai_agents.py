@@ -19,7 +19,7 @@ calls = []
 
 @function_tool
 def weather(city: str) -> str:
-    """Tells the weather in a city."""
+    """Report the weather in a city."""
     calls.append(["weather", {"city": city}])
     return f"rain in {city}"
 
@@ -41,12 +41,12 @@ async def main(url):
     set_tracing_disabled(True)
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         kinds = {"chat": OpenAIChatCompletionsModel, "responses": OpenAIResponsesModel}
-        told = {}
+        outputs = {}
         for name, kind in kinds.items():
             for stream in (False, True):
                 model = kind(model="scripted", openai_client=client)
-                told[f"{name}{' streamed' if stream else ''}"] = await run(model, stream)
-    print(json.dumps(told))
+                outputs[f"{name}{' streamed' if stream else ''}"] = await run(model, stream)
+    print(json.dumps(outputs))
 
 
 asyncio.run(main(sys.argv[1]))
