@@ -30,6 +30,8 @@ PATTERNS = {
     "apart": re.compile(r"\b(?:lie|lies|lay|lying|stand) apart\b", re.IGNORECASE),
     "so many": re.compile(r"\b(?:of|with|after|in) so many\b", re.IGNORECASE),
 }
+# Strings here are inputs of a model, not prose.
+INPUTS = ("tests", "scripts/demo")
 PARTICIPLES = {"asked", "given", "kept", "said", "taken", "told", "wanted"}
 CODE_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|<!--.*?-->", re.DOTALL)
 LEAST_WORDS = 4
@@ -43,7 +45,7 @@ class Place(NamedTuple):
 
 
 def files(paths: Iterable[str] = ()) -> list[Path]:
-    """Every file of the repository below `paths`, or every one there is."""
+    """Return the files of the repository below `paths`, or all of them."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -54,7 +56,7 @@ def files(paths: Iterable[str] = ()) -> list[Path]:
 
 
 def places(file: Path) -> Iterator[Place]:
-    """Every place in `file` that a pattern matches, and every name that is a participle."""
+    """Yield every place in `file` that a pattern matches, and every name that is a participle."""
     for line, text in passages(file):
         prose = re.sub(r"`[^`]*`", "", " ".join(text.split()))
         for name, pattern in PATTERNS.items():
@@ -67,12 +69,13 @@ def places(file: Path) -> Iterator[Place]:
 
 
 def passages(file: Path) -> Iterator[tuple[int, str]]:
-    """Each piece of prose in a file with the number of its first line."""
+    """Yield each piece of prose in a file with the number of its first line."""
     if file.suffix == ".md":
         yield from paragraphs(file.read_text(encoding="utf-8"))
     elif is_python(file):
         source = file.read_text(encoding="utf-8")
-        yield from strings(ast.parse(source), in_tests=file.is_relative_to(ROOT / "tests"))
+        has_inputs = any(file.is_relative_to(ROOT / folder) for folder in INPUTS)
+        yield from strings(ast.parse(source), docstrings_only=has_inputs)
         yield from comments(source)
     elif file.suffix in (".cpp", ".h", ".js", ".css", ".html"):
         source = file.read_text(encoding="utf-8")
@@ -90,7 +93,7 @@ def is_python(file: Path) -> bool:
 
 
 def paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    """The lines of a Markdown document that are no code."""
+    """Yield the lines of a Markdown document that are not code."""
     fenced = False
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
@@ -99,8 +102,8 @@ def paragraphs(text: str) -> Iterator[tuple[int, str]]:
             yield number, line.lstrip("-*#>| 0123456789.")
 
 
-def strings(tree: ast.Module, in_tests: bool) -> Iterator[tuple[int, str]]:
-    """Docstrings; and all strings that are sentences, but not in tests, whose strings are inputs of a model."""
+def strings(tree: ast.Module, docstrings_only: bool) -> Iterator[tuple[int, str]]:
+    """Yield docstrings, and unless `docstrings_only` all other strings that are sentences."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = {
         id(node.body[0].value)
@@ -109,13 +112,13 @@ def strings(tree: ast.Module, in_tests: bool) -> Iterator[tuple[int, str]]:
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            is_sentence = not in_tests and len(node.value.split()) >= LEAST_WORDS
+            is_sentence = not docstrings_only and len(node.value.split()) >= LEAST_WORDS
             if id(node) in docstrings or is_sentence:
                 yield node.lineno, node.value
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
-    """Comments, those of adjacent lines in one piece."""
+    """Yield comments; those on adjacent lines are one piece."""
     first, lines, last = 0, list[str](), -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -129,7 +132,7 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def variables(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Every name that is assigned to, and every parameter."""
+    """Yield every name that is assigned to, and every parameter."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.lineno, node.id
@@ -138,7 +141,7 @@ def variables(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def counts(paths: Iterable[str] = ()) -> Counter[str]:
-    """How often each pattern occurs below `paths`."""
+    """Count how often each pattern occurs below `paths`."""
     return Counter(place.pattern for file in files(paths) for place in places(file))
 
 

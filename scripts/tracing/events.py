@@ -1,4 +1,4 @@
-"""From the events of a trace file to Chrome's Trace Event Format, which Perfetto reads."""
+"""Conversion of a trace file's events to Chrome's Trace Event Format, which Perfetto reads."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ RING, SLOTS = 1, 2
 
 
 def trace_events(log: Sequence[Event]) -> list[TraceEvent]:
-    """In the order of their times, names of tracks first."""
+    """Return the events in the order of their times, after the names of the tracks."""
     clock = Clock(log)
     ring = Ring(clock, log, RING)
     timed = [*ring.slices(), *ring.flows(), *request_spans(clock, log), *slot_owners(clock, log), *units(clock, log)]
@@ -44,7 +44,7 @@ def units(clock: Clock, log: Sequence[Event]) -> Iterator[TraceEvent]:
 
 
 def request_spans(clock: Clock, log: Sequence[Event]) -> Iterator[TraceEvent]:
-    """Each request as one async span, and its phases in it: queued, prefill, decode."""
+    """Yield each request as one async span that contains its phases: queued, prefill, decode."""
     open_phase: dict[str, str] = {}
     for event in log:
         if not isinstance(event, RequestEvent):
@@ -79,7 +79,7 @@ def span(at: int, phase: str, id: str, name: str, args: dict[str, Any]) -> Trace
 
 
 def slot_owners(clock: Clock, log: Sequence[Event]) -> Iterator[TraceEvent]:
-    """What each slot was held for, from one move to the next; nothing while it was free."""
+    """Yield a slice for each time between two moves of a slot in which the slot was not free."""
     held: dict[int, MoveEvent] = {}
     for event in log:
         match event:

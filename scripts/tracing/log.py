@@ -1,4 +1,4 @@
-"""Reads a trace file of the server, and rebuilds from it who held which slot."""
+"""A server's trace file, and the ledger of slots that its moves describe."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from baton.actors.runtime.events import DroppedEvent, Event, HeaderEvent, MoveEv
 
 
 class Holding(Struct, frozen=True):
-    """A line of GET /debug/slots, as far as moves tell."""
+    """A line of GET /debug/slots, with the fields that moves determine."""
 
     slot: int
     place: str
@@ -19,7 +19,7 @@ class Holding(Struct, frozen=True):
 
 
 def read_log(path: Path) -> list[Event]:
-    """All events; ValueError if it is not a trace file."""
+    """Return all events. Raises ValueError if it is not a trace file."""
     log = [event for _, event in numbered_events(path)]
     if not log:
         raise ValueError(f"{path} is not a trace file")
@@ -27,9 +27,9 @@ def read_log(path: Path) -> list[Event]:
 
 
 def numbered_events(path: Path) -> Iterator[tuple[int, Event]]:
-    """Each event with the number of its line, from 1. ValueError.
+    """Yield each event with the number of its line, from 1. Raises ValueError if it is not a trace file.
 
-    A last line that is cut off is left out: the server was killed while it wrote it.
+    A last line that is cut off is skipped: the server was killed while writing it.
     """
     decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
     with path.open("rb") as file:
@@ -50,7 +50,7 @@ def dropped(log: Sequence[Event]) -> int:
 
 
 def rebuild_ledger(log: Sequence[Event]) -> list[Holding]:
-    """The ledger at the end of the log."""
+    """Return the ledger at the end of the log."""
     holdings: list[Holding] = []
     for event in log:
         match event:

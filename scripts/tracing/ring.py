@@ -1,4 +1,4 @@
-"""The tracks of the ring: what each actor and the device did, and which message made another do it."""
+"""The tracks of the ring: the work of each actor and of the device, and the messages that caused it."""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -16,7 +16,7 @@ POST_NS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Something that a track did, from when to when."""
+    """A piece of work on a track. Times in nanoseconds since the log began."""
 
     began: int
     ended: int
@@ -26,7 +26,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """From a moment on one track to one on another, each within a slice."""
+    """An arrow from a moment on one track to a moment on another, each within a slice."""
 
     id: int
     name: str
@@ -63,7 +63,7 @@ class Ring:
             yield event_at(flow.arrived, "f", self._pid, self.tracks[flow.target], *common, id=flow.id, bp="e")
 
     def _read(self, log: Iterable[Event]) -> Iterator[tuple[int, MessageEvent]]:
-        """Notes the slices; gives the messages, with the number of the unit that sent them."""
+        """Record the slices, and yield the messages with the number of the unit that sent them."""
         at, unit = self._clock, 0
         for event in log:
             match event:
@@ -90,18 +90,21 @@ class Ring:
         return {"sequence": event.sequence, "from": event.sender, "waited_us": waited, **known}
 
     def _message_flows(self, messages: Sequence[tuple[int, MessageEvent]]) -> Iterator[Flow]:
-        """What the device sends leaves at the end of its step; what is sent beside any work gets a slice of its own."""
-        beside: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        """Yield the flow of each message. One that was sent outside of any slice gets a short slice of its own.
+
+        A message of the device leaves at the end of its step.
+        """
+        outside: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         for unit, message in messages:
             left = self._clock(message.sent)
             step = self._steps.get((unit, message.step)) if message.sender == "device" else None
             if step is not None:
                 left = max(step.began, min(left, step.ended - 1))
             elif not self._works(message.sender, left):
-                beside[message.sender].append((left, message.name))
+                outside[message.sender].append((left, message.name))
             arrived = self._clock(message.delivered)
             yield Flow(message.sequence, message.name, message.sender, left, message.to, arrived)
-        for sender, posts in beside.items():
+        for sender, posts in outside.items():
             self._did[sender] = sorted([*self._did[sender], *self._posts(sender, posts)], key=lambda each: each.began)
 
     def _works(self, track: str, moment: int) -> bool:
@@ -110,7 +113,7 @@ class Ring:
         return index >= 0 and moment <= did[index].ended
 
     def _posts(self, sender: str, posts: Sequence[tuple[int, str]]) -> Iterator[Slice]:
-        """Short slices, none of which reaches into the next on its track."""
+        """Yield short slices, none of which overlaps the next on its track."""
         began = sorted([each.began for each in self._did[sender]] + [left for left, _ in posts])
         for left, name in posts:
             following = bisect_right(began, left)
@@ -118,7 +121,7 @@ class Ring:
             yield Slice(left, end, f"send {name}", {})
 
     def _step_flows(self, messages: Sequence[tuple[int, MessageEvent]]) -> Iterator[Flow]:
-        """From forward, which enqueues a step, to the device, which may begin it before forward is done."""
+        """Yield the flow of each step from forward to the device, which may start before forward has enqueued it all."""
         for unit, message in messages:
             step = self._steps.get((unit, message.step))
             if message.name == "Step" and step is not None:

@@ -1,4 +1,4 @@
-"""The clock of a trace, and the members that all of its events have."""
+"""The clock of a trace, and the fields that all its events have."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -18,7 +18,7 @@ TraceEvent: TypeAlias = dict[str, Any]
 
 
 class Clock:
-    """Whole nanoseconds since the log began: rounding them changes no order."""
+    """Converter of a log's times to whole nanoseconds since it began; rounding keeps their order."""
 
     def __init__(self, log: Sequence[Event]) -> None:
         self._origin = next(event.clock for event in log if isinstance(event, HeaderEvent))
