@@ -156,9 +156,9 @@ def checkpoint_at_the_end_of_the_chunk(patch: Patch) -> None:
     """Planted bug: a checkpoint is taken at the end of the chunk instead of at its position."""
     original = HashDevice._consume
 
-    def consume(self: HashDevice, row: Any, start: int, stop: int, wanted: dict[int, int]) -> None:
+    def consume(self: HashDevice, row: Any, start: int, stop: int, checkpoints: dict[int, int]) -> None:
         original(self, row, start, stop, {})
-        for slot in wanted.values():
+        for slot in checkpoints.values():
             self._write(slot, self.states[row.slot])
 
     patch(HashDevice, "_consume", consume)

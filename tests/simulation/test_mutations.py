@@ -1,4 +1,4 @@
-"""Planted bugs are found: each by the seed that found it first, and in the soak by a search from the start."""
+"""Each planted bug is found: by the seed that found it first and, in the soak, by fresh seeds."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from tests.simulation.mutations import MUTATIONS, first_seed as find, planted, s
 from tests.simulation.scenario import UNKNOWN, Ask, Leave, Scenario, draw
 from tests.simulation.shrink import Failure, failure, shrink
 
-# scripts/simulate --mutations prints these anew, after a change of what the seeds draw.
+# The first seed that finds each bug. After a change to what seeds draw, update these from scripts/simulate --mutations.
 FOUND_BY = {
     "no_clear_on_reuse": 0,
     "state_copied_ahead_of_the_stream": 32,
@@ -142,12 +142,13 @@ FOUND_BY = {
     "denial_stays_in_the_lower_node": 10,
     "denial_outlives_the_state": 305,
 }
-# Bugs that about one seed in 3,000 finds. The first: two requests; the second resumes inside a page and fills the pool.
+# Bugs that only about one seed in 3,000 finds have scenarios of their own.
 START = (8, 36, 54, 51, 48, 4, 16, 7, 31, 48, 28)
-# What scenarios did not have when these seeds were found.
+# Features that scenarios did not have when these seeds were found.
 OLDER = dict.fromkeys(("may_pause", "bad_calls", "has_flows", "copies_aside", "has_grammars", "may_hint"), False)
 FAILED_TURN = draw(7969, may_be_narrow=False, **OLDER)
 RARE = {
+    # Two requests, of which the second resumes inside a page and fills the pool.
     "pool_with_a_copy_in_flight_counts_as_full": Scenario(
         slots=1,
         pages=11,
@@ -160,11 +161,11 @@ RARE = {
         faults=(),
         schedule=0,
     ),
-    # A step fails behind a turn that took its session's state along, where a file of an older one is left.
+    # A step fails after a turn took its session's state along, and a file of an older state is left.
     "failed_turn_not_reported": replace(
         FAILED_TURN, policy="lru", speeds=UNKNOWN, limits=replace(FAILED_TURN.limits, min_saving=1), schedule=5002
     ),
-    # A request that took a cached state along is aborted while the step of another keeps its first one waiting.
+    # A request with a moved state is aborted while the step of another request delays its own first step.
     "moved_state_freed": Scenario(
         slots=2,
         pages=0,
@@ -181,7 +182,7 @@ RARE = {
         faults=(),
         schedule=0,
     ),
-    # A session is closed while its turn is on its way through the ring.
+    # A session is closed while its turn travels round the ring.
     "turn_of_a_closed_session_named": draw(5828, **OLDER),
     # Several sessions wait for room in host memory, and nothing else moves.
     "room_wakes_one_command_only": draw(1626, **OLDER),
@@ -202,12 +203,12 @@ def test_it_is_found(name: str) -> None:
     with planted(name):
         found = failure(scenario_of(name))
     assert found is not None, "nothing failed: scripts/simulate --mutations"
-    assert not is_out_of_date(found), f"the mutation names what is not there: {found}"
+    assert not is_out_of_date(found), f"the mutation is out of date: {found}"
     assert failure(scenario_of(name)) is None
 
 
 def is_out_of_date(found: Failure) -> bool:
-    """Whether the bug was not found, but could not be planted: the code that it changes has other names now."""
+    """Return whether the bug could not be planted, because the code that it changes has other names now."""
     return found.kind in ("AttributeError", "NameError") and "'NoneType'" not in found.message
 
 
@@ -218,7 +219,7 @@ def test_fresh_seeds_find_it(name: str, first_seed: int) -> None:
 
 
 def test_a_failing_seed_is_shrunk() -> None:
-    """What is left fails alike, is much smaller, and reads as a trace."""
+    """The small scenario fails in the same way after far fewer deliveries, and passes without the bug."""
     name = "shared_page_not_copied"
     scenario = scenario_of(name)
     with planted(name):
