@@ -5,7 +5,9 @@ import torch
 
 
 def pytest_runtest_setup() -> None:
-    """In the interpreter and on the late device the same is tested everywhere."""
+    """Skip these tests where they cannot run. The same behaviour is tested everywhere in the interpreter and in
+    tests/late.
+    """
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU here")
     if "tests.kernels.gpu.interpreter" in sys.modules:

@@ -91,14 +91,14 @@ class Group(Simulation):
                 self._ready_to("act", "scheduler")
 
 
-def played(scenario: Scenario, retracted_at: int | None = None) -> Group:
+def run(scenario: Scenario, retracted_at: int | None = None) -> Group:
     """Run the scenario, with all checks of the simulation."""
     group = Group(scenario, retracted_at)
     group.run()
     return group
 
 
-def struck(strike: Strike, scenario: Scenario, undisturbed: Group) -> Iterator[Group]:
+def run_with_strikes(strike: Strike, scenario: Scenario, undisturbed: Group) -> Iterator[Group]:
     """Run the scenario once for each point of the leader's progress, with the leader struck there."""
     leader, *others = scenario.asks
     assert undisturbed.points is not None
@@ -106,18 +106,18 @@ def struck(strike: Strike, scenario: Scenario, undisturbed: Group) -> Iterator[G
         match strike:
             case "aborted":
                 gone = replace(leader, leave=Leave("aborted", at, None))
-                yield played(replace(scenario, asks=(gone, *others)))
+                yield run(replace(scenario, asks=(gone, *others)))
             case "retracted":
-                yield played(scenario, retracted_at=at)
+                yield run(scenario, retracted_at=at)
             case "all retracted":
-                yield played(scenario.with_faults(PausedFrom(at, at + 5, ("retract",))))
+                yield run(scenario.with_faults(PausedFrom(at, at + 5, ("retract",))))
             case "all given up":
                 asks = [replace(ask, leave=Leave("gone", at * (1 + ask.at), None)) for ask in scenario.asks[:-1]]
-                yield played(replace(scenario, asks=(*asks, scenario.asks[-1])))
+                yield run(replace(scenario, asks=(*asks, scenario.asks[-1])))
             case "step fails" if at < undisturbed.device.runs:
-                yield played(scenario.with_faults(BadStep(at + 1)))
+                yield run(scenario.with_faults(BadStep(at + 1)))
             case "fails for good" if at < len(leader.prompt) + ANSWER - 1:
-                yield played(scenario.with_faults(Poison(leader.id, at)))
+                yield run(scenario.with_faults(Poison(leader.id, at)))
 
 
 def steps_alone(prompts: Prompts) -> int:
@@ -128,7 +128,7 @@ def steps_alone(prompts: Prompts) -> int:
 def least_computed(prompts: Prompts) -> int:
     """Return how many prompt tokens are computed if each prefix is computed once.
 
-    Of a prompt that is there already, the last token is computed again, because the output is drawn from it.
+    The last token of a repeated prompt is computed again, because the output is drawn after it.
     """
     beginnings = {prompt[:end] for prompt in prompts for end in range(1, len(prompt) + 1)}
     return len(beginnings) + len(prompts) - len(set(prompts))
@@ -140,8 +140,8 @@ def check_every_point(strike: Strike, prompts: Prompts, world: World) -> None:
     A strike must cost no more steps than running alone, and no more tokens than the leader's prompt.
     """
     scenario = world.scenario(prompts)
-    undisturbed = played(scenario)
-    for group in struck(strike, scenario, undisturbed):
+    undisturbed = run(scenario)
+    for group in run_with_strikes(strike, scenario, undisturbed):
         survivors = group.client.exchanges[-1:] if strike == "all given up" else group.client.exchanges[1:]
         assert [each.tokens for each in survivors] == [each.oracle for each in survivors]
         assert group.device.runs <= steps_alone(prompts)
@@ -157,16 +157,16 @@ GROUPS = {"choices": CHOICES, "a stem": STEMMED, "choices of two": CHOICES_OF_TW
 
 @pytest.mark.parametrize("world", [WIDE, PAGED, NARROW], ids=["wide", "paged", "narrow"])
 @pytest.mark.parametrize("prompts", GROUPS.values(), ids=GROUPS)
-def test_what_is_shared_is_computed_once(prompts: Prompts, world: World) -> None:
-    assert played(world.scenario(prompts)).computed == least_computed(prompts)
+def test_a_shared_prefix_is_computed_once(prompts: Prompts, world: World) -> None:
+    assert run(world.scenario(prompts)).computed == least_computed(prompts)
 
 
 @pytest.mark.parametrize("world", [WIDE, PAGED], ids=["wide", "paged"])
 def test_the_same_prompt_is_computed_once_whenever_it_comes(world: World) -> None:
     scenario = world.scenario((STEM,) * 2)
     first, second = scenario.asks
-    for at in range(played(scenario).points or 0):
-        group = played(replace(scenario, asks=(first, replace(second, at=float(at)))))
+    for at in range(run(scenario).points or 0):
+        group = run(replace(scenario, asks=(first, replace(second, at=float(at)))))
         assert group.computed == len(STEM) + 1, f"it came at {at}"
 
 

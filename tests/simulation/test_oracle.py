@@ -109,7 +109,7 @@ def test_a_checkpoint_that_is_not_crossed_is_an_error() -> None:
         device.execute()
 
 
-def exported() -> Device:
+def device_with_a_copy() -> Device:
     """Return a device whose row was fed three tokens, and copied to host memory under key 7."""
     device = Device()
     device.run(Work(1, [WorkChunk(0, 0, 3, False)], [], [], []))
@@ -118,7 +118,7 @@ def exported() -> Device:
 
 
 def test_a_copy_is_made_in_stream_order_and_comes_back_whole() -> None:
-    device = exported()
+    device = device_with_a_copy()
     assert 7 in device.exporting and not device.vault
     device.fill(1, 7, 2, [6], 1)
     device.drop(7)
@@ -137,14 +137,14 @@ def test_a_copy_of_what_was_freed_is_an_error() -> None:
 
 @pytest.mark.parametrize(("pages", "first"), [([6], 0), ([], 1)])
 def test_a_copy_that_does_not_fit_is_an_error(pages: list[int], first: int) -> None:
-    device = exported()
+    device = device_with_a_copy()
     device.fill(1, 7, 2, pages, first)
     with pytest.raises(DeviceError, match="does not fit"):
         device.drain()
 
 
 def test_a_copy_that_was_dropped_is_an_error() -> None:
-    device = exported()
+    device = device_with_a_copy()
     device.drop(7)
     device.fill(1, 7, 2, [5, 6], 0)
     with pytest.raises(DeviceError, match="no copy 7"):
@@ -155,7 +155,7 @@ class Disk(SimulatedDisk):
     """A disk over a device that makes copy 7. A file has one byte for each token."""
 
     def __init__(self) -> None:
-        self.device = exported()
+        self.device = device_with_a_copy()
         self.reports: list[DiskReport] = []
         super().__init__(self.device, lambda position: position, self.reports.append)
 

@@ -89,7 +89,7 @@ class StingyCache(Cache):
         return Wait.ALLOCATION if self.no_room else super()._answer(parked)
 
     def _serve(self) -> None:
-        """Serve, and check that no Acquire waits that fits, except after one that was overtaken as often as is allowed."""
+        """Serve, and check that no waiting Acquire fits, except after one that was overtaken as often as is allowed."""
         super()._serve()
         # Rows that wait for a page go first, and exports give their slots and pages back later.
         later = self.no_room or self.page_queue or self.tiers.exports
