@@ -5,9 +5,7 @@ import torch
 
 
 def pytest_runtest_setup() -> None:
-    """Skip these tests where they cannot run. The same behaviour is tested everywhere in the interpreter and in
-    tests/late.
-    """
+    """Skip tests that cannot run here; the interpreter and tests/late test the same on every machine."""
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU here")
     if "tests.kernels.gpu.interpreter" in sys.modules:

@@ -1,6 +1,4 @@
-"""Triton kernels on a GPU: each equals its reference, also in a graph, and a row's result does not depend on the
-others.
-"""
+"""Triton kernels on a GPU equal their references, also in a graph, and a row's result does not depend on the others."""
 
 import pytest
 import torch

@@ -62,6 +62,7 @@ class Campaign:
         self.client = Client(self.server.host, self.server.port)
 
     async def run(self, numbers: Iterable[int], first_only: bool = False) -> list[Failure]:
+        """Send the requests of these numbers, with the canary alongside, and return what went wrong."""
         left = iter(numbers)
         await self._set_up()
 

@@ -126,6 +126,7 @@ class Values:
     # Valid
 
     def valid(self, kind: inspect.Type, name: str = "") -> Any:
+        """Draw a valid value of this type for the field `name`."""
         random = self.random
         if name in self._likely and not isinstance(kind, inspect.LiteralType) and random.random() < 0.9:
             return random.choice(self._likely[name])
@@ -173,6 +174,7 @@ class Values:
     # Hostile
 
     def hostile(self, kind: inspect.Type, name: str = "") -> Any:
+        """Draw a value that no client should send, mostly one close to this type."""
         random = self.random
         match kind:
             case inspect.Metadata() if is_token_key(kind):

@@ -17,13 +17,13 @@ launches, uploads, downloads, replays, waits for events, and faults. A fault is 
 raises=False:
 
 - host read: the host depends on values (item, tolist, bool, copies other than Stream.download), or a shape does
-    (nonzero, boolean masks, repeat_interleave by a tensor).
+  (nonzero, boolean masks, repeat_interleave by a tensor).
 - implicit upload: a host tensor is an operand or is copied, other than by Stream.upload; numbers are allowed.
 - host buffer: a buffer was written before the copy from or to it was done. Until then the buffer of a download is
-    filled with 0xA5.
+  filled with 0xA5.
 - pageable: a copy from or to host memory that is no host_buffer's.
 - unwritten: values are used before they are computed: no event orders the two streams, or a captured operation was not
-    replayed.
+  replayed.
 - misaligned: a kernel's tensor does not begin at a multiple of 16 bytes.
 
 Memory that the program drops is spoiled (NaN, numbers that are no index) at that place of the stream that allocated it,

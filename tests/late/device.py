@@ -40,7 +40,7 @@ class LateDevice:
         self._is_setup = False
         self._error: Exception | None = None  # the first error of an executed operation
         self._pinned: dict[int, Tensor] = {}  # host buffers by address
-        # By storage of the layout.
+        # The live memories, by the storage of their layouts.
         self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
         self._local = threading.local()  # the active streams of each thread
         self._entered = ExitStack()

@@ -67,6 +67,7 @@ class LateStream:
         return self.late.pinned(nbytes)
 
     def upload(self, host: Tensor, device: Tensor) -> None:
+        """Enqueue a copy to the device. The host buffer must not change before the copy is executed."""
         self._check_copy(host, device)
         to, site = device.cell, where()  # type: ignore[attr-defined]
         device.memory.check_change()  # type: ignore[attr-defined]
@@ -85,6 +86,7 @@ class LateStream:
         self.enqueue(begin)
 
     def download(self, device: Tensor, host: Tensor) -> None:
+        """Enqueue a copy to the host, whose buffer is filled with 0xA5 until the copy is executed."""
         self._check_copy(host, device)
         source, memory, site = device.cell, device.memory, where()  # type: ignore[attr-defined]
         self.late.note("download", f"{host.nbytes} bytes", site)
@@ -116,6 +118,7 @@ class LateStream:
         return self.late.stream()
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Record the steps that `run` enqueues, and return a function that enqueues them again."""
         assert self.can_capture and self.recording is None
         steps = self.recording = list[Step]()
         try:

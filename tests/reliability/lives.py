@@ -69,6 +69,7 @@ class Lives:
         self._started = 0.0
 
     async def start(self) -> None:
+        """Start the server, and let waiting clients continue with its new url."""
         self._server = ServerProcess(self._arguments, key=OPERATOR)
         await asyncio.to_thread(self._server.__enter__)
         self.number += 1

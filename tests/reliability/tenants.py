@@ -73,6 +73,7 @@ class Talk:
         return True
 
     async def _turn(self, random: Random) -> None:
+        """Take a turn whose output is known, and compare the answer with it."""
         new = [random.randrange(250) for _ in range(random.randint(1, 20))]
         output = expected_output([*self._known.tokens, *new], random.randint(1, 8), VOCAB)
         before, tokens = len(self._known.tokens), (*self._known.tokens, *new, *output)

@@ -47,7 +47,7 @@ SHORT = Plan(2, 5, (6, 9), warm=COLD_S, growth_mib=120, part=0.5, slower=1, more
 
 
 def long_plan(minutes: float) -> Plan:
-    """Return a plan with a kill about every three minutes in its first 60 percent, and at least two."""
+    """Return a plan with a kill about every three minutes, and at least two, before a long last life."""
     seconds = minutes * 60
     count = max(2, round(seconds * 0.6 / 180))
     lives = (*[seconds * 0.6 / count] * count, seconds * 0.3)

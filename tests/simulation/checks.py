@@ -184,6 +184,7 @@ class CacheChecks:
         check_worth(self._cache)
 
     def _check_loans(self) -> None:
+        """Check that the ledger's loans are those of the open accounts, and that each lent state is still there."""
         cache = self._cache
         loans = [account for account in cache.accounts.values() if account.loan is not None]
         assert sum(entry.loans for entry in self._ledger.entries) == len(loans), "loans differ from the accounts'"
@@ -195,6 +196,7 @@ class CacheChecks:
             assert (lease.slot, lease.generation) == (account.loan.slot, account.loan.generation)
 
     def _check_pages(self) -> None:
+        """Check both counts of every page (grants using it, nodes naming it) against the accounts and the tree."""
         cache, pages = self._cache, self._cache.pages
         users, names = [0] * len(pages), [0] * len(pages)
         for account in cache.accounts.values():
@@ -227,6 +229,7 @@ class CacheChecks:
         assert all(node in known for node in tree.states), "a node outside the tree keeps a state"
 
     def _check_node(self, node: Node) -> None:
+        """Hash a node's tokens again, and check its pages and its state."""
         above = self._hash_above(node)
         state, hashes = above, []
         for position, token in enumerate(unpack(node.tokens), node.start):

@@ -138,6 +138,7 @@ class SessionChecks:
         assert not any(node.state is not None for node in lent), "a copy that is not in the tree is lent"
 
     def _check_bytes(self) -> None:
+        """Check that the bytes in host memory and on disk are counted right, and within their limits."""
         copies = [copy_of(node) for node in (*self._store.tree.states, *self._store.leaving)]
         host = sum(copy.size for copy in copies if copy.host is not Presence.ABSENT)
         disk = sum(copy.file_size for copy in copies if copy.disk is not Presence.ABSENT)

@@ -158,6 +158,7 @@ class Client:
         return self._submit(turn.ask.id, prompt, session.salt, turn.ask, session)
 
     def _submit(self, name: str, prompt: list[int], salt: str, ask: Ask, session: Session | None = None) -> Exchange:
+        """Submit a request, and schedule its client's departure."""
         request, right = self._request(name, prompt, salt, ask, session.name if session is not None else "")
         exchange = Exchange(request, right, ask.leave, session, grammar=ask.grammar, late=self.draining)
         self.exchanges.append(exchange)
@@ -227,6 +228,7 @@ class Client:
         self._send("scheduler", Drain())
 
     def _request(self, name: str, prompt: list[int], salt: str, ask: Ask, session: str) -> tuple[Request, list[int]]:
+        """Build the request of an Ask, and its right output."""
         sampling = Sampling(temperature=0.0) if ask.seed is None else Sampling(seed=ask.seed)
         stops = Stops(ask.max_tokens, ask.min_tokens, (), ask.stop_ids, ask.keep_stop)
         allowed = partial(may_draw, ask.grammar, stops=stops) if ask.grammar is not None else lambda output: ANY
@@ -258,6 +260,7 @@ class Client:
         return request, right
 
     def _output(self, output: Output) -> None:
+        """Take an output of the ring, and check that it continues the right one."""
         exchange = self._named(output.request)
         exchange.tokens += unpack(output.tokens)
         exchange.text += output.text
@@ -278,6 +281,7 @@ class Client:
         return self._open[request]
 
     def _end(self, exchange: Exchange, reason: str) -> None:
+        """Record the end of a request."""
         exchange.end = reason
         exchange.answers += 1
         del self._open[exchange.request.id]
@@ -287,6 +291,7 @@ class Client:
             self.sessions.turn_ended(exchange.session, exchange)
 
     def _resubmit(self) -> None:
+        """Submit the open requests again after a restart, with their output so far; repeat pauses and a drain."""
         if self.paused is None:
             self.pausing.clear()
         else:

@@ -113,6 +113,7 @@ class SimulatedDisk:
         self.calls.append(call)
 
     def _write(self, call: Call) -> str:
+        """Write a file and return an empty text, or return an error."""
         self._writes += 1
         self._failed.add((call.salt, call.tokens))
         if call.key in self._device.unmade:
@@ -136,6 +137,7 @@ class SimulatedDisk:
         return ""
 
     def _read(self, call: Call) -> str:
+        """Read a file and return an empty text, or delete it and return an error if it is damaged."""
         name = call.salt, call.tokens
         if call.key in self._device.vault or call.key in self._device.exporting:
             raise DeviceError(f"a file is read over copy {call.key}")

@@ -198,6 +198,7 @@ class Simulation:
         return lambda to, message: self._send(name, to, message)
 
     def _send(self, sender: str, to: Address, message: Message) -> None:
+        """Enqueue a message for its receiver, after checking it and moving its leases."""
         self._dirty = True
         if self._crashes:
             self._sends[sender] += 1
@@ -254,6 +255,7 @@ class Simulation:
                 self.unit.session_checks.check()
 
     def _deliver(self, actor: Any, to: Address, message: Message) -> None:
+        """Deliver a message to its actor, and check what must hold right after some kinds of messages."""
         self._dirty = True
         self.delivered += 1
         arrive(message, to, self.unit.ledger)
@@ -351,6 +353,7 @@ class Simulation:
     # Faults
 
     def _read_faults(self) -> None:
+        """Sort the scenario's faults, and set timers for those that have a time."""
         faults = self.scenario.faults
         self._crashes = {(fault.actor, fault.where, fault.at) for fault in faults if isinstance(fault, Crash)}
         self._bad_steps = {fault.run for fault in faults if isinstance(fault, BadStep)}

@@ -180,6 +180,7 @@ class HashDevice:
         self._enqueue(self._contained.extend_row, row, pages)
 
     def run(self, work: Work) -> None:
+        """Enqueue a step. Its slots and pages may not be freed until it has been executed."""
         rows = [*(chunk.row for chunk in work.chunks), *work.decodes]
         slots = {self._opened[row][0] for row in rows} | {checkpoint.slot for checkpoint in work.checkpoints}
         if self.copies is not None and any(map(self.copies.fills_slot, slots)):
@@ -199,6 +200,7 @@ class HashDevice:
         self._scribble(self.states.__setitem__, slot, GARBAGE)
 
     def scribble_page(self, page: int) -> None:
+        """Overwrite a freed page as soon as stream order allows. No step or copy in flight may use it."""
         begin = page * self.page_size
         self.guarded_entries[begin : begin + self.page_size] = bytes(self.page_size)
         for _, rows in self._steps:
@@ -328,6 +330,7 @@ class HashDevice:
         self._deliver(ran)
 
     def _run(self, work: Work) -> Ran:
+        """Run a step, or fail as the scenario says."""
         self._has_run = True
         moved = self._moved(work)
         if len(moved) == 1 and moved[0][0].grant in self._unfilled:
@@ -340,6 +343,7 @@ class HashDevice:
         return moved + [(self.rows[row], at, at + 1) for row, at in zip(work.decodes, work.positions, strict=True)]
 
     def _compute(self, work: Work, moved: list[tuple[Row, int, int]]) -> Ran:
+        """Feed each row its tokens, write the checkpoints, and draw a token for each row that samples."""
         checkpoints: dict[int, dict[int, int]] = {}
         for checkpoint in work.checkpoints:
             checkpoints.setdefault(id(self.rows[checkpoint.row]), {})[checkpoint.position] = checkpoint.slot
@@ -377,6 +381,7 @@ class HashDevice:
         return passed
 
     def _sample(self, row: Row, length: int, masks: dict[int, list[int]]) -> int:
+        """Draw a row's next token from its state and, with pages, from the entries of all its positions."""
         if len(row.tokens) != length:
             raise DeviceError(f"{row.request.id} has {len(row.tokens)} tokens and samples after {length}")
         fold = 0

@@ -53,6 +53,7 @@ DrawAsk = Callable[[str, float], "Ask"]
 
 
 def draw_talks(rng: random.Random, draw_ask: DrawAsk) -> tuple[Talk, ...]:
+    """Draw one to eight sessions."""
     gap = rng.choice([1, 10, 60, 200])
     hasty = rng.choice([0.2, 0.8])
     talks, at = [], 0.0

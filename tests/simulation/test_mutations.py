@@ -142,11 +142,12 @@ FOUND_BY = {
     "denial_stays_in_the_lower_node": 10,
     "denial_outlives_the_state": 305,
 }
-# Bugs that only about one seed in 3,000 finds have scenarios of their own.
+# Tokens that the prompts of the rare bugs begin with.
 START = (8, 36, 54, 51, 48, 4, 16, 7, 31, 48, 28)
 # Features that scenarios did not have when these seeds were found.
 OLDER = dict.fromkeys(("may_pause", "bad_calls", "has_flows", "copies_aside", "has_grammars", "may_hint"), False)
 FAILED_TURN = draw(7969, may_be_narrow=False, **OLDER)
+# Bugs that only about one seed in 3,000 finds have scenarios of their own.
 RARE = {
     # Two requests, of which the second resumes inside a page and fills the pool.
     "pool_with_a_copy_in_flight_counts_as_full": Scenario(

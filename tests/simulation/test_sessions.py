@@ -46,6 +46,7 @@ def talk(rng: random.Random, name: str, at: float) -> Talk:
 
 
 def check_many_sessions(number: int) -> None:
+    """Run this many sessions, and check that most turns resume from copies, and that nothing is left at the end."""
     simulation = Simulation(many_sessions(number, 1))
     simulation.most_turns = 2000 * number
     simulation.run()
