@@ -45,7 +45,7 @@ class LateEvent:
         assert isinstance(earlier, LateEvent) and self.has_passed() and earlier.stream is self.stream
         return 1e-6 * (self.place - earlier.place)
 
-    def is_behind(self) -> bool:
+    def has_passed(self) -> bool:
         return self.stream.done >= self.place
 
 
