@@ -86,7 +86,7 @@ class Simulation:
         self._timer_ids = 0
         self._turns: Counter[str] = Counter()  # deliveries to each actor, for Crash
         self._sends: Counter[str] = Counter()  # messages sent by each actor, for Crash
-        self._carrying = 0  # messages with leases so far, for RefusedSends
+        self._lease_sends = 0  # messages with leases so far, for RefusedSends
         self._dirty = False  # whether the current delivery may have changed a lease
         self._violations: list[Violation] = []
         self._read_faults()
@@ -424,8 +424,8 @@ class Simulation:
         leases = list(leases_in(message))
         if not leases:
             return
-        self._carrying += 1
-        if self._carrying % self._refuse_every:
+        self._lease_sends += 1
+        if self._lease_sends % self._refuse_every:
             return
         self.counters["refused send"] += 1
         dead = Lease(leases[0].slot, leases[0].generation, self.unit.ledger)
