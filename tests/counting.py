@@ -1,4 +1,4 @@
-"""How much work something is, in calls: the same on every machine, busy or not."""
+"""Counts function calls, a measure of work that does not depend on the machine or its load."""
 
 import sys
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from types import FrameType
 
 
 def calls_of(work: Callable[[], object], folder: str) -> int:
-    """How many functions in the files under `folder` are entered; a generator once for each item."""
+    """Return how many functions in files below `folder` are entered; a generator counts once for each item."""
     calls = 0
 
     def count_call(frame: FrameType, event: str, _: object) -> None:

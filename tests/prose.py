@@ -4,11 +4,9 @@ Read are docstrings, comments, sentences in strings, Markdown outside of code, a
 """
 
 import ast
-import io
 import re
 import subprocess
 import sys
-import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,10 +28,12 @@ PATTERNS = {
     "apart": re.compile(r"\b(?:lie|lies|lay|lying|stand) apart\b", re.IGNORECASE),
     "so many": re.compile(r"\b(?:of|with|after|in) so many\b", re.IGNORECASE),
 }
+ANY = re.compile("|".join(pattern.pattern for pattern in PATTERNS.values()), re.IGNORECASE)
 # Strings here are inputs of a model, not prose.
 INPUTS = ("tests", "scripts/demo")
 PARTICIPLES = {"asked", "given", "kept", "said", "taken", "told", "wanted"}
 CODE_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|<!--.*?-->", re.DOTALL)
+COMMENT = re.compile(r"(?:^\s*|\s\s)# (.*)")
 LEAST_WORDS = 4
 
 
@@ -59,6 +59,8 @@ def places(file: Path) -> Iterator[Place]:
     """Yield every place in `file` that a pattern matches, and every name that is a participle."""
     for line, text in passages(file):
         prose = re.sub(r"`[^`]*`", "", " ".join(text.split()))
+        if ANY.search(prose) is None:
+            continue
         for name, pattern in PATTERNS.items():
             for _ in pattern.finditer(prose):
                 yield Place(file, line, name, prose)
@@ -118,17 +120,19 @@ def strings(tree: ast.Module, docstrings_only: bool) -> Iterator[tuple[int, str]
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
-    """Yield comments; those on adjacent lines are one piece."""
-    first, lines, last = 0, list[str](), -1
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            if token.start[0] != last + 1 and lines:
-                yield first, " ".join(lines)
-                lines = []
-            first, last = first if lines else token.start[0], token.start[0]
-            lines.append(token.string.lstrip("# "))
-    if lines:
-        yield first, " ".join(lines)
+    """Yield comments; those on adjacent lines are one piece.
+
+    Found by their form: reading Python's tokens takes ten times as long.
+    """
+    first, lines = 0, list[str]()
+    for number, line in enumerate([*source.splitlines(), ""], 1):
+        match = COMMENT.search(line)
+        if match is None and lines:
+            yield first, " ".join(lines)
+            lines = []
+        elif match is not None:
+            first = first if lines else number
+            lines.append(match[1])
 
 
 def variables(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -121,7 +121,7 @@ class Ring:
             yield Slice(left, end, f"send {name}", {})
 
     def _step_flows(self, messages: Sequence[tuple[int, MessageEvent]]) -> Iterator[Flow]:
-        """Yield the flow of each step from forward to the device, which may start before forward has enqueued it all."""
+        """Yield the flow of each step from forward to the device, which may start before forward has ended."""
         for unit, message in messages:
             step = self._steps.get((unit, message.step))
             if message.name == "Step" and step is not None:

@@ -5,7 +5,7 @@ import torch
 
 
 def pytest_runtest_setup() -> None:
-    """In the interpreter and on the late device the same is tested everywhere."""
+    """Skip tests that cannot run here; the interpreter and tests/late test the same on every machine."""
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU here")
     if "tests.kernels.gpu.interpreter" in sys.modules:

@@ -1,4 +1,4 @@
-"""The torch device on a GPU: the story of its tests on the late device, as on a CPU, and nothing compiled in it."""
+"""The torch device on a GPU gives the same results as on a CPU, and compiles nothing after its warm-up."""
 
 from typing import Any
 
@@ -37,12 +37,12 @@ def test_steps_are_right(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["mamba2", "nemotron_h", "granitemoehybrid-rope"])
-def test_nothing_is_compiled_behind_the_warm_up(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_compiled_after_the_warm_up(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from triton import knobs
 
     device, _ = on_the_gpu(family)
     warm_up(device, 70)
     compiled = list[str]()
-    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", lambda **told: compiled.append(told["repr"]))
+    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", lambda **event: compiled.append(event["repr"]))
     Story(device).tell()
     assert compiled == []

@@ -1,4 +1,4 @@
-"""Triton's kernels on a GPU: each as its reference, the same in a graph, and a row the same beside others."""
+"""Triton kernels on a GPU equal their references, also in a graph, and a row's result does not depend on the others."""
 
 import pytest
 import torch
@@ -41,8 +41,8 @@ def test_each_is_the_same_bits_in_a_graph(name: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 17, 60])
-def test_a_row_that_decodes_is_the_same_bits_beside_any_others(rows: int) -> None:
-    """Cached equals cold rests on it."""
+def test_a_decoding_row_is_the_same_bits_in_any_batch(rows: int) -> None:
+    """That a cached state continues exactly as a recomputed one relies on this."""
     draw = Draw(CUDA, BF16)
     mixed = mamba2.decode(draw, Mixer(), 64)
     projected, conv, pool, slots, positions, *constants = mixed.inputs

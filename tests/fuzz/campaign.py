@@ -1,4 +1,4 @@
-"""Many requests at once against a running server, with a client beside them that must notice nothing."""
+"""Many concurrent requests to a running server, with a well-behaved client (the canary) that must notice nothing."""
 
 import asyncio
 import itertools
@@ -21,21 +21,21 @@ from tests.fuzz.server import PATIENCE_S, RunningServer, serving
 from tests.fuzz.shapes import SESSIONS, VOCAB
 
 AT_ONCE = 8
-HOME_S = 15.0
+HOME_S = 15.0  # how long the server may take to finish what was begun
 CANARY_PROMPTS = ([1, 2, 3], [250, 7] * 10, [9])
 CANARY_TOKENS = 10
 CANARY_PAUSE_S = 0.02
-MOST_SHRINKS = 60
-MOST_SHOWN = 1500
+MOST_SHRINKS = 60  # bodies that are tried to make a failing request smaller
+MOST_SHOWN = 1500  # characters
 
 
 @dataclass(frozen=True)
 class Failure:
-    """number: of the request; None for what no single one is known to have done."""
+    """Something that is wrong, and how to repeat it."""
 
     what: str
     seed: int
-    number: int | None = None
+    number: int | None = None  # of the request; None if no single request is known to be the cause
     request: FuzzRequest | None = None
 
     def __str__(self) -> str:
@@ -45,22 +45,24 @@ class Failure:
 
 @dataclass
 class Campaign:
-    """Runs the requests of a seed. exact: the model is the hash model. statuses: how often which was answered."""
+    """Runs the requests of a seed."""
 
     server: RunningServer
     seed: int
-    exact: bool
+    exact: bool  # whether the model is the hash model, whose tokens are known
     endpoints: Sequence[Endpoint] = ENDPOINTS
     statuses: Counter[int] = field(default_factory=Counter)
+    """How often each status was answered; 0 if the client left first."""
     failures: list[Failure] = field(default_factory=list)
-    canaries: int = 0
-    home_s: float = HOME_S
+    canaries: int = 0  # how many answers the canary got
+    home_s: float = HOME_S  # how long the server may take to finish what was begun
     client: Client = field(init=False)
 
     def __post_init__(self) -> None:
         self.client = Client(self.server.host, self.server.port)
 
     async def run(self, numbers: Iterable[int], first_only: bool = False) -> list[Failure]:
+        """Send the requests of these numbers, with the canary alongside, and return what went wrong."""
         left = iter(numbers)
         await self._set_up()
 
@@ -77,7 +79,7 @@ class Campaign:
         return self.failures
 
     async def _set_up(self) -> None:
-        """Sessions and a response that requests may name."""
+        """Create the sessions and the response that requests may name."""
         for id in SESSIONS:
             await self.server.post("/v1/sessions", {"id": id})
         stored = await self.server.post("/v1/responses", {"input": "Hi", "max_output_tokens": 2})
@@ -90,7 +92,7 @@ class Campaign:
             self.failures.append(Failure(what, self.seed, number, request))
 
     async def try_one(self, request: FuzzRequest) -> str | None:
-        """What is wrong with the answer, None if nothing is."""
+        """Send a request and return what is wrong with its answer, or None."""
         sending = asyncio.create_task(self.client.send(request))
         await asyncio.wait([sending, self.server.task], timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
         if not sending.done():
@@ -102,15 +104,15 @@ class Campaign:
 
     @asynccontextmanager
     async def _canary(self) -> AsyncIterator[None]:
-        """A client that behaves. It is to be told the same, whatever others do."""
+        """Run a well-behaved client while the block runs. Its answers must be the same as without other clients."""
         alone = [expected_output(p, CANARY_TOKENS, VOCAB) if self.exact else await self._ask(p) for p in CANARY_PROMPTS]
 
         async def sing() -> None:
             for prompt, expected in itertools.cycle(zip(CANARY_PROMPTS, alone, strict=True)):
-                said = await self._ask(prompt)
+                answer = await self._ask(prompt)
                 self.canaries += 1
-                if said != expected:
-                    self.failures.append(Failure(f"{prompt} was answered with {said}, not {expected}", self.seed))
+                if answer != expected:
+                    self.failures.append(Failure(f"{prompt} was answered with {answer}, not {expected}", self.seed))
                     return
                 await asyncio.sleep(CANARY_PAUSE_S)
 
@@ -123,7 +125,7 @@ class Campaign:
                 await singing
 
     async def _ask(self, prompt: list[int]) -> Any:
-        """Its tokens, or what else came; asked again while the queue is full."""
+        """Return the tokens of an answer, or whatever else came. While the queue is full, ask again."""
         params = {"temperature": 0, "max_new_tokens": CANARY_TOKENS, "ignore_eos": True}
         while True:
             try:
@@ -135,7 +137,7 @@ class Campaign:
             await asyncio.sleep(CANARY_PAUSE_S)
 
     async def _come_home(self) -> None:
-        """All that was begun comes to its end, and nothing is left over."""
+        """Wait until everything that was begun has ended, and check that nothing is left over."""
         deadline = time.monotonic() + self.home_s
         wrong = await astray(self.server)
         while wrong and not wrong.keys() & LASTING and time.monotonic() < deadline:
@@ -154,7 +156,7 @@ async def fuzz(
     home_s: float = HOME_S,
     **options: Any,
 ) -> Campaign:
-    """A campaign against a server of its own, of the hash model in `folder` or of the bundled one."""
+    """Run a campaign against a server of its own, with the hash model in `folder` or else the bundled model."""
     async with serving(folder, **options) as server:
         campaign = Campaign(server, seed, folder is not None, endpoints, home_s=home_s)
         await campaign.run(numbers, first_only)
@@ -163,11 +165,11 @@ async def fuzz(
     return campaign
 
 
-# A smaller request that fails too
+# Reducing a failing request
 
 
 async def shrink(request: FuzzRequest, fails: Callable[[FuzzRequest], Awaitable[bool]]) -> FuzzRequest:
-    """The request without whatever does not matter to its failure, as far as its body is JSON."""
+    """Remove from a request whatever its failure does not need, as far as its body is JSON."""
     left = MOST_SHRINKS
     if request.headers and await fails(replace(request, headers=())):
         request = replace(request, headers=())
@@ -190,7 +192,7 @@ async def shrink(request: FuzzRequest, fails: Callable[[FuzzRequest], Awaitable[
 
 
 def removable(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of all members and items, outermost first."""
+    """Return the paths of all members and items, outermost first."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     own = [(*path, key) for key, _ in items]
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -198,6 +200,7 @@ def removable(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def without(value: Any, path: tuple[Any, ...]) -> Any:
+    """Return a copy of the value without the member or item at this path."""
     key, *rest = path
     copy = dict(value) if isinstance(value, dict) else list(value)
     if rest:

@@ -1,4 +1,4 @@
-"""Sends a request byte by byte as it was drawn, and reads what comes back."""
+"""Sends a request exactly as it was drawn, byte by byte, and reads the answer."""
 
 import asyncio
 import io
@@ -14,21 +14,21 @@ import msgspec
 from tests.fuzz.requests import FuzzRequest
 from tests.fuzz.shapes import KNOWN_RESPONSE
 
-LAST = "fuzz-last"  # A response that nobody has: who hears that has heard all before it.
+LAST = "fuzz-last"  # A response that does not exist: the error about it marks the end of all earlier events.
 
 
 @dataclass
 class Answer:
-    """status: 0 if the connection was closed without one. events: of a websocket."""
+    """An answer over HTTP, or the events of a websocket."""
 
-    status: int = 0
+    status: int = 0  # 0 if the connection was closed without an answer, -1 if the answer is no HTTP
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)  # of a websocket
 
 
 class Bytes:
-    """As much of a socket as HTTPResponse wants."""
+    """The part of a socket's interface that HTTPResponse needs."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -38,15 +38,16 @@ class Bytes:
 
 
 class Client:
-    """known: the id of the last response that the server has stored. key: sent with what brings no key of its own."""
+    """A client that sends requests as they were drawn."""
 
     def __init__(self, host: str, port: int, key: str = "") -> None:
         self._host, self._port = host, port
+        # Sent with requests that have no key of their own.
         self._authorization = {"Authorization": f"Bearer {key}"} if key else {}
-        self.known = KNOWN_RESPONSE
+        self.known = KNOWN_RESPONSE  # the id of the last response that the server stored
 
     async def send(self, request: FuzzRequest) -> Answer | None:
-        """The answer; None if the client went away."""
+        """Send a request and return the answer, or None if the client left before it."""
         try:
             answer = await (self._converse(request) if request.event else self._exchange(request))
         except aiohttp.WSServerHandshakeError as error:
@@ -73,6 +74,7 @@ class Client:
             writer.close()
 
     def message(self, request: FuzzRequest) -> bytes:
+        """Return the bytes of an HTTP request, with the headers that it needs and does not have."""
         body = self._filled(request.body)
         own = {name.lower() for name, _ in request.headers}
         headers = [*request.headers, (b"Connection", b"close"), (b"Content-Length", str(len(body)).encode())]
@@ -88,7 +90,7 @@ class Client:
         return text.replace(KNOWN_RESPONSE.encode(), self.known.encode())
 
     async def _converse(self, request: FuzzRequest) -> Answer:
-        """One event over a websocket, and all that comes until the lane has nothing more to say."""
+        """Send one event over a websocket, and return all events until the lane has nothing more to say."""
         answer = Answer(101)
         last = {"type": "response.resume", "response_id": LAST} | lane_of(request.body)
         async with (
@@ -107,6 +109,7 @@ class Client:
 
 
 def lane_of(body: bytes) -> dict[str, str]:
+    """Return the field that selects the event's lane on the websocket, if the event has a valid one."""
     try:
         lane = msgspec.json.decode(body)["stream_id"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""JSON as a client may write it, also what a library would not: numbers beyond all bounds, keys twice, broken text."""
+"""JSON as a client may write it, including what no library writes: huge numbers, duplicate keys, broken text."""
 
 import json
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def nested(depth: int, random: Random) -> Raw:
 
 
 def break_text(text: str, random: Random) -> bytes:
-    """Something done to the text that may leave it JSON, or not."""
+    """Change the text in a way that may leave it JSON or not."""
     data = text.encode("utf-8", "surrogatepass")
     at = random.randrange(len(data) + 1)
     match random.randrange(8):
@@ -73,7 +73,7 @@ def break_text(text: str, random: Random) -> bytes:
 
 
 def repeat_key(text: str, key: str, value: Any, random: Random) -> str:
-    """An object's text with one more member, before or behind the others."""
+    """Return an object's text with one more member, before or after the others."""
     member = f"{json.dumps(key)}:{to_json(value)}"
     inner = text[1:-1]
     pair = [member, inner] if random.random() < 0.5 else [inner, member]

@@ -1,4 +1,4 @@
-"""What a Messages request leaves open, as types to draw values from. Of a tuple any one."""
+"""Types from which to draw the open fields of Messages requests. A tuple stands for any one of its types."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""What must hold of any answer, whatever was asked; and of the server when all are answered."""
+"""Checks that must hold for every answer, and for the server when all requests have been answered."""
 
 import json
 from collections.abc import Iterator
@@ -17,30 +17,33 @@ ALLOWED_5XX = (503, 507, 529)
 DETAIL = {"message", "type", "param", "code"}
 MESSAGES_DETAIL = {"message", "type"}
 ENDS = {"stop", "length", "abort"}
-WHOLE_COUNTERS = ("rows_failed", "restarts", "lease_violations")
-LASTING = {"ended", "counters", "log", "numbers"}
+WHOLE_COUNTERS = ("rows_failed", "restarts", "lease_violations")  # counters of failures that no client may cause
+LASTING = {"ended", "counters", "log", "numbers"}  # findings of `astray` that do not pass with time
 NEUTRAL = {
     "logit_bias": {},
     "repetition_penalty": 1,
     "presence_penalty": 0,
     "frequency_penalty": 0,
     "min_new_tokens": 0,
-}
+}  # sampling parameters at values that do not change the greedy tokens
 
 
 def complaint(request: FuzzRequest, answer: Answer | None, exact: bool) -> str | None:
-    """What is wrong with the answer; None if nothing is. exact: the tokens are those of the hash model."""
+    """Return what is wrong with the answer, or None.
+
+    exact: whether the model is the hash model, whose tokens are known
+    """
     if answer is None:
         return None
     if answer.status == 0 and request.method == NO_METHOD:
-        return None  # It is not HTTP: the connection is closed, also before the body has been read.
+        return None  # The request is not HTTP: the server may close the connection before it reads the body.
     if answer.status <= 0:
         return f"the answer cannot be read: {answer.body.decode(errors='replace') or 'the connection was closed'}"
     if answer.status >= 500 and answer.status not in ALLOWED_5XX:
         return f"status {answer.status}: {answer.body[:500].decode(errors='replace')}"
     try:
         if answer.status == 400 and "x-request-id" not in answer.headers:
-            return None  # It is not HTTP.
+            return None  # The request is not HTTP, and aiohttp itself answers it.
         if answer.status >= 400:
             return None if request.method == "HEAD" else wrong_error(json.loads(answer.body), "the body")
         if request.event:
@@ -51,12 +54,15 @@ def complaint(request: FuzzRequest, answer: Answer | None, exact: bool) -> str |
 
 
 def wrong_error(body: Any, where: str) -> str | None:
-    """OpenAI's error object: a message, a type, and the field and code, which may be null; or Anthropic's."""
+    """Return what is wrong with an error object, or None.
+
+    OpenAI's has a message, a type, and a field and a code, which may be null. Anthropic's has a message and a type.
+    """
     detail = body.get("error") if isinstance(body, dict) else None
     if isinstance(detail, dict) and "request_id" in body:
         return wrong_message_error(body, detail)
     if not isinstance(detail, dict) or set(detail) != DETAIL:
-        return f"{where} is no error object: {str(body)[:500]}"
+        return f"{where} is not an error object: {str(body)[:500]}"
     texts = [detail["message"], detail["type"]]
     if not all(isinstance(text, str) and text for text in texts):
         return f"message and type of the error are not texts: {detail}"
@@ -71,7 +77,7 @@ def wrong_message_error(body: dict[str, Any], detail: dict[str, Any]) -> str | N
         or set(detail) != MESSAGES_DETAIL
         or not all(isinstance(v, str) for v in detail.values())
     ):
-        return f"no error as Anthropic has them: {str(body)[:500]}"
+        return f"not an error in Anthropic's form: {str(body)[:500]}"
     return "an error of the server: " + detail["message"] if detail["type"] == "api_error" else None
 
 
@@ -90,7 +96,7 @@ def refuse_constant(name: str) -> Any:
 
 
 def sse_events(body: bytes) -> list[dict[str, Any]]:
-    """The data of each event. ValueError for a stream that is cut off."""
+    """Return the data of each event. Raise ValueError if the stream is cut off."""
     if not body.endswith(b"\n\n"):
         raise ValueError("the stream is cut off")
     lines = [line for block in body.split(b"\n\n") for line in block.split(b"\n") if line.startswith(b"data: ")]
@@ -110,7 +116,7 @@ def wrong_events(events: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def wrong_answer(request: FuzzRequest, body: dict[str, Any] | list[Any], exact: bool) -> Iterator[str]:
-    """What no answer may say, whatever its endpoint."""
+    """Yield what no answer of any endpoint may contain."""
     for item in walk(body):
         if (
             item.get("finish_reason") is not None
@@ -122,10 +128,10 @@ def wrong_answer(request: FuzzRequest, body: dict[str, Any] | list[Any], exact: 
             yield "an output id that is no token"
         if request.path == "/v1/chat/completions" and len(item.get("top_logprobs") or ()) > MAX_TOP:
             yield "more alternatives than may be asked for"
-    asked = read(request)
-    if asked is not None and isinstance(body, dict):
-        yield from too_short(request, asked, body)
-        yield from wrong_tokens(request, asked, body) if exact else ()
+    fields = read(request)
+    if fields is not None and isinstance(body, dict):
+        yield from too_short(request, fields, body)
+        yield from wrong_tokens(request, fields, body) if exact else ()
 
 
 def walk(value: Any) -> Iterator[dict[str, Any]]:
@@ -137,47 +143,47 @@ def walk(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def read(request: FuzzRequest) -> dict[str, Any] | None:
-    """What was asked for, if the body is plain."""
+    """Return the fields of a request, if its body is plain JSON."""
     if any(name == b"Content-Encoding" for name, _ in request.headers):
         return None
     try:
-        asked = json.loads(request.body)
+        fields = json.loads(request.body)
     except (ValueError, RecursionError):
         return None
-    return asked if isinstance(asked, dict) else None
+    return fields if isinstance(fields, dict) else None
 
 
-def too_short(request: FuzzRequest, asked: dict[str, Any], body: dict[str, Any]) -> Iterator[str]:
-    """Fewer tokens than the least that was asked for, where the limit is not the model's length."""
-    usage, least = body.get("usage"), asked.get("min_tokens")
-    if not (isinstance(usage, dict) and isinstance(least, int) and asked.get("n") in (None, 1)):
+def too_short(request: FuzzRequest, fields: dict[str, Any], body: dict[str, Any]) -> Iterator[str]:
+    """Yield a complaint if there are fewer tokens than min_tokens, and the model's length is not the reason."""
+    usage, least = body.get("usage"), fields.get("min_tokens")
+    if not (isinstance(usage, dict) and isinstance(least, int) and fields.get("n") in (None, 1)):
         return
     if not ("choices" in body or request.path.endswith("/turns")) or len(body.get("choices", [0])) != 1:
         return
     ended = body["choices"][0]["finish_reason"] if "choices" in body else body["finish_reason"]
-    given = usage["completion_tokens"]
-    if ended == "length" and 0 < given < least and usage["prompt_tokens"] + given < MAX_MODEL_LEN:
-        yield f"{given} tokens, though at least {least} were asked for"
+    count = usage["completion_tokens"]
+    if ended == "length" and 0 < count < least and usage["prompt_tokens"] + count < MAX_MODEL_LEN:
+        yield f"{count} tokens, though min_tokens is {least}"
 
 
-def wrong_tokens(request: FuzzRequest, asked: dict[str, Any], body: dict[str, Any]) -> Iterator[str]:
-    """Greedy tokens of the hash model, where nothing changes what it says."""
-    params, prompt = asked.get("sampling_params"), asked.get("input_ids")
+def wrong_tokens(request: FuzzRequest, fields: dict[str, Any], body: dict[str, Any]) -> Iterator[str]:
+    """Yield a complaint if greedy tokens of the hash model are not the right ones."""
+    params, prompt = fields.get("sampling_params"), fields.get("input_ids")
     if request.path != "/generate" or not isinstance(params, dict) or params.get("temperature") != 0:
         return
     if (
-        asked.get("session_params")
+        fields.get("session_params")
         or not prompt
         or any(params.get(name) not in (None, value) for name, value in NEUTRAL.items())
     ):
         return
-    said = body["output_ids"]
-    if said != expected_output(prompt, len(said), VOCAB):
-        yield f"other tokens than the model's: {said}"
+    tokens = body["output_ids"]
+    if tokens != expected_output(prompt, len(tokens), VOCAB):
+        yield f"other tokens than the model's: {tokens}"
 
 
 async def astray(server: RunningServer) -> dict[str, Any]:
-    """What is wrong with a server that has nothing to do; of that, the members in LASTING do not pass."""
+    """Return what is wrong with an idle server. The members in LASTING do not pass with time."""
     if server.task.done():
         return {"ended": server.task}
     try:

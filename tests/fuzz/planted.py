@@ -1,4 +1,4 @@
-"""Known bugs, each of the kind that a request of an ordinary form cannot show, and how to plant one."""
+"""Planted bugs that only requests of an unusual form can show, and how to plant one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,6 +20,8 @@ from tests.simulation.planting import Patch
 
 
 def a_bias_is_checked_by_its_first_digits(patch: Patch) -> None:
+    """Planted bug: only the first 19 digits of a token id in logit_bias are checked."""
+
     def biases(model: ServedModel, params: SamplingParams) -> dict[int, float]:
         for key in params.logit_bias:
             request_builder.check_ids(model, [int(key[:19]) if key.isdigit() else -1], "logit_bias")
@@ -29,6 +31,8 @@ def a_bias_is_checked_by_its_first_digits(patch: Patch) -> None:
 
 
 def stop_tokens_are_not_checked(patch: Patch) -> None:
+    """Planted bug: stop token ids may be outside of the vocabulary."""
+
     def stops(model: ServedModel, params: SamplingParams, room: int) -> Stops:
         plain = real(model, replace(params, stop_token_ids=[]), room)
         return replace(plain, token_ids=(*params.stop_token_ids, *plain.token_ids))
@@ -38,10 +42,13 @@ def stop_tokens_are_not_checked(patch: Patch) -> None:
 
 
 def token_ids_are_not_checked(patch: Patch) -> None:
+    """Planted bug: no token ids of a request are checked against the vocabulary."""
     patch(request_builder, "check_ids", lambda *_: None)
 
 
-def negative_token_ids_are_taken(patch: Patch) -> None:
+def negative_token_ids_are_accepted(patch: Patch) -> None:
+    """Planted bug: negative token ids pass the check."""
+
     def check_ids(model: ServedModel, ids: list[int], field: str) -> None:
         real(model, [id for id in ids if id >= 0], field)
 
@@ -50,6 +57,8 @@ def negative_token_ids_are_taken(patch: Patch) -> None:
 
 
 def alternatives_have_no_bounds(patch: Patch) -> None:
+    """Planted bug: top_logprobs may be any integer."""
+
     class Unbounded(chat.ChatRequest):
         top_logprobs: int = 0
 
@@ -57,13 +66,17 @@ def alternatives_have_no_bounds(patch: Patch) -> None:
 
 
 def alternatives_have_no_upper_bound(patch: Patch) -> None:
+    """Planted bug: top_logprobs may be arbitrarily large."""
+
     class Unbounded(chat.ChatRequest):
         top_logprobs: Annotated[int, Meta(ge=0)] = 0
 
     patch(chat, "ChatRequest", Unbounded)
 
 
-def the_least_may_exceed_the_most(patch: Patch) -> None:
+def min_tokens_may_exceed_max_tokens(patch: Patch) -> None:
+    """Planted bug: min_tokens above max_tokens is reduced instead of refused."""
+
     def stops(model: ServedModel, params: SamplingParams, room: int) -> Stops:
         return real(model, replace(params, min_tokens=min(params.min_tokens, params.max_tokens or 2**31)), room)
 
@@ -72,6 +85,8 @@ def the_least_may_exceed_the_most(patch: Patch) -> None:
 
 
 def a_seed_has_any_size(patch: Patch) -> None:
+    """Planted bug: a seed is passed to the device without being brought into the range of int64."""
+
     def sampling(model: ServedModel, params: SamplingParams) -> Sampling:
         chosen = real(model, params)
         return replace(chosen, seed=params.seed) if params.seed is not None else chosen
@@ -81,28 +96,36 @@ def a_seed_has_any_size(patch: Patch) -> None:
 
 
 def a_role_may_be_anything(patch: Patch) -> None:
+    """Planted bug: the role of a message need not be a string."""
     patch(messages, "isinstance", lambda value, kind: True if kind is str else isinstance(value, kind))
 
 
 def a_number_in_a_query_is_any_digits(patch: Patch) -> None:
+    """Planted bug: a number in a query may consist of characters that only str.isdigit accepts, such as "²"."""
+
     def read_number(query: Any, name: str, what: str) -> int | None:
         return int(query[name]) if query.get(name, "").isdigit() else None
 
     patch(input_items, "read_number", read_number)
 
 
-def one_kind_of_error_in_json_is_forgotten(patch: Patch) -> None:
+def recursion_errors_of_json_are_not_caught(patch: Patch) -> None:
+    """Planted bug: JSON that is nested too deeply raises a RecursionError that is not handled."""
     patch(parsing, "RecursionError", MemoryError)
 
 
 def an_empty_list_is_a_list_of_prompts(patch: Patch) -> None:
+    """Planted bug: the prompt of a completion may be an empty list."""
+
     class Unbounded(completions.CompletionRequest):
         prompt: str | list[Any]
 
     patch(completions, "CompletionRequest", Unbounded)
 
 
-def a_turn_that_was_refused_runs_for_ever(patch: Patch) -> None:
+def a_refused_turn_never_ends(patch: Patch) -> None:
+    """Planted bug: a turn that was refused before its generation began stays open."""
+
     def settle(turn: OpenTurn) -> None:
         if turn._generation is not None:
             real(turn)
@@ -118,7 +141,7 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """The bug of this name, while the block runs."""
+    """Plant the bug of this name while the block runs."""
     with ExitStack() as patches:
 
         def patch(owner: Any, attribute: str, value: Any) -> None:

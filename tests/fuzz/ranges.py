@@ -1,4 +1,4 @@
-"""The numbers of a request that reach the device: each is in the range for which the device was written."""
+"""The ranges of the numbers in a request that reaches the device, which does not check them again."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,10 @@ MAX_TOP = 20
 
 
 def wrong_numbers(request: Request, vocab: int, max_model_len: int) -> list[str]:
-    """The fields that are not in their range. On the device's thread the least float above 0 is 0."""
+    """Return the names of the fields that are out of range.
+
+    A number that must be above 0 may be 0 here: the device's thread flushes denormals to 0.
+    """
     sampling, stops, ids = request.sampling, request.stops, unpack(request.tokens)
     start, most = request.prompt_logprobs_from, max_model_len - request.prompt_len
     sound = {
@@ -38,7 +41,7 @@ def wrong_numbers(request: Request, vocab: int, max_model_len: int) -> list[str]
 
 @contextmanager
 def watching(report: Callable[[Request], None]) -> Iterator[None]:
-    """While the block runs, each request is reported that the device is given, also if it fails on it."""
+    """Report each request that reaches the device while the block runs, even if the device then fails on it."""
 
     def open_row(device: TorchDevice, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
         report(request)

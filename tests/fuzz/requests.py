@@ -1,4 +1,4 @@
-"""Requests by seed: `draw(seed, number)` is always the same one."""
+"""Requests by seed: `draw(seed, number)` always returns the same request."""
 
 import gzip
 import zlib
@@ -28,14 +28,14 @@ from tests.fuzz.values import Values
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A route, and the Struct of its body. query: the parameters that it reads. event: its type, of a websocket."""
+    """A route to be fuzzed."""
 
     method: str
     path: str
-    body: type[Struct] | None = None
-    weight: int = 1
-    query: tuple[str, ...] = ()
-    event: str = ""
+    body: type[Struct] | None = None  # the Struct that its body is read into
+    weight: int = 1  # how often it is drawn, relative to the others
+    query: tuple[str, ...] = ()  # the parameters that it reads
+    event: str = ""  # the type of the websocket event, if it is one
 
 
 ENDPOINTS = (
@@ -137,16 +137,14 @@ METHODS = ("GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "TRACE", 
 
 @dataclass(frozen=True)
 class FuzzRequest:
-    """What is sent. event: the body is sent as a websocket's message. leaves: the client goes away after so many bytes
-    of the answer.
-    """
+    """A request as it is sent."""
 
     method: str
     target: str
     headers: tuple[tuple[bytes, bytes], ...] = ()
     body: bytes = b""
-    event: bool = False
-    leaves: int | None = None
+    event: bool = False  # whether the body is sent as a message of a websocket
+    leaves: int | None = None  # the client goes away after this many bytes of the answer
 
     @property
     def path(self) -> str:
@@ -154,37 +152,37 @@ class FuzzRequest:
 
 
 def draw(seed: int, number: int, endpoints: Sequence[Endpoint] = ENDPOINTS) -> FuzzRequest:
+    """Draw request `number` of a seed."""
     random = Random(f"{seed} {number}")
     [endpoint] = random.choices(endpoints, [each.weight for each in endpoints])
     method = endpoint.method if random.random() < 0.98 else random.choice(METHODS)
     target = draw_target(random, endpoint)
     headers, body = draw_headers(random, draw_body(random, endpoint))
     if method != endpoint.method or target.partition("?")[0] != endpoint.path:
-        headers = tuple(
-            each for each in headers if each[0] != b"Expect"
-        )  # Where there is no route, aiohttp itself answers it.
+        # Where there is no route, aiohttp itself answers an Expect header, in another form.
+        headers = tuple(each for each in headers if each[0] != b"Expect")
     leaves = random.choice([0, 1, 200, 2000]) if random.random() < 0.04 and not endpoint.event else None
     return FuzzRequest(method, target, headers, body, bool(endpoint.event), leaves)
 
 
 def seldom(random: Random, fields: dict[str, Any]) -> None:
-    """Few requests have a grammar: most that are drawn are none, and nothing else of the request is looked at then."""
+    """Remove most grammars: a random text is rarely a valid one, and the error hides all other fields."""
     for name in sorted(SELDOM & fields.keys()):
         if random.random() < 0.9:
             del fields[name]
 
 
 def draw_body(random: Random, endpoint: Endpoint) -> bytes:
-    """Mostly all well but for one field."""
+    """Draw a body, mostly valid but for one field."""
     if endpoint.body is None:
         return b"" if random.random() < 0.7 else random.choice(ODD_BYTES)
     values = Values(random, VOCAB, SHAPES, LIKELY, ONE_OF)
     hostile = random.choices([0, 1, 2, 5], [4, 12, 3, 1])[0]
     fields = values.body(endpoint.body, hostile)
-    for asked in (fields, fields.get("sampling_params")):
-        if isinstance(asked, dict):
-            seldom(random, asked)
-    if "abort_all" in fields and fields["abort_all"] is True:  # It would end also who is compared with.
+    for part in (fields, fields.get("sampling_params")):
+        if isinstance(part, dict):
+            seldom(random, part)
+    if "abort_all" in fields and fields["abort_all"] is True:  # It would also abort the canary's requests.
         fields["abort_all"] = False
     if endpoint.event:
         fields = {"type": endpoint.event} | fields
@@ -200,15 +198,15 @@ def draw_target(random: Random, endpoint: Endpoint) -> str:
         value = random.choice(likely if random.random() < 0.85 else ODD_IDS)
         target = target.replace(f"{{{name}}}", quote(value, safe=""))
     if endpoint.query and random.random() < 0.7:
-        given = random.sample(endpoint.query, random.randint(1, len(endpoint.query)))
-        target += "?" + "&".join(f"{name}={quote(random.choice(ODD_QUERIES), safe='%')}" for name in given)
+        names = random.sample(endpoint.query, random.randint(1, len(endpoint.query)))
+        target += "?" + "&".join(f"{name}={quote(random.choice(ODD_QUERIES), safe='%')}" for name in names)
     if random.random() < 0.01:
         target += random.choice(["/", "//", "?", "?a=%ff&b", "#x", "%2f..%2f"])
     return target
 
 
 def draw_headers(random: Random, body: bytes) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
-    """Headers, and the body as these say that it is packed, or otherwise."""
+    """Draw headers, and return the body encoded as they say, or otherwise."""
     headers = [(b"Content-Type", b"application/json")]
     if random.random() < 0.12:
         name = random.choice(HEADERS)

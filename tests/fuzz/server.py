@@ -1,4 +1,4 @@
-"""The server itself, in this process: bugs can be planted in it, and all that it logs is seen."""
+"""The server, run in this process: bugs can be planted in it, and everything that it logs is seen."""
 
 import asyncio
 import logging
@@ -51,7 +51,7 @@ SMALL: dict[str, Any] = {
 
 
 class Records(logging.Handler):
-    """What libraries log."""
+    """Collects what libraries log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -66,25 +66,23 @@ class Records(logging.Handler):
 
 @dataclass
 class RunningServer:
-    """host, port: where it listens. wrong_numbers: of requests that reached the device, out of its ranges.
+    """A server under test."""
 
-    vocab: of its model.
-    """
-
-    vocab: int
+    vocab: int  # the size of its model's vocabulary
     task: "asyncio.Task[Exit]"
     log: LogCapture
     records: Records
-    host: str = ""
+    host: str = ""  # where it listens
     port: int = 0
-    wrong_numbers: list[str] = field(default_factory=list)
+    wrong_numbers: list[str] = field(default_factory=list)  # fields out of range in requests that reached the device
     http: aiohttp.ClientSession = field(init=False)
 
     def logged(self, event: str) -> dict[str, Any] | None:
+        """Return the first line that it logged of this event."""
         return next((dict(line) for line in self.log.entries if line["event"] == event), None)
 
     async def wait_ready(self) -> None:
-        """Raises what kept it from being so."""
+        """Wait until it is ready, or raise what kept it from being so."""
         async with asyncio.timeout(START_S):
             while self.logged("ready") is None:
                 await asyncio.wait([self.task], timeout=0.01)
@@ -92,12 +90,12 @@ class RunningServer:
                     raise RuntimeError(f"it ended with {self.task.result()}: {self.troubles()}")
 
     def troubles(self) -> list[str]:
-        """What it has logged that no client may bring about."""
+        """Return what it has logged that no client may cause."""
         bad = [line for line in self.log.entries if line["log_level"] in ("error", "critical") or "exc_info" in line]
         return [*map(str, bad), *self.records.lines]
 
     def note(self, request: Request) -> None:
-        """From the device's thread."""
+        """Check the numbers of a request; called on the device's thread."""
         names = wrong_numbers(request, self.vocab, MAX_MODEL_LEN)
         self.wrong_numbers += [f"{name} of {request}"[:500] for name in names]
 
@@ -111,14 +109,14 @@ class RunningServer:
 
 
 def make_hash_model(folder: Path) -> Path:
-    """Every token that it says can be computed from the prompt."""
+    """Write a checkpoint of the hash model, whose output can be computed from the prompt."""
     (folder / "chat_template.jinja").write_text("{{ tools[0].function.name if tools }}" + TEMPLATE)
     return make_checkpoint(folder, vocab_size=VOCAB, eos_token_id=VOCAB - 1)
 
 
 @asynccontextmanager
 async def serving(folder: Path | None, **options: Any) -> AsyncIterator[RunningServer]:
-    """The life of the real process around the hash model in `folder`, or the bundled one. It drains at the end."""
+    """Run the real process with the hash model in `folder`, or else the bundled model, and drain it at the end."""
     config = Config(model=str(folder or bundled_model()), **SMALL | options)
     with capturing() as (log, records):
         vocab = VOCAB if folder is not None else BUNDLED_VOCAB
@@ -138,7 +136,7 @@ async def serving(folder: Path | None, **options: Any) -> AsyncIterator[RunningS
 
 @contextmanager
 def capturing() -> Iterator[tuple[LogCapture, Records]]:
-    """All that is logged meanwhile."""
+    """Capture everything that is logged while the block runs."""
     log, records, before = LogCapture(), Records(), structlog.get_config()
     structlog.configure(
         processors=[log],

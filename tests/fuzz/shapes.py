@@ -1,4 +1,4 @@
-"""What the api's Structs leave open (`list[dict[str, Any]]`, ids that name something), as types to draw values from."""
+"""Types from which to draw the fields that the api's Structs leave open (`list[dict[str, Any]]`, ids of something)."""
 
 from typing import Annotated, Any, Literal
 
@@ -53,7 +53,7 @@ class Parameters(Struct):
 
 
 class Function(Struct):
-    """Not strict: what the hash model says is known only where nothing constrains it."""
+    """A function that is not strict: the hash model's output is known only if nothing constrains it."""
 
     name: Literal["a", "b_1"]
     description: str | None = None
@@ -77,23 +77,23 @@ class Effort(Struct):
 
 
 class Generate(GenerateRequest):
-    """Also in a session."""
+    """A /generate request, including its session fields."""
 
     session_params: SessionParams | None = None
 
 
 class Create(ResponseRequest):
-    """As the websocket takes it."""
+    """A response.create event of the websocket."""
 
     stream_id: str | None = None
 
 
 Messages = Annotated[list[Message], Meta(min_length=1)]
 LogitBias = dict[TokenKey, Bias]
-# Inside all prompts but the shortest.
+# Positions that lie inside all prompts but the shortest.
 Positions = Annotated[list[Annotated[int, Meta(ge=1, lt=3)]], Meta(max_length=4)]
 
-# Of a tuple any one.
+# The type of a field, by Struct and name. A tuple stands for any one of its types.
 TYPES: dict[tuple[type[Struct], str], Any] = {
     (ChatRequest, "messages"): Messages,
     (ChatRequest, "logprobs"): Literal[True],
@@ -128,7 +128,7 @@ for struct in (ChatRequest, CompletionRequest, ResponseRequest, Create, TurnRequ
 
 
 def shape(kind: Any) -> inspect.Type:
-    """msgspec itself takes one kind of list in a union."""
+    """Return a type as msgspec describes it. A tuple may hold several kinds of lists, unlike a union in msgspec."""
     if isinstance(kind, tuple):
         return inspect.UnionType(tuple(inspect.multi_type_info(kind)))
     return inspect.type_info(kind)
@@ -147,7 +147,7 @@ LIKELY: dict[str, tuple[Any, ...]] = {
     "stream_id": ("x", "y"),
     "best_of": (1,),
 }
-# Of these a request has one.
+# Fields of which a request has exactly one.
 ONE_OF: dict[type[Struct], tuple[str, ...]] = {
     Generate: ("text", "input_ids"),
     TokenizeRequest: ("prompt", "messages"),

@@ -1,4 +1,4 @@
-"""Requests by seed, made from the Structs that the endpoints read: they find no bug but those that are planted."""
+"""Requests drawn from the Structs that the endpoints read find the planted bugs, and no others."""
 
 import gc
 import json
@@ -14,7 +14,7 @@ from tests.fuzz.planted import PLANTED, planted
 from tests.fuzz.requests import ENDPOINTS, Endpoint, FuzzRequest, draw
 from tests.fuzz.server import make_hash_model
 
-# A planted bug may end the server in mid-connection.
+# A planted bug may end the server in the middle of a connection.
 IGNORED = "ignore::pytest.PytestUnraisableExceptionWarning"
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings(IGNORED)]
 
@@ -23,10 +23,10 @@ HASH_REQUESTS, BUNDLED_REQUESTS = 1500, 500
 SOAK_REQUESTS = int(os.environ.get("BATON_FUZZ_REQUESTS") or 50_000)
 SOAK_BATCH = 2000
 MOST_UNTIL_FOUND = 3000
-# It reads nothing of a request, or holds others up.
+# These read nothing of a request, or pause all others.
 NOT_FUZZED = {"/", "/ready", "/version", "/pause_generation", "/continue_generation"}
 ALIASES = {"/get_model_info", "/get_server_info"}
-# Where a bug is looked for, so that it is found sooner than among 2,000 requests to all endpoints.
+# The endpoints that can show a bug: it is found sooner there than with requests to all of them.
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PLACES: dict[str, tuple[str, ...]] = {
     "a_bias_is_checked_by_its_first_digits": (CHAT, TEXT),
@@ -35,8 +35,8 @@ PLACES: dict[str, tuple[str, ...]] = {
     "a_seed_has_any_size": (CHAT, TEXT),
     "alternatives_have_no_bounds": (CHAT,),
     "alternatives_have_no_upper_bound": (CHAT,),
-    "a_turn_that_was_refused_runs_for_ever": ("/v1/sessions", "/v1/sessions/{session}/turns"),
-    "negative_token_ids_are_taken": (TEXT,),
+    "a_refused_turn_never_ends": ("/v1/sessions", "/v1/sessions/{session}/turns"),
+    "negative_token_ids_are_accepted": (TEXT,),
     "stop_tokens_are_not_checked": (CHAT, TEXT),
     "token_ids_are_not_checked": (CHAT, TEXT),
 }
@@ -49,7 +49,7 @@ def hash_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def clean_up() -> Iterator[None]:
-    """What planted bugs left is reported here, and not in the next test."""
+    """Report unraisable errors that planted bugs left here, instead of in the next test."""
     yield
     gc.collect()
 
@@ -63,11 +63,11 @@ def test_every_route_is_fuzzed() -> None:
     assert {path.replace(":.+", "") for path in routes} - NOT_FUZZED - ALIASES <= {each.path for each in ENDPOINTS}
 
 
-def test_a_number_is_always_the_same_request() -> None:
+def test_a_number_always_draws_the_same_request() -> None:
     assert [draw(SEED, number) for number in range(200)] == [draw(SEED, number) for number in range(200)]
 
 
-async def test_a_request_is_made_small() -> None:
+async def test_a_failing_request_is_shrunk() -> None:
     async def fails(request: FuzzRequest) -> bool:
         return "bad" in json.loads(request.body).get("stop", ())
 
@@ -76,21 +76,21 @@ async def test_a_request_is_made_small() -> None:
     assert small == FuzzRequest("POST", "/generate", (), b'{"stop": ["bad"]}')
 
 
-async def test_the_hash_model_withstands_them(hash_model: Path) -> None:
+async def test_the_hash_model_withstands_all_requests(hash_model: Path) -> None:
     campaign = await fuzz(hash_model, SEED, range(HASH_REQUESTS))
     assert campaign.failures == [], "\n\n".join(map(str, campaign.failures))
     assert campaign.statuses[200] > HASH_REQUESTS / 5 and campaign.statuses[400] > HASH_REQUESTS / 5
     assert campaign.canaries > 20
 
 
-async def test_a_real_model_withstands_them(tmp_path: Path) -> None:
+async def test_a_real_model_withstands_all_requests(tmp_path: Path) -> None:
     numbers = range(HASH_REQUESTS, HASH_REQUESTS + BUNDLED_REQUESTS)
     campaign = await fuzz(None, SEED, numbers, session_dir=str(tmp_path))
     assert campaign.failures == [], "\n\n".join(map(str, campaign.failures))
     assert campaign.canaries > 5
 
 
-# One in eight in CI: each is a server's life.
+# One in eight in CI, because each starts a server.
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.soak] * bool(at % 8)) for at, name in enumerate(PLANTED)]
 )
@@ -103,11 +103,11 @@ async def test_a_planted_bug_is_found(hash_model: Path, name: str) -> None:
 
 @pytest.mark.soak
 async def test_a_long_run_of_fresh_seeds(hash_model: Path, tmp_path: Path) -> None:
-    """BATON_FUZZ_REQUESTS says how many requests; BATON_FIRST_SEED repeats a run."""
+    """BATON_FUZZ_REQUESTS sets the number of requests; BATON_FIRST_SEED repeats a run."""
     seed = int(os.environ.get("BATON_FIRST_SEED") or int.from_bytes(os.urandom(4)))
     for first in range(0, SOAK_REQUESTS, SOAK_BATCH):
         model = None if first // SOAK_BATCH % 4 == 3 else hash_model
-        # Each model's own: a session of another is an error in the log.
+        # A folder for each model: the session of another model is an error in the log.
         folder = str(tmp_path / ("hash" if model else "bundled")) if first // SOAK_BATCH % 2 else None
         campaign = await fuzz(model, seed, range(first, first + SOAK_BATCH), session_dir=folder)
         assert campaign.failures == [], "\n\n".join(map(str, campaign.failures))

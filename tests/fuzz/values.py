@@ -1,4 +1,4 @@
-"""Values of a type, as msgspec.inspect tells it: valid ones, and ones with which a client may break something."""
+"""Values of a type as msgspec.inspect describes it: valid ones, and ones with which a client may break something."""
 
 from collections.abc import Callable, Mapping
 from random import Random
@@ -71,16 +71,19 @@ SURROGATE = Raw('"\\ud800"')
 DEEP = (20, 300, 5000, *range(960, 1000))
 TOKEN_KEYS = "token keys"  # Meta(extra=…) of strings that name a token
 UNICODE_DIGITS = ("٣", "²", "１", "০")
-# Those that keep an answer short, and those without which others are refused.
+# Fields without which other fields are refused.
 OFTEN = frozenset({"logprobs", "return_logprob", "min_tokens"})
+# Fields that keep an answer short.
 CHEAP = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens"})
 
 
 class Values:
-    """Draws values. shapes: better types for fields of which a Struct says little; likely: values that name something.
-    one_of: fields of which a request has exactly one.
+    """Draws values of types.
 
-    vocab: token ids are below it.
+    vocab: token ids are below it
+    shapes: better types for fields of which a Struct says little
+    likely: by field name, values that name something which exists
+    one_of: by Struct, fields of which a request has exactly one
     """
 
     def __init__(
@@ -98,18 +101,18 @@ class Values:
         self._one_of = one_of
 
     def body(self, kind: type[Struct], hostile: int) -> dict[str, Any]:
-        """The fields of a request, `hostile` of them such as no client should send."""
+        """Draw the fields of a request. `hostile` of them have values that no client should send."""
         fields = self._fields(kind)
         group = self._one_of.get(kind, ())
-        given = {name for name, (_, required) in fields.items() if self._is_given(name, required)} - set(group)
-        given |= {self.random.choice(group)} if group else set()
-        result = {name: self.valid(type, name) for name, (type, _) in fields.items() if name in given}
+        names = {name for name, (_, required) in fields.items() if self._is_present(name, required)} - set(group)
+        names |= {self.random.choice(group)} if group else set()
+        result = {name: self.valid(type, name) for name, (type, _) in fields.items() if name in names}
         for name in self.random.choices(list(fields), [weight(type) for type, _ in fields.values()], k=hostile):
             result[name] = self.hostile(fields[name][0], name)
         return result
 
     def _fields(self, kind: type[Struct]) -> dict[str, tuple[inspect.Type, bool]]:
-        """Each field's type, and whether it is required."""
+        """Return each field's type, and whether it is required."""
         info = inspect.type_info(kind)
         assert isinstance(info, inspect.StructType)
         return {
@@ -117,12 +120,13 @@ class Values:
             for field in info.fields
         }
 
-    def _is_given(self, name: str, required: bool) -> bool:
+    def _is_present(self, name: str, required: bool) -> bool:
         return required or self.random.random() < (0.8 if name in CHEAP else 0.5 if name in OFTEN else 0.2)
 
     # Valid
 
     def valid(self, kind: inspect.Type, name: str = "") -> Any:
+        """Draw a valid value of this type for the field `name`."""
         random = self.random
         if name in self._likely and not isinstance(kind, inspect.LiteralType) and random.random() < 0.9:
             return random.choice(self._likely[name])
@@ -154,7 +158,7 @@ class Values:
         return random.choice(JUNK)
 
     def _whole(self, low: int, high: int) -> int:
-        """Mostly small: what is asked for has to be computed."""
+        """Draw an integer, mostly a small one, because the server has to compute what a request asks for."""
         random, near = self.random, max(low, min(0, high))
         if random.random() < 0.85:
             return random.randint(near, min(near + 8, high))
@@ -170,6 +174,7 @@ class Values:
     # Hostile
 
     def hostile(self, kind: inspect.Type, name: str = "") -> Any:
+        """Draw a value that no client should send, mostly one close to this type."""
         random = self.random
         match kind:
             case inspect.Metadata() if is_token_key(kind):
@@ -218,7 +223,7 @@ class Values:
         return items
 
     def wrong(self) -> Any:
-        """Something of any type."""
+        """Draw a value of any type."""
         random = self.random
         draw: Callable[[], Any] = random.choice(
             [
@@ -235,7 +240,7 @@ class Values:
         return draw()
 
     def token_key(self) -> str:
-        """What somebody may take for a token's id."""
+        """Draw a text that some code may take for a token id."""
         random = self.random
         id = random.choice([0, self._vocab - 1, self._vocab, self._vocab + 1, *WHOLE])
         if random.random() < 0.3:
@@ -245,7 +250,7 @@ class Values:
 
 
 def weight(kind: inspect.Type) -> int:
-    """How often, of all fields of a request, this is the hostile one."""
+    """Return how often this field is the hostile one, relative to a request's other fields."""
     match kind:
         case inspect.UnionType():
             return max(map(weight, kind.types))
@@ -259,7 +264,7 @@ def weight(kind: inspect.Type) -> int:
 
 
 def bounds(kind: inspect.IntType | inspect.FloatType) -> tuple[Any, Any]:
-    """The least and the greatest value of a range, ends included."""
+    """Return the least and the greatest value of a range, both included."""
     step: Any = 1 if isinstance(kind, inspect.IntType) else 1e-6
     low: Any = kind.ge if kind.ge is not None else kind.gt + step if kind.gt is not None else -(2**62)
     high: Any = kind.le if kind.le is not None else kind.lt - step if kind.lt is not None else 2**62

@@ -1,4 +1,4 @@
-"""A pretended accelerator: what is enqueued on its streams is done late, in an order that a seed draws."""
+"""A pretended accelerator: operations on its streams are executed late, in an order that a seed draws."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.late.tensors import Cell, LateTensor, Memory, spoil
 
 
 class LateDevice:
-    """torch.device("meta") while it is entered, for code under a stream's `active`; the package says what it finds.
+    """The pretended device: while it is entered, code under a stream's `active` may use torch.device("meta").
 
-    seed: draws how late what is done. None: as late as can be, which is when somebody waits for it.
-    raises: faults are errors. What stalls a device is one where it is asked for, the rest when the device is left.
+    seed: draws when operations are executed; None: as late as possible, which is when the host waits for them
+    raises: whether faults are errors; those that stall a device are raised at once, the others when it is left
     """
 
     def __init__(self, seed: int | None = None, can_capture: bool = True, raises: bool = True) -> None:
@@ -35,14 +35,16 @@ class LateDevice:
         self.streams: list[LateStream] = []
         self.operations = Operations(self)
         self._draws = None if seed is None else random.Random(seed)
+        # How likely the stream whose turn it is keeps its turn.
         self._patience = self._draws.choice([0.0, 0.7, 0.98]) if self._draws else 1.0
         self._is_setup = False
-        self._error: Exception | None = None
-        self._pinned: dict[int, Tensor] = {}
+        self._error: Exception | None = None  # the first error of an executed operation
+        self._pinned: dict[int, Tensor] = {}  # host buffers by address
+        # The live memories, by the storage of their layouts.
         self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
-        self._local = threading.local()
+        self._local = threading.local()  # the active streams of each thread
         self._entered = ExitStack()
-        self._turn = self._default = self.stream()
+        self._turn = self._default = self.stream()  # the stream whose turn it is
 
     def __enter__(self) -> Self:
         if HAS_TRITON:
@@ -57,7 +59,7 @@ class LateDevice:
             if self.raises and self.faults:
                 raise Fault("\n".join(map(str, self.faults)))
 
-    # What tests ask for
+    # For tests
 
     def stream(self) -> LateStream:
         self.streams.append(LateStream(self))
@@ -65,7 +67,7 @@ class LateDevice:
 
     @contextmanager
     def setup(self) -> Iterator[None]:
-        """Meanwhile anything may be read and uploaded, and at the end everything is done."""
+        """Allow reads and uploads while the block runs, and execute everything at its end."""
         self._is_setup = True
         try:
             with self.active(self._default):
@@ -75,49 +77,50 @@ class LateDevice:
             self._is_setup = False
 
     def of(self, host: Tensor) -> LateTensor:
-        """A copy of a host's tensor, at once."""
+        """Copy a host tensor to the device, at once."""
         with torch.inference_mode(False), _disable_current_modes():
             layout = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device="meta")
             return self.wrap(Cell(layout, host.detach().clone()))
 
     def to(self, module: nn.Module) -> None:
-        """Move the parameters, at once."""
+        """Move a module's parameters to the device, at once."""
         for part in module.modules():
             for name, parameter in part._parameters.items():
                 if parameter is not None:
                     part._parameters[name] = nn.Parameter(self.of(parameter), requires_grad=False)
 
     def read(self, tensor: Tensor) -> Tensor:
-        """A copy on the host, after everything that is enqueued."""
+        """Execute everything that is enqueued, and return a copy on the host."""
         assert isinstance(tensor, LateTensor)
         self.synchronize()
         with torch.inference_mode(False):
             return self.values(tensor.cell, "read by a test", where()).clone()
 
     def synchronize(self) -> None:
+        """Execute everything that is enqueued."""
         for stream in self.streams:
             self.finish(stream.record())
 
     def count(self, kind: Kind, since: int = 0) -> int:
-        """How many of the log's entries behind the first `since`."""
+        """Count the entries of this kind in the log, from entry `since` on."""
         return sum(entry.kind == kind for entry in self.log[since:])
 
     @property
     def faults(self) -> list[Entry]:
         return [entry for entry in self.log if entry.kind in FAULTS]
 
-    # What streams and operations ask for
+    # For streams and operations
 
     @property
     def current(self) -> LateStream:
-        """The active stream of this thread. Without one it is, as with CUDA, one for which no other waits."""
+        """The active stream of this thread, else the default stream; as in CUDA, no other stream waits for that."""
         active = self._active()
         return active[-1] if active else self._default
 
     @contextmanager
     def active(self, stream: LateStream) -> Iterator[None]:
         active = self._active()
-        with self.operations.watching() if not active else ExitStack():
+        with self.operations.intercepting() if not active else ExitStack():
             active.append(stream)
             try:
                 yield
@@ -125,6 +128,7 @@ class LateDevice:
                 active.pop()
 
     def note(self, kind: Kind, what: str, at: str) -> None:
+        """Log an entry, and raise it if it is a fault that stalls a device."""
         if self._is_setup and kind in STALLS:
             return
         self.log.append(Entry(kind, what, at))
@@ -132,7 +136,7 @@ class LateDevice:
             raise Fault(str(self.log[-1]))
 
     def wrap(self, cell: Cell) -> LateTensor:
-        """The program's hold on a cell, and on the memory that it shares with the cells it is a view of."""
+        """Return a tensor for the program that holds a cell, and the memory that the cell shares with its views."""
         storage = cell.layout.untyped_storage()._cdata
         memory = self._memories.get(storage)
         if memory is None:
@@ -142,14 +146,15 @@ class LateDevice:
         return LateTensor(cell, memory, self.operations)
 
     def values(self, cell: Cell, what: str, at: str) -> Tensor:
-        """Of a cell, in a step that is being executed."""
+        """Return the values of a cell, in an operation that is being executed."""
         if cell.values is None:
-            self.note("unwritten", f"{what} uses what is not computed yet", at)
+            self.note("unwritten", f"{what} uses values that are not computed yet", at)
             layout = cell.layout
             return spoil(torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device="cpu"))
         return cell.values
 
     def pinned(self, nbytes: int) -> Tensor:
+        """Allocate a host buffer."""
         buffer = torch.full((nbytes,), 0xA5, dtype=torch.uint8, device="cpu")
         self._pinned[buffer.untyped_storage().data_ptr()] = buffer
         return buffer
@@ -160,7 +165,7 @@ class LateDevice:
     # Time
 
     def execute(self, step: Callable[[], None]) -> None:
-        """After an error nothing more is done, and whoever waits hears of it."""
+        """Execute a step. After the first error nothing more is executed, and every wait raises it."""
         if self._error is None:
             try:
                 with torch.inference_mode():
@@ -169,29 +174,29 @@ class LateDevice:
                 self._error = error
 
     def finish(self, event: LateEvent) -> None:
-        """Let time pass until this event has; raises what an asynchronous error of a device raises."""
-        while not event.is_behind():
+        """Let time pass until this event has passed, and raise what an asynchronous error of a device raises."""
+        while not event.has_passed():
             with self.lock:
                 self._next(event.stream).execute(1)
         if self._error is not None:
             raise torch.AcceleratorError(f"an enqueued operation failed: {self._error!r}") from self._error
 
-    def pass_time(self, asked: bool = False) -> None:
-        """Do a few steps, or none."""
+    def pass_time(self, polled: bool = False) -> None:
+        """Execute a few steps or none. polled: whether the program asks for an event, which makes it more likely."""
         if self._draws is None:
             return
         with self.lock:
-            for _ in range(self._draws.choice([0, 1, 10, 1000] if asked else [0] * 20 + [1])):
+            for _ in range(self._draws.choice([0, 1, 10, 1000] if polled else [0] * 20 + [1])):
                 if not any(stream.ready() for stream in self.streams):
                     break
                 self._next(self._turn).execute(1)
 
-    def _next(self, wanted: LateStream) -> LateStream:
-        """The stream whose turn it is: without a seed `wanted`, or what that waits for."""
+    def _next(self, target: LateStream) -> LateStream:
+        """Return the stream that advances next: without a seed `target`, or the stream that it waits for."""
         if self._draws is None:
-            while (held := wanted.waits_for()) is not None:
-                wanted = held.stream
-            return wanted
+            while (held := target.waits_for()) is not None:
+                target = held.stream
+            return target
         if not self._turn.ready() or self._draws.random() > self._patience:
             self._turn = self._draws.choice([stream for stream in self.streams if stream.ready()])
         return self._turn
@@ -199,5 +204,5 @@ class LateDevice:
     def _active(self) -> list[LateStream]:
         if not hasattr(self._local, "streams"):
             self._local.streams = []
-        found: list[LateStream] = self._local.streams
-        return found
+        streams: list[LateStream] = self._local.streams
+        return streams

@@ -1,4 +1,4 @@
-"""What the late device saw, in the order in which the program did it."""
+"""The log of the late device: what the program did, in its order."""
 
 import sys
 from dataclasses import dataclass
@@ -19,25 +19,22 @@ FAULTS = {*STALLS, "host buffer", "pageable", "unwritten", "misaligned"}
 
 @dataclass(frozen=True)
 class Entry:
-    """what: the operation or kernel, the thread that waits, or what is wrong.
-
-    where: the lines of this repository that asked for it.
-    """
+    """One entry of the log."""
 
     kind: Kind
-    what: str
-    where: str
+    what: str  # the operation or kernel, the thread that waits, or what is wrong
+    where: str  # the lines of this repository that led to it
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.what}, at {self.where}"
 
 
 class Fault(AssertionError):
-    """What would stall a real device, or go wrong there now and then."""
+    """The program did what would stall a real device, or go wrong on it now and then."""
 
 
 def where(depth: int = 4) -> str:
-    """The innermost lines of this repository that led here, without the late device's own."""
+    """Return the innermost lines of this repository that led here, leaving out the late device's own."""
     lines = list[str]()
     frame: FrameType | None = sys._getframe(1)
     while frame and len(lines) < depth:
@@ -49,7 +46,7 @@ def where(depth: int = 4) -> str:
 
 @cache
 def _shown(file: str) -> str:
-    """A file of this repository as it is named there; nothing for others."""
+    """Return a file's path in this repository, or nothing if it is not part of it or belongs to the late device."""
     path = Path(file)
     own = path.parent == HERE and not path.name.startswith("test_")
     return "" if own or not path.is_relative_to(ROOT) or "site-packages" in file else str(path.relative_to(ROOT))

@@ -1,4 +1,4 @@
-"""Operations of torch and Triton's kernels, put into the queue of the active stream."""
+"""Operations of torch and Triton kernels, enqueued on the active stream."""
 
 from __future__ import annotations
 
@@ -30,112 +30,117 @@ EMPTY = {
     aten.new_empty_strided.default,
 }
 COPIES = {aten._to_copy.default, aten.copy_.default}
-# Which make a number of the host a tensor of the device before they compute.
+# These make a tensor on the device of a number on the host before they compute.
 COPY_NUMBERS = {*COPIES, aten.where.self}
 LAUNCHES_NOTHING = {*EMPTY, aten._unsafe_view.default, aten.lift_fresh.default}
 MASKABLE = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 
 
 class Operations:
-    """Calls of this are operations that have a late tensor among their arguments, or make one."""
+    """Enqueues the operations that have a late tensor among their arguments or create one."""
 
     def __init__(self, late: LateDevice) -> None:
         self._late = late
 
     def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if func._can_decompose():
-            with OnOperations(self):
+            with InterceptOperations(self):
                 return func.decompose(*args, **kwargs)
         if torch.Tag.inplace_view in func.tags:
             raise NotImplementedError(f"the late device has no {func}")
-        asked = where()
+        site = where()
         if reads(func, args, kwargs):
-            self._late.note("host read", str(func), asked)
+            self._late.note("host read", str(func), site)
             return self._at_once(func, args, kwargs)
-        for argument, given in zip(func._schema.arguments, args, strict=False):
-            if isinstance(given, LateTensor) and argument.alias_info and argument.alias_info.is_write:
-                given.memory.check_change()
-        args, kwargs = self._take_host_values(func, args, kwargs, asked)
-        return self._enqueue(func, args, kwargs, asked)
+        for argument, operand in zip(func._schema.arguments, args, strict=False):
+            if isinstance(operand, LateTensor) and argument.alias_info and argument.alias_info.is_write:
+                operand.memory.check_change()
+        args, kwargs = self._take_host_values(func, args, kwargs, site)
+        return self._enqueue(func, args, kwargs, site)
 
     def launch(self, launch: Launch) -> None:
-        """For kernels.gpu.watched: a kernel runs later, in Triton's interpreter; on a host's tensors at once."""
+        """Enqueue a kernel, which runs in Triton's interpreter, or run it at once if its tensors are on the host.
+
+        This is the callback of kernels.gpu.watched.
+        """
         tensors = [argument for argument in launch.arguments if isinstance(argument, Tensor)]
         if not any(isinstance(tensor, LateTensor) for tensor in tensors):
             launch.run()
             return
-        name, asked = launch.kernel.fn.__name__, where()
+        name, site = launch.kernel.fn.__name__, where()
         if not all(isinstance(tensor, LateTensor) for tensor in tensors):
-            raise Fault(f"{name} was given a tensor of the host, at {asked}")
+            raise Fault(f"{name} was given a tensor of the host, at {site}")
         if any(tensor.storage_offset() * tensor.itemsize % 16 for tensor in tensors):
-            self._late.note("misaligned", name, asked)
-        self._late.note("launch", name, asked)
+            self._late.note("misaligned", name, site)
+        self._late.note("launch", name, site)
         arguments = as_cells(launch.arguments)
 
         def run() -> None:
-            replace(launch, arguments=self._values(arguments, name, asked)).run()
+            replace(launch, arguments=self._values(arguments, name, site)).run()
 
         self._late.current.enqueue(lambda: run)
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        with OnFunctions(), OnOperations(self):
+    def intercepting(self) -> Iterator[None]:
+        with InterceptFunctions(), InterceptOperations(self):
             yield
 
-    def _enqueue(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], asked: str) -> Any:
+    def _enqueue(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], site: str) -> Any:
+        """Enqueue an operation, and return its results with their layouts, which the meta device computes."""
         known = {id(t.cell.layout): t for t in leaves((args, kwargs)) if isinstance(t, LateTensor)}
         with torch.inference_mode(False), torch.no_grad():
-            foretold = func(*as_layouts(args), **as_layouts(kwargs))
-        made = [Cell(leaf) if isinstance(leaf, Tensor) and id(leaf) not in known else None for leaf in leaves(foretold)]
-        if is_launch(func, args, foretold):
-            self._late.note("launch", str(func), asked)
+            results = func(*as_layouts(args), **as_layouts(kwargs))
+        cells = [Cell(leaf) if isinstance(leaf, Tensor) and id(leaf) not in known else None for leaf in leaves(results)]
+        if is_launch(func, args, results):
+            self._late.note("launch", str(func), site)
         args, kwargs = as_cells(args), on_host(as_cells(kwargs))
 
         def run() -> None:
-            given = self._values((args, kwargs), str(func), asked)
-            found = func(*given[0], **given[1])
-            for cell, values in zip(made, leaves(found), strict=True):
+            operands = self._values((args, kwargs), str(func), site)
+            found = func(*operands[0], **operands[1])
+            for cell, values in zip(cells, leaves(found), strict=True):
                 if cell is not None:
-                    cell.keep(spoil(values) if func in EMPTY else values)
+                    cell.store(spoil(values) if func in EMPTY else values)
 
         self._late.current.enqueue(lambda: run)
-        known.update((id(cell.layout), self._late.wrap(cell)) for cell in made if cell is not None)
-        return mapped(lambda leaf: known.get(id(leaf), leaf), foretold)
+        known.update((id(cell.layout), self._late.wrap(cell)) for cell in cells if cell is not None)
+        return mapped(lambda leaf: known.get(id(leaf), leaf), results)
 
     def _take_host_values(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], asked: str
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], site: str
     ) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Numbers travel with a launch; all else that the host has would have to be uploaded first."""
+        """Copy host tensors among the operands. Numbers travel with a launch; others are noted as implicit uploads."""
 
         def take(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or isinstance(leaf, LateTensor):
                 return leaf
             if leaf.is_meta:
-                raise Fault(f"{func} was given a tensor that was made while no stream was active, at {asked}")
+                raise Fault(f"{func} was given a tensor that was made while no stream was active, at {site}")
             if leaf.numel() and (leaf.dim() or func in COPY_NUMBERS):
-                self._late.note("implicit upload", f"{list(leaf.shape)} for {func}", asked)
+                self._late.note("implicit upload", f"{list(leaf.shape)} for {func}", site)
             return leaf.detach().clone()
 
         return mapped(take, args), mapped(take, kwargs)
 
     def _at_once(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """With values, which must be waited for."""
+        """Execute an operation now, after everything that is enqueued: its caller needs the values."""
         self._late.finish(self._late.current.record())
-        given = self._values((as_cells(args), on_host(as_cells(kwargs))), str(func), "")
+        operands = self._values((as_cells(args), on_host(as_cells(kwargs))), str(func), "")
         with torch.inference_mode():
-            found = func(*given[0], **given[1])
+            found = func(*operands[0], **operands[1])
         if func in COPIES:
             return found
         if torch.Tag.inplace_view in func.tags or func is aten.index_put_.default:
             return args[0]
         return mapped(lambda leaf: self._late.of(leaf) if isinstance(leaf, Tensor) else leaf, found)
 
-    def _values(self, tree: Any, what: str, asked: str) -> Any:
-        return mapped(lambda leaf: self._late.values(leaf, what, asked) if isinstance(leaf, Cell) else leaf, tree)
+    def _values(self, tree: Any, what: str, site: str) -> Any:
+        """Replace each cell by its values."""
+        return mapped(lambda leaf: self._late.values(leaf, what, site) if isinstance(leaf, Cell) else leaf, tree)
 
 
-class OnOperations(TorchDispatchMode):
-    """Brings each operation with a late tensor, or one that makes such, to Operations."""
+class InterceptOperations(TorchDispatchMode):
+    """Passes each operation that has a late tensor, or would make a meta tensor, to Operations."""
 
     def __init__(self, operations: Operations) -> None:
         super().__init__()
@@ -154,16 +159,17 @@ class OnOperations(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-class OnFunctions(TorchFunctionMode):
-    """Functions that take their values from Python make a tensor on the host, as for an accelerator; for the meta
-    device torch would leave the values away.
+class InterceptFunctions(TorchFunctionMode):
+    """Has functions that get numbers from Python make a host tensor first, as on an accelerator.
+
+    For the meta device torch would drop the numbers.
     """
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        seen, kwargs = SEEN.get(func), kwargs or {}
-        return seen(func, *args, **kwargs) if seen else func(*args, **kwargs)
+        replacement, kwargs = REPLACEMENTS.get(func), kwargs or {}
+        return replacement(func, *args, **kwargs) if replacement else func(*args, **kwargs)
 
 
 def _from_numbers(func: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
@@ -186,7 +192,7 @@ def _through_host(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     return func(tensor.cpu(), *args, **kwargs)
 
 
-SEEN: dict[Any, Callable[..., Any]] = {
+REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     torch.tensor: _from_numbers,
     torch.as_tensor: _from_numbers,
     torch.asarray: _from_numbers,
@@ -199,7 +205,7 @@ SEEN: dict[Any, Callable[..., Any]] = {
 
 
 def reads(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the host must wait for values: for itself, or to know the result's shape."""
+    """Return whether the host must wait for values, for itself or because the result's shape depends on them."""
     if func in MASKABLE:
         masks = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
         return masks and (func is aten.index.Tensor or args[2].numel() != 1)
@@ -210,12 +216,12 @@ def reads(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
-def is_launch(func: Any, args: Sequence[Any], made: Any) -> bool:
-    """Whether a GPU would run a kernel for it."""
+def is_launch(func: Any, args: Sequence[Any], results: Any) -> bool:
+    """Return whether a GPU would run a kernel for this operation."""
     is_upload = func in COPIES and any(isinstance(leaf, Tensor) and leaf.is_cpu for leaf in args)
     if func.is_view or func in LAUNCHES_NOTHING or is_upload:
         return False
-    return any(not isinstance(leaf, Tensor) or leaf.numel() for leaf in leaves(made))
+    return any(not isinstance(leaf, Tensor) or leaf.numel() for leaf in leaves(results))
 
 
 def as_cells(tree: Any) -> Any:
@@ -223,7 +229,7 @@ def as_cells(tree: Any) -> Any:
 
 
 def as_layouts(tree: Any) -> Any:
-    """A host's number stays one."""
+    """Replace each tensor by its layout. A number on the host stays."""
 
     def layout(leaf: Any) -> Any:
         if isinstance(leaf, LateTensor):

@@ -1,4 +1,4 @@
-"""A stream of the late device: a queue of what is still to be done."""
+"""A stream of the late device: a queue of operations that are still to be executed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from tests.late.device import LateDevice
 
 Step = Callable[[], Callable[[], None]]
-"""Called when it is enqueued; the result when it is executed."""
+"""A step of a stream: it is called when it is enqueued, and what it returns is called when it is executed."""
 
 
 @dataclass(frozen=True)
 class LateEvent:
-    """Passed when `place` steps of its stream are done."""
+    """An event, passed when `place` steps of its stream have been executed."""
 
     stream: LateStream
     place: int
@@ -36,28 +36,28 @@ class LateEvent:
         self.stream.late.finish(self)
 
     def passed(self) -> bool:
-        """Time passes when somebody asks, unless the device has no seed."""
-        self.stream.late.pass_time(asked=True)
-        return self.is_behind()
+        """Return whether it has passed. Each call may let time pass, unless the device has no seed."""
+        self.stream.late.pass_time(polled=True)
+        return self.has_passed()
 
     def seconds_since(self, earlier: Event) -> float:
-        """A microsecond for each operation."""
-        assert isinstance(earlier, LateEvent) and self.is_behind() and earlier.stream is self.stream
+        """Return a microsecond for each operation."""
+        assert isinstance(earlier, LateEvent) and self.has_passed() and earlier.stream is self.stream
         return 1e-6 * (self.place - earlier.place)
 
-    def is_behind(self) -> bool:
+    def has_passed(self) -> bool:
         return self.stream.done >= self.place
 
 
 class LateStream:
-    """See actors.forward.streams.Stream. done: how many steps were executed."""
+    """A stream; see actors.forward.streams.Stream."""
 
     device = torch.device("meta")
 
     def __init__(self, late: LateDevice) -> None:
         self.late, self.can_capture = late, late.can_capture
-        self.done = 0
-        self.recording: list[Step] | None = None
+        self.done = 0  # how many steps were executed
+        self.recording: list[Step] | None = None  # the steps of the capture under way
         self._queue: deque[Callable[[], None] | LateEvent] = deque()
 
     def active(self) -> AbstractContextManager[None]:
@@ -67,36 +67,38 @@ class LateStream:
         return self.late.pinned(nbytes)
 
     def upload(self, host: Tensor, device: Tensor) -> None:
+        """Enqueue a copy to the device. The host buffer must not change before the copy is executed."""
         self._check_copy(host, device)
-        to, asked = device.cell, where()  # type: ignore[attr-defined]
+        to, site = device.cell, where()  # type: ignore[attr-defined]
         device.memory.check_change()  # type: ignore[attr-defined]
-        self.late.note("upload", f"{host.nbytes} bytes", asked)
+        self.late.note("upload", f"{host.nbytes} bytes", site)
 
         def begin() -> Callable[[], None]:
             before = _checksum(host)
 
             def copy() -> None:
                 if _checksum(host) != before:
-                    self.late.note("host buffer", "written before its upload had read it", asked)
-                self.late.values(to, "upload", asked).copy_(host)
+                    self.late.note("host buffer", "written before its upload had read it", site)
+                self.late.values(to, "upload", site).copy_(host)
 
             return copy
 
         self.enqueue(begin)
 
     def download(self, device: Tensor, host: Tensor) -> None:
+        """Enqueue a copy to the host, whose buffer is filled with 0xA5 until the copy is executed."""
         self._check_copy(host, device)
-        source, memory, asked = device.cell, device.memory, where()  # type: ignore[attr-defined]
-        self.late.note("download", f"{host.nbytes} bytes", asked)
+        source, memory, site = device.cell, device.memory, where()  # type: ignore[attr-defined]
+        self.late.note("download", f"{host.nbytes} bytes", site)
 
         def begin() -> Callable[[], None]:
             host.view(torch.uint8).fill_(0xA5)
             before = _checksum(host)
 
-            def copy(_used_until_then: object = memory) -> None:
+            def copy(_memory: object = memory) -> None:  # The default keeps the memory alive until it is copied.
                 if _checksum(host) != before:
-                    self.late.note("host buffer", "written before its download had filled it", asked)
-                host.copy_(self.late.values(source, "download", asked))
+                    self.late.note("host buffer", "written before its download had filled it", site)
+                host.copy_(self.late.values(source, "download", site))
 
             return copy
 
@@ -116,6 +118,7 @@ class LateStream:
         return self.late.stream()
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Record the steps that `run` enqueues, and return a function that enqueues them again."""
         assert self.can_capture and self.recording is None
         steps = self.recording = list[Step]()
         try:
@@ -139,7 +142,10 @@ class LateStream:
         self.late.pass_time()
 
     def freed(self, cell: Cell, home: list[Step] | None) -> None:
-        """The program dropped a memory: what comes next on this stream may get it. home: the capture that made it."""
+        """Spoil a memory that the program dropped, where the stream may allocate it again.
+
+        home: the steps of the capture in which it was allocated, if it was
+        """
 
         def spoiled() -> None:
             if cell.values is not None:
@@ -151,11 +157,11 @@ class LateStream:
             home.append(lambda: spoiled)
 
     def ready(self) -> bool:
-        """Whether it has a step that may be done now."""
-        return bool(self._queue) and (not isinstance(head := self._queue[0], LateEvent) or head.is_behind())
+        """Return whether it has a step that may be executed now."""
+        return bool(self._queue) and (not isinstance(head := self._queue[0], LateEvent) or head.has_passed())
 
     def execute(self, steps: int | None = None) -> int:
-        """Do so many of what is enqueued, else all; fewer where another stream must come first. Returns how many."""
+        """Execute up to this many steps (None: all), stopping at an event that has not passed; return how many."""
         done = 0
         while done != steps:
             with self.late.lock:
@@ -169,9 +175,9 @@ class LateStream:
         return done
 
     def waits_for(self) -> LateEvent | None:
-        """What holds it up."""
+        """Return the event of another stream that this one waits for now."""
         head = self._queue[0] if self._queue else None
-        return head if isinstance(head, LateEvent) and not head.is_behind() else None
+        return head if isinstance(head, LateEvent) and not head.has_passed() else None
 
     def _append(self, step: Step) -> None:
         with self.late.lock:
@@ -182,7 +188,7 @@ class LateStream:
         assert (host.shape, host.dtype) == (device.shape, device.dtype)
         assert host.is_contiguous() and device.is_contiguous()
         if not self.late.is_pinned(host):
-            self.late.note("pageable", "a copy waits for the device if its host memory is no host_buffer's", where())
+            self.late.note("pageable", "a copy waits for the device unless its host memory is a host_buffer", where())
 
 
 def _checksum(host: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Tensors of the late device: their layout is known at once, their values when they have been executed."""
+"""Tensors of the late device: their layout is known at once, their values when they have been computed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from torch import Tensor
 
 
 class Cell:
-    """Where values will be. layout: a meta tensor; views of one memory share its storage."""
+    """The place of values that may not be computed yet."""
 
     __slots__ = ("layout", "values")
 
     def __init__(self, layout: Tensor, values: Tensor | None = None) -> None:
-        self.layout, self.values = layout, values
+        self.layout = layout  # a meta tensor
+        self.values = values
 
-    def keep(self, values: Tensor) -> None:
-        """What an operation gave. Memory stays where it is when a captured one runs again."""
+    def store(self, values: Tensor) -> None:
+        """Store the result of an operation. When a captured operation runs again, its memory stays where it is."""
         if self.values is None:
             self.values = self._laid_out(values)
         elif self.values.untyped_storage().data_ptr() != values.untyped_storage().data_ptr():
             self.values.copy_(values)
 
     def _laid_out(self, values: Tensor) -> Tensor:
-        """In the layout that was foretold, which a CPU's operation may not give."""
+        """Return values in this cell's layout, which may differ from that of a CPU's result."""
         layout = self.layout
         assert (values.shape, values.dtype) == (layout.shape, layout.dtype)
         if values.stride() == layout.stride() or values.numel() == 0:
@@ -34,24 +35,25 @@ class Cell:
 
 
 class Memory:
-    """Lives as long as the program holds a tensor of it. for_inference: torch refuses to change it out of that mode."""
+    """A memory of the device, alive as long as the program holds a tensor in it."""
 
     __slots__ = ("__weakref__", "for_inference")
 
     def __init__(self) -> None:
+        # Torch refuses to change it outside of inference mode.
         self.for_inference = torch.is_inference_mode_enabled()
 
     def check_change(self) -> None:
         if self.for_inference and not torch.is_inference_mode_enabled():
-            raise RuntimeError("what was made in inference mode is changed out of it")
+            raise RuntimeError("a tensor made in inference mode is changed outside of inference mode")
 
 
 class LateTensor(Tensor):
-    """What the program holds. dispatch: of the device that it is on, for code in which no stream is active."""
+    """A tensor as the program holds it."""
 
     cell: Cell
     memory: Memory
-    dispatch: Callable[..., Any]
+    dispatch: Callable[..., Any]  # of the late device, for code in which no stream is active
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -59,7 +61,7 @@ class LateTensor(Tensor):
     def __new__(cls, cell: Cell, memory: Memory, dispatch: Callable[..., Any]) -> LateTensor:
         layout = cell.layout
         with torch.inference_mode(False):
-            made: LateTensor = Tensor._make_wrapper_subclass(
+            tensor: LateTensor = Tensor._make_wrapper_subclass(
                 cls,
                 layout.shape,
                 strides=layout.stride(),
@@ -67,8 +69,8 @@ class LateTensor(Tensor):
                 dtype=layout.dtype,
                 device=layout.device,
             )
-        made.cell, made.memory, made.dispatch = cell, memory, dispatch
-        return made
+        tensor.cell, tensor.memory, tensor.dispatch = cell, memory, dispatch
+        return tensor
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"LateTensor({list(self.shape)}, {self.dtype})"
@@ -82,7 +84,7 @@ class LateTensor(Tensor):
 
 
 def spoil(tensor: Tensor) -> Tensor:
-    """Fill all memory of a tensor with what nobody means: NaN, numbers that are no index."""
+    """Fill a tensor's memory with values that show when they are used: NaN, or numbers that are no index."""
     byte = 1 if tensor.dtype == torch.bool else 0xFF if tensor.is_floating_point() else 0x7F
     memory = torch.empty(0, dtype=torch.uint8, device="cpu")
     memory.set_(tensor.untyped_storage())
@@ -91,7 +93,7 @@ def spoil(tensor: Tensor) -> Tensor:
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """Of the arguments or results of an operation."""
+    """Yield the leaves of an operation's arguments or results."""
     if isinstance(tree, list | tuple | dict):
         for part in tree.values() if isinstance(tree, dict) else tree:
             yield from leaves(part)
@@ -100,7 +102,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """The same with each leaf changed."""
+    """Return the same tree with each leaf changed."""
     if isinstance(tree, list | tuple):
         return type(tree)([mapped(change, part) for part in tree])
     if isinstance(tree, dict):

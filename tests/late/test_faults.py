@@ -1,4 +1,4 @@
-"""Each fault, planted, is found; what is no fault passes."""
+"""Each planted fault is found, and correct programs pass."""
 
 from collections.abc import Callable
 
@@ -41,7 +41,7 @@ def test_a_host_read_is_an_error(read: Callable[[Tensor], object]) -> None:
 
 
 @pytest.mark.parametrize("read", HOST_READS.values(), ids=HOST_READS)
-def test_a_host_read_that_is_let_pass_reads_the_value(read: Callable[[Tensor], object]) -> None:
+def test_without_raises_a_host_read_returns_the_value(read: Callable[[Tensor], object]) -> None:
     with LateDevice(raises=False) as late:
         x = numbers(late)
         with late.stream().active(), torch.inference_mode():
@@ -77,7 +77,7 @@ def test_an_implicit_upload_is_an_error(upload: Callable[[Tensor], object]) -> N
 
 
 @pytest.mark.parametrize("upload", UPLOADS.values(), ids=UPLOADS)
-def test_an_implicit_upload_that_is_let_pass_brings_the_values(upload: Callable[[Tensor], object]) -> None:
+def test_without_raises_an_implicit_upload_has_the_values(upload: Callable[[Tensor], object]) -> None:
     with LateDevice(raises=False) as late:
         x = numbers(late)
         with late.stream().active(), torch.inference_mode():
@@ -107,7 +107,7 @@ def test_numbers_and_setup_are_no_faults() -> None:
 
 
 def upload(late: LateDevice, reuse_early: bool) -> tuple[Tensor, Tensor]:
-    """Two steps' uploads through one buffer."""
+    """Upload twice through one buffer; reuse_early: without waiting for the first upload."""
     stream = late.stream()
     host = stream.host_buffer(16).view(torch.float32)
     first, second = numbers(late), numbers(late)
@@ -157,7 +157,7 @@ def test_host_memory_that_is_not_pinned_is_found() -> None:
 
 
 def two_streams(late: LateDevice, producer_first: bool, consumer_first: bool) -> list[float]:
-    """A copy made on a second stream, whose source is written before and after it on the first."""
+    """Copy on a second stream what the first stream writes before and after the copy."""
     forward, copies = late.stream(), late.stream()
     pool, host = numbers(late), copies.host_buffer(16).view(torch.float32)
     with forward.active():
@@ -191,7 +191,7 @@ def test_a_wait_that_is_missing_shows_under_some_seeds(left_out: str, seen: list
     assert seen in found and [1.0] * 4 in found
 
 
-def test_what_another_stream_has_not_computed_yet_is_found() -> None:
+def test_a_read_of_another_stream_s_missing_values_is_found() -> None:
     found = 0
     for seed in range(30):
         with LateDevice(seed, raises=False) as late:
@@ -250,7 +250,7 @@ def test_an_error_is_raised_where_the_host_waits_and_nothing_is_done_after_it() 
 
 
 @pytest.mark.parametrize("change", [lambda x: x.add_(1), lambda x: x[:2].fill_(0)], ids=["whole", "part"])
-def test_what_was_made_in_inference_mode_is_changed_in_it_alone(change: Callable[[Tensor], object]) -> None:
+def test_tensors_of_inference_mode_are_changed_only_in_it(change: Callable[[Tensor], object]) -> None:
     with LateDevice() as late, late.stream().active():
         with torch.inference_mode():
             made = torch.zeros(4, device=META)

@@ -1,4 +1,4 @@
-"""Every family computes on the late device what it computes on a CPU, and a captured step does too."""
+"""Every family computes on the late device what it computes on a CPU, also in captured steps."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 PAGE, SLOTS, PAGES = 4, 5, 12
 LENGTHS, TOKENS = [9, 3, 20], [5, 6, 7]
 QUICK = ("mamba2-groups", "nemotron_h-moe", "granitemoehybrid-rope", "falcon_h1", "qwen3_5_moe", "kimi_linear")
-"""An interpreter takes long; between them these have every layer that Triton computes, and the others are soaked."""
+"""Together these have every layer that Triton computes. The interpreter is slow, so the others are left to the soak."""
 
 
 def made(name: str, device: torch.device) -> tuple[Model, Pools]:
@@ -34,7 +34,7 @@ def prefill(device: torch.device) -> Batch:
 
 
 def decode(device: torch.device, tokens: list[int], at: int) -> Batch:
-    """A token for each of three rows, all at the same position."""
+    """Return a batch with one token for each of three rows, all at the same position."""
     positions = torch.full((3,), at).to(device)
     rows = Decode(torch.tensor([0, 1, 2]).to(device), positions, table([0, 1, 2], device))
     return Batch(torch.tensor(tokens).to(device), positions, None, rows)
@@ -42,7 +42,7 @@ def decode(device: torch.device, tokens: list[int], at: int) -> Batch:
 
 @torch.inference_mode()
 def on_a_cpu(name: str) -> tuple[Tensor, Tensor, Pools]:
-    """The logits of a prefill and of a decoding step behind it, and what the pools are then."""
+    """Return the logits of a prefill and of the decoding step after it, and the pools after both."""
     model, pools = made(name, CPU)
     return (
         model.logits(model.forward(prefill(CPU), pools)),
@@ -72,7 +72,7 @@ def test_families_compute_the_same(name: str) -> None:
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
 @pytest.mark.parametrize("name", ["mamba2", "mamba2-groups"])
 def test_decoding_steps_are_captured_and_replayed(name: str, seed: int | None) -> None:
-    """Two steps, whose tokens are uploaded into the tensors of the one that was captured."""
+    """Run two steps, whose tokens are uploaded into the tensors of the captured step."""
     steps = [[5, 6, 7], [8, 9, 10]]
     model, pools = made(name, CPU)
     with torch.inference_mode():
@@ -95,7 +95,7 @@ def test_decoding_steps_are_captured_and_replayed(name: str, seed: int | None) -
             before = len(late.log)
             replay = stream.capture(step)
             assert late.count("launch", before) > 0
-            assert late.read(pools.slots).count_nonzero() == 0, "nothing of a capture is done"
+            assert late.read(pools.slots).count_nonzero() == 0, "a capture executes nothing"
             before, events, results = len(late.log), [], []
             for at, tokens in enumerate(steps):
                 host = stream.host_buffer(48).view(torch.int64)
@@ -107,6 +107,6 @@ def test_decoding_steps_are_captured_and_replayed(name: str, seed: int | None) -
                 stream.download(logits, results[-1])
                 events.append(stream.record())
         assert [late.count(kind, before) for kind in ("launch", "replay", "upload", "download")] == [0, 2, 4, 2]
-        for event, result, wanted in zip(events, results, expected, strict=True):
+        for event, result, logits in zip(events, results, expected, strict=True):
             event.wait()
-            torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(result, logits, rtol=1e-4, atol=1e-4)

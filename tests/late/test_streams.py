@@ -1,4 +1,4 @@
-"""Time on the late device: what is done when, captured steps, threads, and Triton's kernels."""
+"""When operations are executed: streams and events, captured steps, threads, and Triton kernels."""
 
 import itertools
 import queue
@@ -19,7 +19,7 @@ def numbers(late: LateDevice, count: int = 4) -> Tensor:
     return late.of(torch.arange(float(count)))
 
 
-def test_without_a_seed_nothing_is_done_before_somebody_waits() -> None:
+def test_without_a_seed_nothing_is_executed_before_a_wait() -> None:
     with LateDevice() as late:
         stream, other, x, y = late.stream(), late.stream(), numbers(late), numbers(late)
         with stream.active():
@@ -49,8 +49,8 @@ def test_a_stream_does_not_pass_an_event_that_it_waits_for() -> None:
         assert late.read(x).tolist() == [2, 4, 6, 8]
 
 
-def test_whoever_asks_again_and_again_sees_an_event_pass_sooner_or_later() -> None:
-    asked = []
+def test_polling_sees_an_event_pass_sooner_or_later() -> None:
+    polls = []
     for seed in range(30):
         with LateDevice(seed) as late:
             stream, x = late.stream(), numbers(late)
@@ -58,11 +58,11 @@ def test_whoever_asks_again_and_again_sees_an_event_pass_sooner_or_later() -> No
                 for _ in range(8):
                     x += 1
             event = stream.record()
-            asked.append(next(times for times in range(1000) if event.passed()))
-    assert 0 in asked and max(asked) > 2
+            polls.append(next(times for times in range(1000) if event.passed()))
+    assert 0 in polls and max(polls) > 2
 
 
-def test_views_and_their_memory_are_one() -> None:
+def test_views_share_their_memory() -> None:
     with LateDevice(3) as late:
         x = late.of(torch.arange(12.0).view(3, 4))
         with late.stream().active(), torch.inference_mode():
@@ -84,7 +84,7 @@ def test_modules_move() -> None:
         torch.testing.assert_close(late.read(found), expected.detach())
 
 
-def test_another_thread_waits_for_what_one_enqueues() -> None:
+def test_one_thread_waits_for_what_another_enqueues() -> None:
     with LateDevice() as late:
         stream, x = late.stream(), numbers(late)
         host = stream.host_buffer(16).view(torch.float32)
@@ -98,9 +98,12 @@ def test_another_thread_waits_for_what_one_enqueues() -> None:
 
 
 def collected(late: LateDevice, steps: int, buffers: int) -> list[float]:
-    """What a thread collects of steps that another enqueues, with so many buffers in turn for each way."""
+    """Return what one thread collects of the steps that another enqueues.
+
+    buffers: how many buffers are used in turn for the uploads, and for the downloads
+    """
     stream, total = late.stream(), late.of(torch.zeros(4))
-    given, taken = ([stream.host_buffer(16).view(torch.float32) for _ in range(buffers)] for _ in range(2))
+    inputs, outputs = ([stream.host_buffer(16).view(torch.float32) for _ in range(buffers)] for _ in range(2))
     free, pending, results = (queue.Queue[Any]() for _ in range(3))
     for index in range(buffers):
         free.put(index)
@@ -109,7 +112,7 @@ def collected(late: LateDevice, steps: int, buffers: int) -> list[float]:
         while (item := pending.get()) is not None:
             event, index = item
             event.wait()
-            results.put(float(taken[index][3]))
+            results.put(float(outputs[index][3]))
             free.put(index)
 
     waiter = threading.Thread(target=wait)
@@ -117,11 +120,11 @@ def collected(late: LateDevice, steps: int, buffers: int) -> list[float]:
     with stream.active(), torch.inference_mode():
         for step in range(steps):
             index = free.get()
-            given[index].fill_(float(step))
+            inputs[index].fill_(float(step))
             x = torch.empty(4, device=META)
-            stream.upload(given[index], x)
+            stream.upload(inputs[index], x)
             total.add_(x * 1.0)
-            stream.download(total, taken[index])
+            stream.download(total, outputs[index])
             pending.put((stream.record(), index))
     pending.put(None)
     waiter.join()
@@ -136,24 +139,24 @@ def test_one_thread_enqueues_and_another_collects(seed: int | None) -> None:
 
 def test_a_captured_step_is_done_at_each_replay_over_the_same_memory() -> None:
     with LateDevice() as late:
-        stream, x, kept = late.stream(), numbers(late), []
+        stream, x, results = late.stream(), numbers(late), []
 
         def step() -> None:
             doubled = x * 2
-            kept.append(doubled + 1)
+            results.append(doubled + 1)
             del doubled
             x.add_(1)
 
         replay = stream.capture(step)
         assert late.read(x).tolist() == [0, 1, 2, 3]
         replay()
-        assert late.read(kept[0]).tolist() == [1, 3, 5, 7]
-        third = kept[0][2:3]
+        assert late.read(results[0]).tolist() == [1, 3, 5, 7]
+        third = results[0][2:3]
         replay()
         replay()
         assert late.read(x).tolist() == [3, 4, 5, 6]
-        assert late.read(kept[0]).tolist() == [5, 7, 9, 11] and late.read(third).tolist() == [9]
-        assert len(kept) == 1, "the program runs once"
+        assert late.read(results[0]).tolist() == [5, 7, 9, 11] and late.read(third).tolist() == [9]
+        assert len(results) == 1, "the program runs once"
 
 
 def test_a_captured_upload_reads_its_buffer_at_each_replay() -> None:
@@ -180,12 +183,12 @@ def test_nothing_is_read_while_a_step_is_captured() -> None:
         late.stream().capture(lambda: x[0].item())
 
 
-def test_what_a_capture_makes_is_not_there_before_its_replay() -> None:
+def test_results_of_a_capture_are_unwritten_before_its_replay() -> None:
     with pytest.raises(Fault, match="unwritten"), LateDevice() as late:
-        stream, x, kept = late.stream(), numbers(late), []
-        stream.capture(lambda: kept.append(x + 1))
+        stream, x, results = late.stream(), numbers(late), []
+        stream.capture(lambda: results.append(x + 1))
         with stream.active():
-            kept[0].add_(1)
+            results[0].add_(1)
 
 
 def test_memory_that_a_capture_uses_must_outlive_it() -> None:
@@ -207,7 +210,7 @@ def test_empty_memory_has_no_numbers() -> None:
         assert (late.read(torch.empty(3, dtype=torch.int32, device=META)) > 2**30).all()
 
 
-def test_kernels_run_in_their_turn() -> None:
+def test_kernels_run_in_stream_order() -> None:
     generator = torch.Generator().manual_seed(0)
     residual, x, weight = (torch.randn(shape, generator=generator) for shape in [(3, 8), (3, 8), (8,)])
     with LateDevice() as late:
@@ -225,7 +228,7 @@ def test_kernels_run_in_their_turn() -> None:
             torch.testing.assert_close(late.read(one), other)
 
 
-def test_kernels_run_at_once_on_tensors_of_the_host_and_never_on_both() -> None:
+def test_kernels_run_at_once_on_host_tensors_and_never_on_both() -> None:
     from baton.kernels.rms_norm import triton
 
     x, weight = torch.ones(2, 8), torch.ones(8)

@@ -1,4 +1,4 @@
-"""What a run has sent, what came back, and what was wrong; printed at its end."""
+"""The figures of a run: requests by status, sizes of the server, and what was wrong; printed at its end."""
 
 import statistics
 from collections import Counter, defaultdict
@@ -10,29 +10,28 @@ MOST_WRONG = 20
 
 @dataclass(frozen=True)
 class Size:
-    """Of the server's process, at an age (seconds) in one of its lives; cpu_s: the processors' time used until then."""
+    """The size of the server's process at one time."""
 
-    life: int
-    age: float
+    life: int  # which of the server's lives
+    age: float  # seconds since this life began
     resident_mib: float
     descriptors: int
-    cpu_s: float
+    cpu_s: float  # processor time that it has used so far
 
 
 @dataclass
 class Figures:
-    """statuses: by kind of client and status; 0 is a connection that was closed without an answer, None one that a kill
-    has cut. done: by name. ended: connections that the server has ended, by why. wrong: what must not be.
-    """
+    """Everything that a run counts."""
 
     statuses: defaultdict[str, Counter[int | None]] = field(default_factory=lambda: defaultdict(Counter))
-    done: Counter[str] = field(default_factory=Counter)
-    ended: Counter[str] = field(default_factory=Counter)
+    """By kind of client; 0: closed without an answer; None: cut off by a kill."""
+    done: Counter[str] = field(default_factory=Counter)  # how often each thing was done, by name
+    ended: Counter[str] = field(default_factory=Counter)  # connections that the server has ended, by reason
     sizes: list[Size] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)  # complaints, of which there must be none
 
     def answered(self, kind: str, status: int | None) -> None:
-        """Counts it. A status of the server's that no client may bring about is wrong."""
+        """Count an answer, and complain about a status that no client may cause."""
         self.statuses[kind][status] += 1
         if status is not None and status >= 500 and status not in (503, 507):
             self.complain(f"{kind}: status {status}")
@@ -42,7 +41,7 @@ class Figures:
             self.wrong.append(what[:2000])
 
     def grown(self, life: int, since: float) -> tuple[Size, Size]:
-        """Medians of the first and of the last third of what was seen of a life behind an age."""
+        """Return the medians of the first and of the last third of the sizes of a life, from an age on."""
         seen = [size for size in self.sizes if size.life == life and size.age >= since]
         third = max(1, len(seen) // 3)
         return median(seen[:third]), median(seen[-third:])
@@ -74,5 +73,5 @@ def median(sizes: Sequence[Size]) -> Size:
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """The least value that so large a part of them does not exceed."""
+    """Return the least of the values that at least this part of them does not exceed."""
     return sorted(values)[max(0, -int(-len(values) * part // 1) - 1)]

@@ -1,4 +1,4 @@
-"""Clients that mean no good: fuzzed requests, and connections that are slow, deaf, silent, gone or broken."""
+"""Hostile clients: fuzzed requests, and connections that are slow, never read, send nothing, vanish, or break HTTP."""
 
 import asyncio
 import itertools
@@ -27,7 +27,7 @@ PAUSE_S = 0.1
 
 
 async def send_fuzzed(lives: Lives, seed: int, numbers: Iterator[int]) -> None:
-    """Until cancelled; each worker takes the next number."""
+    """Send fuzzed requests until cancelled; each worker takes the next number."""
     clients: dict[int, Client] = {}
     for number in numbers:
         await asyncio.sleep(Random(number).uniform(0, PAUSE_S))
@@ -49,15 +49,15 @@ async def send_fuzzed(lives: Lives, seed: int, numbers: Iterator[int]) -> None:
             lives.figures.complain(f"fuzzed request {number} of seed {seed}: {what}")
 
 
-# Connections by hand
+# Raw connections
 
 
 class Peer:
-    """One connection. said: what the server has sent."""
+    """A raw connection to the server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self.said = b""
+        self.received = b""  # the end of what the server has sent
 
     def send(self, data: bytes) -> None:
         self._writer.write(data)
@@ -67,12 +67,12 @@ class Peer:
         self.send(body)
 
     async def until_let_go(self) -> None:
-        """Until the server hangs up."""
+        """Read until the server closes the connection."""
         while data := await self._reader.read(2**16):
-            self.said = (self.said + data)[-(2**18) :]
+            self.received = (self.received + data)[-(2**18) :]
 
-    async def hears_end(self, seconds: float) -> bool:
-        """Whether the server hangs up within this time."""
+    async def is_let_go(self, seconds: float) -> bool:
+        """Return whether the server closes the connection within this time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.until_let_go()
@@ -80,10 +80,10 @@ class Peer:
         return False
 
     async def upgrade(self) -> None:
-        """To a websocket."""
+        """Make the connection a websocket."""
         key = b"Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nSec-WebSocket-Version: 13\r\n"
         self.send(b"GET /v1/responses HTTP/1.1\r\n%sConnection: Upgrade\r\nUpgrade: websocket\r\n%s\r\n" % (HEAD, key))
-        self.said = await self._reader.readuntil(b"\r\n\r\n")
+        self.received = await self._reader.readuntil(b"\r\n\r\n")
 
     def vanish(self) -> None:
         self._writer.transport.abort()
@@ -93,37 +93,44 @@ HEAD = b"Host: localhost\r\nContent-Type: application/json\r\nAuthorization: Bea
 
 
 async def half_headers(peer: Peer, random: Random) -> None:
+    """Send part of the headers."""
     peer.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: local")
 
 
 async def trickled_headers(peer: Peer, random: Random) -> None:
+    """Send headers without end, slowly."""
     peer.send(b"GET /health HTTP/1.1\r\n")
-    while not await peer.hears_end(0.1):
+    while not await peer.is_let_go(0.1):
         peer.send(b"X-A: a\r\n")
 
 
 async def half_body(peer: Peer, random: Random) -> None:
+    """Send part of a body."""
     peer.post(b'{"messages": [' + b" " * random.choice([0, BIG_BODY]), length=BIG_BODY + 100)
 
 
 async def trickled_body(peer: Peer, random: Random) -> None:
+    """Send a body very slowly."""
     peer.post(b'{"messages": [', length=1000)
-    while not await peer.hears_end(0.1):
+    while not await peer.is_let_go(0.1):
         peer.send(b" ")
 
 
 async def never_reads(peer: Peer, random: Random) -> None:
-    for _ in range(12):  # More, and they would all be ended as those who hold most.
+    """Request large answers and read none."""
+    for _ in range(12):  # With more, the limit on bytes in flight would end it before the unread timeout does.
         peer.post(LARGE_ANSWER, "/detokenize")
     await asyncio.sleep(UNREAD_S * 2)
 
 
 async def idle(peer: Peer, random: Random) -> None:
+    """Send nothing more after at most one request."""
     if random.random() < 0.5:
         peer.post(CHAT)
 
 
 async def pipelined_and_gone(peer: Peer, random: Random) -> None:
+    """Send many requests at once, and vanish."""
     for _ in range(random.randint(2, 40)):
         peer.post(CHAT)
     await asyncio.sleep(random.uniform(0, 0.5))
@@ -131,17 +138,19 @@ async def pipelined_and_gone(peer: Peer, random: Random) -> None:
 
 
 async def unmasked_frame(peer: Peer, random: Random) -> None:
+    """Send a websocket frame without a mask, which the protocol forbids."""
     await peer.upgrade()
     peer.send(b"\x81\x02{}")
 
 
 async def half_frame(peer: Peer, random: Random) -> None:
+    """Send part of a websocket frame."""
     await peer.upgrade()
     peer.send(b"\x81\xff" + BIG_BODY.to_bytes(8, "big") + b"mask" + bytes(random.choice([10, BIG_BODY - 10])))
 
 
 async def many_creates(peer: Peer, random: Random) -> None:
-    """Messages that wait for the first; nothing that comes is read, and no ping is answered."""
+    """Send websocket messages that wait for the first one, without reading the events or answering a ping."""
     await peer.upgrade()
     create = b'{"type": "response.create", "input": "a", "max_output_tokens": 24}' + b" " * random.choice(
         [10_000, BIG_BODY]
@@ -151,6 +160,7 @@ async def many_creates(peer: Peer, random: Random) -> None:
 
 
 async def not_http(peer: Peer, random: Random) -> None:
+    """Send random bytes."""
     peer.send(random.randbytes(random.randint(1, 2000)) + b"\r\n\r\n")
 
 
@@ -161,7 +171,7 @@ KINDS: tuple[Callable[[Peer, Random], Awaitable[None]], ...] = (
 
 
 async def connect_badly(lives: Lives, seed: int) -> None:
-    """Until cancelled: one bad connection after another. Each is let go by the server, with an answer or without."""
+    """Open one bad connection after another until cancelled. The server must close each, with or without an answer."""
     random = Random(seed)
     while True:
         kind = random.choice(KINDS)
@@ -169,19 +179,19 @@ async def connect_badly(lives: Lives, seed: int) -> None:
         name = kind.__name__.replace("_", " ")
         try:
             async with asyncio.timeout(PATIENCE_S):
-                said = await be(kind, *lives.address(), random)
+                received = await connect(kind, *lives.address(), random)
         except TimeoutError:
             lives.figures.complain(f"{name}: still held after {PATIENCE_S:g} s")
             continue
         except OSError:
-            said = b""
-        statuses = [int(status) for status in STATUS.findall(said)]
+            received = b""
+        statuses = [int(status) for status in STATUS.findall(received)]
         for status in statuses or [0]:
             lives.figures.answered(name, None if lives.is_over(life) and not status else status)
 
 
-async def be(kind: Callable[[Peer, Random], Awaitable[None]], host: str, port: int, random: Random) -> bytes:
-    """A client of this kind, from its beginning to its end; returns what the server said."""
+async def connect(kind: Callable[[Peer, Random], Awaitable[None]], host: str, port: int, random: Random) -> bytes:
+    """Run a client of this kind from its beginning to its end, and return what the server sent."""
     own = socket.socket()
     own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
     own.setblocking(False)
@@ -198,11 +208,11 @@ async def be(kind: Callable[[Peer, Random], Awaitable[None]], host: str, port: i
         pass
     finally:
         peer.vanish()
-    return peer.said
+    return peer.received
 
 
 def hostility(lives: Lives, seed: int, fuzzers: int, slow: int) -> list[Awaitable[None]]:
-    """All of them; each until cancelled."""
+    """Return all hostile clients, each of which runs until cancelled."""
     numbers = itertools.count()
     return [
         *(send_fuzzed(lives, seed, numbers) for _ in range(fuzzers)),

@@ -1,4 +1,4 @@
-"""What the well-behaved client has seen, by the windows of a run."""
+"""How long the answers to the well-behaved client took, by the windows of a run."""
 
 import asyncio
 import contextlib
@@ -13,20 +13,20 @@ import msgspec
 from tests.api.server_process import ROOT
 from tests.reliability.figures import Figures, quantile
 from tests.reliability.lives import Lives
-from tests.reliability.well_behaved import Asked
+from tests.reliability.well_behaved import Measurement
 
 
 class Latency:
-    """seen: by the name of the window that was open when it was asked for."""
+    """Runs the well-behaved client, and collects its measurements."""
 
     def __init__(self, lives: Lives, figures: Figures) -> None:
         self._lives, self._figures = lives, figures
-        self._began: list[tuple[float, str]] = []
-        self._asked: list[Asked] = []
+        self._began: list[tuple[float, str]] = []  # when each window began, and its name
+        self._measurements: list[Measurement] = []
 
     @contextlib.asynccontextmanager
     async def measured(self, model: Path, key: str) -> AsyncIterator[None]:
-        """Meanwhile the client asks."""
+        """Run the client while the block runs."""
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         client = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.reliability.well_behaved", str(self._lives.url_file), str(model), key,
@@ -43,24 +43,31 @@ class Latency:
     async def _read(self, client: asyncio.subprocess.Process) -> None:
         assert client.stdout is not None
         while (line := await client.stdout.readline()).endswith(b"\n"):
-            self._asked.append(msgspec.json.decode(line, type=Asked))
+            self._measurements.append(msgspec.json.decode(line, type=Measurement))
 
     def open(self, window: str, now: float) -> None:
+        """Begin a window of this name, which ends where the next one begins."""
         self._began.append((now, window))
 
     def judge(self) -> dict[str, list[float]]:
-        """Seconds of the answers by window. What was wrong with others, if no kill explains it, goes to the figures."""
+        """Return the seconds that the right answers took, by window.
+
+        Other answers are reported as wrong, unless a kill explains them.
+        """
         by_window: dict[str, list[float]] = {name: [] for _, name in self._began}
-        for asked in self._asked:
-            window = next((name for began, name in reversed(self._began) if began <= asked.began), None)
-            killed = any(low - 1 < asked.began + asked.took and asked.began < high for low, high in self._lives.down)
-            self._figures.answered("well-behaved", None if killed and not asked.status else asked.status)
-            if asked.status == 0 and not killed:
-                self._figures.complain(f"the well-behaved client was not answered: {asked}")
-            elif asked.status == 200 and not asked.right:
-                self._figures.complain(f"the well-behaved client was answered wrongly: {asked}")
-            elif asked.status == 200 and window is not None:
-                by_window[window].append(asked.took)
+        for measurement in self._measurements:
+            window = next((name for began, name in reversed(self._began) if began <= measurement.began), None)
+            killed = any(
+                low - 1 < measurement.began + measurement.took and measurement.began < high
+                for low, high in self._lives.down
+            )
+            self._figures.answered("well-behaved", None if killed and not measurement.status else measurement.status)
+            if measurement.status == 0 and not killed:
+                self._figures.complain(f"the well-behaved client was not answered: {measurement}")
+            elif measurement.status == 200 and not measurement.right:
+                self._figures.complain(f"the well-behaved client was answered wrongly: {measurement}")
+            elif measurement.status == 200 and window is not None:
+                by_window[window].append(measurement.took)
         return by_window
 
 

@@ -1,4 +1,4 @@
-"""A server with small limits that is killed and started again on the same folder; its size is noted all the while."""
+"""A server with small limits that is killed and started again on the same folder, while its size is recorded."""
 
 import asyncio
 import re
@@ -53,17 +53,14 @@ ENDED = re.compile(r'^baton:connections_ended_total\{[^}]*why="(\w+)"[^}]*\} (\S
 
 
 class Lives:
-    """number: how often it has been started. Who finds it away waits for the next life.
-
-    url_file: where it listens, for clients in processes of their own.
-    """
+    """The successive lives of a server. A client that finds it down waits for the next life."""
 
     def __init__(self, model: Path, folder: Path, figures: Figures) -> None:
-        self.number = 0
+        self.number = 0  # how often it has been started
         self.figures = figures
-        self.url_file = folder / "url"
+        self.url_file = folder / "url"  # holds the server's url, for clients in processes of their own
         self.url = ""
-        self.down: list[tuple[float, float]] = []
+        self.down: list[tuple[float, float]] = []  # when it was down, as (begin, end)
         options = [text for name, value in OPTIONS.items() for text in (f"--{name}", str(value))]
         keys = [text for key in KEYS for text in ("--api-key", key)]
         self._arguments = [*SERVE, str(model), *options, *keys, "--session-dir", str(folder / "sessions")]
@@ -72,6 +69,7 @@ class Lives:
         self._started = 0.0
 
     async def start(self) -> None:
+        """Start the server, and let waiting clients continue with its new url."""
         self._server = ServerProcess(self._arguments, key=OPERATOR)
         await asyncio.to_thread(self._server.__enter__)
         self.number += 1
@@ -84,7 +82,7 @@ class Lives:
         self._up.set()
 
     async def kill(self) -> None:
-        """SIGKILL, and a new life."""
+        """Kill the server with SIGKILL, and start it again."""
         assert self._server is not None
         self._read_log()
         await asyncio.to_thread(self.count_ended)
@@ -96,18 +94,19 @@ class Lives:
         await self.start()
 
     async def end(self) -> None:
-        """SIGTERM, and a clean exit."""
+        """End the server with SIGTERM, and check that it exits cleanly."""
         assert self._server is not None
         await asyncio.to_thread(self.count_ended)
         await asyncio.to_thread(self._server.__exit__, None)
         self._read_log()
 
     async def current(self) -> int:
-        """The number of the life that there is now, or will be."""
+        """Wait until the server is up, and return the number of its life."""
         await self._up.wait()
         return self.number
 
     def is_over(self, number: int) -> bool:
+        """Return whether this life has ended."""
         return number != self.number or not self._up.is_set()
 
     def address(self) -> tuple[str, int]:
@@ -120,30 +119,31 @@ class Lives:
         return self._server
 
     async def watch(self) -> None:
-        """Until cancelled: notes sizes, and what the server knows to be wrong with itself. What was wrong ends it."""
+        """Record sizes and the server's own findings until cancelled. Raise as soon as anything was wrong."""
         async with Caller(self, OPERATOR, "operator") as operator:
             while True:
                 life = await self.current()
                 self._note_size()
-                told = await operator.ask("GET", "/server_info")
-                if told is not None and told[0] == 200:
-                    self._check(told[1], life)
+                answer = await operator.ask("GET", "/server_info")
+                if answer is not None and answer[0] == 200:
+                    self._check(answer[1], life)
                 self._read_log()
                 assert self.figures.wrong == [], "\n\n".join(self.figures.wrong)
                 await asyncio.sleep(WATCH_S)
 
     async def descriptors_at_rest(self) -> int:
-        """How many are open when idle connections have had time to be closed."""
+        """Return how many descriptors are open once idle connections have been closed."""
         await asyncio.sleep(IDLE_S + 1)
         return self.server.descriptors()
 
     def count_ended(self) -> None:
-        """Which limits of connections have been reached, and how often."""
+        """Count which limits of connections have been reached, and how often."""
         with urlopen(Request(f"{self.url}/metrics", headers={"Authorization": f"Bearer {OPERATOR}"})) as response:
             for why, count in ENDED.findall(response.read().decode()):
                 self.figures.ended[why] += int(float(count))
 
     def age(self) -> float:
+        """Return the seconds since this life began."""
         return time.monotonic() - self._started
 
     def _note_size(self) -> None:
@@ -153,6 +153,7 @@ class Lives:
         )
 
     def _check(self, info: dict[str, Any], life: int) -> None:
+        """Complain about what the server's own information shows to be wrong."""
         slots, pages = info["gauges"]["slots"], info["gauges"]["pages"]
         lost = {name: info["counters"][name] for name in WHOLE_COUNTERS if info["counters"].get(name)}
         wrong = {
@@ -166,7 +167,7 @@ class Lives:
             self.figures.complain(f"life {life}: {wrong}")
 
     def _read_log(self) -> None:
-        """What is in it that no client may bring about. It is forgotten then: an hour has many lines."""
+        """Complain about log lines that no client may cause, and drop the lines: an hour has many."""
         server, read = self.server, len(self.server.log)
         for line in troubles(server):
             self.figures.complain(f"life {self.number}, log: {line}")
@@ -174,7 +175,7 @@ class Lives:
 
 
 class Caller:
-    """Asks as a key; each request on a connection of its own."""
+    """A client with an API key that opens a connection for each request."""
 
     def __init__(self, lives: Lives, key: str, kind: str) -> None:
         self._lives = lives
@@ -191,7 +192,7 @@ class Caller:
         await self._http.close()
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any] | None:
-        """Status and body; None if the server was killed before the answer was read, or it hung up without one."""
+        """Return status and body, or None if there was no answer. That is a complaint unless the server was killed."""
         life = await self._lives.current()
         try:
             async with self._http.request(method, self._lives.url + path, json=body) as response:

@@ -1,4 +1,4 @@
-"""All at once: fuzzed requests, bad connections, kills, two keys with sessions, and one client that notices nothing."""
+"""Everything at once: fuzzed requests, bad connections, kills, two keys with sessions, and a measured client."""
 
 import asyncio
 import contextlib
@@ -23,35 +23,31 @@ pytestmark = pytest.mark.anyio
 
 CHATS, FUZZERS, SLOW = 16, 2, 40
 COLD_S = 3.0
-OWN_DESCRIPTORS = 4  # A file, a connection: not as many as there were clients.
+OWN_DESCRIPTORS = 4  # Room for a file or a connection of the server's own, but not for one per client.
 LIMITS = {"headers", "idle", "unread", "left", "websocket", "bytes"}
 SOAK_MINUTES = float(os.environ.get("BATON_RELIABILITY_MINUTES") or 20)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Seconds: alone, in the calm, and of each life under hostility; the last one is the longest.
+    """The phases of a run, and what is required of it."""
 
-    warm: seconds after which a life's memory is to be flat, but for growth_mib. part: of the well-behaved client's
-    answers that may not take `slower` times as long as in the calm, and more_s.
-    """
-
-    alone: float
-    calm: float
-    lives: tuple[float, ...]
-    warm: float
+    alone: float  # seconds with the well-behaved client only
+    calm: float  # seconds with ordinary clients
+    lives: tuple[float, ...]  # seconds of each life with hostile clients; the last is the longest
+    warm: float  # seconds after which a life's memory may grow by growth_mib at most
     growth_mib: float
-    part: float
-    slower: float
-    more_s: float
+    part: float  # the part of the well-behaved client's answers that must be fast
+    slower: float  # how many times as long as in the calm they may take
+    more_s: float  # plus this many seconds
 
 
-# Its few answers say only that nobody is stopped; its memory is still growing into the limits on bytes.
+# Too short to say more than that no client is stopped; the memory still grows towards the limits on bytes.
 SHORT = Plan(2, 5, (6, 9), warm=COLD_S, growth_mib=120, part=0.5, slower=1, more_s=0.25)
 
 
 def long_plan(minutes: float) -> Plan:
-    """Kills every three minutes at most, in the first two thirds."""
+    """Return a plan with a kill about every three minutes, and at least two, before a long last life."""
     seconds = minutes * 60
     count = max(2, round(seconds * 0.6 / 180))
     lives = (*[seconds * 0.6 / count] * count, seconds * 0.3)
@@ -110,7 +106,7 @@ async def run(plan: Plan, seed: int, lives: Lives, latency: Latency) -> None:
 
 @contextlib.asynccontextmanager
 async def meanwhile(clients: list[Awaitable[None]]) -> AsyncIterator[None]:
-    """They run, each until the block ends; what one raises ends it."""
+    """Run the clients until the block ends. An error of any of them ends the block."""
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(client) for client in clients]
         yield

@@ -1,5 +1,6 @@
-"""A client that behaves, in a process of its own, so that nothing but the server delays it. Each answer is a line:
-when it was asked for and how long it took (seconds of the monotonic clock), its status, and whether it was right.
+"""A client that behaves well, in a process of its own, so that only the server can delay it.
+
+It prints a line for each answer; see Measurement.
 """
 
 import asyncio
@@ -23,18 +24,18 @@ PAUSE_S = 0.03
 AWAY_S = 0.05
 
 
-class Asked(msgspec.Struct):
-    """status: 0 if there was no answer."""
+class Measurement(msgspec.Struct):
+    """One request, and how it was answered. Times are seconds of the monotonic clock."""
 
-    began: float
-    took: float
-    status: int
-    right: bool
+    began: float  # when it was sent
+    took: float  # how long the answer took
+    status: int  # 0 if there was no answer
+    right: bool  # whether the answer was the right one
     error: str = ""
 
 
 class WellBehaved:
-    """Asks one thing after another, half as tokens, half as chat, over a connection that it keeps."""
+    """Sends one request after another over a kept connection, half of them with tokens and half as chat."""
 
     def __init__(self, url_file: Path, model: Path, key: str) -> None:
         self._url_file = url_file
@@ -43,18 +44,18 @@ class WellBehaved:
         self._random = Random(1)
 
     async def run(self) -> None:
-        """Until it is ended."""
+        """Send requests until the process is ended."""
         async with aiohttp.ClientSession(headers=self._headers) as http:
             for number in itertools.count():
                 ask = self._ask_tokens if number % 2 else self._ask_chat
                 began = time.monotonic()
                 try:
                     status, right = await ask(http, self._url_file.read_text())
-                    asked = Asked(began, time.monotonic() - began, status, right)
+                    measurement = Measurement(began, time.monotonic() - began, status, right)
                 except (aiohttp.ClientError, OSError) as error:
-                    asked = Asked(began, time.monotonic() - began, 0, False, repr(error))
+                    measurement = Measurement(began, time.monotonic() - began, 0, False, repr(error))
                     await asyncio.sleep(AWAY_S)
-                print(msgspec.json.encode(asked).decode(), flush=True)
+                print(msgspec.json.encode(measurement).decode(), flush=True)
                 await asyncio.sleep(PAUSE_S)
 
     async def _ask_tokens(self, http: aiohttp.ClientSession, url: str) -> tuple[int, bool]:
@@ -65,10 +66,10 @@ class WellBehaved:
         return status, status != 200 or answer["output_ids"] == expected_output(prompt, TOKENS, VOCAB)
 
     async def _ask_chat(self, http: aiohttp.ClientSession, url: str) -> tuple[int, bool]:
-        said = "".join(self._random.choices("abcdefgh ", k=self._random.randint(1, 20)))
-        body = {"messages": [{"role": "user", "content": said}], "temperature": 0, "ignore_eos": True}
+        text = "".join(self._random.choices("abcdefgh ", k=self._random.randint(1, 20)))
+        body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "ignore_eos": True}
         status, answer = await post(http, f"{url}/v1/chat/completions", body | {"max_tokens": TOKENS})
-        prompt = f"<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n"
+        prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
         expected = expected_output(self._tokenizer.encode(prompt).ids, TOKENS, VOCAB)
         return status, status != 200 or answer["choices"][0]["message"]["content"] == self._tokenizer.decode(expected)
 

@@ -1,4 +1,4 @@
-"""What must hold after every delivery, checked where it can have changed, and what must hold at the end."""
+"""Invariants of the ring: some are checked after every delivery that can have changed them, the others at the end."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from baton.actors.scheduler.plan import Limits, ScheduledRow, SchedulerState, ch
 from baton.actors.tokens import WIDTH, unpack
 from baton.models.hash_definition import next_state
 from tests.simulation.checks_of_worth import check_worth
-from tests.simulation.client import Asked, Letters
+from tests.simulation.client import Exchange, Letters
 from tests.simulation.hash_device import right_logprobs
 from tests.simulation.scenario import Scenario
 
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from tests.simulation.unit import Unit
 
 PLACES = tuple(Place)
-HELD = (Place.OWNED, Place.CACHED)
+IN_USE = (Place.OWNED, Place.CACHED)
 
 
 def check_leases(unit: "Unit") -> None:
-    """Each lease that an actor lists is its own by the ledger, each held slot is listed once, the places sum up.
+    """Check the leases that the actors list against the ledger.
 
-    The ledger's own audit says the same, and is asked to explain when this finds something.
+    Each lease is valid and belongs to the actor that lists it, each slot in use is listed once, and the places add up.
+    The ledger's own audit checks the same but is slower, so it is only called to explain a violation.
     """
     entries, counts = unit.ledger.entries, unit.ledger.counts
     claimed = set()
@@ -38,7 +39,7 @@ def check_leases(unit: "Unit") -> None:
         for lease in actor.leases():
             entry = entries[lease._slot]
             at = name if entry.place is Place.OWNED else "cache"
-            sound &= lease._gone is None and entry.generation == lease._generation and entry.place in HELD
+            sound &= lease._gone is None and entry.generation == lease._generation and entry.place in IN_USE
             sound &= lease._slot not in claimed and at == name
             sound &= entry.place is Place.CACHED or entry.holder == name
             claimed.add(lease._slot)
@@ -52,7 +53,7 @@ def check_leases(unit: "Unit") -> None:
 
 
 def check_rows(state: SchedulerState) -> None:
-    """Rows are in the order of their requests, and those that the plan does not look at need no look."""
+    """Check the order of the rows, and the `steady_until` of rows below it, which the plan skips."""
     rows = list(state.rows.values())
     assert rows == sorted(rows, key=lambda row: row.record.order), "the rows are out of order"
     for row in rows:
@@ -62,7 +63,10 @@ def check_rows(state: SchedulerState) -> None:
 
 
 def check_turns(state: SchedulerState) -> None:
-    """Those come next who have fewest of their flow before them, and a flow gives way to one with two rows fewer."""
+    """Check that Acquires are sent for the requests with the fewest of their flow ahead of them.
+
+    Also check that the last row of a flow gives way to the first waiting request of a flow with two rows fewer.
+    """
     if state.starved or state.paused is not None or state.closing or state.cancelled:
         return
     room = max(state.limits.max_running - len(state.rows), 0)
@@ -74,8 +78,8 @@ def check_turns(state: SchedulerState) -> None:
         before[flow] += 1
     waiting.sort(key=lambda entry: entry[:3])
     due = {entry[-1].request.id for entry in waiting[:room]}
-    asked = {record.request.id for record in state.acquiring.values()}
-    assert asked == due, f"the cache is asked for {asked}, and {due} come next"
+    acquiring = {record.request.id for record in state.acquiring.values()}
+    assert acquiring == due, f"the cache is asked for {acquiring}, and {due} come next"
     if len(waiting) > room:
         priority, turn, *_ = waiting[room]
         for row in state.rows.values():
@@ -84,7 +88,11 @@ def check_turns(state: SchedulerState) -> None:
 
 
 def check_shares(state: SchedulerState, step: Step) -> None:
-    """A step keeps to its tokens, suspect rows are alone, the first prompt moves, and decoding rows take turns."""
+    """Check how a step shares its tokens.
+
+    It keeps within its number of tokens, suspect rows run alone, the first prompt advances, and decoding rows take
+    turns.
+    """
     assert state.paused is None, f"step {step.step} is planned in a pause"
     limits, resting = state.limits, set(step.sit_out)
     decodes = [row for row in state.rows.values() if not row.prefilling and row.grant not in resting]
@@ -95,9 +103,10 @@ def check_shares(state: SchedulerState, step: Step) -> None:
     assert not moved & suspects or len(moved) == 1, f"step {step.step} has a suspect row in company"
     together = [row for row in state.rows.values() if not row.suspect and not row.filling]
     if not moved & {row.grant for row in together}:
-        return
+        return  # The step replays a suspect row; no other row can be in it.
     left = max(limits.step_tokens - len(decodes), 1)
     if decodes and state.speeds.prompt:
+        # Next to decoding rows, prompts get only the tokens that there is time for by the measured speeds.
         speeds = state.speeds
         seconds = limits.step_time or max(4 * speeds.decode, speeds.decode + 2 * speeds.beside)
         least = 16 if step.step % 16 else 32
@@ -120,20 +129,20 @@ def check_shares(state: SchedulerState, step: Step) -> None:
 
 
 def check_other_flows(limits: Limits, together: list[ScheduledRow], step: Step, left: int) -> None:
-    """A quarter of the prompts' tokens is for the first prompts of the flows that do not come first."""
+    """Check that a quarter of the prompt tokens goes to the first prompts of the flows that do not come first."""
     firsts: dict[str, ScheduledRow] = {}
     for row in together:
         if row.prefilling and chunk_length(limits, row, 1):
             firsts.setdefault(row.record.flow, row)
-    given = {chunk.grant: chunk.tokens for chunk in step.chunks}
+    lengths = {chunk.grant: chunk.tokens for chunk in step.chunks}
     for row in firsts.values():
         due = min(row.feedable, left // 4 // max(len(firsts) - 1, 1))
-        missing = chunk_length(limits, row, left) and due > given.get(row.grant, 0)
+        missing = chunk_length(limits, row, left) and due > lengths.get(row.grant, 0)
         assert not missing, f"step {step.step} gives grant {row.grant} less than {due} tokens"
 
 
 def check_paused(unit: "Unit", mode: PauseMode | None) -> None:
-    """What the api is told: no step is under way, and where all is to be given back, nothing is held or awaited."""
+    """Check what `Paused` promises: no step is in flight and, after "retract", no grant holds or awaits anything."""
     state = unit.scheduler.state
     if state.paused is None:
         return
@@ -145,17 +154,19 @@ def check_paused(unit: "Unit", mode: PauseMode | None) -> None:
 
 @dataclass(slots=True)
 class Known:
-    """A node as it was when it was last found right; `hashes` are the states behind each of its tokens."""
+    """A node as it was when it was last found right."""
 
     start: int
     pages: list[int]
-    state: Lease | None
-    hashes: list[int]
+    state: Lease | None  # the lease of the node's state, if it had one
+    hashes: list[int]  # the hash model's state after each of the node's tokens
 
 
 class CacheChecks:
-    """Loans, page counts and the tree. Only a node that has changed is hashed again: the device refuses writes to
-    what the tree names, so one that was right and has not changed is right.
+    """Checks of the cache: loans, page counts and the tree.
+
+    Only nodes that have changed are hashed again. The device refuses writes to slots and pages that the tree names, so
+    an unchanged node that was right is still right.
     """
 
     def __init__(self, simulation: "Simulation", cache: Cache) -> None:
@@ -165,6 +176,7 @@ class CacheChecks:
         self._known: dict[Node, Known] = {}
 
     def check(self) -> None:
+        """Check everything; called after every delivery to the cache."""
         self._check_loans()
         if self._cache.pages.grant_refs:
             self._check_pages()
@@ -172,6 +184,7 @@ class CacheChecks:
         check_worth(self._cache)
 
     def _check_loans(self) -> None:
+        """Check that the ledger's loans are those of the open accounts, and that each lent state is still there."""
         cache = self._cache
         loans = [account for account in cache.accounts.values() if account.loan is not None]
         assert sum(entry.loans for entry in self._ledger.entries) == len(loans), "loans differ from the accounts'"
@@ -183,6 +196,7 @@ class CacheChecks:
             assert (lease.slot, lease.generation) == (account.loan.slot, account.loan.generation)
 
     def _check_pages(self) -> None:
+        """Check both counts of every page (grants using it, nodes naming it) against the accounts and the tree."""
         cache, pages = self._cache, self._cache.pages
         users, names = [0] * len(pages), [0] * len(pages)
         for account in cache.accounts.values():
@@ -198,7 +212,7 @@ class CacheChecks:
         assert users == pages.grant_refs, "the pages' users are not the accounts and the exports"
         assert names == pages.node_refs, "the pages' names are not the tree's"
         free = sum(1 for user, name in zip(users, names, strict=True) if not user and not name)
-        assert free == len(pages._free) == len(set(pages._free)), "the free pages are not those that nobody names"
+        assert free == len(pages._free) == len(set(pages._free)), "the free pages are not those without users and nodes"
         assert pages.used == len(users) - users.count(0)
 
     def _check_tree(self) -> None:
@@ -215,6 +229,7 @@ class CacheChecks:
         assert all(node in known for node in tree.states), "a node outside the tree keeps a state"
 
     def _check_node(self, node: Node) -> None:
+        """Hash a node's tokens again, and check its pages and its state."""
         above = self._hash_above(node)
         state, hashes = above, []
         for position, token in enumerate(unpack(node.tokens), node.start):
@@ -225,12 +240,12 @@ class CacheChecks:
         self._check_state(node, known)
 
     def _hash_above(self, node: Node) -> int:
-        """The state at the node's start; what is above it is checked first."""
+        """Return the hash model's state at the node's start, after checking the nodes above it."""
         parent, tree = node.parent, self._cache.tree
-        assert parent is not None and parent.children[node.tokens[:WIDTH]] is node, f"node {node.id} hangs on nothing"
+        assert parent is not None and parent.children[node.tokens[:WIDTH]] is node, f"node {node.id} is no child"
         assert node.start == parent.end
         if parent.parent is None:
-            assert tree.roots.get(parent.salt) is parent, f"node {node.id} hangs on a root that is forgotten"
+            assert tree.roots.get(parent.salt) is parent, f"node {node.id} hangs on a root that was removed"
             return 0
         assert parent in tree.nodes, f"node {node.id} hangs on a node outside the tree"
         if parent not in self._known or self._known[parent].start != parent.start:
@@ -238,6 +253,10 @@ class CacheChecks:
         return self._known[parent].hashes[-1]
 
     def _check_entries(self, node: Node, hashes: list[int]) -> None:
+        """Check the KV entries that the node's pages hold, and have the device guard them against writes.
+
+        A node that begins inside a page names a page that also holds the last entries of the nodes above it.
+        """
         device, size = self._device, self._cache.pages.size
         if not device.entries:
             return
@@ -247,7 +266,8 @@ class CacheChecks:
         own = places[node.start - first * size : node.end - first * size]
         assert [device.entries[place] for place in own] == hashes, f"node {node.id} at {node.end} names a wrong page"
         for place in own:
-            device.guarded[place] = 1
+            device.guarded_entries[place] = 1
+        # The entries before the node's start in its first page belong to ancestors; walk up from the start.
         above = node.parent
         for at in range(node.start - 1, first * size - 1, -1):
             while above is not None and at < above.start:
@@ -255,7 +275,7 @@ class CacheChecks:
             assert above is not None
             right = self._known[above].hashes[at - above.start]
             assert device.entries[places[at - first * size]] == right, f"node {node.id} names a page that is not whole"
-            device.guarded[places[at - first * size]] = 1
+            device.guarded_entries[places[at - first * size]] = 1
 
     def _check_state(self, node: Node, known: Known) -> None:
         known.state = node.state
@@ -266,19 +286,19 @@ class CacheChecks:
 
 
 def check_end(simulation: "Simulation") -> None:
-    """Every request was answered once and right, and everything is free or cached."""
+    """Check that every request was answered once and correctly, and that every slot and page is free or cached."""
     unit, client, scenario = simulation.unit, simulation.client, simulation.scenario
     assert client.drained and not any(client.drained), f"drained with {client.drained}"
     assert not client.pausing, f"the pauses {client.pausing} were never answered"
-    for asked in client.asked:
-        assert asked.answers == 1, f"{asked.request.id} was answered {asked.answers} times"
-        if asked.end == "error":
-            in_trouble = asked.grammar is not None and asked.grammar.fails(asked.tokens)
-            alone = in_trouble or asked.request.id in simulation.device.failed_alone
-            assert alone, f"{asked.request.id} never failed alone"
-            assert "injected" in str(asked.cause), f"{asked.request.id} failed because of {asked.cause}"
-        check_answer(asked, scenario)
-        check_logprobs(asked)
+    for exchange in client.exchanges:
+        assert exchange.answers == 1, f"{exchange.request.id} was answered {exchange.answers} times"
+        if exchange.end == "error":
+            in_trouble = exchange.grammar is not None and exchange.grammar.fails(exchange.tokens)
+            alone = in_trouble or exchange.request.id in simulation.device.failed_alone
+            assert alone, f"{exchange.request.id} never failed alone"
+            assert "injected" in str(exchange.cause), f"{exchange.request.id} failed because of {exchange.cause}"
+        check_answer(exchange, scenario)
+        check_logprobs(exchange)
     counts, pages = unit.ledger.counts, unit.cache.pages
     assert counts[Place.FREE] + counts[Place.CACHED] == scenario.slots, counts
     assert pages.free + pages.cached == len(pages)
@@ -288,50 +308,55 @@ def check_end(simulation: "Simulation") -> None:
     unit.session_checks.check_end(crashed=any(count for name, count in simulation.counters.items() if "crash" in name))
 
 
-def check_answer(asked: Asked, scenario: Scenario) -> None:
-    """The answer ends where it should, and its text is the letters of its tokens less what is not to be shown."""
-    right, name = asked.oracle, asked.request.id
-    shown, end, stop = expected_answer(asked)
-    letters = Letters().decode(asked.tokens)
-    if asked.end in ("stop", "length") and len(asked.tokens) == end:
-        assert asked.end == ("stop" if stop else "length"), f"{name} ended with {asked.end}"
-        assert asked.text == shown, f"{name} showed {asked.text!r} of {letters!r}, right is {shown!r}"
-    elif asked.end == "length":
-        assert len(asked.tokens) < end and at_the_limit(asked, scenario), (
-            f"{name} has {len(asked.tokens)} tokens, not {end} of {right}"
+def check_answer(exchange: Exchange, scenario: Scenario) -> None:
+    """Check where an answer ends, and that its text is the letters of its tokens without a hidden stop string."""
+    right, name = exchange.oracle, exchange.request.id
+    shown, end, stop = expected_answer(exchange)
+    letters = Letters().decode(exchange.tokens)
+    if exchange.end in ("stop", "length") and len(exchange.tokens) == end:
+        assert exchange.end == ("stop" if stop else "length"), f"{name} ended with {exchange.end}"
+        assert exchange.text == shown, f"{name} showed {exchange.text!r} of {letters!r}, right is {shown!r}"
+    elif exchange.end == "length":
+        assert len(exchange.tokens) < end and at_the_limit(exchange, scenario), (
+            f"{name} has {len(exchange.tokens)} tokens, not {end} of {right}"
         )
-        # Where it was refused after a restart, what may begin a stop string is still held back.
-        whole = letters.startswith(asked.text) if asked.resubmitted else letters == asked.text
-        assert whole, f"{name} showed {asked.text!r} of {letters!r}"
+        # If the resubmission was refused after a restart, text that may begin a stop string is still held back.
+        whole = letters.startswith(exchange.text) if exchange.resubmitted else letters == exchange.text
+        assert whole, f"{name} showed {exchange.text!r} of {letters!r}"
     else:
-        refused = asked.end in ("queue_full", "draining", "too_large")
-        assert not (refused and asked.tokens), f"{name} was under way and ended with {asked.end}"
-        assert not (asked.resubmitted and asked.end in ("queue_full", "draining")), f"{name} ended with {asked.end}"
-        assert refused or asked.left or asked.end == "error", f"{name} ended with {asked.end}"
-        assert asked.end != "too_large" or not fits(asked, scenario), f"{name} would fit"
-        assert len(asked.tokens) <= end and letters.startswith(asked.text), f"{name} showed {asked.text!r}"
-    if asked.late and not asked.left and not asked.resubmitted:
-        assert asked.end == "draining", f"{name} came after the shutdown and ended with {asked.end}"
-    assert asked.late or asked.end != "draining", f"{name} came before the shutdown and ended with {asked.end}"
+        refused = exchange.end in ("queue_full", "draining", "too_large")
+        assert not (refused and exchange.tokens), f"{name} was under way and ended with {exchange.end}"
+        assert not (exchange.resubmitted and exchange.end in ("queue_full", "draining")), (
+            f"{name} ended with {exchange.end}"
+        )
+        assert refused or exchange.left or exchange.end == "error", f"{name} ended with {exchange.end}"
+        assert exchange.end != "too_large" or not fits(exchange, scenario), f"{name} would fit"
+        assert len(exchange.tokens) <= end and letters.startswith(exchange.text), f"{name} showed {exchange.text!r}"
+    if exchange.late and not exchange.left and not exchange.resubmitted:
+        assert exchange.end == "draining", f"{name} came after the shutdown and ended with {exchange.end}"
+    assert exchange.late or exchange.end != "draining", f"{name} came before the shutdown and ended with {exchange.end}"
 
 
-def check_logprobs(asked: Asked) -> None:
-    """One for each output token and, as soon as there is any, for each prompt token that was asked for."""
-    request, prompt = asked.request, unpack(asked.request.tokens)
-    right = right_logprobs([*prompt, *asked.tokens], request.prompt_len) if request.logprobs is not None else []
-    assert asked.logprobs == right, f"{request.id} has log probabilities {asked.logprobs}, right is {right}"
+def check_logprobs(exchange: Exchange) -> None:
+    """Check that each output token and each requested prompt token has a log probability.
+
+    Log probabilities of the prompt may be incomplete as long as the request has no output.
+    """
+    request, prompt = exchange.request, unpack(exchange.request.tokens)
+    right = right_logprobs([*prompt, *exchange.tokens], request.prompt_len) if request.logprobs is not None else []
+    assert exchange.logprobs == right, f"{request.id} has log probabilities {exchange.logprobs}, right is {right}"
     begin = request.prompt_logprobs_from
     right = right_logprobs(prompt, begin) if begin is not None else []
-    found = asked.prompt_logprobs
-    assert found == right[: None if asked.tokens else len(found)], (
+    found = exchange.prompt_logprobs
+    assert found == right[: None if exchange.tokens else len(found)], (
         f"{request.id} has {found} of its prompt, not {right}"
     )
 
 
-def expected_answer(asked: Asked) -> tuple[str, int, bool]:
-    """What is shown, how many tokens there are, and whether something stops it, if nothing else intervenes."""
-    stops, letters = asked.request.stops, Letters().decode(asked.oracle)
-    drawn = enumerate(asked.oracle, 1)
+def expected_answer(exchange: Exchange) -> tuple[str, int, bool]:
+    """Return the text shown, the number of tokens, and whether something stops it, if nothing else intervenes."""
+    stops, letters = exchange.request.stops, Letters().decode(exchange.oracle)
+    drawn = enumerate(exchange.oracle, 1)
     at_token = next((at for at, token in drawn if at > stops.min_tokens and token in stops.token_ids), None)
     found = [(letters.find(piece) + len(piece), piece) for piece in stops.strings if piece in letters]
     if found and (at_token is None or found[0][0] < at_token):
@@ -339,18 +364,18 @@ def expected_answer(asked: Asked) -> tuple[str, int, bool]:
         return letters[: end if stops.keep_stop else end - len(piece)], end, True
     if at_token is not None:
         return letters[: at_token if stops.keep_stop else at_token - 1], at_token, True
-    return letters, len(letters), asked.grammar is not None and not asked.grammar.allowed(asked.oracle)
+    return letters, len(letters), exchange.grammar is not None and not exchange.grammar.allowed(exchange.oracle)
 
 
-def at_the_limit(asked: Asked, scenario: Scenario) -> bool:
-    """Whether it fills the pool: each position but the last token's has its place there.
+def at_the_limit(exchange: Exchange, scenario: Scenario) -> bool:
+    """Return whether the request fills the pool: every position except the last token's has its entry in a page.
 
-    One that comes back from the queue needs a place for its next token too.
+    A request that comes back from the queue also needs an entry for its next token.
     """
     room = scenario.room
-    return room is not None and asked.request.prompt_len + len(asked.tokens) in (room, room + 1)
+    return room is not None and exchange.request.prompt_len + len(exchange.tokens) in (room, room + 1)
 
 
-def fits(asked: Asked, scenario: Scenario) -> bool:
-    """A request fits if its prompt and one token do."""
-    return scenario.room is None or asked.request.prompt_len + 1 <= scenario.room
+def fits(exchange: Exchange, scenario: Scenario) -> bool:
+    """Return whether the pool can hold the request's prompt and one token."""
+    return scenario.room is None or exchange.request.prompt_len + 1 <= scenario.room

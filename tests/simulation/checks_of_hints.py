@@ -1,4 +1,4 @@
-"""What clients say of their states is heeded: positions, ends that nobody wants, and states that were not kept."""
+"""Checks that clients' hints about states are followed: checkpoint positions, unneeded ends, recorded denials."""
 
 from typing import TYPE_CHECKING
 
@@ -13,58 +13,59 @@ if TYPE_CHECKING:
 
 
 class HintChecks:
-    """By grant. _going_on: those whose requests are not over, so that their last states are wanted in any case."""
+    """Checks of the messages and accounts of grants whose requests carry hints."""
 
     def __init__(self, unit: "Unit") -> None:
         self._unit = unit
-        self._acquired: dict[int, Acquire] = {}
-        self._requests: dict[int, Request] = {}
-        self._going_on: set[int] = set()
+        self._acquired: dict[int, Acquire] = {}  # by grant, until its Admit
+        self._requests: dict[int, Request] = {}  # by grant
+        self._requeued: set[int] = set()  # grants that end with a retraction or replay, so their last states are needed
 
-    def sent(self, message: Message) -> None:
+    def on_send(self, message: Message) -> None:
         match message:
             case Acquire(grant):
                 self._acquired[grant] = message
             case Admit(grant, request):
-                told = self._acquired.pop(grant)
-                assert (told.checkpoints, told.keep) == (request.checkpoints, request.keep), (
-                    f"the cache was told otherwise of grant {grant}"
+                acquire = self._acquired.pop(grant)
+                assert (acquire.checkpoints, acquire.keep) == (request.checkpoints, request.keep), (
+                    f"the hints in the Acquire are not those of grant {grant}"
                 )
                 self._requests[grant] = request
             case Want(grant, checkpoints):
                 for position, kind in checkpoints:
                     self._check_wanted(grant, position, kind)
             case Requeue(request):
-                self._going_on.add(self._unit.results.records[request.id].grant)
+                self._requeued.add(self._unit.results.records[request.id].grant)
             case Donate(grant, _, position, _, True) | SaveFromReq(grant, _, _, position):
-                assert not self.is_given_up(grant), f"the state of grant {grant} at {position} is wanted by nobody"
+                assert not self.is_given_up(grant), f"the state of grant {grant} at {position} is not needed"
 
     def is_given_up(self, grant: int) -> bool:
-        """Whether the client has said that nobody goes on from the end, which this is."""
+        """Return whether the grant ends with its request, and the client said that nothing resumes from that end."""
         request = self._requests.get(grant)
-        return request is not None and request.keep == "never" and grant not in self._going_on
+        return request is not None and request.keep == "never" and grant not in self._requeued
 
     def _check_wanted(self, grant: int, position: int, kind: Kind) -> None:
         request = self._requests[grant]
         if kind is Kind.ASKED:
-            assert position in request.checkpoints, f"grant {grant} wants {position}, for which nobody has asked"
+            assert position in request.checkpoints, f"grant {grant} wants {position}, which the client did not request"
         own = kind in (Kind.PROMPT_END, Kind.LAST_END)
-        assert not own or request.keep != "never", f"grant {grant} wants {position}, from which nobody goes on"
+        assert not own or request.keep != "never", f"grant {grant} wants {position} for an end that is not needed"
 
-    def check_kept(self, account: Account) -> None:
-        """Of each position that was asked for, up to where the tree knows the tokens, there is a state or a note."""
+    def check_checkpoints(self, account: Account) -> None:
+        """Check each requested position that the tree knows: it has or had a state, or is recorded as denied."""
         if account.epoch != self._unit.cache.tree.epoch:
             return
         path = list(path_to_root(account.node))
         for position in account.acquire.checkpoints:
             [step] = [step for step in path if step.start < position <= step.end] or [None]
             if step is not None:
-                kept = step.end == position and (step.state is not None or step.evicted)
-                assert kept or position in step.denied, f"grant {account.grant} lacks a state at {position} unsaid"
+                is_stored = step.end == position and (step.state is not None or step.evicted)
+                is_denied = position in step.denied
+                assert is_stored or is_denied, f"grant {account.grant} has no state and no denial at {position}"
 
 
 def check_denied(node: Node) -> None:
-    """What was not kept is noted at its own tokens, and not where there is a state."""
+    """Check that each denial is recorded at a position of this node's own tokens, and not where there is a state."""
     for position in node.denied:
-        assert node.start < position <= node.end, f"node {node.id} tells of a state at {position}, not its own"
-        assert position < node.end or node.state is None, f"node {node.id} has a state at {position}, and denies it"
+        assert node.start < position <= node.end, f"node {node.id} records a denial at {position}, which is not its own"
+        assert position < node.end or node.state is None, f"node {node.id} has a denied state at {position}"

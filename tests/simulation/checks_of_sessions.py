@@ -1,4 +1,4 @@
-"""What must hold of names and of the copies below the pool: at every delivery, when all is quiet, at the end."""
+"""Checks of session names and of the copies below the pool: after every delivery, when all is quiet, and at the end."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class SessionChecks:
-    """A copy that was found right is not hashed again as long as it is the same."""
+    """Checks of the names, copies, loans, bytes and queues of the tiers below the pool.
+
+    A copy that was found right is not hashed again until something about it changes.
+    """
 
     def __init__(self, simulation: "Simulation", cache: Cache) -> None:
         self._device = simulation.device
@@ -29,11 +32,13 @@ class SessionChecks:
         self._cache = cache
         self._store = cache.tiers.store
         self._names = cache.tiers.names
+        # The facts of each copy when it was last found right.
         self._right: dict[Node[StateCopy], tuple[object, ...]] = {}
-        self._on = bool(simulation.scenario.talks or self._limits.host_bytes)
+        self._enabled = bool(simulation.scenario.talks or self._limits.host_bytes)
 
     def check(self) -> None:
-        if self._on:
+        """Check everything; called after every delivery to the cache."""
+        if self._enabled:
             check_names(self._names.in_pool, self._cache.tree)
             check_names(self._names.stored, self._store.tree)
             self._check_loans()
@@ -42,51 +47,57 @@ class SessionChecks:
             for node in self._store.tree.states:
                 self._check_copy(node, copy_of(node))
 
-    def told(self, message: Kept | Suspended) -> None:
-        """What the api is told of a state's place is so as it is said, and the state is really there."""
+    def check_report(self, message: Kept | Suspended) -> None:
+        """Check that the place which is reported to the api is right, and that the state is really there."""
         session = message.session if isinstance(message, Kept) else self._client.sessions.suspending[message.ticket]
         tier, position, node = self._place(session)
-        said = (message.tier, message.position)
-        assert said == (tier, position), f"{message} is said of {session}, which is at {tier}, {position}"
+        reported = (message.tier, message.position)
+        assert reported == (tier, position), f"{message} is sent for {session}, which is at {tier}, {position}"
         if node is not None and tier == "disk":
             assert name_of(node) in self._disk.stored, f"{message}: {session} has no file"
 
-    def saved(self, save: SaveFromReq, epoch: int) -> None:
-        """The session's name is at the end of its turn now. epoch: the tree's as the turn's account was opened."""
+    def check_save(self, save: SaveFromReq, epoch: int) -> None:
+        """Check that the session's name is now at the end of its turn.
+
+        epoch: the tree's when the turn's account was opened
+        """
         if save.position and save.session in self._names.opened and epoch == self._cache.tree.epoch:
             node = self._names.in_pool.get(save.session)
             at = node.end if node is not None else None
             assert at == save.position, f"{save.session} was saved at {save.position}, and its name is at {at}"
 
     def check_quiet(self, moving: bool) -> None:
-        """No message is under way. moving: the device or the disk have something to do, or a client will."""
-        if not self._on:
+        """Check what holds while no message is in flight.
+
+        moving: whether the device, the disk or a client has more to do
+        """
+        if not self._enabled:
             return
         waiting = {command.session for command in self._cache.tiers.commands}
         for session in self._client.sessions.open.values():
             if session.name not in waiting and not self._cache.tiers.is_busy(session.name):
-                self._check_kept(session)
+                self._check_last_report(session)
         if not moving:
             assert not waiting, f"commands of {waiting} wait for nothing"
-            self._check_nothing_is_forgotten()
+            self._check_nothing_leaked()
 
-    def _check_kept(self, session: Session) -> None:
-        """What was told last is how it is, and the name is on the way to where the session's log has got to."""
+    def _check_last_report(self, session: Session) -> None:
+        """Check that the last report to the api is still right, and that the name is on a state of its log."""
         tier, position, _ = self._place(session.name)
-        kept = session.kept
+        report = session.last_report
         if not self._is_coming(session.name):
-            assert kept is not None, f"nothing was told of {session.name}"
-            assert (kept.tier, kept.position) == (tier, position), f"{kept} was told last, it is {tier}, {position}"
+            assert report is not None, f"nothing was reported of {session.name}"
+            assert (report.tier, report.position) == (tier, position), f"{report}, but it is {tier}, {position}"
         nodes: tuple[Node[Any] | None, ...] = (
             self._names.in_pool.get(session.name),
             self._names.stored.get(session.name),
         )
-        for node in nodes if session.running is None else ():
+        for node in nodes if session.running is None else ():  # A running turn may have taken the state along.
             at = unpack(tokens_to(node)) if node is not None else []
             assert session.may_stand_at(at), f"{session.name} stands at {at}, its turns are {session.log}"
 
-    def _check_nothing_is_forgotten(self) -> None:
-        """Nothing is in host memory or on disk of which the cache does not know."""
+    def _check_nothing_leaked(self) -> None:
+        """Check that host memory and disk hold nothing that the cache does not know."""
         copies = [(node, copy_of(node)) for node in self._store.tree.states]
         assert not self._store.leaving, "a flushed copy stays, and nothing moves"
         assert not self._store.busy and not any(copy.busy for _, copy in copies), "a copy is busy, and nothing moves"
@@ -95,8 +106,12 @@ class SessionChecks:
         assert not self._client.sessions.suspending, f"not answered: {self._client.sessions.suspending}"
 
     def check_end(self, crashed: bool) -> None:
-        """All sessions are closed. A file whose session was closed during a crash is found again without a name."""
-        if self._on:
+        """Check that nothing is left after all sessions are closed.
+
+        crashed: whether actors were restarted. The file of a session that was closed during a restart is found again
+        without a name, and stays.
+        """
+        if self._enabled:
             names = self._names
             assert not names.opened and not names.in_pool and not names.stored, "a name is left"
             left = [name_of(node) for node in self._store.tree.states]
@@ -114,7 +129,7 @@ class SessionChecks:
         return stored is not None and copy_of(stored).host is Presence.COMING
 
     def _check_loans(self) -> None:
-        """A request that waits for a copy or is filled from it has one loan on it, and nobody else has."""
+        """Check that each copy is lent exactly once to each request that waits for it or is filled from it."""
         lent: Counter[Node[StateCopy]] = Counter()
         lent.update(account.fill for account in self._cache.accounts.values() if account.fill is not None)
         lent.update(parked.awaits for parked in self._cache.waiting.in_order() if parked.awaits is not None)
@@ -123,6 +138,7 @@ class SessionChecks:
         assert not any(node.state is not None for node in lent), "a copy that is not in the tree is lent"
 
     def _check_bytes(self) -> None:
+        """Check that the bytes in host memory and on disk are counted right, and within their limits."""
         copies = [copy_of(node) for node in (*self._store.tree.states, *self._store.leaving)]
         host = sum(copy.size for copy in copies if copy.host is not Presence.ABSENT)
         disk = sum(copy.file_size for copy in copies if copy.disk is not Presence.ABSENT)
@@ -131,7 +147,10 @@ class SessionChecks:
         assert self._disk.bytes <= self._limits.disk_bytes, f"{self._disk.bytes} bytes in files"
 
     def _check_queues(self) -> None:
-        """Those that may go or be written are all that a look at the copies finds; by age, the oldest is the first."""
+        """Check that each queue of copies holds exactly what a scan of all copies finds.
+
+        The first in a queue by age is the oldest.
+        """
         queues = self._store._queues
         is_next: dict[str, Callable[[StateCopy], bool]] = {
             "in_both": lambda copy: copy.in_host and copy.in_file and not copy.busy,
@@ -145,14 +164,15 @@ class SessionChecks:
             all_right = {node for node in self._store.tree.states if right(copy_of(node))}
             queue = getattr(queues, name)
             wrong = [node.id for node in self._store.tree.states if (node in queue) != (node in all_right)]
-            assert not wrong, f"{wrong} are {name}, or are not and should be"
+            assert not wrong, f"{wrong} are in {name} and should not be, or the other way round"
             if isinstance(queue, ByAge):
                 first = min(all_right, key=lambda node: node.used, default=None)
-                assert queue.least() is first, f"the first that is {name} is not at {first}"
+                assert queue.least() is first, f"the first of {name} is not {first}"
             else:
-                assert (queue.least() is None) == (not all_right), f"none is {name}, or there should be"
+                assert (queue.least() is None) == (not all_right), f"{name} is wrongly empty or wrongly not"
 
     def _check_copy(self, node: Node[StateCopy], copy: StateCopy) -> None:
+        """Check that a copy is where its flags say, and that it holds the right state and entries."""
         there = self._device.vault.get(copy.key) if copy.in_host else None
         found = (copy.key, copy.host, copy.disk, copy.busy, id(there))
         if self._right.get(node) == found:
@@ -172,7 +192,7 @@ class SessionChecks:
 
 
 def check_names(names: Mapping[str, Node[Any]], tree: RadixTree[Any]) -> None:
-    """Each name is on one node, which has a state, and each node knows its names."""
+    """Check that each name is on one node, that the node has a state, and that it lists the name."""
     for session, node in names.items():
         assert node in tree.states, f"{session} is at a node without a state"
         assert session in node.sessions, f"{session} is not among the names of its node"
@@ -180,4 +200,5 @@ def check_names(names: Mapping[str, Node[Any]], tree: RadixTree[Any]) -> None:
 
 
 def name_of(node: Node[StateCopy]) -> tuple[str, Tokens]:
+    """Return the salt and tokens by which the file of this copy is found."""
     return root_of(node).salt, tokens_to(node)

@@ -1,6 +1,7 @@
-"""After each delivery: which state is to go next is known of every state, and what it saves is not thought too high.
+"""Checks of the eviction order, and of requests that wait for a prefix that another request computes.
 
-And nobody waits for a state that another computes and that will not come.
+After each delivery every state is in the right queue and not overrated, and no request waits for a state that will not
+come.
 """
 
 from math import frexp
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
 
 
 def check_worth(cache: Cache) -> None:
+    """Check the kinds and ages of all states, the ghosts (evicted states that are watched), and the queues."""
     states, ghosts = cache.tree.states, vars(cache.eviction)["_ghosts"]
-    assert not any(node in states for node in ghosts), "a state is watched as one that had to go"
-    assert all(node in cache.tree.nodes for node in ghosts), "what has left the tree is still watched"
+    assert not any(node in states for node in ghosts), "a state in the pool is watched as an evicted one"
+    assert all(node in cache.tree.nodes for node in ghosts), "a node that left the tree is still watched"
     for node in states:
         assert (node.kind is Kind.NAMED) == bool(node.sessions), f"node {node.id} is {node.kind.label}, or has no name"
         assert 0 <= node.since <= cache.tree.uses - node.used, f"node {node.id} is older than its kind"
@@ -35,30 +37,37 @@ def check_worth(cache: Cache) -> None:
 
 
 def check_queues(order: "ByWorth", cache: Cache) -> None:
-    """Each state is in one queue, that of its kind; and of what it saves, or of less where an ancestor has gone."""
+    """Check that each state is in the queue of its kind, at a saving no greater than what it saves.
+
+    Its recorded saving may be too low where an ancestor's state was evicted.
+    """
     states, places = cache.tree.states, order._places
     assert places.keys() == states.keys(), "the order is not that of the tree's states"
     queued = [node for queue in order._queues.values() for node in queue]
     assert len(queued) == len(states), f"{len(queued)} places for {len(states)} states"
     for node, (kind, _) in places.items():
-        assert kind is node.kind, f"node {node.id} is {node.kind.label}, and stands with those that are {kind.label}"
+        assert kind is node.kind, f"node {node.id} is {node.kind.label}, and is queued as {kind.label}"
     for node in states:
         lower = list(states_below(node))
-        if len(lower) < BELOW // 4:
+        if len(lower) < BELOW // 4:  # The order updates only a limited number of states below a new one.
             for each in lower:
                 most = frexp(order._savings(each))[1]
-                assert places[each][1] <= most, f"node {each.id} stands with those that save more"
+                assert places[each][1] <= most, f"node {each.id} is queued with states that save more"
 
 
-def watch(tiers: HostAndDisk) -> None:
-    """From now on no state is dropped that is worth a copy and has room for it, nor a session's copy for another's."""
+def watch_losses(tiers: HostAndDisk) -> None:
+    """Make `_leave` and `reserve` fail on a loss that must not happen.
+
+    Such a loss is dropping a state that is worth a copy and has room for one, or evicting a session's copy for one that
+    has no name.
+    """
     original_leave, original_reserve = tiers._leave, tiers.store.reserve
 
     def leave(node: Node[Lease], place: Any) -> None:
         store = tiers.store
         has_room = store.host_bytes + store.limits.memory_bytes(node.end) <= store.limits.host_bytes
-        is_taken = store.tree.match(root_of(node).salt, tokens_to(node), node.end).node.end == node.end
-        dropped = place is None and tiers.is_to_copy(node) and has_room and not is_taken
+        has_copy = store.tree.match(root_of(node).salt, tokens_to(node), node.end).node.end == node.end
+        dropped = place is None and tiers.is_to_copy(node) and has_room and not has_copy
         assert not dropped, f"the state of node {node.id} is dropped, and a copy would pay"
         original_leave(node, place)
 
@@ -66,7 +75,7 @@ def watch(tiers: HostAndDisk) -> None:
         named = dict(tiers.names.stored)
         found = original_reserve(salt, tokens, of)
         assert (of is not None and of.sessions) or named == tiers.names.stored, (
-            "a session lost its copy to a stranger's"
+            "a session lost its copy to one without a name"
         )
         return found
 
@@ -74,49 +83,44 @@ def watch(tiers: HostAndDisk) -> None:
 
 
 class MarkChecks:
-    """What others wait for, as (grant, position).
-
-    _asked: what the scheduler has been asked for. _saved: what a step that was sent saves. _refused: what the cache
-    knows not to come.
-    """
+    """Checks of the states that other requests wait for, as (grant, position)."""
 
     def __init__(self, unit: "Unit") -> None:
         self._unit = unit
-        self._asked: set[tuple[int, int]] = set()
-        self._saved: set[tuple[int, int]] = set()
-        self._refused: set[tuple[int, int]] = set()
+        self._pending: set[tuple[int, int]] = set()  # marked, and neither saved nor refused yet
+        self._saved: set[tuple[int, int]] = set()  # saved by a step that was sent
+        self._refused: set[tuple[int, int]] = set()  # known to the cache as not coming
 
-    def sent(self, message: Message) -> None:
+    def on_send(self, message: Message) -> None:
         match message:
             case Passed(grant, position):
-                on_its_way = (grant, position) in self._saved and grant in self._unit.scheduler.state.rows
-                assert not on_its_way, f"the state of grant {grant} at {position} is on its way, and given up"
-                self._asked.discard((grant, position))
+                is_saved = (grant, position) in self._saved and grant in self._unit.scheduler.state.rows
+                assert not is_saved, f"the state of grant {grant} at {position} is saved, but reported as passed"
+                self._pending.discard((grant, position))
             case Step(checkpoints=checkpoints):
                 self._saved.update((saved.grant, saved.position) for saved in checkpoints)
-                self._asked -= self._saved
+                self._pending -= self._saved
             case Spare(grant, _, denied):
                 self._refused.update((grant, position) for position in denied)
-                self._asked.difference_update((grant, position) for position in denied)
+                self._pending.difference_update((grant, position) for position in denied)
 
-    def arrives(self, message: Message) -> None:
+    def on_delivery(self, message: Message) -> None:
         match message:
             case Mark(grant, position):
-                self._asked |= {(grant, position)} - self._saved - self._refused
+                self._pending |= {(grant, position)} - self._saved - self._refused
             case Passed(grant, position):
                 self._refused.add((grant, position))
 
     def check_scheduler(self) -> None:
-        """What others wait for is still to be computed; of what has passed they were told, or the row is gone."""
+        """Check that each pending position is still wanted by its row. Marks of rows that are gone are dropped."""
         rows = self._unit.scheduler.state.rows
-        self._asked = {(grant, position) for grant, position in self._asked if grant in rows}
-        for grant, position in self._asked:
-            assert position in rows[grant].targets, f"others wait for grant {grant} at {position}, and none is told"
+        self._pending = {(grant, position) for grant, position in self._pending if grant in rows}
+        for grant, position in self._pending:
+            assert position in rows[grant].targets, f"others wait for grant {grant} at {position}, which its row omits"
 
     def check_cache(self) -> None:
+        """Check that no account is still marked at a position that the cache knows not to come."""
         accounts = self._unit.cache.accounts
         self._refused = {(grant, position) for grant, position in self._refused if grant in accounts}
         for grant, position in self._refused:
-            assert position not in accounts[grant].marks, (
-                f"a state of grant {grant} at {position} is waited for in vain"
-            )
+            assert position not in accounts[grant].marks, f"a state of grant {grant} at {position} is still waited for"

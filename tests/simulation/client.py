@@ -1,4 +1,4 @@
-"""The api's actor in the simulation: it asks, gives up, asks again after a restart, and remembers what it was told."""
+"""The api's side of the ring in the simulation: it submits, aborts and resubmits, and checks what it gets."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -37,63 +37,61 @@ LONGEST_PROMPT = 42
 
 
 class Letters:
-    """Token i as a letter."""
+    """A tokenizer that decodes token i to one letter."""
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return "".join([chr(ord("0") + i) for i in ids])
 
 
 @dataclass(eq=False)
-class Asked:
-    """A request, the right output if nothing but max_tokens stops it, and what has come back.
-
-    left: it was given up. late: asked after the shutdown began. resubmitted: asked again after a restart.
-    session: whose turn it is.
-    """
+class Exchange:
+    """A request, and what has come back of it."""
 
     request: Request
-    oracle: list[int]
-    leave: Leave | None
-    session: Session | None = None
+    oracle: list[int]  # the right output if nothing but max_tokens stops it
+    leave: Leave | None  # when the client gives up, if it does
+    session: Session | None = None  # the session whose turn it is
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    end: str | None = None
-    cause: str | int | None = None
+    end: str | None = None  # how it was answered
+    cause: str | int | None = None  # the stop reason, or the text of an error
     answers: int = 0
     grammar: ToyGrammar | None = None
-    left: bool = False
-    late: bool = False
-    resubmitted: bool = False
+    left: bool = False  # it was given up
+    late: bool = False  # submitted after the shutdown began
+    resubmitted: bool = False  # submitted again after a restart
 
     @property
     def has_enough(self) -> bool:
-        wanted = self.leave.tokens if self.leave is not None else None
-        return wanted is not None and len(self.tokens) >= wanted
+        """Whether the client has received as many tokens as it wants before it leaves."""
+        limit = self.leave.tokens if self.leave is not None else None
+        return limit is not None and len(self.tokens) >= limit
 
 
 class Client:
-    """An id stays taken until its request is answered; one that was given up is answered too, but to nobody.
+    """The actor in the api's place.
 
-    later: has `fire` called with something after some time.
+    The id of a request is in use until the request is answered. A request that was given up is answered too, and the
+    answer is ignored.
     """
 
-    def __init__(self, scenario: Scenario, send: Send, later: Callable[[float, Any], None]) -> None:
-        self.asked: list[Asked] = []
-        self.drained: list[list[str]] = []
+    def __init__(self, scenario: Scenario, send: Send, call_later: Callable[[float, Any], None]) -> None:
+        self.exchanges: list[Exchange] = []  # every request so far, in order of submission
+        self.drained: list[list[str]] = []  # the lists of astray leases that `Drained` brought
         self.flushed = 0
         self.draining = False
         self.paused: PauseMode | None = None
-        self.pausing: dict[int, PauseMode] = {}
+        self.pausing: dict[int, PauseMode] = {}  # the mode of each pause that is not answered, by ticket
         self.counters: Counter[str] = Counter()
         self._scenario = scenario
         self._send = send
-        self._later = later
-        self._open: dict[str, Asked] = {}
-        self._now: deque[Any] = deque()
+        self._call_later = call_later  # calls `fire` with a value after some time
+        self._open: dict[str, Exchange] = {}  # by request id
+        self._now: deque[Any] = deque()  # to be fired as soon as the mailbox is empty
         self._tickets = 0
-        self._handed_over = False
+        self._handed_over = False  # whether the sessions were suspended before the shutdown
         self.sessions = Sessions(send, self._ask_turn, self._soon)
 
     @property
@@ -106,10 +104,10 @@ class Client:
                 for output in outputs:
                     self._output(output)
             case Ended(request, reason, text):
-                asked = self._named(request)
-                asked.cause = text
+                exchange = self._named(request)
+                exchange.cause = text
                 # A pool that no longer holds what was delivered is full: the answer ends there.
-                self._end(asked, "length" if reason == "too_large" and asked.tokens else reason)
+                self._end(exchange, "length" if reason == "too_large" and exchange.tokens else reason)
             case Flushed():
                 self.flushed += 1
             case Drained(astray):
@@ -120,13 +118,13 @@ class Client:
             case Kept() | Suspended():
                 self.sessions.receive(message)
             case Restarted():
-                self.sessions.restarted()
+                self.sessions.restart()
                 self._resubmit()
             case _:
                 raise TypeError(f"the api got {message!r}")
 
     def act(self) -> None:
-        """What comes at once, as soon as everything that was there to be received has been."""
+        """Fire what is due at once, after every message that was there has been received."""
         while self._now:
             self.fire(self._now.popleft())
 
@@ -134,7 +132,7 @@ class Client:
         match what:
             case Ask():
                 self.ask(what)
-            case Asked():
+            case Exchange():
                 self.give_up(what)
             case _:
                 self.sessions.fire(what)
@@ -143,12 +141,12 @@ class Client:
         return ()
 
     def ask(self, ask: Ask) -> None:
-        """Half of the requests are the next turn of one that was answered; some take an answered one's id."""
+        """Submit a request: half of them continue one that was answered, and some reuse the id of one."""
         prompt, salt, name = list(ask.prompt), ask.salt, ask.id
-        answered = [asked for asked in self.asked if asked.end is not None]
-        talks = [asked for asked in answered if asked.tokens]
-        if ask.continues is not None and talks:
-            before = talks[int(ask.continues * len(talks))]
+        answered = [exchange for exchange in self.exchanges if exchange.end is not None]
+        with_output = [exchange for exchange in answered if exchange.tokens]
+        if ask.continues is not None and with_output:
+            before = with_output[int(ask.continues * len(with_output))]
             prompt = (unpack(before.request.tokens) + before.tokens + prompt[-3:])[:LONGEST_PROMPT]
             salt = before.request.salt
         if ask.reuses and answered and answered[-1].request.id not in self._open:
@@ -156,36 +154,37 @@ class Client:
             self.counters["duplicate id"] += 1
         self._submit(name, prompt, salt, ask)
 
-    def _ask_turn(self, turn: Turn, session: Session, prompt: list[int]) -> Asked:
+    def _ask_turn(self, turn: Turn, session: Session, prompt: list[int]) -> Exchange:
         return self._submit(turn.ask.id, prompt, session.salt, turn.ask, session)
 
-    def _submit(self, name: str, prompt: list[int], salt: str, ask: Ask, session: Session | None = None) -> Asked:
+    def _submit(self, name: str, prompt: list[int], salt: str, ask: Ask, session: Session | None = None) -> Exchange:
+        """Submit a request, and schedule its client's departure."""
         request, right = self._request(name, prompt, salt, ask, session.name if session is not None else "")
-        asked = Asked(request, right, ask.leave, session, grammar=ask.grammar, late=self.draining)
-        self.asked.append(asked)
-        self._open[request.id] = asked
+        exchange = Exchange(request, right, ask.leave, session, grammar=ask.grammar, late=self.draining)
+        self.exchanges.append(exchange)
+        self._open[request.id] = exchange
         self._send("scheduler", Submit(request))
         if ask.leave is not None and ask.leave.tokens is None:
-            self._later(ask.leave.after, asked)
-        return asked
+            self._call_later(ask.leave.after, exchange)
+        return exchange
 
-    def give_up(self, asked: Asked) -> None:
-        """Whose time is over is given up again when its connection closes."""
-        if asked.end is not None or asked.leave is None:
+    def give_up(self, exchange: Exchange) -> None:
+        """Abort a request. One that timed out is aborted again when its connection closes."""
+        if exchange.end is not None or exchange.leave is None:
             return
-        if asked.left:
+        if exchange.left:
             self.counters["client twice"] += 1
-            self._send("scheduler", Abort(asked.request.id, "aborted"))
+            self._send("scheduler", Abort(exchange.request.id, "aborted"))
             return
-        asked.left = True
-        self.counters[f"client {asked.leave.how}"] += 1
-        if asked.leave.how == "timeout":
-            self._send("scheduler", Abort(asked.request.id, "timeout"))
-            self._later(asked.leave.after, asked)
+        exchange.left = True
+        self.counters[f"client {exchange.leave.how}"] += 1
+        if exchange.leave.how == "timeout":
+            self._send("scheduler", Abort(exchange.request.id, "timeout"))
+            self._call_later(exchange.leave.after, exchange)
             return
-        self._send("scheduler", Abort(asked.request.id, "aborted"))
-        if asked.leave.how == "gone" and asked.session is not None:
-            self.sessions.ended(asked.session, asked)
+        self._send("scheduler", Abort(exchange.request.id, "aborted"))
+        if exchange.leave.how == "gone" and exchange.session is not None:
+            self.sessions.turn_ended(exchange.session, exchange)
 
     def pause(self, mode: PauseMode) -> None:
         self.counters[f"pause {mode}" + (" of requests" if self._open else "")] += 1
@@ -199,7 +198,10 @@ class Client:
         self._send("scheduler", Continue())
 
     def wind_down(self) -> bool:
-        """The next thing to do at the end, as soon as all is quiet; False if there is none."""
+        """Take the next step of the shutdown when all is quiet, and return False if there is none.
+
+        The steps are: suspend the sessions, drain the ring, close the sessions.
+        """
         sessions = self.sessions
         if not self.draining and self._scenario.hand_over and not self._handed_over:
             self._handed_over = True
@@ -215,8 +217,9 @@ class Client:
         return True
 
     def _soon(self, after: float, what: Any) -> None:
+        """Fire a value after some time, or as soon as the mailbox is empty if the time is 0."""
         if after:
-            self._later(after, what)
+            self._call_later(after, what)
         else:
             self._now.append(what)
 
@@ -225,6 +228,7 @@ class Client:
         self._send("scheduler", Drain())
 
     def _request(self, name: str, prompt: list[int], salt: str, ask: Ask, session: str) -> tuple[Request, list[int]]:
+        """Build the request of an Ask, and its right output."""
         sampling = Sampling(temperature=0.0) if ask.seed is None else Sampling(seed=ask.seed)
         stops = Stops(ask.max_tokens, ask.min_tokens, (), ask.stop_ids, ask.keep_stop)
         allowed = partial(may_draw, ask.grammar, stops=stops) if ask.grammar is not None else lambda output: ANY
@@ -235,7 +239,7 @@ class Client:
             strings = (Letters().decode(right[start : start + length]) or "0",)
         ends = tuple(sorted({int(share * len(prompt)) + 1 for share in ask.ends}))
         begin = None if ask.prompt_logprobs_from is None else int(ask.prompt_logprobs_from * len(prompt))
-        asked = {int(share * (len(prompt) - 1)) + 1 for share in ask.checkpoints if len(prompt) > 1}
+        checkpoints = {int(share * (len(prompt) - 1)) + 1 for share in ask.checkpoints if len(prompt) > 1}
         request = Request(
             id=name,
             tokens=pack(prompt),
@@ -249,54 +253,57 @@ class Client:
             prompt_logprobs_from=begin,
             session=session,
             flow=self._scenario.flow_of(name),
-            grammar=ask.grammar.written() if ask.grammar is not None else "",
-            checkpoints=tuple(sorted(asked)),
+            grammar=ask.grammar.to_text() if ask.grammar is not None else "",
+            checkpoints=tuple(sorted(checkpoints)),
             keep=ask.keep,
         )
         return request, right
 
     def _output(self, output: Output) -> None:
-        asked = self._named(output.request)
-        asked.tokens += unpack(output.tokens)
-        asked.text += output.text
-        asked.logprobs += output.logprobs
-        asked.prompt_logprobs += output.prompt_logprobs
-        assert asked.tokens == asked.oracle[: len(asked.tokens)], (
-            f"{output.request} got {asked.tokens}, right is {asked.oracle}"
+        """Take an output of the ring, and check that it continues the right one."""
+        exchange = self._named(output.request)
+        exchange.tokens += unpack(output.tokens)
+        exchange.text += output.text
+        exchange.logprobs += output.logprobs
+        exchange.prompt_logprobs += output.prompt_logprobs
+        assert exchange.tokens == exchange.oracle[: len(exchange.tokens)], (
+            f"{output.request} got {exchange.tokens}, right is {exchange.oracle}"
         )
-        assert output.completion_tokens == len(asked.tokens), f"{output} comes with {len(asked.tokens)} tokens"
+        assert output.completion_tokens == len(exchange.tokens), f"{output} comes with {len(exchange.tokens)} tokens"
         if output.finish_reason is not None:
-            asked.cause = output.stop_reason
-            self._end(asked, output.finish_reason)
-        elif asked.has_enough and not asked.left:
-            self.give_up(asked)
+            exchange.cause = output.stop_reason
+            self._end(exchange, output.finish_reason)
+        elif exchange.has_enough and not exchange.left:
+            self.give_up(exchange)
 
-    def _named(self, request: str) -> Asked:
+    def _named(self, request: str) -> Exchange:
         assert request in self._open, f"{request} was answered after its end"
         return self._open[request]
 
-    def _end(self, asked: Asked, reason: str) -> None:
-        asked.end = reason
-        asked.answers += 1
-        del self._open[asked.request.id]
+    def _end(self, exchange: Exchange, reason: str) -> None:
+        """Record the end of a request."""
+        exchange.end = reason
+        exchange.answers += 1
+        del self._open[exchange.request.id]
         self.counters[f"ended {reason}"] += 1
-        self.counters[f"constrained {reason}"] += asked.grammar is not None
-        if asked.session is not None:
-            self.sessions.ended(asked.session, asked)
+        self.counters[f"constrained {reason}"] += exchange.grammar is not None
+        if exchange.session is not None:
+            self.sessions.turn_ended(exchange.session, exchange)
 
     def _resubmit(self) -> None:
+        """Submit the open requests again after a restart, with their output so far; repeat pauses and a drain."""
         if self.paused is None:
             self.pausing.clear()
         else:
             for ticket in self.pausing or [0]:
                 self._send("scheduler", Pause(ticket, self.paused))
-        for asked in list(self._open.values()):
-            if asked.left:
-                self._end(asked, "aborted")
+        for exchange in list(self._open.values()):
+            if exchange.left:
+                self._end(exchange, "aborted")
                 continue
-            asked.resubmitted = True
+            exchange.resubmitted = True
             self.counters["resubmitted"] += 1
-            again = resubmission(asked.request, pack(asked.tokens), len(asked.text))
+            again = resubmission(exchange.request, pack(exchange.tokens), len(exchange.text))
             self._send("scheduler", Submit(again, resubmitted=True))
         if self.draining:
             self._send("scheduler", Drain())

@@ -1,4 +1,4 @@
-"""Fresh seeds at every run, and word of which they were."""
+"""Draw the first of the fresh seeds of a run, and print it."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""The hash device's second stream: copies to and from host memory, in order, beside its steps."""
+"""The hash device's second stream: it makes copies to and from host memory, in order, concurrently with the steps."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,30 +7,30 @@ from dataclasses import dataclass
 
 @dataclass(eq=False, slots=True)
 class EnqueuedCopy:
-    """fills: whether it writes its slot and pages, else it reads them. released: what it waits for has been done."""
+    """A copy on the stream."""
 
-    key: int
+    key: int  # the copy's key in host memory
     slot: int
     pages: list[int]
-    fills: bool
+    fills: bool  # it writes its slot and pages, rather than reading them
     carry_out: Callable[[], None]
-    released: bool = False
+    released: bool = False  # the device calls that it waits for have been executed
 
 
 class CopyStream:
-    """due: when the oldest copy is done; None if there is none, or it waits for the other stream."""
+    """A queue of copies, of which the oldest is made when it is due."""
 
     def __init__(self, duration: Callable[[], float]) -> None:
         self.enqueued: deque[EnqueuedCopy] = deque()
         self.now = 0.0
-        self.due: float | None = None
-        self._duration = duration
+        self.due: float | None = None  # when the oldest copy is done; None if there is none, or it is not released
+        self._duration = duration  # draws how long a copy takes
 
     def enqueue(self, copy: EnqueuedCopy) -> None:
         self.enqueued.append(copy)
 
     def release(self, copy: EnqueuedCopy) -> None:
-        """The other stream has come to the place that this copy waits for."""
+        """Let a copy begin: the other stream has executed everything that was enqueued before it."""
         copy.released = True
         self._begin()
 

@@ -1,4 +1,4 @@
-"""A disk of files: its calls are carried out late, in order, and go wrong where the scenario says so."""
+"""A simulated disk of state files: its calls are carried out late, in order, and fail where the scenario says so."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -13,20 +13,16 @@ from tests.simulation.hash_device import GARBAGE, Copy, DeviceError, HashDevice
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: `carry_out` writes, reads or deletes the file of `salt` and `tokens`."""
+    """A write, read or deletion of the file of `salt` and `tokens`, or a `clear`."""
 
-    how: str
-    key: int
+    how: str  # "write", "read", "delete" or "clear"
+    key: int  # the copy's key in host memory; for "clear" the ticket
     salt: str
     tokens: Tokens
 
 
 class SimulatedDisk:
-    """due: when the oldest call is done, None if there is none, or it writes a copy that the stream has not made yet.
-
-    What is written and what is read is compared with the right states. bad_writes and damaged_files: which writes fail,
-    and which files are damaged as soon as they are written, counted from 1. byte: seconds that reading is said to take.
-    """
+    """The disk as the cache sees it. Everything that is written or read is compared with the right states."""
 
     def __init__(
         self,
@@ -38,22 +34,23 @@ class SimulatedDisk:
     ) -> None:
         self.stored: dict[tuple[str, Tokens], Copy] = {}
         self.calls: deque[Call] = deque()
-        self.bad_writes: set[int] = set()
-        self.damaged_files: set[int] = set()
+        self.bad_writes: set[int] = set()  # which writes fail, counted from 1
+        self.damaged_files: set[int] = set()  # which files are damaged as soon as they are written, counted from 1
         self.now = 0.0
-        self.bytes = 0
+        self.bytes = 0  # the size of all files
         self.counters: Counter[str] = Counter()
         self._device = device
         self._size = size
         self._deliver = deliver
-        self._duration = duration
-        self._byte = byte
+        self._duration = duration  # draws how long a call takes
+        self._byte = byte  # seconds that reading one byte is reported to take
         self._damaged: set[tuple[str, Tokens]] = set()
+        # Files whose last write failed, or that were found damaged: deleting them again is no error.
         self._failed: set[tuple[str, Tokens]] = set()
         self._writes = 0
         self._due = 0.0
 
-    # What the cache asks for
+    # Calls of the cache
 
     def files(self) -> list[StateFile]:
         return [StateFile(salt, tokens, self._size(count(tokens))) for salt, tokens in self.stored]
@@ -74,12 +71,13 @@ class SimulatedDisk:
 
     @property
     def due(self) -> float | None:
+        """When the oldest call is done; None if there is none, or if the copy that it writes is not made yet."""
         if not self.calls or self.is_copy_under_way(self.calls[0]):
             return None
         return self._due
 
     def is_copy_under_way(self, call: Call) -> bool:
-        """Exported says that the copy is on the stream; a write waits until it is made."""
+        """Return whether this call writes a copy that is still on the stream: `Exported` may precede the copy."""
         return call.how == "write" and call.key in self._device.exporting
 
     def execute(self) -> None:
@@ -97,9 +95,9 @@ class SimulatedDisk:
                 self._delete(call)
 
     def reset(self, calls: int) -> None:
-        """The server is made anew, or killed and started again: of the calls under way so many were carried out.
+        """Restart or kill the server: the first `calls` of the calls under way are carried out, and the rest are lost.
 
-        The next one was in the middle of it: a file that was being written has not got its name.
+        The next one was interrupted: a file that was being written was not renamed, so it does not exist.
         """
         for call in list(self.calls)[:calls]:
             if call.how == "write" and call.key in self._device.vault:
@@ -115,6 +113,7 @@ class SimulatedDisk:
         self.calls.append(call)
 
     def _write(self, call: Call) -> str:
+        """Write a file and return an empty text, or return an error."""
         self._writes += 1
         self._failed.add((call.salt, call.tokens))
         if call.key in self._device.unmade:
@@ -138,6 +137,7 @@ class SimulatedDisk:
         return ""
 
     def _read(self, call: Call) -> str:
+        """Read a file and return an empty text, or delete it and return an error if it is damaged."""
         name = call.salt, call.tokens
         if call.key in self._device.vault or call.key in self._device.exporting:
             raise DeviceError(f"a file is read over copy {call.key}")
@@ -158,7 +158,7 @@ class SimulatedDisk:
     def _delete(self, call: Call) -> None:
         name = call.salt, call.tokens
         if name in self._failed:
-            return  # It was asked for before it was known that the write has failed, or that the file was damaged.
+            return  # The cache asked for it before it knew that the write failed, or that the file was damaged.
         if name not in self.stored:
             raise DeviceError(f"there is no file of {unpack(call.tokens)} to be deleted")
         del self.stored[name]
@@ -168,7 +168,7 @@ class SimulatedDisk:
 
 
 def check_copy(copy: Copy, tokens: Tokens, device: HashDevice) -> None:
-    """A copy is the state behind exactly these tokens, and their entries."""
+    """Check that a copy is the state after exactly these tokens, with their KV entries."""
     state, entries = 0, []
     for position, token in enumerate(unpack(tokens)):
         state = next_state(state, token, position)

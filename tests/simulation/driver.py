@@ -1,7 +1,7 @@
-"""Drives the real actors by a seed: which message is delivered next, who acts, how late the device is, what strikes.
+"""Drives the real actors by a seed: it draws the order of deliveries, which actor acts, delays and faults.
 
-First in, first out per sender and receiver is the contract; nothing more is taken for granted. Time is virtual: a turn
-of an actor takes 1, device calls and clients take what the scenario says.
+The only guarantee about order is first in, first out for each sender and receiver. Time is virtual: a turn of an actor
+takes 1, and calls of the device and of clients take what the scenario says.
 """
 
 import random
@@ -68,34 +68,37 @@ class InjectedCrash(Exception):
 
 
 class Simulation:
-    """One seed's world. `trace` is its schedule, written down if `tracing`."""
+    """The world of one seed: the actors, the client, the device, the disk, and the messages between them."""
 
     def __init__(self, scenario: Scenario | int, tracing: bool = False) -> None:
         self.scenario = scenario = draw(scenario) if isinstance(scenario, int) else scenario
         self.rng = random.Random(scenario.schedule)
         self.now = 0.0
-        self.most_turns = MAX_TURNS
-        self.delivered = 0
+        self.most_turns = MAX_TURNS  # the run fails if it takes more
+        self.delivered = 0  # how many messages were delivered
         self.counters: Counter[str] = Counter()
-        self.trace: list[str] = []
+        self.trace: list[str] = []  # the schedule as text, if `tracing`
         self._tracing = tracing
-        self._queues: dict[tuple[str, str], deque[Message]] = {}
+        self._queues: dict[tuple[str, str], deque[Message]] = {}  # messages in flight, by sender and receiver
+        # What can happen next: the keys of queues that are not empty, and ("act", actor).
         self._ready: list[tuple[str, str]] = []
-        self._timers: list[tuple[float, int, Any]] = []
+        self._timers: list[tuple[float, int, Any]] = []  # a heap of (time, number, what to fire)
         self._timer_ids = 0
-        self._turns: Counter[str] = Counter()
-        self._sends: Counter[str] = Counter()
-        self._carrying = 0
-        self._dirty = False
+        self._turns: Counter[str] = Counter()  # deliveries to each actor, for Crash
+        self._sends: Counter[str] = Counter()  # messages sent by each actor, for Crash
+        self._lease_sends = 0  # messages with leases so far, for RefusedSends
+        self._dirty = False  # whether the current delivery may have changed a lease
         self._violations: list[Violation] = []
         self._read_faults()
         page_size = max(scenario.limits.page_size, 1)
         fault = self._device_fault if self._bad_steps or self._poison else (lambda run, moved: "")
         copies = self._copy_duration if scenario.copy_time is not None else None
-        self.device = HashDevice(scenario.slots, scenario.pages, page_size, self._ran, self._duration, fault, copies)
+        self.device = HashDevice(
+            scenario.slots, scenario.pages, page_size, self._from_device, self._duration, fault, copies
+        )
         self.device.calls.bad_calls = {(bad.how, bad.at) for bad in scenario.faults if isinstance(bad, BadCall)}
         self.disk = SimulatedDisk(
-            self.device, scenario.tiers.file_bytes, self._answered, self._disk_duration, scenario.file_byte
+            self.device, scenario.tiers.file_bytes, self._from_disk, self._disk_duration, scenario.file_byte
         )
         self._engines = [engine for engine in (self.device, self.device.copies, self.disk) if engine is not None]
         self.disk.bad_writes = self._files_of(BadWrite)
@@ -104,7 +107,10 @@ class Simulation:
         self.unit = Unit(self)
 
     def run(self) -> None:
-        """Until every request is answered and the ring is drained; AssertionError or an actor's error if not."""
+        """Run until every request is answered and the ring is drained.
+
+        Raise AssertionError if a check fails, or the error of an actor.
+        """
         try:
             for _ in range(self.most_turns):
                 if not self._turn():
@@ -120,7 +126,10 @@ class Simulation:
     # Time
 
     def _turn(self) -> bool:
-        """One delivery, one turn to act, or one call on the device or the disk; False when nothing is left to do."""
+        """Make one delivery, let one actor act, or carry out one call of a device or the disk.
+
+        Return False when nothing is left to do.
+        """
         while self._timers and self._timers[0][0] <= self.now:
             self._fire(heappop(self._timers)[2])
         for engine in self._engines:
@@ -133,7 +142,7 @@ class Simulation:
         self.now += 1
         choice = int(self.rng.random() * number)
         if choice < len(ready) and ready[choice][1] == self.scenario.lazy and self.rng.random() < 0.9:
-            choice = int(self.rng.random() * number)
+            choice = int(self.rng.random() * number)  # Draw again, so that this actor is seldom served.
         if choice >= len(ready):
             engines[choice - len(ready)].execute()
             return True
@@ -144,7 +153,10 @@ class Simulation:
         return True
 
     def _wait(self) -> bool:
-        """Nothing can move now: on to the next moment at which something can; at the end, shut down."""
+        """Advance time to the next moment at which something can happen; if there is none, shut down.
+
+        Return False when the shutdown is over.
+        """
         times = [engine.due for engine in self._engines if engine.due is not None]
         assert times or not self.client.pausing, f"nothing moves, and the pauses {self.client.pausing} are not answered"
         times += [self._timers[0][0]] if self._timers else []
@@ -172,7 +184,7 @@ class Simulation:
                 self._at(until, "continue")
             case "continue":
                 self.client.resume()
-            case bool():
+            case bool():  # The begin and the end of NoRoom.
                 self.counters["no room"] += what
                 self.unit.cache.no_room = what
                 self._ready_to("act", "cache")
@@ -186,6 +198,7 @@ class Simulation:
         return lambda to, message: self._send(name, to, message)
 
     def _send(self, sender: str, to: Address, message: Message) -> None:
+        """Enqueue a message for its receiver, after checking it and moving its leases."""
         self._dirty = True
         if self._crashes:
             self._sends[sender] += 1
@@ -205,11 +218,12 @@ class Simulation:
         queue.append(message)
 
     def _ready_to(self, what: str, address: Address) -> None:
+        """Note that a queue has a message, or that an actor is to act, which is noted once at most."""
         if what != "act" or ("act", address) not in self._ready:
             self._ready.append((what, address))
 
     def _carry(self, choice: int) -> None:
-        """Deliver the oldest message of a queue, or let an actor act."""
+        """Deliver the oldest message of a queue or let an actor act, then check what can have changed."""
         ready = self._ready
         sender, to = pair = ready[choice]
         actor = self.client if to == "api" else self.unit.actors[to]
@@ -241,6 +255,7 @@ class Simulation:
                 self.unit.session_checks.check()
 
     def _deliver(self, actor: Any, to: Address, message: Message) -> None:
+        """Deliver a message to its actor, and check what must hold right after some kinds of messages."""
         self._dirty = True
         self.delivered += 1
         arrive(message, to, self.unit.ledger)
@@ -248,13 +263,13 @@ class Simulation:
             self._turns[to] += 1
             self._crash(to, "before", self._turns[to])
         if isinstance(message, Mark | Passed):
-            self.unit.mark_checks.arrives(message)
+            self.unit.mark_checks.on_delivery(message)
         if isinstance(message, SaveFromReq | Donate):
             account = self.unit.cache.accounts[message.grant]
             actor.receive(message)
-            self.unit.hint_checks.check_kept(account)
+            self.unit.hint_checks.check_checkpoints(account)
             if isinstance(message, SaveFromReq):
-                self.unit.session_checks.saved(message, account.epoch)
+                self.unit.session_checks.check_save(message, account.epoch)
         elif isinstance(message, Abort):
             again = message.request in self.unit.scheduler._same_id_waiting
             actor.receive(message)
@@ -263,30 +278,30 @@ class Simulation:
         else:
             actor.receive(message)
         if self._crashes and to != "api":
-            self._crash(to, "behind", self._turns[to])
+            self._crash(to, "after", self._turns[to])
         if to != "api":
             self._ready_to("act", to)
         else:
             actor.act()
 
-    def _answered(self, answer: DiskReport) -> None:
+    def _from_disk(self, answer: DiskReport) -> None:
         self._send("disk", "cache", answer)
 
-    def _ran(self, report: Ran | Transferred) -> None:
+    def _from_device(self, report: Ran | Transferred) -> None:
         self._send("device", "forward", report)
 
     def _check_send(self, message: Message) -> None:
-        """Rules about single messages that nothing else would show at once."""
+        """Check rules about single messages that no other check would show at once."""
         unit = self.unit
-        unit.hint_checks.sent(message)
+        unit.hint_checks.on_send(message)
         match message:
             case Stepped(step):
                 assert step <= self.device.passed, f"step {step} is reported before its event"
             case Step():
                 check_shares(unit.scheduler.state, message)
-                unit.mark_checks.sent(message)
+                unit.mark_checks.on_send(message)
             case Passed() | Spare():
-                unit.mark_checks.sent(message)
+                unit.mark_checks.on_send(message)
             case Acquire(grant, _, _, salt):
                 assert grant > unit.last_grant, f"grant {grant} is used again"
                 unit.last_grant = grant
@@ -296,48 +311,50 @@ class Simulation:
                 self.counters["moved states"] += moved
                 self.counters["page copies"] += copy is not None
                 *_, root = path_to_root(unit.cache.accounts[grant].node)
-                assert root.salt == unit.salts[grant], f"grant {grant} goes on from another tenant's path"
+                assert root.salt == unit.salts[grant], f"grant {grant} resumes from another tenant's path"
             case Requeue(_, suspect_until):
                 self.counters["replayed" if suspect_until else "retracted"] += 1
             case Admitted(grant, _, hit):
-                unit.known[grant] = hit.cached_tokens - (
-                    hit.origin == "slot"
-                )  # A state that was moved has left the tree.
+                # A moved state has left the tree.
+                unit.tree_depth[grant] = hit.cached_tokens - (hit.origin == "slot")
             case Donate(grant, _, position):
-                assert position > unit.known[grant], f"grant {grant} donates a state at {position} that the tree has"
-                unit.known[grant] = position
+                assert position > unit.tree_depth[grant], (
+                    f"grant {grant} donates a state at {position} that the tree has"
+                )
+                unit.tree_depth[grant] = position
             case Kept() | Suspended():
-                unit.session_checks.told(message)
+                unit.session_checks.check_report(message)
             case Paused(ticket):
                 check_paused(unit, self.client.pausing.get(ticket))
             case Retired(grant, _, _, position, poisoned):
-                unit.worth[grant] = 0 if poisoned else position
-            case Free(_, closes) if closes is not None and closes in unit.known:
-                worth, known = unit.worth.get(closes, 0), unit.known[closes]
-                wanted = worth > known and not unit.hint_checks.is_given_up(closes)
-                assert not wanted, f"the state of grant {closes} at {worth} is freed, and the tree knows {known}"
+                unit.retired_at[grant] = 0 if poisoned else position
+            case Free(_, closes) if closes is not None and closes in unit.tree_depth:
+                position, known = unit.retired_at.get(closes, 0), unit.tree_depth[closes]
+                is_needed = position > known and not unit.hint_checks.is_given_up(closes)
+                assert not is_needed, f"the state of grant {closes} at {position} is freed, and the tree knows {known}"
 
-    def moved(self, move: Move) -> None:
-        """The ledger's word of a slot that changes its place."""
+    def on_move(self, move: Move) -> None:
+        """Follow a slot that changes its place: overwrite it when it is freed, and guard it while the tree holds it."""
         self._dirty = True
         if move.place is Place.FREE:
-            self.device.kept.discard(move.slot)
+            self.device.guarded_slots.discard(move.slot)
             self.device.scribble_slot(move.slot)
         elif move.place is Place.CACHED:
-            self.device.kept.add(move.slot)
+            self.device.guarded_slots.add(move.slot)
         elif move.how == "take":
             self.unit.generations[move.slot] += 1
             assert move.generation == self.unit.generations[move.slot], f"{move} repeats a generation"
         elif move.how == "uncache":
-            self.device.kept.discard(move.slot)
+            self.device.guarded_slots.discard(move.slot)
 
-    def violated(self, violation: Violation) -> None:
-        """May be called as a handle is garbage-collected, where nothing can be raised."""
+    def on_violation(self, violation: Violation) -> None:
+        """Keep a violation for `_carry` to raise: this may be called while a handle is garbage-collected."""
         self._violations.append(violation)
 
     # Faults
 
     def _read_faults(self) -> None:
+        """Sort the scenario's faults, and set timers for those that have a time."""
         faults = self.scenario.faults
         self._crashes = {(fault.actor, fault.where, fault.at) for fault in faults if isinstance(fault, Crash)}
         self._bad_steps = {fault.run for fault in faults if isinstance(fault, BadStep)}
@@ -354,7 +371,7 @@ class Simulation:
                     self._at(until, False)
 
     def _files_of(self, kind: type[BadWrite] | type[DamagedFile]) -> set[int]:
-        """Which of the files that are written this fault strikes."""
+        """Return the numbers of the files that faults of this kind strike."""
         faults = [fault for fault in self.scenario.faults if isinstance(fault, kind)]
         return {at for fault in faults for at in range(fault.at, fault.at + fault.more + 1)}
 
@@ -364,11 +381,14 @@ class Simulation:
             raise InjectedCrash(actor)
 
     def _restart(self, actor: str) -> None:
-        """As the relay does: the stream is drained, and the api gets what the old unit had for it, then the word."""
+        """Replace the four actors as the relay does.
+
+        The streams are drained, the api gets what the old unit had sent it, and then `Restarted`.
+        """
         self.unit.ledger.close()
         no_room = self.unit.cache.no_room
         self.counters += self.unit.counters
-        crashes, self._crashes = self._crashes, set()
+        crashes, self._crashes = self._crashes, set()  # No crash during the restart itself.
         self._restart_disk()
         self.device.reset()
         late = [message for (_, to), queue in self._queues.items() if to == "api" for message in queue]
@@ -377,35 +397,36 @@ class Simulation:
         self.unit = Unit(self)
         self.unit.cache.no_room = no_room
         if self._tracing:
-            self.trace.append(f"{self.now:7.0f}  {actor} crashes, the four are made anew")
+            self.trace.append(f"{self.now:7.0f}  {actor} crashes, the four actors are replaced")
         for message in (*late, Restarted()):
             self.client.receive(message)
         self.client.act()
         self._crashes = crashes
 
     def _restart_disk(self) -> None:
-        """Of what was asked of the disk some is done, and the rest never."""
+        """Carry out some of the calls of the disk, and drop the rest."""
         self.device.drain()
         if self.disk.calls:
             self.disk.reset(int(self.rng.random() * (len(self.disk.calls) + 1)))
 
     def _device_fault(self, run: int, moved: list[tuple[Row, int, int]]) -> str:
+        """Return the error that the n-th step of the device raises, or nothing."""
         if run in self._bad_steps:
             self.counters["bad step"] += 1
-            return "injected for once"
+            return "injected once"
         for request, position in self._poison:
             if any(row.request.id == request and start <= position < stop for row, start, stop in moved):
                 self.counters["poisoned step"] += 1
-                return "injected for good"
+                return "injected each time"
         return ""
 
     def _refuse(self, sender: str, to: Address, message: Message) -> None:
-        """A send that names a dead lease is refused, and moves none of the live ones beside it."""
+        """Try a send that contains a dead lease as well: it must be refused, and move none of the live leases."""
         leases = list(leases_in(message))
         if not leases:
             return
-        self._carrying += 1
-        if self._carrying % self._refuse_every:
+        self._lease_sends += 1
+        if self._lease_sends % self._refuse_every:
             return
         self.counters["refused send"] += 1
         dead = Lease(leases[0].slot, leases[0].generation, self.unit.ledger)
@@ -417,7 +438,7 @@ class Simulation:
         raise AssertionError("a dead lease was sent")
 
     def _duration(self, step: bool) -> float:
-        """Drawn: steps about the scenario's step_time, other calls a tenth of that."""
+        """Draw how long a call takes: steps about the scenario's step_time, other calls a tenth of that."""
         mean = self.scenario.step_time
         return 2 * mean * self.rng.random() * (1.0 if step else 0.1) if mean else 0.0
 

@@ -1,4 +1,4 @@
-"""The calls of the hash device as a device of its own, so that faults in them are contained as the server does it."""
+"""The calls of the hash device in the interface of a device, so that faults are contained by the server's own code."""
 
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -16,14 +16,11 @@ class InjectedFault(Exception):
 
 
 class Execution:
-    """bad_calls: which calls raise, by name and number, counted from 1. struck: how many did, by name.
-
-    Opening a row raises behind what it does, the others before.
-    """
+    """Executes the calls of a HashDevice, and raises where the scenario says so."""
 
     def __init__(self, device: "HashDevice") -> None:
-        self.bad_calls: set[tuple[str, int]] = set()
-        self.struck: Counter[str] = Counter()
+        self.bad_calls: set[tuple[str, int]] = set()  # which calls raise, as (name, number), counted from 1
+        self.struck: Counter[str] = Counter()  # how many calls have raised, by name
         self._device = device
         self._calls: Counter[str] = Counter()
 
@@ -65,7 +62,7 @@ class Execution:
 
     def open_row(self, row: int, grant: int, slot: int, request: Request, pages: list[int]) -> None:
         self._device._open_row(row, grant, slot, request, pages)
-        self._strike("open_row")
+        self._strike("open_row")  # Unlike the other calls it raises after its work, as a half-opened row.
 
     def extend_row(self, row: int, pages: list[int]) -> None:
         self._strike("extend_row")

@@ -1,4 +1,4 @@
-"""The hash model as a device: plain Python, executed late, in stream order, reading its arguments as it executes."""
+"""The hash model as a device in plain Python: calls are executed late and in stream order."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +25,11 @@ WEIGHTS = [position % FOLD_PERIOD + 1 for position in range(4 * FOLD_PERIOD)]
 
 
 class DeviceError(AssertionError):
-    """The device was asked for something that no correct ring asks for."""
+    """The ring used the device in a way that no correct ring does."""
 
 
 def draw_token(state: int, fold: int, sampling: Sampling, position: int, allowed: Sequence[int] = ANY) -> int:
-    """What is sampled at an absolute position; without temperature it is the family's greedy token."""
+    """Return the token that is sampled at an absolute position; without temperature it is the greedy one."""
     noise = 0 if sampling.temperature == 0 else (sampling.seed + 1) * 40503 * (position + 1)
     return allowed[(output_hash(state, fold) + noise) % MODULUS % len(allowed)]
 
@@ -41,7 +41,7 @@ def oracle(
     paged: bool,
     allowed: Callable[[list[int]], Sequence[int]] = lambda output: ANY,
 ) -> list[int]:
-    """The right continuation of `tokens` by `count` tokens, or until nothing is allowed behind them."""
+    """Return the right continuation of `tokens` by `count` tokens, or fewer if no further token is allowed."""
     state, fold, output = 0, 0, []
     for position in range(len(tokens) + count - 1):
         if not allowed(output):
@@ -56,7 +56,7 @@ def oracle(
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A state in host memory, with the entries of the tokens that it has consumed (none without pages)."""
+    """A state in host memory, with the KV entries of the tokens that it has consumed (none without pages)."""
 
     state: int
     entries: tuple[int, ...]
@@ -64,7 +64,7 @@ class Copy:
 
 
 class Row:
-    """A row as the device has it: `places` are its positions' entries in the page pool."""
+    """A row as the device has it."""
 
     __slots__ = ("grant", "places", "request", "slot", "tokens")
 
@@ -73,17 +73,16 @@ class Row:
         self.slot = slot
         self.request = request
         self.tokens = unpack(request.tokens)
-        self.places: list[int] = []
+        self.places: list[int] = []  # the index in the page pool of each position's entry
 
 
 class HashDevice:
-    """`stream` holds what has been enqueued and not executed; `execute` runs the oldest call.
+    """A device that holds states and KV entries as numbers, and checks how the ring uses them.
 
-    due: when the oldest call is done, None if there is none. `kept` and `guarded` are the state slots and the page
-    entries that the tree names: a write to one is an error at once, and so is a row's slot or page freed under a step.
-    vault: the copies in host memory by key, which the disk reads and writes too; `exporting` and `dropping` are the
-    keys of which a stream still holds the call. unmade: copies that could not be made. copies: the second stream, if
-    copy_duration is given; there whatever uses a copy's slot, pages or key before that is over is an error at once.
+    These are errors at once:
+    - a write to a slot or an entry that the tree names;
+    - freeing a slot or a page that a step in flight uses;
+    - with a copy stream, any other use of a copy's slot, pages or key before the copy is over.
     """
 
     def __init__(
@@ -96,34 +95,37 @@ class HashDevice:
         fault: Callable[[int, list[tuple[Row, int, int]]], str] = lambda run, work: "",
         copy_duration: Callable[[], float] | None = None,
     ) -> None:
-        self.states = [GARBAGE] * slots
-        self.entries = [GARBAGE] * (pages * page_size)
-        self.guarded = bytearray(pages * page_size)
-        self.kept: set[int] = set()
-        self.vault: dict[int, Copy] = {}
-        self.exporting: set[int] = set()
-        self.dropping: set[int] = set()
-        self.unmade: set[int] = set()
+        self.states = [GARBAGE] * slots  # by slot
+        self.entries = [GARBAGE] * (pages * page_size)  # of the page pool; empty without pages
+        self.guarded_entries = bytearray(pages * page_size)  # 1 for each entry that the tree names
+        self.guarded_slots: set[int] = set()  # those whose state the tree holds
+        self.vault: dict[int, Copy] = {}  # the copies in host memory by key; the disk reads and writes them too
+        self.exporting: set[int] = set()  # keys of copies that are still on a stream
+        self.dropping: set[int] = set()  # keys of copies whose drop is still on a stream
+        self.unmade: set[int] = set()  # keys of copies that could not be made
         self.page_size = page_size
         self.rows: dict[int, Row] = {}
+        # The calls that are enqueued and not executed: kind, function, arguments.
         self.stream: deque[tuple[int, Callable[..., None], tuple[Any, ...]]] = deque()
+        # The second stream, if copy_duration is given.
         self.copies = CopyStream(copy_duration) if copy_duration is not None else None
         self.now = 0.0
-        self.due: float | None = None
-        self.runs = 0
-        self.passed = 0
-        self.failed_alone: set[str] = set()
-        self._unfilled: set[int] = set()
+        self.due: float | None = None  # when the oldest call is done; None if there is none
+        self.runs = 0  # steps executed so far
+        self.passed = 0  # the number of the last step that was executed
+        self.failed_alone: set[str] = set()  # requests that have failed in a step of their own
+        self._unfilled: set[int] = set()  # grants whose fill failed
         self._duration = duration
         self._fault = fault
         self._deliver = deliver
         self._has_run = False
         self.calls = Execution(self)
         self._contained = ContainedDevice(self.calls, lambda error: isinstance(error, InjectedFault))
+        # Slot and pages of each row, as of the last call that was enqueued.
         self._opened: dict[int, tuple[int, list[int]]] = {}
-        self._steps: deque[tuple[set[int], list[int]]] = deque()
+        self._steps: deque[tuple[set[int], list[int]]] = deque()  # slots and rows of each step that is enqueued
 
-    # What forward asks for
+    # Calls of forward
 
     @property
     def copies_aside(self) -> bool:
@@ -150,7 +152,7 @@ class HashDevice:
         self._transfer(EnqueuedCopy(key, slot, list(pages), True, partial(self._carry_out, copy)))
 
     def _transfer(self, copy: EnqueuedCopy) -> None:
-        """In its turn; or on the second stream, behind all that is enqueued on the first."""
+        """Enqueue a copy in the stream; or on the second stream, where it waits for what is enqueued on the first."""
         if self.copies is None:
             self._enqueue(copy.carry_out)
         else:
@@ -178,6 +180,7 @@ class HashDevice:
         self._enqueue(self._contained.extend_row, row, pages)
 
     def run(self, work: Work) -> None:
+        """Enqueue a step. Its slots and pages may not be freed until it has been executed."""
         rows = [*(chunk.row for chunk in work.chunks), *work.decodes]
         slots = {self._opened[row][0] for row in rows} | {checkpoint.slot for checkpoint in work.checkpoints}
         if self.copies is not None and any(map(self.copies.fills_slot, slots)):
@@ -185,10 +188,10 @@ class HashDevice:
         self._steps.append((slots, rows))
         self._enqueue(self._step, work, kind=STEP)
 
-    # What the pools tell
+    # Reports of the pools
 
     def scribble_slot(self, slot: int) -> None:
-        """What a freed slot is overwritten with, as soon as stream order allows; no step may be about to use it."""
+        """Overwrite a freed slot as soon as stream order allows. No step in flight may use it."""
         for slots, _ in self._steps:
             if slot in slots:
                 raise DeviceError(f"slot {slot} is freed while a step that uses it is in flight")
@@ -197,8 +200,9 @@ class HashDevice:
         self._scribble(self.states.__setitem__, slot, GARBAGE)
 
     def scribble_page(self, page: int) -> None:
+        """Overwrite a freed page as soon as stream order allows. No step or copy in flight may use it."""
         begin = page * self.page_size
-        self.guarded[begin : begin + self.page_size] = bytes(self.page_size)
+        self.guarded_entries[begin : begin + self.page_size] = bytes(self.page_size)
         for _, rows in self._steps:
             if any(page in self._opened[row][1] for row in rows):
                 raise DeviceError(f"page {page} is freed while a step that uses it is in flight")
@@ -207,12 +211,12 @@ class HashDevice:
         self._scribble(self._scribble_page, page)
 
     def reset(self) -> None:
-        """Drain the stream, and overwrite everything: what comes next can rely on nothing."""
+        """Drain the streams and overwrite everything, so that nothing after a restart can rely on what was there."""
         self.drain()
         self.states[:] = [GARBAGE] * len(self.states)
         self.entries[:] = [GARBAGE] * len(self.entries)
-        self.guarded[:] = bytes(len(self.guarded))
-        self.kept.clear()
+        self.guarded_entries[:] = bytes(len(self.guarded_entries))
+        self.guarded_slots.clear()
         self.vault.clear()
         self.unmade.clear()
         self._unfilled.clear()
@@ -228,6 +232,7 @@ class HashDevice:
             self.copies.drain()
 
     def execute(self) -> None:
+        """Execute the oldest call, and the overwriting of freed slots and pages that follows it."""
         _, call, arguments = self.stream.popleft()
         call(*arguments)
         while self.stream and self.stream[0][0] == SCRIBBLE:
@@ -247,11 +252,11 @@ class HashDevice:
             call(*arguments)
 
     def _after(self, start: float) -> float:
-        """When the call at the head of the stream is done, if it begins at `start`."""
+        """Return when the call at the head of the stream is done, if it begins at `start`."""
         return start + self._duration(self.stream[0][0] == STEP)
 
     def _write(self, slot: int, state: int) -> None:
-        if slot in self.kept:
+        if slot in self.guarded_slots:
             raise DeviceError(f"slot {slot} is overwritten while the tree keeps it")
         self.states[slot] = state
 
@@ -296,7 +301,7 @@ class HashDevice:
         return self.vault[key]
 
     def _append(self, place: int, entry: int) -> None:
-        if self.guarded[place]:
+        if self.guarded_entries[place]:
             raise DeviceError(f"page {place // self.page_size} is overwritten where the tree names it")
         self.entries[place] = entry
 
@@ -315,7 +320,7 @@ class HashDevice:
             places += range(page * size, (page + 1) * size)
 
     def _step(self, work: Work) -> None:
-        """A step that is not run, for a row in it that could not be set up, is as one that raised."""
+        """Execute a step. If a row of it could not be set up it is not run, and fails like a step that raised."""
         self.runs += 1
         self._steps.popleft()
         self.passed, self._has_run = work.step, False
@@ -325,6 +330,7 @@ class HashDevice:
         self._deliver(ran)
 
     def _run(self, work: Work) -> Ran:
+        """Run a step, or fail as the scenario says."""
         self._has_run = True
         moved = self._moved(work)
         if len(moved) == 1 and moved[0][0].grant in self._unfilled:
@@ -337,15 +343,16 @@ class HashDevice:
         return moved + [(self.rows[row], at, at + 1) for row, at in zip(work.decodes, work.positions, strict=True)]
 
     def _compute(self, work: Work, moved: list[tuple[Row, int, int]]) -> Ran:
-        wanted: dict[int, dict[int, int]] = {}
+        """Feed each row its tokens, write the checkpoints, and draw a token for each row that samples."""
+        checkpoints: dict[int, dict[int, int]] = {}
         for checkpoint in work.checkpoints:
-            wanted.setdefault(id(self.rows[checkpoint.row]), {})[checkpoint.position] = checkpoint.slot
+            checkpoints.setdefault(id(self.rows[checkpoint.row]), {})[checkpoint.position] = checkpoint.slot
         prompt_logprobs: list[RowLogprobs] = []
         for row, start, stop in moved:
-            passed = self._consume(row, start, stop, wanted.pop(id(row), {}))
+            passed = self._consume(row, start, stop, checkpoints.pop(id(row), {}))
             if row.request.prompt_logprobs_from is not None:
                 prompt_logprobs += _prompt_logprobs(row, row.request.prompt_logprobs_from, start, passed)
-        if wanted:
+        if checkpoints:
             raise DeviceError(f"checkpoints of rows that are not in the step: {work}")
         masks = {self.rows[mask.row].grant: unpack_mask(mask.words) for mask in work.masks}
         drawn = [(row, stop, self._sample(row, stop, masks)) for row, stop in _sampling(work, moved)]
@@ -358,24 +365,25 @@ class HashDevice:
         ]
         return Ran(work.step, pack(token for _, _, token in drawn), logprobs, prompt_logprobs)
 
-    def _consume(self, row: Row, start: int, stop: int, wanted: dict[int, int]) -> list[int]:
-        """Feed a row; returns the states behind each token."""
+    def _consume(self, row: Row, start: int, stop: int, checkpoints: dict[int, int]) -> list[int]:
+        """Feed tokens to a row, and return the state after each of them. checkpoints: slots by position."""
         state, passed = self.states[row.slot], []
         for position in range(start, stop):
             state = next_state(state, row.tokens[position], position)
             passed.append(state)
             if self.entries:
                 self._append(row.places[position], state)
-            if position + 1 in wanted:
-                self._write(wanted.pop(position + 1), state)
+            if position + 1 in checkpoints:
+                self._write(checkpoints.pop(position + 1), state)
         self._write(row.slot, state)
-        if wanted:
-            raise DeviceError(f"{row.request.id} does not cross {wanted} on its way from {start} to {stop}")
+        if checkpoints:
+            raise DeviceError(f"{row.request.id} does not cross {checkpoints} on its way from {start} to {stop}")
         return passed
 
     def _sample(self, row: Row, length: int, masks: dict[int, list[int]]) -> int:
+        """Draw a row's next token from its state and, with pages, from the entries of all its positions."""
         if len(row.tokens) != length:
-            raise DeviceError(f"{row.request.id} has {len(row.tokens)} tokens and samples behind {length}")
+            raise DeviceError(f"{row.request.id} has {len(row.tokens)} tokens and samples after {length}")
         fold = 0
         if self.entries:
             fold = sum(map(mul, WEIGHTS[:length], map(self.entries.__getitem__, row.places))) % MODULUS
@@ -387,7 +395,7 @@ class HashDevice:
         return token
 
     def _spoil(self, work: Work, moved: list[tuple[Row, int, int]], error: str) -> Ran:
-        """A step that raised: all that it was to write is garbage."""
+        """Fail a step: everything that it was to write is garbage."""
         if len(moved) == 1:
             self.failed_alone.add(moved[0][0].request.id)
         for row, start, stop in moved:
@@ -402,7 +410,7 @@ class HashDevice:
 
 
 def _sampling(work: Work, moved: list[tuple[Row, int, int]]) -> Iterator[tuple[Row, int]]:
-    """The rows that sample, in order, each with the length that it samples behind."""
+    """Yield the rows that sample, in order, each with the number of tokens that it samples after."""
     chunks = len(work.chunks)
     for index, (row, _, stop) in enumerate(moved):
         if index >= chunks or work.chunks[index].samples:
@@ -410,7 +418,10 @@ def _sampling(work: Work, moved: list[tuple[Row, int, int]]) -> Iterator[tuple[R
 
 
 def _prompt_logprobs(row: Row, begin: int, start: int, passed: list[int]) -> Iterator[RowLogprobs]:
-    """Of the prompt tokens behind those fed from `start` on: a token's is the state that it would be drawn from."""
+    """Yield the log probabilities of the prompt tokens after those that were fed from `start` on.
+
+    The log probability of a token is the hash model's state before it.
+    """
     if begin == 0 and start == 0:
         yield RowLogprobs(row.grant, 0, [TokenLogprob(row.tokens[0], None, [])])
     first, last = max(start + 1, begin), min(start + len(passed) + 1, row.request.prompt_len)
@@ -420,10 +431,10 @@ def _prompt_logprobs(row: Row, begin: int, start: int, passed: list[int]) -> Ite
 
 
 def right_logprobs(tokens: Sequence[int], begin: int) -> list[TokenLogprob]:
-    """The log probabilities of tokens[begin:]."""
-    found, state = [], 0
+    """Return the right log probabilities of tokens[begin:]."""
+    logprobs, state = [], 0
     for position, token in enumerate(tokens):
         if position >= begin:
-            found.append(TokenLogprob(token, float(state) if position else None, []))
+            logprobs.append(TokenLogprob(token, float(state) if position else None, []))
         state = next_state(state, token, position)
-    return found
+    return logprobs

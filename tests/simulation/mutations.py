@@ -1,4 +1,4 @@
-"""The known bugs, by name, and how to plant one."""
+"""All planted bugs by name, and how to plant one."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -40,7 +40,7 @@ MUTATIONS: dict[str, Callable[[Patch], None]] = {
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """The bug of this name, while the block runs."""
+    """Plant the bug of this name while the block runs."""
     with ExitStack() as patches:
         MUTATIONS[name](
             lambda owner, attribute, value: patches.enter_context(mock.patch.object(owner, attribute, value))
@@ -49,7 +49,11 @@ def planted(name: str) -> Iterator[None]:
 
 
 def scenario_for(name: str, seed: int) -> Scenario:
-    """The seed's scenario; pauses, flows, a second stream, grammars and hints only where the bug is one of theirs."""
+    """Draw the seed's scenario for a bug.
+
+    Pauses, flows, a second stream, grammars and hints are only in it where the bug concerns them: the seeds of other
+    bugs are older.
+    """
     module = MUTATIONS[name].__module__
     of_copies = module == mutations_of_copies.__name__
     scenario = draw(
@@ -64,7 +68,7 @@ def scenario_for(name: str, seed: int) -> Scenario:
 
 
 def first_seed(name: str, seeds: Iterable[int]) -> int | None:
-    """The first seed that fails with this bug, and passes without it."""
+    """Return the first seed that fails with this bug and passes without it."""
     for seed in seeds:
         with planted(name):
             failed = failure(scenario_for(name, seed)) is not None

@@ -1,4 +1,4 @@
-"""Known bugs in what keeps apart a second stream's copies, to and from host memory, and what goes on beside them."""
+"""Planted bugs in the synchronization of the copy stream (copies to and from host memory) with the steps."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ from tests.simulation.hash_device import HashDevice
 from tests.simulation.planting import Patch
 
 
-def exported_when_it_is_enqueued(patch: Patch) -> None:
-    """The slot and the pages of a state are given back while its copy reads them."""
+def export_reported_when_enqueued(patch: Patch) -> None:
+    """Planted bug: a state's slot and pages are given back when its copy is enqueued, before the copy has read them."""
     export, exported = Forward._export, Forward._exported
 
     def export_at_once(self: Forward, message: Export) -> None:
@@ -25,37 +25,37 @@ def exported_when_it_is_enqueued(patch: Patch) -> None:
     patch(Forward, "_exported", lambda self, key: None)
 
 
-def copied_when_the_fill_is_enqueued(patch: Patch) -> None:
-    """A copy may go while a slot is still filled from it."""
-    _told_at_once(patch, Copied)
+def copied_sent_when_the_fill_is_enqueued(patch: Patch) -> None:
+    """Planted bug: the loan of a copy ends when the fill is enqueued, so the copy may be dropped during the fill."""
+    _send_at_once(patch, Copied)
 
 
-def filled_when_it_is_enqueued(patch: Patch) -> None:
-    """A row is in the next step, whether its state has come or not."""
-    _told_at_once(patch, Filled)
+def filled_sent_when_the_fill_is_enqueued(patch: Patch) -> None:
+    """Planted bug: `Filled` is sent when the fill is enqueued, so a step may run before the state has arrived."""
+    _send_at_once(patch, Filled)
 
 
-def _told_at_once(patch: Patch, kind: type) -> None:
-    """Of what is said when a row is filled, this is said before."""
+def _send_at_once(patch: Patch, kind: type) -> None:
+    """Send the message of this kind (`Copied` or `Filled`) at admission instead of after the fill."""
     admit, filled = Forward._admit, Forward._filled
 
-    def admit_and_tell(self: Forward, message: Admit) -> None:
+    def admit_and_send(self: Forward, message: Admit) -> None:
         admit(self, message)
         if message.fill is not None:
             self.send("cache" if kind is Copied else "scheduler", kind(message.grant))
 
-    def tell_the_rest(self: Forward, grant: int) -> None:
+    def send_the_rest(self: Forward, grant: int) -> None:
         send = self.send
         self.send = lambda to, message: None if isinstance(message, kind) else send(to, message)
         filled(self, grant)
         self.send = send
 
-    patch(Forward, "_admit", admit_and_tell)
-    patch(Forward, "_filled", tell_the_rest)
+    patch(Forward, "_admit", admit_and_send)
+    patch(Forward, "_filled", send_the_rest)
 
 
-def retired_while_it_is_filled(patch: Patch) -> None:
-    """The slot of a row that was given up goes to its next owner, and then the copy lands in it."""
+def retired_during_its_fill(patch: Patch) -> None:
+    """Planted bug: a row that is given up during its fill retires at once, so the copy lands in another row's slot."""
     retire = Forward._retire
 
     def retire_at_once(self: Forward, message: Retire) -> None:
@@ -67,8 +67,8 @@ def retired_while_it_is_filled(patch: Patch) -> None:
     patch(Forward, "_retire", retire_at_once)
 
 
-def copies_wait_for_nobody(patch: Patch) -> None:
-    """A copy is made before what is ahead of it in the mailbox has been done."""
+def copies_do_not_wait_for_steps(patch: Patch) -> None:
+    """Planted bug: a copy is made before the device calls ahead of it in forward's mailbox have been executed."""
     original = HashDevice._transfer
 
     def transfer(self: HashDevice, copy: EnqueuedCopy) -> None:
@@ -79,8 +79,8 @@ def copies_wait_for_nobody(patch: Patch) -> None:
     patch(HashDevice, "_transfer", transfer)
 
 
-def step_planned_over_a_row_that_is_filled(patch: Patch) -> None:
-    """The plan does not look whether a row's state has come."""
+def filling_row_planned(patch: Patch) -> None:
+    """Planted bug: the plan includes a row whose state has not arrived from host memory."""
     original = Scheduler._granted
 
     def granted(self: Scheduler, message: Granted) -> None:
@@ -91,28 +91,29 @@ def step_planned_over_a_row_that_is_filled(patch: Patch) -> None:
     patch(Scheduler, "_granted", granted)
 
 
-def copy_dropped_while_it_is_read(patch: Patch) -> None:
-    """A copy that is lent may go."""
+def lent_copy_dropped(patch: Patch) -> None:
+    """Planted bug: a copy may be dropped while a request is being filled from it."""
     patch(StateCopy, "busy", property(lambda self: Presence.COMING in (self.host, self.disk)))
 
 
-def copy_used_while_it_is_made(patch: Patch) -> None:
-    """A copy is gone on from, or dropped, as soon as it has been asked for."""
+def unfinished_copy_used(patch: Patch) -> None:
+    """Planted bug: a copy may be resumed from, or dropped, as soon as it is requested and before it is made."""
     patch(StateCopy, "in_host", property(lambda self: self.host is not Presence.ABSENT))
     patch(StateCopy, "busy", property(lambda self: self.loans > 0 or self.disk is Presence.COMING))
 
 
-def failure_of_an_export_not_told(patch: Patch) -> None:
-    """A copy that could not be made after all counts as made."""
-    _error_forgotten(patch, lambda message: message.grant is None)
+def failed_export_believed(patch: Patch) -> None:
+    """Planted bug: a copy that could not be made counts as made."""
+    _drop_error(patch, lambda message: message.grant is None)
 
 
-def failure_of_a_fill_not_told(patch: Patch) -> None:
-    """A row whose state did not come runs on what is in its slot."""
-    _error_forgotten(patch, lambda message: message.grant is not None)
+def failed_fill_believed(patch: Patch) -> None:
+    """Planted bug: a row whose fill failed runs on whatever its slot holds."""
+    _drop_error(patch, lambda message: message.grant is not None)
 
 
-def _error_forgotten(patch: Patch, when: Any) -> None:
+def _drop_error(patch: Patch, when: Any) -> None:
+    """Make forward ignore the error of every `Transferred` for which `when` is true."""
     original = Forward._transferred
 
     def transferred(self: Forward, message: Transferred) -> None:
@@ -121,6 +122,6 @@ def _error_forgotten(patch: Patch, when: Any) -> None:
     patch(Forward, "_transferred", transferred)
 
 
-def restart_leaves_the_copies(patch: Patch) -> None:
-    """Where the actors are made anew only one of the streams is drained."""
+def restart_does_not_drain_copies(patch: Patch) -> None:
+    """Planted bug: a restart drains the stream of the steps but not the copy stream."""
     patch(CopyStream, "drain", lambda self: None)

@@ -1,4 +1,4 @@
-"""Known bugs in what becomes of requests that have a grammar."""
+"""Planted bugs in how requests with a grammar are masked, resumed and ended."""
 
 from collections.abc import Iterable
 
@@ -15,25 +15,25 @@ from tests.simulation.hash_device import HashDevice
 from tests.simulation.planting import Patch
 
 
-def mask_one_step_old(patch: Patch) -> None:
-    """A row draws by the newest mask that there is, though it is for the token before."""
+def stale_mask_used(patch: Patch) -> None:
+    """Planted bug: a row draws by its newest mask even if that mask is for an earlier position."""
     patch(ScheduledRow, "may_draw", property(lambda self: not self.constrained or self.mask is not None))
 
 
 def mask_of_another_row(patch: Patch) -> None:
-    """Masks are taken in the order in which they lie, not by their rows."""
+    """Planted bug: masks are assigned to rows in reverse order, instead of to the rows that they name."""
     original = HashDevice.run
 
     def run(self: HashDevice, work: Work) -> None:
         words = [mask.words for mask in reversed(work.masks)]
-        masks = [WorkMask(mask.row, of) for mask, of in zip(work.masks, words, strict=True)]
+        masks = [WorkMask(mask.row, word) for mask, word in zip(work.masks, words, strict=True)]
         original(self, Work(work.step, work.chunks, work.decodes, work.positions, work.checkpoints, masks))
 
     patch(HashDevice, "run", run)
 
 
-def grammar_anew_after_a_restart(patch: Patch) -> None:
-    """A request that comes with output begins its grammar at the beginning."""
+def grammar_reset_by_a_restart(patch: Patch) -> None:
+    """Planted bug: a request that is resubmitted with output starts its grammar from the beginning."""
     original = Constraint.__init__
 
     def init(self: Constraint, matcher: GrammarMatcher, stops: Stops, output: Iterable[int]) -> None:
@@ -42,8 +42,8 @@ def grammar_anew_after_a_restart(patch: Patch) -> None:
     patch(Constraint, "__init__", init)
 
 
-def grammar_anew_after_a_retraction(patch: Patch) -> None:
-    """With its next grant a request begins its grammar at the beginning."""
+def grammar_reset_by_a_retraction(patch: Patch) -> None:
+    """Planted bug: a request that is admitted again after a retraction starts its grammar from the beginning."""
     original = ResultProcessor._admitted
 
     def admitted(self: ResultProcessor, message: Admitted) -> None:
@@ -56,7 +56,7 @@ def grammar_anew_after_a_retraction(patch: Patch) -> None:
 
 
 def no_mask_for_the_next_grant(patch: Patch) -> None:
-    """A request that comes back from the queue has had its mask, under the grant before."""
+    """Planted bug: a request that is admitted again gets no mask, because it had one under its previous grant."""
     original = ResultProcessor._admitted
 
     def admitted(self: ResultProcessor, message: Admitted) -> None:
@@ -68,18 +68,18 @@ def no_mask_for_the_next_grant(patch: Patch) -> None:
     patch(ResultProcessor, "_admitted", admitted)
 
 
-def prompt_that_waits_for_no_mask(patch: Patch) -> None:
-    """The end of a prompt is fed as soon as there is room for it."""
+def prompt_end_fed_without_a_mask(patch: Patch) -> None:
+    """Planted bug: the last prompt token is fed without waiting for the mask of the first output token."""
     patch(ScheduledRow, "feedable", property(lambda self: self.length - self.position))
 
 
-def drawn_token_not_followed(patch: Patch) -> None:
-    """The grammar stays where it is when the row draws."""
+def matcher_not_advanced(patch: Patch) -> None:
+    """Planted bug: the matcher does not consume the tokens that are drawn."""
     patch(Constraint, "consume", lambda self, token: False)
 
 
-def end_before_its_time(patch: Patch) -> None:
-    """What stops a request is always allowed."""
+def stop_tokens_always_allowed(patch: Patch) -> None:
+    """Planted bug: stop tokens are allowed even where the grammar may not end yet."""
     original = Constraint.words
 
     def words(self: Constraint, drawn: int) -> bytes | None:
@@ -89,8 +89,8 @@ def end_before_its_time(patch: Patch) -> None:
     patch(Constraint, "words", words)
 
 
-def complete_row_not_retired(patch: Patch) -> None:
-    """Word that a row has nothing to draw any more is not heard."""
+def complete_row_keeps_running(patch: Patch) -> None:
+    """Planted bug: the scheduler ignores that `Masked` lists a row whose grammar has nothing left to draw."""
     original = Scheduler.receive
 
     def receive(self: Scheduler, message: Message) -> None:

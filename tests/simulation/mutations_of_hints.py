@@ -1,4 +1,4 @@
-"""Known bugs in what becomes of the hints that clients give."""
+"""Planted bugs in how the hints of clients about their states (checkpoints, `keep`) are followed."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from baton.actors.scheduler.actor import Scheduler
 from tests.simulation.planting import Patch
 
 
-def end_kept_for_nobody(patch: Patch) -> None:
-    """The state at the end of a request from which nobody will go on is donated."""
+def unneeded_end_donated(patch: Patch) -> None:
+    """Planted bug: the end state of a request is donated although its client said that nothing will resume from it."""
     original = ResultProcessor._give_back_state
 
     def give_back(self: ResultProcessor, record: RequestHistory, retired: Retired, is_wanted: bool) -> None:
@@ -21,8 +21,8 @@ def end_kept_for_nobody(patch: Patch) -> None:
     patch(ResultProcessor, "_give_back_state", give_back)
 
 
-def retracted_state_given_up(patch: Patch) -> None:
-    """That of a request which is only retracted is freed as if it were over."""
+def retracted_state_freed(patch: Patch) -> None:
+    """Planted bug: with `keep` "never", a retraction frees the request's state as if the request were over."""
     original = ResultProcessor._give_back_state
 
     def give_back(self: ResultProcessor, record: RequestHistory, retired: Retired, is_wanted: bool) -> None:
@@ -31,8 +31,8 @@ def retracted_state_given_up(patch: Patch) -> None:
     patch(ResultProcessor, "_give_back_state", give_back)
 
 
-def asked_for_a_token_too_late(patch: Patch) -> None:
-    """A checkpoint that the client has asked for is taken one token behind."""
+def requested_checkpoint_one_late(patch: Patch) -> None:
+    """Planted bug: a checkpoint that the client requested is taken one token after its position."""
     original = Scheduler._targets
 
     def targets(self: Scheduler, request: Request, granted: Granted) -> dict[int, Kind]:
@@ -42,8 +42,8 @@ def asked_for_a_token_too_late(patch: Patch) -> None:
     patch(Scheduler, "_targets", targets)
 
 
-def own_checkpoints_of_a_last_request(patch: Patch) -> None:
-    """A prompt from which nobody will go on is checkpointed like any other."""
+def checkpoint_of_an_unneeded_end(patch: Patch) -> None:
+    """Planted bug: a request with `keep` "never" checkpoints the end of its prompt like any other request."""
 
     def targets(self: Scheduler, request: Request, granted: Granted) -> dict[int, Kind]:
         return {request.prompt_len - 1: Kind.PROMPT_END} if request.prompt_len - 1 > granted.hit.cached_tokens else {}
@@ -51,31 +51,31 @@ def own_checkpoints_of_a_last_request(patch: Patch) -> None:
     patch(Scheduler, "_targets", targets)
 
 
-def denied_without_a_word(patch: Patch) -> None:
-    """Nothing is noted of a checkpoint that was asked for and not kept."""
+def denial_not_recorded(patch: Patch) -> None:
+    """Planted bug: the tree does not record that a requested checkpoint was not kept."""
     patch(RadixTree, "deny", lambda self, node, positions: None)
 
 
-def denial_stays_below_a_split(patch: Patch) -> None:
-    """Where a path is cut in two, what was not kept on its upper half is told of its lower one."""
+def denial_stays_in_the_lower_node(patch: Patch) -> None:
+    """Planted bug: when a node is split, the denials of positions in the upper half stay with the lower node."""
     original = RadixTree._split
 
     def split(self: RadixTree[Any], node: Node[Any], length: int) -> Node[Any]:
-        noted = node.denied
+        denied = node.denied
         upper = original(self, node, length)
-        upper.denied, node.denied = frozenset(), noted
+        upper.denied, node.denied = frozenset(), denied
         return upper
 
     patch(RadixTree, "_split", split)
 
 
-def denial_outlives_the_state_that_came(patch: Patch) -> None:
-    """A state that was not kept once is still said to be missing when it has come."""
+def denial_outlives_the_state(patch: Patch) -> None:
+    """Planted bug: a position stays recorded as denied after a state has been stored there."""
     original = RadixTree.set_state
 
     def set_state(self: RadixTree[Any], node: Node[Any], state: Any) -> None:
-        noted = node.denied
+        denied = node.denied
         original(self, node, state)
-        node.denied = noted
+        node.denied = denied
 
     patch(RadixTree, "set_state", set_state)

@@ -1,4 +1,4 @@
-"""Known bugs in pauses of generation."""
+"""Planted bugs in pauses of generation."""
 
 from baton.actors.messages import Continue, Message, Pause
 from baton.actors.scheduler import actor as scheduler
@@ -8,24 +8,24 @@ from baton.actors.scheduler.queue import Queue
 from tests.simulation.planting import Patch
 
 
-def paused_rows_step_on(patch: Patch) -> None:
-    """A pause in place asks for no new requests, and those that run go on."""
+def paused_rows_keep_stepping(patch: Patch) -> None:
+    """Planted bug: a pause in place admits no new requests, but the running rows keep stepping."""
     original = scheduler.plan
 
     def plan(state: SchedulerState) -> Plan:
         if state.paused != "in_place":
             return original(state)
-        state.paused, before = None, state.queue
+        state.paused, queue = None, state.queue
         state.queue = Queue()
         commands = original(state)
-        state.paused, state.queue = "in_place", before
+        state.paused, state.queue = "in_place", queue
         return commands
 
     patch(scheduler, "plan", plan)
 
 
 def retracting_pause_keeps_the_slots(patch: Patch) -> None:
-    """A pause that is to give back what runs holds keeps it instead, as one in place does."""
+    """Planted bug: a pause with mode "retract" leaves the rows in their slots, as one with mode "in_place" does."""
     original = scheduler.plan
 
     def plan(state: SchedulerState) -> Plan:
@@ -37,8 +37,8 @@ def retracting_pause_keeps_the_slots(patch: Patch) -> None:
     patch(scheduler, "plan", plan)
 
 
-def pause_answered_before_all_is_home(patch: Patch) -> None:
-    """The word that all is given back comes as soon as no row is left, ahead of the slots and pages."""
+def retracting_pause_answered_too_early(patch: Patch) -> None:
+    """Planted bug: a pause with mode "retract" is answered when no row is left, before slots and pages are returned."""
 
     def is_still(self: Scheduler, pause: Pause) -> bool:
         return self.state.in_flight == 0 and (pause.mode == "in_place" or not self.state.rows)
@@ -47,7 +47,7 @@ def pause_answered_before_all_is_home(patch: Patch) -> None:
 
 
 def parked_acquires_stay_in_a_pause(patch: Patch) -> None:
-    """What was asked of the cache before a pause is granted in it, and keeps its slot."""
+    """Planted bug: an Acquire that was sent before a pause is granted during the pause, and its row keeps its slot."""
     original = scheduler.plan
 
     def plan(state: SchedulerState) -> Plan:
@@ -59,8 +59,8 @@ def parked_acquires_stay_in_a_pause(patch: Patch) -> None:
     patch(scheduler, "plan", plan)
 
 
-def continuation_forgotten(patch: Patch) -> None:
-    """After a pause that gave back what ran, word to go on leaves it paused in place."""
+def continue_turns_into_a_pause_in_place(patch: Patch) -> None:
+    """Planted bug: after a pause with mode "retract", `Continue` leaves the scheduler paused in place."""
     original = Scheduler.receive
 
     def receive(self: Scheduler, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Known bugs in what becomes of requests: admission, retirement, failure, replay, restart, shutdown."""
+"""Planted bugs in the life of requests: admission, retirement, failure, replay, restart, shutdown."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from tests.simulation.planting import Patch
 
 
 def retired_before_its_event(patch: Patch) -> None:
-    """Forward reports a retirement at once, before the steps that it is behind: Stepped comes after Retired."""
+    """Planted bug: forward reports a retirement before the steps ahead of it, so `Stepped` arrives after `Retired`."""
 
     def retire(self: Forward, message: Retire) -> None:
         row = self.rows.pop(message.grant)
@@ -33,8 +33,8 @@ def retired_before_its_event(patch: Patch) -> None:
     patch(Forward, "_retire", retire)
 
 
-def retraction_without_donation(patch: Patch) -> None:
-    """The state of a retracted request is freed, though it is further than what the tree has."""
+def retracted_progress_freed(patch: Patch) -> None:
+    """Planted bug: the state of a retracted request is freed although it is further than anything in the tree."""
     original = ResultProcessor._retired
 
     def retired(self: ResultProcessor, message: Retired) -> None:
@@ -46,7 +46,7 @@ def retraction_without_donation(patch: Patch) -> None:
 
 
 def salts_ignored(patch: Patch) -> None:
-    """A request is matched in the tree of every tenant."""
+    """Planted bug: a request is matched in the tree of every tenant."""
     original = RadixTree.match
 
     def match(self: RadixTree, salt: str, tokens: bytes, limit: int) -> Match:
@@ -55,8 +55,8 @@ def salts_ignored(patch: Patch) -> None:
     patch(RadixTree, "match", match)
 
 
-def grant_used_again(patch: Patch) -> None:
-    """A request that was retracted comes back under its old grant."""
+def grant_id_reused(patch: Patch) -> None:
+    """Planted bug: a retracted request is admitted again under its old grant id."""
     original = Scheduler._acquire
 
     def acquire(self: Scheduler, record: Any) -> None:
@@ -68,7 +68,7 @@ def grant_used_again(patch: Patch) -> None:
 
 
 def failed_state_donated(patch: Patch) -> None:
-    """The state of a row whose step raised is donated like any other."""
+    """Planted bug: the state of a row whose step raised is donated like any other."""
     original = ResultProcessor._retired
 
     def retired(self: ResultProcessor, message: Retired) -> None:
@@ -78,8 +78,8 @@ def failed_state_donated(patch: Patch) -> None:
     patch(ResultProcessor, "_retired", retired)
 
 
-def step_behind_a_failed_one_believed(patch: Patch) -> None:
-    """Only the step that raised counts as failed, and not what its rows did in the next one."""
+def step_after_a_failed_one_believed(patch: Patch) -> None:
+    """Planted bug: only the step that raised counts as failed, although its rows were already in the next step."""
     original = Forward._ran
 
     def ran(self: Forward, message: Ran) -> None:
@@ -93,7 +93,7 @@ def step_behind_a_failed_one_believed(patch: Patch) -> None:
 
 
 def replay_resampled(patch: Patch) -> None:
-    """A request that comes back draws its tokens anew."""
+    """Planted bug: a request that is replayed draws new tokens instead of the same ones."""
 
     def requeue(self: ResultProcessor, record: RequestHistory) -> None:
         sampling = replaced(record.request.sampling, temperature=1.0, seed=record.request.sampling.seed + 1)
@@ -106,7 +106,7 @@ def replay_resampled(patch: Patch) -> None:
 
 
 def replay_forgets_its_output(patch: Patch) -> None:
-    """A request that comes back begins at its prompt, and its output is appended to what it had."""
+    """Planted bug: a request that is replayed starts at its prompt, and its new output is appended to the old."""
     original = ResultProcessor._requeue
 
     def requeue(self: ResultProcessor, record: RequestHistory) -> None:
@@ -119,12 +119,12 @@ def replay_forgets_its_output(patch: Patch) -> None:
 
 
 def restart_forgets_the_output(patch: Patch) -> None:
-    """After a restart a request is submitted as it came first, without the tokens delivered since."""
+    """Planted bug: after a restart a request is submitted without the tokens that were already delivered."""
     patch(client, "resubmission", lambda request, delivered, shown: request)
 
 
 def restart_repeats_the_text(patch: Patch) -> None:
-    """After a restart the text that the client has is given once more."""
+    """Planted bug: after a restart the text that the client already has is delivered again."""
     original = client.resubmission
 
     def resubmission(request: Request, delivered: bytes, shown: int) -> Request:
@@ -134,7 +134,7 @@ def restart_repeats_the_text(patch: Patch) -> None:
 
 
 def innocent_rows_fail(patch: Patch) -> None:
-    """A row that failed once beside a poisonous one is given up, and not tried alone."""
+    """Planted bug: a row that failed once together with a poisonous one gets an error, without being tried alone."""
     original = ResultProcessor._retired
 
     def retired(self: ResultProcessor, message: Retired) -> None:
@@ -145,8 +145,8 @@ def innocent_rows_fail(patch: Patch) -> None:
     patch(ResultProcessor, "_retired", retired)
 
 
-def suspect_row_in_company(patch: Patch) -> None:
-    """A row that failed is replayed in a step with the others."""
+def suspect_row_not_alone(patch: Patch) -> None:
+    """Planted bug: a row that failed is replayed in the same step as other rows."""
     original = plan.plan_step
 
     def plan_step(state: SchedulerState, retiring: set[int]) -> StepPlan | None:
@@ -162,14 +162,14 @@ def suspect_row_in_company(patch: Patch) -> None:
     patch(plan, "plan_step", plan_step)
 
 
-def failure_without_its_rows(patch: Patch) -> None:
-    """A step that raised is reported, but not the first of its rows."""
+def failed_row_not_listed(patch: Patch) -> None:
+    """Planted bug: the report of a step that raised leaves out the first of its rows."""
     original = Forward._ran
 
     def ran(self: Forward, message: Ran) -> None:
-        send = self._reports
+        reports = self._reports
         original(self, message)
-        for report in send:
+        for report in reports:
             failed: list[Failure] = getattr(report, "failed", [])
             if failed:
                 del failed[0]
@@ -177,8 +177,8 @@ def failure_without_its_rows(patch: Patch) -> None:
     patch(Forward, "_ran", ran)
 
 
-def overrun_sample_shown(patch: Patch) -> None:
-    """The sample of a row that has finished is taken for output."""
+def overrun_sample_delivered(patch: Patch) -> None:
+    """Planted bug: the sample that a row draws after it has stopped is delivered as output."""
     original = ResultProcessor._stepped
 
     def stepped(self: ResultProcessor, message: Any) -> None:
@@ -192,7 +192,7 @@ def overrun_sample_shown(patch: Patch) -> None:
 
 
 def spares_kept_at_the_end(patch: Patch) -> None:
-    """A row that retires keeps the checkpoint slots that it has by it."""
+    """Planted bug: a row that retires keeps its spare checkpoint slots."""
     original = Scheduler._retire
 
     def retire(self: Scheduler, grant: int, reason: str) -> None:
@@ -206,7 +206,7 @@ def spares_kept_at_the_end(patch: Patch) -> None:
 
 
 def late_spares_kept(patch: Patch) -> None:
-    """Checkpoint slots that come for a row that is gone are not given back."""
+    """Planted bug: checkpoint slots that arrive for a row that is gone are not returned."""
     original = Scheduler._spare
 
     def spare(self: Scheduler, message: Any) -> None:
@@ -219,8 +219,8 @@ def late_spares_kept(patch: Patch) -> None:
     patch(Scheduler, "_spare", spare)
 
 
-def checkpoint_waited_for_in_vain(patch: Patch) -> None:
-    """Where fewer checkpoint slots come than were asked for, the wanted position waits for ever."""
+def denied_checkpoint_still_wanted(patch: Patch) -> None:
+    """Planted bug: a row keeps waiting for a checkpoint position whose slot was denied."""
     original = Scheduler._spare
 
     def spare(self: Scheduler, message: Spare) -> None:
@@ -234,7 +234,7 @@ def checkpoint_waited_for_in_vain(patch: Patch) -> None:
 
 
 def retired_twice(patch: Patch) -> None:
-    """A row whose request is aborted is retired twice."""
+    """Planted bug: a row whose request is aborted is retired twice."""
     original = Scheduler._abort
 
     def abort(self: Scheduler, request: str, reason: Any) -> None:
@@ -247,8 +247,8 @@ def retired_twice(patch: Patch) -> None:
     patch(Scheduler, "_abort", abort)
 
 
-def abort_of_a_running_row_forgotten(patch: Patch) -> None:
-    """A row whose request is given up runs to its end."""
+def aborted_row_keeps_running(patch: Patch) -> None:
+    """Planted bug: a row whose request is aborted or timed out runs to its end."""
     original = Scheduler._retire
 
     def retire(self: Scheduler, grant: int, reason: RetireReason) -> None:
@@ -259,7 +259,7 @@ def abort_of_a_running_row_forgotten(patch: Patch) -> None:
 
 
 def pages_of_an_aborted_row_sent(patch: Patch) -> None:
-    """New pages of a row that has retired go out with the next step."""
+    """Planted bug: new pages of a row that has retired are sent with the next step."""
     original = Scheduler._retire
 
     def retire(self: Scheduler, grant: int, reason: str) -> None:
@@ -271,12 +271,12 @@ def pages_of_an_aborted_row_sent(patch: Patch) -> None:
 
 
 def lone_request_ends_early(patch: Patch) -> None:
-    """A request that is alone ends with `length` while its own path still names pages twice."""
+    """Planted bug: a request that runs alone ends with `length` while its own path still holds duplicate pages."""
     patch(PageQueue, "_take_from_own_path", lambda self, account: None)
 
 
-def copy_under_way_counts_as_full(patch: Patch) -> None:
-    """A request that is alone ends with `length` while the page that it copies from is still held for the copy."""
+def pool_with_a_copy_in_flight_counts_as_full(patch: Patch) -> None:
+    """Planted bug: a request that runs alone ends with `length` while the source of its page copy is still held."""
     original = PageQueue.give
 
     def give(self: PageQueue) -> None:
@@ -288,13 +288,13 @@ def copy_under_way_counts_as_full(patch: Patch) -> None:
     patch(PageQueue, "give", give)
 
 
-def donated_again(patch: Patch) -> None:
-    """A state that stands where the last checkpoint was kept is donated too."""
+def donated_twice(patch: Patch) -> None:
+    """Planted bug: a final state at the position of the last donated checkpoint is donated as well."""
     original = ResultProcessor._give_back_state
 
     def give_back_state(self: ResultProcessor, record: RequestHistory, retired: Retired) -> None:
-        kept = record.start < retired.position == record.donated
-        if kept and not retired.poisoned and not record.request.session:
+        is_known = record.start < retired.position == record.donated
+        if is_known and not retired.poisoned and not record.request.session:
             self._donate(record, retired.state, retired.position, closes=True)
         else:
             original(self, record, retired)
@@ -302,13 +302,13 @@ def donated_again(patch: Patch) -> None:
     patch(ResultProcessor, "_give_back_state", give_back_state)
 
 
-def stop_string_shown(patch: Patch) -> None:
-    """Text that may begin a stop string is not held back."""
+def stop_string_not_held_back(patch: Patch) -> None:
+    """Planted bug: text that may begin a stop string is delivered at once instead of being held back."""
     patch(StopStrings, "_undecided", lambda self, text: 0)
 
 
-def budget_anew_after_a_retraction(patch: Patch) -> None:
-    """A request that comes back may draw max_tokens once more."""
+def max_tokens_reset_by_a_retraction(patch: Patch) -> None:
+    """Planted bug: a request that comes back from the queue may draw max_tokens once more."""
     original = ResultProcessor._requeue
 
     def requeue(self: ResultProcessor, record: RequestHistory) -> None:
@@ -319,8 +319,8 @@ def budget_anew_after_a_retraction(patch: Patch) -> None:
     patch(ResultProcessor, "_requeue", requeue)
 
 
-def hungry_row_forgotten(patch: Patch) -> None:
-    """A row that waits for a page is forgotten as soon as another's account closes."""
+def row_without_a_page_forgotten(patch: Patch) -> None:
+    """Planted bug: a row that waits for a page is forgotten as soon as another request's account closes."""
     original = Cache._close
 
     def close(self: Cache, account: Account) -> None:
@@ -330,8 +330,8 @@ def hungry_row_forgotten(patch: Patch) -> None:
     patch(Cache, "_close", close)
 
 
-def id_taken_while_its_row_retires(patch: Patch) -> None:
-    """A request whose id was answered a moment ago takes the place of the one that is about to go."""
+def id_reused_while_its_row_retires(patch: Patch) -> None:
+    """Planted bug: a new request replaces the record of an answered one with the same id whose row still retires."""
     original = Scheduler._submit
 
     def submit(self: Scheduler, message: Submit) -> None:
@@ -341,8 +341,8 @@ def id_taken_while_its_row_retires(patch: Patch) -> None:
     patch(Scheduler, "_submit", submit)
 
 
-def shutdown_forgotten_after_its_lap(patch: Patch) -> None:
-    """The scheduler takes requests again once the drain is under way."""
+def requests_accepted_after_the_drain(patch: Patch) -> None:
+    """Planted bug: the scheduler accepts requests again once its `Drain` has been sent round the ring."""
     original = Scheduler.act
 
     def act(self: Scheduler) -> None:
@@ -353,8 +353,8 @@ def shutdown_forgotten_after_its_lap(patch: Patch) -> None:
     patch(Scheduler, "act", act)
 
 
-def restart_counts_as_new(patch: Patch) -> None:
-    """A full queue refuses what was accepted before a restart."""
+def resubmission_refused(patch: Patch) -> None:
+    """Planted bug: a full queue refuses requests that were accepted before a restart."""
     original = Scheduler._submit
 
     def submit(self: Scheduler, message: Submit) -> None:
@@ -364,12 +364,12 @@ def restart_counts_as_new(patch: Patch) -> None:
 
 
 def prompts_without_a_share(patch: Patch) -> None:
-    """Decoding rows may have all the tokens of a step."""
+    """Planted bug: decoding rows may use all the tokens of a step, and none are reserved for prompts."""
     patch(plan, "prompt_share", lambda limits: 0)
 
 
-def turns_not_taken(patch: Patch) -> None:
-    """Of more rows than fit into a step the first ones decode, each time."""
+def same_rows_decode_every_step(patch: Patch) -> None:
+    """Planted bug: when more rows decode than fit into a step, the same first ones decode every time."""
     original = plan.fill_step
 
     def fill_step(limits: Limits, in_time: int, rows: list[ScheduledRow], isolated: bool) -> StepPlan:

@@ -1,4 +1,4 @@
-"""Known bugs in what keeps sessions: their names, the copies below the pool, files, and the way down and back."""
+"""Planted bugs in sessions: their names, the copies below the pool, files, and the way of a state down and back."""
 
 from collections import Counter
 from dataclasses import replace
@@ -24,8 +24,8 @@ from tests.simulation.hash_device import HashDevice
 from tests.simulation.planting import Patch
 
 
-def filled_slot_is_the_copy(patch: Patch) -> None:
-    """A slot that was filled and the copy that it came from are one: the turn writes in both, and so do two turns."""
+def filled_slot_aliases_the_copy(patch: Patch) -> None:
+    """Planted bug: a filled slot and the copy that it came from share memory, so the turn overwrites the copy."""
     fill, write = HashDevice._fill, HashDevice._write
     aliases: dict[tuple[int, int], int] = {}
 
@@ -43,8 +43,8 @@ def filled_slot_is_the_copy(patch: Patch) -> None:
     patch(HashDevice, "_write", write_both)
 
 
-def state_one_ahead_of_its_pages(patch: Patch) -> None:
-    """A copy has the entries of one token fewer than its state has consumed."""
+def copy_lacks_the_last_entry(patch: Patch) -> None:
+    """Planted bug: a copy holds the entries of one token fewer than its state has consumed."""
     original = HashDevice._export
 
     def export(self: HashDevice, key: int, slot: int, pages: list[int], position: int) -> None:
@@ -55,8 +55,8 @@ def state_one_ahead_of_its_pages(patch: Patch) -> None:
     patch(HashDevice, "_export", export)
 
 
-def absent_slot_freed(patch: Patch) -> None:
-    """When a session is closed the slot that its last turn was saved in is freed, whatever has become of it."""
+def slot_freed_after_the_state_left(patch: Patch) -> None:
+    """Planted bug: closing a session frees the slot of its last save, even if the state has left that slot."""
     save, carry_out = Cache._save, HostAndDisk._carry_out
 
     def note(self: Cache, message: SaveFromReq) -> None:
@@ -73,8 +73,8 @@ def absent_slot_freed(patch: Patch) -> None:
     patch(HostAndDisk, "_carry_out", close)
 
 
-def applied_twice_after_a_retraction(patch: Patch) -> None:
-    """A turn that comes back is fed its last token once more, though the saved state has consumed it."""
+def last_token_fed_twice_after_a_retraction(patch: Patch) -> None:
+    """Planted bug: a turn that resumes after a retraction is fed a token that its saved state has already consumed."""
     original = Scheduler._granted
 
     def granted(self: Scheduler, message: Granted) -> None:
@@ -91,8 +91,8 @@ def applied_twice_after_a_retraction(patch: Patch) -> None:
     patch(Scheduler, "_granted", granted)
 
 
-def export_behind_the_slot_s_next_use(patch: Patch) -> None:
-    """The slot is given back at once, and copied when it has its next holder."""
+def export_after_the_next_use_of_its_slot(patch: Patch) -> None:
+    """Planted bug: an exported slot is given back at once, and copied only after its next holder has started."""
     original = Forward.receive
 
     def receive(self: Forward, message: Any) -> None:
@@ -112,8 +112,8 @@ def export_behind_the_slot_s_next_use(patch: Patch) -> None:
     patch(Forward, "receive", receive)
 
 
-def pages_of_an_export_not_held(patch: Patch) -> None:
-    """The pages of a state that is being copied may be freed and written over."""
+def pages_of_an_export_released(patch: Patch) -> None:
+    """Planted bug: the pages of a state that is being copied may be freed and overwritten."""
     original = HostAndDisk._export
 
     def export(self: HostAndDisk, node: Node[Lease], lease: Lease, key: int) -> None:
@@ -124,21 +124,21 @@ def pages_of_an_export_not_held(patch: Patch) -> None:
     patch(HostAndDisk, "_export", export)
 
 
-def filled_before_it_is_loaded(patch: Patch) -> None:
-    """A request is granted a copy that is still being read from its file."""
+def filled_before_the_file_is_read(patch: Patch) -> None:
+    """Planted bug: a request is granted a copy that is still being read from its file."""
     original = CopyStore.load
 
-    def bring(self: CopyStore, node: Node[StateCopy]) -> bool:
-        brought = original(self, node)
-        if brought:
+    def load(self: CopyStore, node: Node[StateCopy]) -> bool:
+        loading = original(self, node)
+        if loading:
             copy_of(node).host = Presence.PRESENT
-        return brought
+        return loading
 
-    patch(CopyStore, "load", bring)
+    patch(CopyStore, "load", load)
 
 
-def name_left_behind(patch: Patch) -> None:
-    """After a turn the name stays where it was, if that state is still there."""
+def name_not_moved_after_a_turn(patch: Patch) -> None:
+    """Planted bug: after a turn the session's name stays on its old state, if that state is still in the pool."""
     original = Cache._name
 
     def name(self: Cache, account: Account) -> None:
@@ -148,34 +148,34 @@ def name_left_behind(patch: Patch) -> None:
     patch(Cache, "_name", name)
 
 
-def copy_dropped_under_way(patch: Patch) -> None:
-    """A copy that a request is about to be filled from, or that is being written, may go."""
+def busy_copy_dropped(patch: Patch) -> None:
+    """Planted bug: a copy may be dropped while a request waits to be filled from it, or while its file is written."""
     patch(StateCopy, "busy", property(lambda self: self.host is Presence.COMING))
 
 
-def file_of_a_copy_being_made(patch: Patch) -> None:
-    """A file is written before the stream has made its copy."""
+def file_written_before_its_copy_is_made(patch: Patch) -> None:
+    """Planted bug: a file is written before the stream has made the copy that it is to hold."""
     patch(SimulatedDisk, "is_copy_under_way", lambda self, call: False)
 
 
 def damaged_file_used(patch: Patch) -> None:
-    """The checksum of a file is not looked at."""
+    """Planted bug: the checksum of a file is not verified."""
     patch(SimulatedDisk, "is_damaged", lambda self, name: False)
 
 
-def disk_cap_not_kept(patch: Patch) -> None:
-    """A copy is written though the files take as much as they may."""
+def disk_limit_ignored(patch: Patch) -> None:
+    """Planted bug: a file is written even when the files already use all the disk space that they may."""
     patch(CopyStore, "_make_disk_room", lambda self, size: True)
 
 
 def failed_write_believed(patch: Patch) -> None:
-    """A file that could not be written counts as written."""
+    """Planted bug: a file that could not be written counts as written."""
     original = CopyStore.written
     patch(CopyStore, "written", lambda self, key, error: original(self, key, ""))
 
 
-def suspended_before_the_write(patch: Patch) -> None:
-    """A suspension is answered as soon as the write has begun."""
+def suspension_answered_before_the_write(patch: Patch) -> None:
+    """Planted bug: a suspension is answered when the write of its file begins instead of when it ends."""
     original = HostAndDisk._suspend
 
     def suspend(self: HostAndDisk, message: Suspend) -> bool:
@@ -187,8 +187,8 @@ def suspended_before_the_write(patch: Patch) -> None:
     patch(HostAndDisk, "_suspend", suspend)
 
 
-def fork_takes_the_state(patch: Patch) -> None:
-    """Who is named on a state takes it from those who were named on it before."""
+def fork_removes_other_names(patch: Patch) -> None:
+    """Planted bug: putting a session's name on a state removes the names that other sessions have on it."""
     original = HostAndDisk._name
 
     def name(self: HostAndDisk, message: Name) -> None:
@@ -204,7 +204,7 @@ def fork_takes_the_state(patch: Patch) -> None:
 
 
 def name_overtakes_the_save(patch: Patch) -> None:
-    """A session's name is moved while its last turn is still on its way to the tree."""
+    """Planted bug: a `Name` is carried out while the state of the session's last turn is on its way to the tree."""
     original = HostAndDisk._carry_out
 
     def carry_out(self: HostAndDisk, command: Any) -> bool:
@@ -218,8 +218,8 @@ def name_overtakes_the_save(patch: Patch) -> None:
     patch(HostAndDisk, "_carry_out", carry_out)
 
 
-def closed_session_named(patch: Patch) -> None:
-    """A turn that ends after its session was closed is saved under its name all the same."""
+def turn_of_a_closed_session_named(patch: Patch) -> None:
+    """Planted bug: a turn that ends after its session was closed still puts the session's name on its state."""
     original = Cache._name
 
     def name(self: Cache, account: Account) -> None:
@@ -230,18 +230,18 @@ def closed_session_named(patch: Patch) -> None:
 
 
 def copy_matched_past_the_limit(patch: Patch) -> None:
-    """A copy at the very end of the prompt is used, and then there is nothing to feed."""
+    """Planted bug: a copy at the very end of the prompt is used, which leaves no token to feed."""
     original = CopyStore.match
     patch(CopyStore, "match", lambda self, salt, tokens, limit: original(self, salt, tokens, limit + 1))
 
 
-def copy_kept_for_nobody(patch: Patch) -> None:
-    """Copies of closed sessions stay."""
+def copy_of_a_closed_session_stays(patch: Patch) -> None:
+    """Planted bug: copies of closed sessions are not released."""
     patch(CopyStore, "release", lambda self, node: None)
 
 
-def loan_of_a_copy_not_ended(patch: Patch) -> None:
-    """A copy that a request was filled from counts as lent for ever."""
+def loan_of_a_copy_never_ends(patch: Patch) -> None:
+    """Planted bug: a copy that a request was filled from counts as lent for ever."""
     original = Cache._end_loans
 
     def end_loans(self: Cache, account: Account) -> None:
@@ -251,8 +251,8 @@ def loan_of_a_copy_not_ended(patch: Patch) -> None:
     patch(Cache, "_end_loans", end_loans)
 
 
-def filled_from_the_wrong_page_on(patch: Patch) -> None:
-    """The entries of a copy come back one page too far on."""
+def filled_one_page_too_late(patch: Patch) -> None:
+    """Planted bug: the entries of a copy are written to pages one too far along."""
     original = Forward._admit
 
     def admit(self: Forward, message: Admit) -> None:
@@ -264,8 +264,8 @@ def filled_from_the_wrong_page_on(patch: Patch) -> None:
     patch(Forward, "_admit", admit)
 
 
-def failed_turn_keeps_its_place(patch: Patch) -> None:
-    """The api is not told where a session's state is after a turn that took it along and failed."""
+def failed_turn_not_reported(patch: Patch) -> None:
+    """Planted bug: after a turn that took its session's state along and failed, the api is not sent the new place."""
     original = Cache._leave_session
 
     def leave_session(self: Cache, account: Account) -> None:
@@ -277,8 +277,8 @@ def failed_turn_keeps_its_place(patch: Patch) -> None:
     patch(Cache, "_leave_session", leave_session)
 
 
-def word_of_short_pages_not_taken_back(patch: Patch) -> None:
-    """A row that waits for a page counts as stuck while a state leaves the pool, and its pages with it."""
+def row_called_stuck_during_an_export(patch: Patch) -> None:
+    """Planted bug: a row that waits for a page counts as stuck although a state and its pages are leaving the pool."""
     original = PageQueue.give
 
     def give(self: PageQueue) -> None:
@@ -290,8 +290,8 @@ def word_of_short_pages_not_taken_back(patch: Patch) -> None:
     patch(PageQueue, "give", give)
 
 
-def turn_s_end_wakes_nobody(patch: Patch) -> None:
-    """What was asked of a session during its turn is not tried again at its end."""
+def end_of_a_turn_wakes_no_command(patch: Patch) -> None:
+    """Planted bug: commands that wait for the end of a session's turn are not tried again when the turn ends."""
     original = Commands.wake
 
     def wake(self: Commands, key: Any) -> None:
@@ -301,13 +301,13 @@ def turn_s_end_wakes_nobody(patch: Patch) -> None:
     patch(Commands, "wake", wake)
 
 
-def write_wakes_nobody(patch: Patch) -> None:
-    """A suspension that waits for its file is not tried again when that is written."""
+def end_of_a_write_wakes_no_command(patch: Patch) -> None:
+    """Planted bug: a suspension that waits for its file is not tried again when the file has been written."""
     patch(CopyStore, "_end_of", lambda self, node: (self._queues.sort(node), self._forget_if_unused(node)))
 
 
-def room_wakes_only_one(patch: Patch) -> None:
-    """Of suspensions that wait for room in host memory the first is tried when there may be some, and no other."""
+def room_wakes_one_command_only(patch: Patch) -> None:
+    """Planted bug: when host memory becomes free, only the first of the suspensions that wait for it is tried again."""
     original = Commands.act
 
     def act(self: Commands) -> None:
@@ -319,8 +319,8 @@ def room_wakes_only_one(patch: Patch) -> None:
     patch(Commands, "act", act)
 
 
-def returned_copy_never_goes(patch: Patch) -> None:
-    """A copy that a request was filled from is not in question any more when room is wanted."""
+def returned_copy_never_evicted(patch: Patch) -> None:
+    """Planted bug: a copy that a request was filled from is no longer considered for eviction."""
 
     def end_of(self: CopyStore, node: Node[StateCopy]) -> None:
         self._forget_if_unused(node)
@@ -329,8 +329,8 @@ def returned_copy_never_goes(patch: Patch) -> None:
     patch(CopyStore, "_end_of", end_of)
 
 
-def granted_a_state_that_was_lost(patch: Patch) -> None:
-    """A state that had to go for the very request that was to go on from it is gone on from."""
+def evicted_state_granted(patch: Patch) -> None:
+    """Planted bug: a grant resumes from the state that was evicted to make room for it."""
     original = Allocator._state_slot
 
     def state_slot(self: Allocator, node: Node[Lease] | None, session: str) -> tuple[Lease | None, bool]:
@@ -340,11 +340,11 @@ def granted_a_state_that_was_lost(patch: Patch) -> None:
     patch(Allocator, "_state_slot", state_slot)
 
 
-def flush_leaves_the_copies(patch: Patch) -> None:
-    """A flush forgets the tree, and what is in host memory and on disk is gone on from."""
+def flush_keeps_the_copies(patch: Patch) -> None:
+    """Planted bug: a flush empties the tree, but copies in host memory and on disk can still be resumed from."""
     patch(CopyStore, "flush", lambda self: None)
 
 
-def copy_that_was_not_made_is_kept(patch: Patch) -> None:
-    """The cache does not hear that an export failed."""
+def unmade_copy_kept(patch: Patch) -> None:
+    """Planted bug: the cache ignores `Unmade`, and keeps a copy whose export failed."""
     patch(CopyStore, "unmade", lambda self, key: None)

@@ -1,4 +1,4 @@
-"""Known bugs in what holds the states: slots, leases, loans, pages, the tree, and the order of the stream."""
+"""Planted bugs in what holds the states: slots, leases, loans, pages, the tree, and the order of the stream."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,22 +31,22 @@ from tests.simulation.planting import Patch
 
 
 def no_clear_on_reuse(patch: Patch) -> None:
-    """A fresh slot goes to its next request as the last one left it."""
+    """Planted bug: a fresh slot goes to its next request as the last one left it."""
     patch(HashDevice, "clear", lambda self, slot: None)
 
 
-def copy_beside_the_stream(patch: Patch) -> None:
-    """Cached states are copied at once, on a stream of their own, before what is ahead of them is written."""
+def state_copied_ahead_of_the_stream(patch: Patch) -> None:
+    """Planted bug: a cached state is copied at once, before the steps that are enqueued ahead of the copy."""
     patch(HashDevice, "copy", HashDevice._copy)
 
 
-def page_copy_beside_the_stream(patch: Patch) -> None:
-    """Pages are copied at once, on a stream of their own."""
+def page_copied_ahead_of_the_stream(patch: Patch) -> None:
+    """Planted bug: a page is copied at once, before the steps that are enqueued ahead of the copy."""
     patch(HashDevice, "copy_page", HashDevice._copy_page)
 
 
-def donate_at_the_next_position(patch: Patch) -> None:
-    """A state is donated as if it had consumed one token more."""
+def donated_at_the_next_position(patch: Patch) -> None:
+    """Planted bug: a state is donated as if it had consumed one more token."""
     original = ResultProcessor._donate
 
     def donate(self: ResultProcessor, record: RequestHistory, state: Lease, position: int, closes: bool) -> None:
@@ -56,7 +56,7 @@ def donate_at_the_next_position(patch: Patch) -> None:
 
 
 def account_closed_in_flight(patch: Patch) -> None:
-    """The pages of a row are freed when it is retired, while a step that uses them is in flight."""
+    """Planted bug: the pages of a row are freed when it is retired, while a step that uses them is in flight."""
     retire, close = Scheduler._retire, Cache._close
 
     def early(self: Scheduler, grant: int, reason: str) -> None:
@@ -83,7 +83,7 @@ def account_closed_in_flight(patch: Patch) -> None:
 
 
 def loan_not_returned(patch: Patch) -> None:
-    """Forward does not say that a state has been copied."""
+    """Planted bug: forward does not report that a lent state has been copied."""
 
     def admit(self: Forward, message: Admit) -> None:
         send = self.send
@@ -96,7 +96,7 @@ def loan_not_returned(patch: Patch) -> None:
 
 
 def loan_ended_twice(patch: Patch) -> None:
-    """A loan ends when its copy is enqueued, and once more when the account closes."""
+    """Planted bug: a loan ends when its copy is enqueued, and again when the account closes."""
     end, close = Cache._end_loans, Cache._close
     ended: dict[tuple[int, int], Any] = {}
 
@@ -116,7 +116,7 @@ def loan_ended_twice(patch: Patch) -> None:
 
 
 def eviction_under_a_loan(patch: Patch) -> None:
-    """A state is evicted though it is lent."""
+    """Planted bug: a state is evicted while it is lent."""
 
     def is_evictable(self: Allocator, node: Node[Lease]) -> bool:
         if node.state is not None:
@@ -127,7 +127,7 @@ def eviction_under_a_loan(patch: Patch) -> None:
 
 
 def generation_not_bumped(patch: Patch) -> None:
-    """A slot is handed out again under the generation of its last lease."""
+    """Planted bug: a slot is handed out again under the generation of its last lease."""
 
     def take(self: Ledger, holder: str) -> Lease | None:
         if not self._free:
@@ -142,7 +142,7 @@ def generation_not_bumped(patch: Patch) -> None:
 
 
 def checkpoint_of_another_row(patch: Patch) -> None:
-    """Checkpoints of a packed step are taken by their index among the checkpoints, not by their request's row."""
+    """Planted bug: the checkpoints of a step are assigned to rows in order, instead of to the rows that they name."""
     original = HashDevice.run
 
     def run(self: HashDevice, work: Work) -> None:
@@ -154,20 +154,20 @@ def checkpoint_of_another_row(patch: Patch) -> None:
     patch(HashDevice, "run", run)
 
 
-def snapshot_at_the_end_of_the_chunk(patch: Patch) -> None:
-    """A checkpoint is taken when the chunk is through, and not where it was wanted."""
+def checkpoint_at_the_end_of_the_chunk(patch: Patch) -> None:
+    """Planted bug: a checkpoint is taken at the end of the chunk instead of at its position."""
     original = HashDevice._consume
 
-    def consume(self: HashDevice, row: Any, start: int, stop: int, wanted: dict[int, int]) -> None:
+    def consume(self: HashDevice, row: Any, start: int, stop: int, checkpoints: dict[int, int]) -> None:
         original(self, row, start, stop, {})
-        for slot in wanted.values():
+        for slot in checkpoints.values():
             self._write(slot, self.states[row.slot])
 
     patch(HashDevice, "_consume", consume)
 
 
-def snapshot_after_overrun(patch: Patch) -> None:
-    """A row that ran one step too far is reported where it stopped, with the state behind that step."""
+def state_of_an_overrun_reported_too_early(patch: Patch) -> None:
+    """Planted bug: a finished row that ran one extra step is reported one position too early for the state it holds."""
     original = Forward._retire
 
     def retire(self: Forward, message: Retire) -> None:
@@ -179,17 +179,18 @@ def snapshot_after_overrun(patch: Patch) -> None:
     patch(Forward, "_retire", retire)
 
 
-def partial_page_not_copied(patch: Patch) -> None:
-    """Who resumes inside a page goes on in that page itself: two write in it."""
+def shared_page_not_copied(patch: Patch) -> None:
+    """Planted bug: a request that resumes inside a shared page appends to that page instead of to a copy of it."""
     _resume_in_place(patch, lambda admit: True)
 
 
-def moved_state_keeps_its_page(patch: Patch) -> None:
-    """Who is given the tree's own state also goes on in its last page, which a fork may share."""
+def moved_state_appends_to_a_shared_page(patch: Patch) -> None:
+    """Planted bug: a request that gets a moved state appends to that state's last page, which a fork may share."""
     _resume_in_place(patch, lambda admit: admit.moved)
 
 
 def _resume_in_place(patch: Patch, when: Callable[[Admit], bool]) -> None:
+    """Make forward use the source of a page copy instead of the copy, for every `Admit` for which `when` is true."""
     original = Forward._admit
 
     def admit(self: Forward, message: Admit) -> None:
@@ -204,8 +205,8 @@ def _resume_in_place(patch: Patch, when: Callable[[Admit], bool]) -> None:
     patch(Forward, "_admit", admit)
 
 
-def page_freed_though_named(patch: Patch) -> None:
-    """A page is free as soon as no request uses it, though a node of the tree names it."""
+def page_of_a_node_freed(patch: Patch) -> None:
+    """Planted bug: a page is freed as soon as no request uses it, although a node of the tree names it."""
 
     def release(self: PagePool, pages: list[int]) -> None:
         for page in pages:
@@ -218,8 +219,8 @@ def page_freed_though_named(patch: Patch) -> None:
     patch(PagePool, "drop_grant_refs", release)
 
 
-def lease_lost_on_a_refused_send(patch: Patch) -> None:
-    """A send moves its leases one by one, and stops at the first that is dead."""
+def refused_send_moves_leases(patch: Patch) -> None:
+    """Planted bug: a send moves its leases one by one, and stops at the first dead one instead of moving none."""
 
     def depart(message: Any, sender: str, receiver: str, ledger: Ledger) -> None:
         if isinstance(message, Free):
@@ -231,8 +232,8 @@ def lease_lost_on_a_refused_send(patch: Patch) -> None:
     patch(driver, "depart", depart)
 
 
-def restored_at_a_wrong_position(patch: Patch) -> None:
-    """A request goes on from where the tree's tokens end, and not from where the state stands."""
+def resumed_past_the_state(patch: Patch) -> None:
+    """Planted bug: a request resumes where its tokens leave the tree, instead of at the position of the state."""
     original = Scheduler._granted
 
     def granted(self: Scheduler, message: Granted) -> None:
@@ -246,7 +247,7 @@ def restored_at_a_wrong_position(patch: Patch) -> None:
 
 
 def match_past_the_limit(patch: Patch) -> None:
-    """A state at the very end of the prompt is used, and then there is nothing to feed."""
+    """Planted bug: a state at the very end of the prompt is used, which leaves no token to feed."""
     original = RadixTree.match
 
     def match(self: RadixTree, salt: str, tokens: bytes, limit: int) -> Match:
@@ -256,7 +257,7 @@ def match_past_the_limit(patch: Patch) -> None:
 
 
 def epoch_ignored(patch: Patch) -> None:
-    """A state that is donated after a flush is kept, behind a node that was forgotten."""
+    """Planted bug: a state that is donated after a flush is stored below a node that the flush has removed."""
     original = Cache._donate
 
     def donate(self: Cache, message: Donate) -> None:
@@ -268,8 +269,8 @@ def epoch_ignored(patch: Patch) -> None:
     patch(Cache, "_donate", donate)
 
 
-def pages_forgotten_at_a_split(patch: Patch) -> None:
-    """When a node is cut in two inside a page, only the upper half names that page."""
+def page_dropped_at_a_split(patch: Patch) -> None:
+    """Planted bug: when a node is split inside a page, only the upper half names that page."""
     original = RadixTree._split
 
     def split(self: RadixTree, node: Node, length: int) -> Node:
@@ -282,8 +283,8 @@ def pages_forgotten_at_a_split(patch: Patch) -> None:
     patch(RadixTree, "_split", split)
 
 
-def pages_evicted_before_the_slot_is_sure(patch: Patch) -> None:
-    """Pages are made free for a grant, and then there is no slot."""
+def pages_evicted_without_a_slot(patch: Patch) -> None:
+    """Planted bug: pages are evicted for a grant before it is known whether it gets a slot."""
     original = Allocator.slot_and_pages
 
     def slot_and_pages(self: Allocator, node: Any, session: str, pages: int, reserve: int) -> Any:
@@ -293,18 +294,18 @@ def pages_evicted_before_the_slot_is_sure(patch: Patch) -> None:
     patch(Allocator, "slot_and_pages", slot_and_pages)
 
 
-def blocked_head_blocks_all(patch: Patch) -> None:
-    """Who waits for room keeps those waiting for whom there is some."""
+def blocked_acquire_blocks_all(patch: Patch) -> None:
+    """Planted bug: an Acquire that waits for room also blocks later ones for which there is room."""
     patch(cache_actor, "MAX_BLOCKED", 1)
 
 
-def row_run_though_it_could_not_be_set_up(patch: Patch) -> None:
-    """What raises outside of a step is noted nowhere, and the row runs on what is in its slot and pages."""
+def row_runs_without_its_set_up(patch: Patch) -> None:
+    """Planted bug: an error while a row is set up is dropped, and the row runs on whatever its slot and pages hold."""
     patch(ContainedDevice, "_set_up", lambda self, call: self._error_of(call))
 
 
-def moved_state_freed_without_progress(patch: Patch) -> None:
-    """A cached state that was moved to a request is lost when that ends before its first step."""
+def moved_state_freed(patch: Patch) -> None:
+    """Planted bug: a cached state that was moved to a request is freed if the request ends before its first step."""
     original = ResultProcessor._give_back_state
 
     def give_back(self: ResultProcessor, record: RequestHistory, retired: Any) -> None:

@@ -1,4 +1,4 @@
-"""Planted bugs of the turns that flows of requests take."""
+"""Planted bugs in how flows of requests take turns for rows and for the tokens of a step."""
 
 from baton.actors.grants import Chunk
 from baton.actors.scheduler import plan
@@ -8,7 +8,7 @@ from tests.simulation.planting import Patch
 
 
 def first_come_first_served(patch: Patch) -> None:
-    """Of one priority, who came first gets the next row, however many of its flow there are."""
+    """Planted bug: within one priority rows go to requests in order of arrival, however many rows their flow has."""
 
     def entry(self: Queue, flow: str, place: int) -> Entry:
         priority, arrival = self._waiting[flow][place].order
@@ -18,8 +18,8 @@ def first_come_first_served(patch: Patch) -> None:
     patch(Queue, "_take_head", _take_head)
 
 
-def rows_are_no_turns(patch: Patch) -> None:
-    """A flow's turns are counted among those that wait: its rows do not count."""
+def running_rows_not_counted(patch: Patch) -> None:
+    """Planted bug: a request's turn counts the waiting requests of its flow, but not the rows that the flow has."""
 
     def entry(self: Queue, flow: str, place: int) -> Entry:
         priority, arrival = self._waiting[flow][place].order
@@ -30,7 +30,7 @@ def rows_are_no_turns(patch: Patch) -> None:
 
 
 def first_prompt_takes_all(patch: Patch) -> None:
-    """What the first prompt can use of a step no other gets."""
+    """Planted bug: the first prompt gets every token that it can use, and nothing is reserved for other flows."""
 
     def share_out(limits: Limits, prompts: list[ScheduledRow], tokens: int) -> list[Chunk]:
         chunks = []
@@ -44,17 +44,17 @@ def first_prompt_takes_all(patch: Patch) -> None:
     patch(plan, "share_out", share_out)
 
 
-def prompts_take_their_time(patch: Patch) -> None:
-    """Rows that decode wait for as many tokens of prompts as a step may have."""
+def step_time_ignored(patch: Patch) -> None:
+    """Planted bug: prompts get as many tokens as fit into a step, however long the decoding rows then wait."""
     patch(plan, "tokens_in_time", lambda state: state.limits.step_tokens)
 
 
-def nobody_gives_way(patch: Patch) -> None:
-    """A flow that has all rows keeps them until they end."""
+def no_row_retracted_for_a_flow(patch: Patch) -> None:
+    """Planted bug: a flow that has all rows keeps them until they end."""
     patch(plan, "plan_turns", lambda *_: None)
 
 
 def _take_head(self: Queue, flow: str) -> list[object]:
-    """As it is, wherever its entry is."""
+    """Take a flow out of the queue as Queue._take_head does, but without relying on where its entry is in the heap."""
     self._heads = [entry for entry in self._heads if entry[3] != flow]
     return list(self._waiting.pop(flow, []))

@@ -1,4 +1,4 @@
-"""Known bugs in what states are worth, and in what requests wait for that others compute."""
+"""Planted bugs in the worth of states, and in how requests wait for a prefix that another request computes."""
 
 from typing import Any
 
@@ -21,8 +21,8 @@ from baton.actors.tokens import Tokens
 from tests.simulation.planting import Patch
 
 
-def superseded_state_counted_twice(patch: Patch) -> None:
-    """A state whose conversation has come further stands among the last ends, and still where it stood before."""
+def kind_changed_without_requeueing(patch: Patch) -> None:
+    """Planted bug: a state that becomes a last end enters its new queue, but also stays in its old one."""
     original = Lives._pass_on
 
     def pass_on(self: Lives, node: Node[Lease], kind: Kind) -> None:
@@ -34,13 +34,13 @@ def superseded_state_counted_twice(patch: Patch) -> None:
     patch(Lives, "_pass_on", pass_on)
 
 
-def worth_not_updated_after_a_split(patch: Patch) -> None:
-    """Where a state comes to a path between two others, the lower one counts as if it still saved all of the path."""
+def worth_below_a_new_state_not_updated(patch: Patch) -> None:
+    """Planted bug: when a state is stored between two others, the lower one still counts as saving the whole path."""
     patch(order, "states_below", lambda node: iter(()))
 
 
 def named_state_dropped_for_a_checkpoint(patch: Patch) -> None:
-    """A checkpoint that nobody has ever gone on from takes the slot of a session."""
+    """Planted bug: a checkpoint that nothing has resumed from takes the slot of a session's state."""
     original = Allocator._next_to_evict
 
     def next_to_evict(self: Allocator, keep: Node[Lease] | None = None, at_once: bool = False) -> Node[Lease] | None:
@@ -49,8 +49,8 @@ def named_state_dropped_for_a_checkpoint(patch: Patch) -> None:
     patch(Allocator, "_next_to_evict", next_to_evict)
 
 
-def demotion_that_loses_to_a_drop(patch: Patch) -> None:
-    """A state without a name is dropped where its copy would pay."""
+def state_dropped_instead_of_copied(patch: Patch) -> None:
+    """Planted bug: a state without a name is dropped although a copy of it would pay."""
 
     def evict(self: HostAndDisk, node: Node[Lease]) -> None:
         self._leave(node, self._place_below(node) if node.sessions else None)
@@ -58,8 +58,8 @@ def demotion_that_loses_to_a_drop(patch: Patch) -> None:
     patch(HostAndDisk, "evict", evict)
 
 
-def session_s_copy_lost_to_a_stranger_s(patch: Patch) -> None:
-    """A state without a name takes the room of a session's copy where that is worth less."""
+def session_copy_evicted_for_an_unnamed_one(patch: Patch) -> None:
+    """Planted bug: the copy of a state without a name evicts a session's copy that is worth less."""
     original = CopyStore.reserve
 
     def reserve(
@@ -70,8 +70,8 @@ def session_s_copy_lost_to_a_stranger_s(patch: Patch) -> None:
     patch(CopyStore, "reserve", reserve)
 
 
-def copy_stays_where_it_cannot_be(patch: Patch) -> None:
-    """A copy that is written still stands among those that have no file."""
+def copy_not_requeued(patch: Patch) -> None:
+    """Planted bug: a copy whose file has been written stays in the queue of copies without a file."""
     original = ByWorth.put
 
     def put(self: ByWorth[Any], node: Node[Any], belongs: bool) -> None:
@@ -81,8 +81,8 @@ def copy_stays_where_it_cannot_be(patch: Patch) -> None:
     patch(ByWorth, "put", put)
 
 
-def left_where_it_was(patch: Patch) -> None:
-    """A state that has left its slot is still to go next."""
+def evicted_state_stays_queued(patch: Patch) -> None:
+    """Planted bug: a state that has left its slot stays in the eviction order."""
     original = ByWorth.put
 
     def put(self: ByWorth[Lease], node: Node[Lease], belongs: bool) -> None:
@@ -92,8 +92,8 @@ def left_where_it_was(patch: Patch) -> None:
     patch(ByWorth, "put", put)
 
 
-def waits_for_one_that_is_gone(patch: Patch) -> None:
-    """Where the request that computes for others ends early, they wait on."""
+def waits_for_an_ended_leader(patch: Patch) -> None:
+    """Planted bug: when the request that computes a shared prefix ends early, the others keep waiting for it."""
 
     def is_waiting(self: Together, parked: Parked) -> bool:
         account = self._accounts.get(parked.leader) if parked.leader is not None else None
@@ -103,7 +103,7 @@ def waits_for_one_that_is_gone(patch: Patch) -> None:
 
 
 def late_mark_not_answered(patch: Patch) -> None:
-    """A state is asked for where the prompt has passed it, and nobody is told that it will not come."""
+    """Planted bug: a `Mark` for a position that the row has already passed is not answered with `Passed`."""
     original = Scheduler._mark
 
     def mark(self: Scheduler, grant: int, position: int) -> None:
@@ -114,8 +114,8 @@ def late_mark_not_answered(patch: Patch) -> None:
     patch(Scheduler, "_mark", mark)
 
 
-def state_on_its_way_given_up(patch: Patch) -> None:
-    """A state is asked for that a step under way is about to save, and all are told that it will not come."""
+def saved_state_reported_as_passed(patch: Patch) -> None:
+    """Planted bug: a `Mark` for a state that a step in flight saves is answered with `Passed`."""
     original = Scheduler._mark
 
     def mark(self: Scheduler, grant: int, position: int) -> None:
@@ -127,8 +127,8 @@ def state_on_its_way_given_up(patch: Patch) -> None:
     patch(Scheduler, "_mark", mark)
 
 
-def missed_mark_not_told(patch: Patch) -> None:
-    """A state that others wait for goes without a slot in the step that crosses it, and nobody is told."""
+def missed_mark_not_reported(patch: Patch) -> None:
+    """Planted bug: a step crosses a marked position without a checkpoint slot, and no `Passed` is sent."""
     original = Scheduler._step
 
     def step(self: Scheduler, step: StepPlan) -> None:
@@ -139,6 +139,6 @@ def missed_mark_not_told(patch: Patch) -> None:
     patch(Scheduler, "_step", step)
 
 
-def passed_not_believed(patch: Patch) -> None:
-    """The cache is told that a state will not come, and has others wait on for it."""
+def passed_ignored(patch: Patch) -> None:
+    """Planted bug: the cache receives `Passed` for a state and still lets other requests wait for it."""
     patch(Account, "pass_by", lambda self, position: self.passed.add(position))

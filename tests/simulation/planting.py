@@ -1,4 +1,4 @@
-"""How a known bug gets at the classes that it changes."""
+"""The type of the function with which a planted bug changes a class or a module."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a seed draws before anything runs: the pools, what the clients ask, and the faults that strike."""
+"""Scenarios: the pools, the requests of the clients and the faults, as a seed draws them before anything runs."""
 
 import random
 from dataclasses import dataclass, replace
@@ -28,51 +28,46 @@ WITH_BAD_CALLS = 0.15
 
 @dataclass(frozen=True)
 class Leave:
-    """A client gives up: some time after asking or, if `tokens` is set, as soon as it has had so many."""
+    """How and when a client gives up its request."""
 
-    how: Literal["aborted", "timeout", "gone"]
-    after: float
-    tokens: int | None
+    how: Literal["aborted", "timeout", "gone"]  # by an abort, by a timeout, or by closing the connection
+    after: float  # how long after submitting it, if `tokens` is None
+    tokens: int | None  # as soon as it has received this many
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. Times in turns of an actor.
-
-    continues: if set, which of the answered ones it goes on from, as a share of them. reuses: it takes an answered id.
-    stop_piece: (start, length) of the right output's text that is its stop string. ends: message ends, and
-    prompt_logprobs_from, checkpoints, as shares of the prompt. keep: what the client says of the end.
-    """
+    """A request of a client. Times are in turns of an actor; shares are fractions of the prompt."""
 
     id: str
-    at: float
+    at: float  # when it is submitted
     prompt: tuple[int, ...]
     max_tokens: int
     stop_ids: tuple[int, ...] = ()
-    stop_piece: tuple[int, int] | None = None
+    stop_piece: tuple[int, int] | None = None  # (start, length) of the right output's text: this is its stop string
     keep_stop: bool = False
-    ends: tuple[float, ...] = ()
+    ends: tuple[float, ...] = ()  # message ends, as shares
     priority: int = 0
     salt: str = ""
     seed: int | None = None
-    continues: float | None = None
-    reuses: bool = False
+    continues: float | None = None  # if set, which of the answered requests it continues, as a share of them
+    reuses: bool = False  # it takes the id of a request that was answered
     leave: Leave | None = None
     logprobs: bool = False
-    prompt_logprobs_from: float | None = None
+    prompt_logprobs_from: float | None = None  # as a share
     grammar: ToyGrammar | None = None
     min_tokens: int = 0
-    checkpoints: tuple[float, ...] = ()
-    keep: Keep = ""
+    checkpoints: tuple[float, ...] = ()  # positions of requested checkpoints, as shares
+    keep: Keep = ""  # the hint about the state at the end
 
 
 @dataclass(frozen=True)
 class Crash:
-    """The actor raises: at its n-th send, or before or behind its n-th delivery."""
+    """The actor raises at its n-th send, or before or after its n-th delivery."""
 
     actor: Address
     at: int
-    where: Literal["send", "before", "behind"]
+    where: Literal["send", "before", "after"]
 
 
 @dataclass(frozen=True)
@@ -100,7 +95,7 @@ class BadCall:
 
 @dataclass(frozen=True)
 class NoRoom:
-    """For a while the cache grants nothing, and no page to a row that is not alone."""
+    """For a while the cache grants nothing, and gives a page only to a row that is alone."""
 
     at: float
     until: float
@@ -108,18 +103,20 @@ class NoRoom:
 
 @dataclass(frozen=True)
 class NoCheckpoints:
-    """No checkpoint slot is ever given."""
+    """The cache never gives a checkpoint slot."""
 
 
 @dataclass(frozen=True)
 class RefusedSends:
-    """Before every n-th message with leases a send of the same leases beside a dead one is refused."""
+    """Before every n-th message with leases, a send of these leases together with a dead one is tried and refused."""
 
     every: int
 
 
 @dataclass(frozen=True)
 class FlushAt:
+    """The cache is flushed."""
+
     at: float
 
 
@@ -132,7 +129,7 @@ class DrainAt:
 
 @dataclass(frozen=True)
 class PausedFrom:
-    """Generation is paused for a while; the mode may be changed on the way."""
+    """Generation is paused for a while. Further modes change the pause at once."""
 
     at: float
     until: float
@@ -141,7 +138,7 @@ class PausedFrom:
 
 @dataclass(frozen=True)
 class BadWrite:
-    """The n-th file cannot be written, nor can so many after it."""
+    """The n-th file cannot be written, nor can the next `more` files."""
 
     at: int
     more: int = 0
@@ -149,7 +146,7 @@ class BadWrite:
 
 @dataclass(frozen=True)
 class DamagedFile:
-    """The n-th file is damaged as soon as it is written, and so are so many after it."""
+    """The n-th file is damaged as soon as it is written, and so are the next `more` files."""
 
     at: int
     more: int = 0
@@ -163,50 +160,45 @@ Fault = (
 
 @dataclass(frozen=True)
 class Scenario:
-    """step_time: the mean duration of a device step in turns of an actor. lazy: an actor that is seldom served.
+    """Everything that a seed draws beforehand. Times are in turns of an actor."""
 
-    max_tree_tokens bounds the tree. schedule: the seed of everything that is drawn while it runs. disk_time: the mean
-    duration of a call on the disk. hand_over: every session is suspended before the shutdown. flows: of how many
-    the requests are; 0: each is one of its own. policy, worth_waiting: the cache's. speeds: what it is told that the
-    device takes; file_byte: seconds that a file is said to take for each byte. copy_time: the mean duration of a copy
-    to or from host memory on a stream of its own; None: they are on the one that there is.
-    """
-
-    slots: int
-    pages: int
+    slots: int  # of the state pool
+    pages: int  # of the page pool; 0 without attention
     limits: Limits
-    max_tree_tokens: int
-    codec: bool
-    step_time: float
-    lazy: Address | None
+    max_tree_tokens: int  # bounds the cache's tree
+    codec: bool  # whether every message is encoded and decoded on its way
+    step_time: float  # the mean duration of a step on the device
+    lazy: Address | None  # an actor that is seldom served
     asks: tuple[Ask, ...]
     faults: tuple[Fault, ...]
-    schedule: int
+    schedule: int  # the seed of everything that is drawn during the run
     talks: tuple[Talk, ...] = ()
     tiers: TierLimits = NO_TIERS
-    disk_time: float = 0.0
-    hand_over: bool = False
-    flows: int = 1
-    policy: Policy = "worth"
-    worth_waiting: int = 64
-    speeds: Speeds = UNKNOWN
-    file_byte: float = 0.0
+    disk_time: float = 0.0  # the mean duration of a call on the disk
+    hand_over: bool = False  # whether every session is suspended before the shutdown
+    flows: int = 1  # how many flows the requests are in; 0 if each is a flow of its own
+    policy: Policy = "worth"  # of the cache
+    worth_waiting: int = 64  # of the cache
+    speeds: Speeds = UNKNOWN  # the speeds that the device reports
+    file_byte: float = 0.0  # seconds that reading one byte of a file is reported to take
     copy_time: float | None = None
+    """The mean duration of a copy on a stream of its own; None: copies are on the steps' stream."""
 
     def flow_of(self, name: str) -> str:
         return str(crc32(name.encode()) % self.flows) if self.flows else name
 
     @property
     def room(self) -> int | None:
-        """Positions that the pages cover; None without attention."""
+        """How many positions the pages cover; None without attention."""
         return self.pages * self.limits.page_size if self.limits.page_size else None
 
     def without(self, *, ask: Ask | None = None, fault: Fault | None = None) -> "Scenario":
+        """Return the scenario without one request or one fault."""
         asks = tuple(other for other in self.asks if other is not ask)
         return replace(self, asks=asks, faults=tuple(other for other in self.faults if other is not fault))
 
     def with_faults(self, *faults: Fault) -> "Scenario":
-        """The same with these faults and no others."""
+        """Return the scenario with these faults and no others."""
         return replace(self, faults=faults)
 
 
@@ -222,13 +214,18 @@ def draw(
     has_grammars: bool = True,
     may_hint: bool = True,
 ) -> Scenario:
-    """A seed's scenario; the strategy and the overlap are drawn too unless they are given.
+    """Draw a seed's scenario.
 
-    may_be_narrow: steps may have fewer tokens than there are rows. may_pause: generation may be paused. bad_calls:
-    calls on the device may raise. has_flows: the requests may be of more than one flow. copies_aside: copies to and
-    from host memory may have a stream of their own. has_grammars: requests may have grammars. may_hint: clients may say
-    what they want of states. Seeds that
-    are older than these were found without.
+    Each option below takes its feature out again: seeds that were found before the feature existed are run without it.
+
+    strategy, overlap: drawn if None
+    may_be_narrow: steps may have fewer tokens than there are rows
+    may_pause: generation may be paused
+    bad_calls: calls on the device may raise
+    has_flows: requests may be in several flows
+    copies_aside: copies to and from host memory may have a stream of their own
+    has_grammars: requests may have grammars
+    may_hint: clients may give hints about states
     """
     rng = random.Random(seed)
     page_size = rng.choice([1, 2, 3, 4, 7])
@@ -255,7 +252,7 @@ def draw(
         at += rng.expovariate(1 / gap)
         asks.append(_draw_ask(rng, f"r{index}", at, hasty))
     if paged and rng.random() < 0.25:
-        # Barely large enough for one of them, and perhaps for a page to copy from.
+        # Barely large enough for one of the prompts, and perhaps for a page to copy from.
         pages = -(-(len(rng.choice(asks).prompt) + 1) // page_size) + rng.choice([0, 1, 1])
     scenario = Scenario(
         slots=rng.choice([1, 1, 2, max_running + 2, 4 * max_running, 8 * max_running]),
@@ -289,14 +286,14 @@ def draw(
 
 
 def _with_copy_stream(rng: random.Random, scenario: Scenario) -> Scenario:
-    """In two of three of those that have copies."""
+    """Give copies a stream of their own in two of three scenarios that have a host memory."""
     if not scenario.tiers.host_bytes or rng.random() < 1 / 3:
         return scenario
     return replace(scenario, copy_time=rng.choice([0.0, 3.0, 40.0, 300.0]))
 
 
 def _with_step_time(rng: random.Random, scenario: Scenario) -> Scenario:
-    """In a third of them there is time for fewer tokens of a prompt than a step may have."""
+    """Limit the time of steps in a third of the scenarios, so that prompts get fewer tokens than a step may have."""
     if rng.random() < 2 / 3:
         return scenario
     speeds = structs.replace(scenario.speeds, decode=1.0, prompt=rng.choice([0.01, 0.1, 1.0]))
@@ -306,7 +303,7 @@ def _with_step_time(rng: random.Random, scenario: Scenario) -> Scenario:
 
 
 def _with_speeds(rng: random.Random, scenario: Scenario) -> Scenario:
-    """In half of them copies of states without a name may pay; of these some have no sessions."""
+    """Draw speeds at which copies of unnamed states may pay, and add tiers to some scenarios without sessions."""
     if not scenario.talks and rng.random() < 0.4:
         tiers = draw_tiers(rng, scenario.pages > 0)
         scenario = replace(scenario, tiers=tiers, disk_time=rng.choice([0.0, 5.0, 50.0]))
@@ -317,6 +314,7 @@ def _with_speeds(rng: random.Random, scenario: Scenario) -> Scenario:
 
 
 def _with_bad_calls(rng: random.Random, scenario: Scenario) -> Scenario:
+    """Make some calls on the device raise, in a few scenarios."""
     if rng.random() >= WITH_BAD_CALLS:
         return scenario
     bad = [BadCall(how, rng.randint(1, 12)) for how in rng.choices(get_args(Call), k=rng.choice([1, 2, 6]))]
@@ -324,7 +322,7 @@ def _with_bad_calls(rng: random.Random, scenario: Scenario) -> Scenario:
 
 
 def _with_pauses(rng: random.Random, scenario: Scenario, end: float) -> Scenario:
-    """In one of five, one pause or two."""
+    """Pause generation once or twice in one of five scenarios."""
     if rng.random() >= 0.2:
         return scenario
     pauses, at = [], 0.0
@@ -337,11 +335,11 @@ def _with_pauses(rng: random.Random, scenario: Scenario, end: float) -> Scenario
 
 
 def _with_sessions(rng: random.Random, scenario: Scenario, hasty: float) -> Scenario:
-    """Sessions, and a few of the requests beside them."""
+    """Add sessions and faults of the disk, and keep only a few of the other requests."""
     talks = draw_talks(rng, lambda name, at: _draw_ask(rng, name, at, hasty / 2))
     faults = list(scenario.faults)
     if rng.random() < 0.15:
-        faults.append(Crash(rng.choice(UNIT), rng.randint(40, 400), rng.choice(["send", "before", "behind"])))
+        faults.append(Crash(rng.choice(UNIT), rng.randint(40, 400), rng.choice(["send", "before", "after"])))
     if rng.random() < 0.25:
         faults.append(BadWrite(rng.randint(1, 6), rng.choice([0, 0, 1000])))
     if rng.random() < 0.25:
@@ -361,6 +359,7 @@ def _with_sessions(rng: random.Random, scenario: Scenario, hasty: float) -> Scen
 
 
 def _draw_ask(rng: random.Random, name: str, at: float, hasty: float) -> Ask:
+    """Draw a request. Its prompt begins like one of two shared prefixes. hasty: how likely its client gives it up."""
     family = random.Random(rng.randrange(2))
     shared = [family.randrange(VOCABULARY) for _ in range(40)]
     own = [rng.randrange(VOCABULARY) for _ in range(rng.choice([0, 0, 1, 5, 12]))]
@@ -390,12 +389,12 @@ def _draw_ask(rng: random.Random, name: str, at: float, hasty: float) -> Ask:
 
 
 def _draw_faults(rng: random.Random, asks: list[Ask], end: float) -> list[Fault]:
-    """About two kinds a seed; of each kind one or a few."""
+    """Draw about two kinds of faults, with one or a few of each kind."""
     faults: list[Fault] = []
     if rng.random() < 0.25:
         for _ in range(rng.choice([1, 1, 2])):
             at = int(rng.choice([20, 60, 120]) * rng.random()) + 1
-            faults.append(Crash(rng.choice(UNIT), at, rng.choice(["send", "send", "before", "behind"])))
+            faults.append(Crash(rng.choice(UNIT), at, rng.choice(["send", "send", "before", "after"])))
     if rng.random() < 0.25:
         faults += [BadStep(rng.randint(1, 60)) for _ in range(rng.choice([1, 2, 4]))]
     if rng.random() < 0.2:

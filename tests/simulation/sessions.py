@@ -1,4 +1,4 @@
-"""The api's sessions in the simulation: a log and at most one running turn each, as the api keeps them."""
+"""The sessions of the simulated client: as in the api, each has a log and at most one running turn."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from baton.actors.tokens import pack, unpack
 from tests.simulation.talks import Command, Talk, Turn
 
 if TYPE_CHECKING:
-    from tests.simulation.client import Asked
+    from tests.simulation.client import Exchange
 
 REFUSALS = ("queue_full", "too_large", "draining")
 Later = Callable[[float, Any], None]
@@ -21,42 +21,40 @@ Log = list[tuple[int, ...]]
 
 @dataclass(eq=False)
 class Session:
-    """log: the history behind each of its turns, but for those that were forgotten; the last is the session's own.
-
-    strays: where an abandoned turn may have got to. kept: what the cache told last.
-    """
+    """A session as the client knows it."""
 
     name: str
     salt: str
-    turns: deque[Turn]
+    turns: deque[Turn]  # the turns that are still to come
     commands: tuple[Command, ...]
     log: Log = field(default_factory=list)
-    begun: int = 0
-    running: "Asked | None" = None
+    """The history at the end of each turn, without those that were rewound; the last is the session's own."""
+    turns_begun: int = 0  # how many turns have begun
+    running: "Exchange | None" = None
     closed: bool = False
-    strays: Log = field(default_factory=list)
-    kept: Kept | None = None
+    strays: Log = field(default_factory=list)  # histories that an abandoned turn may have reached
+    last_report: Kept | None = None  # the last report of the cache about this session
 
     @property
     def history(self) -> tuple[int, ...]:
         return self.log[-1] if self.log else ()
 
     def may_stand_at(self, tokens: Iterable[int]) -> bool:
-        """Whether its name may be on the state behind these tokens."""
+        """Return whether the session's name may be on the state after these tokens."""
         path = tuple(tokens)
         return any(known[: len(path)] == path for known in (*self.log, *self.strays, ()))
 
 
 class Sessions:
-    """ask: sends one turn, the whole history with what is new behind it. later: has `fire` called after some time."""
+    """The open sessions, and what is still to be done to them."""
 
-    def __init__(self, send: Send, ask: Callable[[Turn, Session, list[int]], "Asked"], later: Later) -> None:
+    def __init__(self, send: Send, ask: Callable[[Turn, Session, list[int]], "Exchange"], call_later: Later) -> None:
         self.open: dict[str, Session] = {}
-        self.suspending: dict[int, str] = {}
+        self.suspending: dict[int, str] = {}  # the session of each suspension that is not answered, by ticket
         self.counters: Counter[str] = Counter()
         self._send = send
-        self._ask = ask
-        self._later = later
+        self._ask = ask  # submits a turn, given the whole history with the new tokens
+        self._call_later = call_later  # calls `fire` with a value after some time
         self._tickets = count(1)
 
     # Time
@@ -76,7 +74,7 @@ class Sessions:
         self._next_turn(session)
 
     def _next_turn(self, session: Session) -> None:
-        """The next one; what it goes on from is decided now, as the turns so far are known now."""
+        """Begin the next turn. Which earlier turn it continues is decided now, among those that have been answered."""
         if session.closed or session.running is not None or not session.turns:
             return
         turn = session.turns.popleft()
@@ -88,28 +86,29 @@ class Sessions:
             if turn.rewinds:
                 del session.log[at + 1 :]
                 self._name(session)
-        session.begun += 1
+        session.turns_begun += 1
         session.running = self._ask(turn, session, [*base, *turn.ask.prompt])
         self._moment(session, "begun")
 
-    def ended(self, session: Session, asked: "Asked") -> None:
-        """A turn was answered, or its client went away: then it is over for the api, and not yet for the ring."""
-        if session.running is not asked:
+    def turn_ended(self, session: Session, exchange: "Exchange") -> None:
+        """End a turn that was answered, or whose client went away. In the ring an abandoned turn is not over yet."""
+        if session.running is not exchange:
             return
         session.running = None
-        prompt = unpack(asked.request.tokens)
-        if asked.end not in REFUSALS or asked.tokens:
-            session.log.append((*prompt, *asked.tokens))
-        if asked.end is None:
-            session.strays.append((*prompt, *asked.oracle))
+        prompt = unpack(exchange.request.tokens)
+        if exchange.end not in REFUSALS or exchange.tokens:
+            session.log.append((*prompt, *exchange.tokens))
+        if exchange.end is None:
+            session.strays.append((*prompt, *exchange.oracle))
         self._moment(session, "ended")
         if session.turns and not session.closed:
-            self._later(session.turns[0].ask.at, session)
+            self._call_later(session.turns[0].ask.at, session)
 
     def _moment(self, session: Session, moment: str) -> None:
+        """Schedule the commands that follow the beginning or the end of this turn."""
         for command in session.commands:
-            if command.turn == session.begun - 1 and command.moment == moment:
-                self._later(command.after, (session, command))
+            if command.turn == session.turns_begun - 1 and command.moment == moment:
+                self._call_later(command.after, (session, command))
 
     # Commands
 
@@ -131,7 +130,7 @@ class Sessions:
                 self.counters["session closed in a turn" if busy else "session closed"] += 1
                 self.close(session)
                 if command.reopens and session.turns:
-                    # For the ring it is another one: no name comes again.
+                    # A new name: the ring must not see the name of a closed session again.
                     self._begin(Session(f"{session.name}'", session.salt, session.turns, ()))
 
     def suspend(self, session: Session) -> None:
@@ -151,22 +150,22 @@ class Sessions:
     def _name(self, session: Session) -> None:
         self._send("cache", Name(session.name, session.salt, pack(session.history)))
 
-    # What the cache tells
+    # Messages of the cache
 
     def receive(self, message: Kept | Suspended) -> None:
         match message:
             case Kept(name):
                 if name in self.open:
-                    self.open[name].kept = message
+                    self.open[name].last_report = message
             case Suspended(ticket, tier):
                 assert ticket in self.suspending, f"suspension {ticket} is answered twice"
                 del self.suspending[ticket]
                 self.counters[f"suspended to {tier}"] += 1
 
-    def restarted(self) -> None:
-        """The new unit knows of nothing: it is told again, what was asked of the old one too."""
+    def restart(self) -> None:
+        """Name all open sessions again after a restart, and repeat the suspensions that were not answered."""
         for session in self.open.values():
-            session.kept = None
+            session.last_report = None
             self._name(session)
         for ticket, name in list(self.suspending.items()):
             if name in self.open:

@@ -1,4 +1,4 @@
-"""Makes a failing scenario small: fewer requests, fewer faults, smaller pools, fewer deliveries."""
+"""Reduce a failing scenario: fewer requests, fewer faults, smaller pools, fewer deliveries."""
 
 import traceback
 from collections.abc import Iterator
@@ -9,26 +9,27 @@ from tests.simulation.driver import Simulation
 from tests.simulation.scenario import Ask, BadStep, Crash, Fault, Scenario
 from tests.simulation.talks import Talk, Turn
 
-SCHEDULES = 3
+SCHEDULES = 3  # schedules tried for each simpler scenario
 MAX_RUNS = 1000
-LAST_SCHEDULES = 40
+LAST_SCHEDULES = 40  # schedules tried for the smallest scenario, to find the shortest failure
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How a scenario fails: the kind of error and where it was raised, and after how many deliveries."""
+    """How a scenario fails."""
 
-    kind: str
-    where: str
+    kind: str  # the type of the error
+    where: str  # file and function that raised it
     message: str
-    deliveries: int
+    deliveries: int  # how many messages had been delivered
 
     def like(self, other: "Failure") -> bool:
+        """Return whether the same kind of error was raised in the same place."""
         return (self.kind, self.where) == (other.kind, other.where)
 
 
 def failure(scenario: Scenario) -> Failure | None:
-    """Run it; None if it passes."""
+    """Run a scenario and return its failure, or None if it passes."""
     simulation = Simulation(scenario)
     try:
         simulation.run()
@@ -40,7 +41,7 @@ def failure(scenario: Scenario) -> Failure | None:
 
 
 def shrink(scenario: Scenario) -> tuple[Scenario, Failure]:
-    """The smallest scenario found that fails like this one, with its failure."""
+    """Return the smallest scenario found that fails like this one, with its failure."""
     found = failure(scenario)
     if found is None:
         raise ValueError("this scenario passes")
@@ -58,7 +59,7 @@ def shrink(scenario: Scenario) -> tuple[Scenario, Failure]:
 
 
 def fails_like(scenario: Scenario, found: Failure, schedules: int) -> Scenario | None:
-    """The scenario with the first of a few schedules under which it fails alike."""
+    """Return the scenario with a schedule under which it fails in the same way, or None if a few schedules do not."""
     for more in range(schedules):
         tried = replace(scenario, schedule=scenario.schedule + more)
         how = failure(tried)
@@ -68,7 +69,7 @@ def fails_like(scenario: Scenario, found: Failure, schedules: int) -> Scenario |
 
 
 def simpler(scenario: Scenario) -> Iterator[Scenario]:
-    """What might fail too, the largest cuts first."""
+    """Yield simpler scenarios that might fail too, the largest cuts first."""
     asks, limits = scenario.asks, scenario.limits
     half = len(asks) // 2
     if half:
@@ -117,7 +118,7 @@ def with_fewer_talks(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def earlier(fault: Fault) -> Iterator[Fault]:
-    """The same fault sooner: what comes before it may not be needed."""
+    """Yield the same fault at earlier points, since what comes before it may not be needed."""
     match fault:
         case Crash(at=at):
             yield from (replace(fault, at=sooner) for sooner in sorted({1, at // 2, at - 1}) if 0 < sooner < at)
@@ -154,7 +155,7 @@ def simpler_asks(ask: Ask) -> Iterator[Ask]:
 
 
 def simpler_talks(talk: Talk) -> Iterator[Talk]:
-    """Fewer turns and commands; each turn at once and with a simpler request."""
+    """Yield the session with fewer turns and commands, with no delays, and with simpler requests."""
     for index, command in enumerate(talk.commands):
         yield replace(talk, commands=(*talk.commands[:index], *talk.commands[index + 1 :]))
         if command.after:

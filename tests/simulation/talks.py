@@ -1,4 +1,4 @@
-"""What a seed draws of sessions: their turns, and what is done to them between and during those."""
+"""Sessions as a seed draws them: their turns, and the commands between and during the turns."""
 
 import random
 from collections.abc import Callable
@@ -12,37 +12,30 @@ if TYPE_CHECKING:
 
 VOCABULARY = 61
 STATE_BYTES, TOKEN_BYTES = 1000, 10
-A_COPY = 30
+A_COPY = 30  # the tokens of a typical copy, for limits that hold a few
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: `ask.prompt` is what is new in it. It comes `ask.at` after the last one's end, at once if that is 0.
+    """One turn of a session."""
 
-    back: which of the turns so far it goes on from, as a share of them; None is the last. rewinds: the later ones are
-    forgotten first, where otherwise the session has branches.
-    """
-
-    ask: "Ask"
-    back: float | None = None
-    rewinds: bool = False
+    ask: "Ask"  # its `prompt` is what is new in the turn; it comes `ask.at` after the end of the previous one
+    back: float | None = None  # which of the earlier turns it continues, as a share of them; None is the latest
+    rewinds: bool = False  # whether the turns after that are removed first; otherwise the session branches
 
 
 @dataclass(frozen=True)
 class Command:
-    """What is done to a session some time after its n-th turn has begun or ended.
-
-    rewind: to before its last turn. idle: closed unless it is in a turn. reopens: a session of the same name takes over
-    the turns that are left. fork, turns: the name and the turns of what is forked off.
-    """
+    """A command to a session, some time after its n-th turn has begun or ended."""
 
     turn: int
     moment: Literal["begun", "ended"]
     after: float
     what: Literal["suspend", "fork", "rewind", "close", "idle"]
-    reopens: bool = False
-    fork: str = ""
-    turns: tuple[Turn, ...] = ()
+    """A "rewind" removes the last turn; "idle" closes the session unless it is in a turn."""
+    reopens: bool = False  # after a close, a new session takes over the remaining turns
+    fork: str = ""  # the fork's name
+    turns: tuple[Turn, ...] = ()  # the fork's turns
 
 
 @dataclass(frozen=True)
@@ -60,6 +53,7 @@ DrawAsk = Callable[[str, float], "Ask"]
 
 
 def draw_talks(rng: random.Random, draw_ask: DrawAsk) -> tuple[Talk, ...]:
+    """Draw one to eight sessions."""
     gap = rng.choice([1, 10, 60, 200])
     hasty = rng.choice([0.2, 0.8])
     talks, at = [], 0.0
@@ -75,7 +69,7 @@ def draw_talks(rng: random.Random, draw_ask: DrawAsk) -> tuple[Talk, ...]:
 
 
 def draw_tiers(rng: random.Random, paged: bool) -> TierLimits:
-    """Room for a few copies at most, or for none."""
+    """Draw limits of host memory and disk with room for a few copies, or for none."""
     one = TierLimits(0, 0, STATE_BYTES, TOKEN_BYTES if paged else 0, rng.choice([None, None, 0, 1, 3]))
     host = rng.choice([0, 1.2, 1.2, 3, 3, 12]) * one.memory_bytes(A_COPY)
     disk = rng.choice([0, 1.2, 3, 20]) * one.file_bytes(A_COPY)
@@ -96,7 +90,7 @@ def _draw_turns(rng: random.Random, name: str, draw_ask: DrawAsk, hasty: float, 
 
 
 def _draw_command(rng: random.Random, fork: str, draw_ask: DrawAsk, hasty: float, turns: int) -> Command:
-    """`fork` is the name of what is forked off, if anything is."""
+    """Draw a command. fork: the name of the fork, if it is one."""
     what = rng.choice(["suspend", "suspend", "suspend", "fork", "fork", "rewind", "close", "idle"])
     forked = _draw_turns(rng, fork, draw_ask, hasty, rng.randint(1, 2)) if what == "fork" else ()
     return Command(

@@ -1,4 +1,4 @@
-"""Requests with a long beginning in common: the one who computes it is struck at every point, and the others go on."""
+"""Requests with a common prefix: their leader, which computes it, is struck at every point of its progress."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,13 +26,13 @@ CHOICES_OF_TWO: Prompts = (STEMMED[0], STEMMED[0], STEMMED[1], STEMMED[1])
 
 @dataclass(frozen=True)
 class World:
-    """pages: of four tokens, 0 without attention. depth: of unsettled steps. schedule: the seed of what is drawn."""
+    """The pools and limits of a test."""
 
-    pages: int = 0
-    depth: int = 2
+    pages: int = 0  # of four tokens each; 0 without attention
+    depth: int = 2  # unsettled steps, at most
     strategy: Strategy = Strategy.JUST_IN_TIME
     slots: int = 16
-    schedule: int = 1
+    schedule: int = 1  # the seed of what is drawn during the run
 
     def scenario(self, prompts: Prompts) -> Scenario:
         page_size = 4 if self.pages else 0
@@ -58,17 +58,14 @@ NARROW = World(pages=60, strategy=Strategy.EXTRA_BUFFER, slots=5)
 
 
 class Group(Simulation):
-    """Counts what the device computes of prompts. retracted_at: the turn in which the leader is retracted, if any.
-
-    points: the turns until the leader's end. ended_before: how many others had ended by then.
-    """
+    """A simulation that counts the prompt tokens that the device computes."""
 
     def __init__(self, scenario: Scenario, retracted_at: int | None = None) -> None:
         super().__init__(scenario)
-        self.computed = 0
-        self.points: int | None = None
-        self.ended_before = 0
-        self._retracted_at = retracted_at
+        self.computed = 0  # prompt tokens
+        self.points: int | None = None  # the turns until the leader's end
+        self.ended_before = 0  # how many others had ended by then
+        self._retracted_at = retracted_at  # the turn in which the leader is retracted, if it is
         self._faulty, self.device._fault = self.device._fault, self._count
 
     def _count(self, run: int, moved: list[tuple[Row, int, int]]) -> str:
@@ -79,14 +76,14 @@ class Group(Simulation):
         if self._retracted_at is not None and self.now >= self._retracted_at:
             self._retracted_at = None
             self._retract()
-        asked = self.client.asked
-        if self.points is None and asked and asked[0].end is not None:
+        exchanges = self.client.exchanges
+        if self.points is None and exchanges and exchanges[0].end is not None:
             self.points = int(self.now)
-            self.ended_before = sum(other.end is not None for other in asked) - 1
+            self.ended_before = sum(other.end is not None for other in exchanges) - 1
         return super()._turn()
 
     def _retract(self) -> None:
-        """As the plan does it between two messages, where pages or turns are short."""
+        """Retract the leader between two messages, as the plan does where pages or rows are short."""
         scheduler = self.unit.scheduler
         for row in list(scheduler.state.rows.values()):
             if row.record.request.id == "r0":
@@ -94,53 +91,59 @@ class Group(Simulation):
                 self._ready_to("act", "scheduler")
 
 
-def played(scenario: Scenario, retracted_at: int | None = None) -> Group:
-    """All checks of the simulation hold: answers, states, pages, leases, and what is left at the end."""
+def run(scenario: Scenario, retracted_at: int | None = None) -> Group:
+    """Run the scenario, with all checks of the simulation."""
     group = Group(scenario, retracted_at)
     group.run()
     return group
 
 
-def struck(strike: Strike, scenario: Scenario, undisturbed: Group) -> Iterator[Group]:
-    """The group with the leader struck, once at each point of its progress."""
+def run_with_strikes(strike: Strike, scenario: Scenario, undisturbed: Group) -> Iterator[Group]:
+    """Run the scenario once for each point of the leader's progress, with the leader struck there."""
     leader, *others = scenario.asks
     assert undisturbed.points is not None
     for at in range(undisturbed.points):
         match strike:
             case "aborted":
                 gone = replace(leader, leave=Leave("aborted", at, None))
-                yield played(replace(scenario, asks=(gone, *others)))
+                yield run(replace(scenario, asks=(gone, *others)))
             case "retracted":
-                yield played(scenario, retracted_at=at)
+                yield run(scenario, retracted_at=at)
             case "all retracted":
-                yield played(scenario.with_faults(PausedFrom(at, at + 5, ("retract",))))
+                yield run(scenario.with_faults(PausedFrom(at, at + 5, ("retract",))))
             case "all given up":
                 asks = [replace(ask, leave=Leave("gone", at * (1 + ask.at), None)) for ask in scenario.asks[:-1]]
-                yield played(replace(scenario, asks=(*asks, scenario.asks[-1])))
+                yield run(replace(scenario, asks=(*asks, scenario.asks[-1])))
             case "step fails" if at < undisturbed.device.runs:
-                yield played(scenario.with_faults(BadStep(at + 1)))
+                yield run(scenario.with_faults(BadStep(at + 1)))
             case "fails for good" if at < len(leader.prompt) + ANSWER - 1:
-                yield played(scenario.with_faults(Poison(leader.id, at)))
+                yield run(scenario.with_faults(Poison(leader.id, at)))
 
 
 def steps_alone(prompts: Prompts) -> int:
-    """How many it takes one after the other, where nothing is shared."""
+    """Return how many steps the prompts take one after the other, with nothing shared."""
     return sum(-(-len(prompt) // STEP_TOKENS) + ANSWER - 1 for prompt in prompts)
 
 
 def least_computed(prompts: Prompts) -> int:
-    """Prompt tokens where each beginning is computed once; of a prompt that is known its last is."""
+    """Return how many prompt tokens are computed if each prefix is computed once.
+
+    The last token of a repeated prompt is computed again, because the output is drawn after it.
+    """
     beginnings = {prompt[:end] for prompt in prompts for end in range(1, len(prompt) + 1)}
     return len(beginnings) + len(prompts) - len(set(prompts))
 
 
 def check_every_point(strike: Strike, prompts: Prompts, world: World) -> None:
-    """Everybody else is answered in full, soon; and the strike costs no more than the leader's prompt once again."""
+    """Check that all other requests are answered in full.
+
+    A strike must cost no more steps than running alone, and no more tokens than the leader's prompt.
+    """
     scenario = world.scenario(prompts)
-    undisturbed = played(scenario)
-    for group in struck(strike, scenario, undisturbed):
-        survivors = group.client.asked[-1:] if strike == "all given up" else group.client.asked[1:]
-        assert [asked.tokens for asked in survivors] == [asked.oracle for asked in survivors]
+    undisturbed = run(scenario)
+    for group in run_with_strikes(strike, scenario, undisturbed):
+        survivors = group.client.exchanges[-1:] if strike == "all given up" else group.client.exchanges[1:]
+        assert [each.tokens for each in survivors] == [each.oracle for each in survivors]
         assert group.device.runs <= steps_alone(prompts)
         if world.slots > 2 * len(prompts):
             assert group.computed <= undisturbed.computed + len(prompts[0])
@@ -154,16 +157,16 @@ GROUPS = {"choices": CHOICES, "a stem": STEMMED, "choices of two": CHOICES_OF_TW
 
 @pytest.mark.parametrize("world", [WIDE, PAGED, NARROW], ids=["wide", "paged", "narrow"])
 @pytest.mark.parametrize("prompts", GROUPS.values(), ids=GROUPS)
-def test_what_is_shared_is_computed_once(prompts: Prompts, world: World) -> None:
-    assert played(world.scenario(prompts)).computed == least_computed(prompts)
+def test_a_shared_prefix_is_computed_once(prompts: Prompts, world: World) -> None:
+    assert run(world.scenario(prompts)).computed == least_computed(prompts)
 
 
 @pytest.mark.parametrize("world", [WIDE, PAGED], ids=["wide", "paged"])
 def test_the_same_prompt_is_computed_once_whenever_it_comes(world: World) -> None:
     scenario = world.scenario((STEM,) * 2)
     first, second = scenario.asks
-    for at in range(played(scenario).points or 0):
-        group = played(replace(scenario, asks=(first, replace(second, at=float(at)))))
+    for at in range(run(scenario).points or 0):
+        group = run(replace(scenario, asks=(first, replace(second, at=float(at)))))
         assert group.computed == len(STEM) + 1, f"it came at {at}"
 
 
@@ -186,8 +189,8 @@ def test_the_leader_is_struck_at_every_point_of_other_schedules(strike: Strike, 
 
 
 @pytest.mark.parametrize("world", [replace(PAGED, strategy=Strategy.NO_BUFFER), WIDE], ids=["no slots", "too many"])
-def test_nobody_waits_for_a_state_that_will_not_come(world: World) -> None:
-    """Where no checkpoint is kept, or more are wanted at once than are: none waits for the end of a long answer."""
+def test_no_request_waits_for_a_state_that_will_not_come(world: World) -> None:
+    """With no checkpoint slots, or fewer than the prompts part at, none waits for the end of a long answer."""
     parting = [(*STEM[:at], 50, 51) for at in range(6, 24, 3)]
     scenario = world.scenario((STEM, *parting))
     leader, *others = scenario.asks

@@ -1,4 +1,4 @@
-"""The parts of the simulation itself: its oracle, its device's rules, its checks, its trace."""
+"""Tests of the simulation's own parts: its oracle, its device's rules, its checks, its trace."""
 
 from functools import partial
 
@@ -19,25 +19,25 @@ GREEDY = Sampling(temperature=0.0)
 
 
 @pytest.mark.parametrize("paged", [True, False])
-def test_greedy_is_the_family_s_own_output(paged: bool) -> None:
+def test_greedy_output_is_the_hash_family_s(paged: bool) -> None:
     tokens = [3, 1, 4, 1, 5]
     assert oracle(tokens, 9, GREEDY, paged) == expected_output(tokens, 9, VOCABULARY, page_fold=paged)
 
 
-def test_a_seed_draws_by_position() -> None:
-    """Another seed draws otherwise, and a continuation draws as the whole did."""
+def test_a_sample_depends_on_seed_and_position() -> None:
+    """Another seed draws other tokens, and a continuation draws the same ones as the whole."""
     sampling = Sampling(seed=3)
     whole = oracle([3, 1, 4], 9, sampling, True)
     assert whole == whole[:4] + oracle([3, 1, 4, *whole[:4]], 5, sampling, True)
     assert whole != oracle([3, 1, 4], 9, Sampling(seed=4), True)
 
 
-def test_a_mask_holds_what_is_allowed() -> None:
+def test_a_mask_is_packed_and_unpacked() -> None:
     assert unpack_mask(pack_mask([0, 31, 32, 60])) == [0, 31, 32, 60] and len(pack_mask([])) == 8
 
 
 def test_a_grammar_decides_what_is_drawn() -> None:
-    """Each token is one that may follow those before it, and the output ends with the grammar."""
+    """Each token may follow those before it, and the output ends where the grammar does."""
     grammar, stops = ToyGrammar(7, 5, 3), Stops(20)
     output = oracle([3, 1, 4], 20, GREEDY, True, partial(may_draw, grammar, stops=stops))
     assert len(output) == 5 and output != oracle([3, 1, 4], 5, GREEDY, True)
@@ -46,7 +46,7 @@ def test_a_grammar_decides_what_is_drawn() -> None:
 
 @pytest.mark.parametrize(("words", "message"), [([], "not both"), ([WorkMask(0, pack_mask([5]))], "")])
 def test_a_row_with_a_grammar_draws_by_its_mask(words: list[WorkMask], message: str) -> None:
-    device = Device(ToyGrammar(7, 5, 3).written())
+    device = Device(ToyGrammar(7, 5, 3).to_text())
     device.run(Work(1, [WorkChunk(0, 0, 5, True)], [], [], [], words))
     if message:
         with pytest.raises(DeviceError, match=message):
@@ -57,7 +57,7 @@ def test_a_row_with_a_grammar_draws_by_its_mask(words: list[WorkMask], message: 
 
 
 class Device(HashDevice):
-    """Four slots, eight pages of two positions, and one row of five tokens that is ready to be fed."""
+    """A device with four slots, eight pages of two positions, and one row of five tokens that is ready to be fed."""
 
     def __init__(self, grammar: str = "") -> None:
         self.ran: list[Ran] = []
@@ -67,7 +67,7 @@ class Device(HashDevice):
         self.open_row(0, 1, 0, request, [0, 1, 2])
 
 
-def test_nothing_is_there_before_its_time() -> None:
+def test_a_step_has_no_effect_before_it_is_executed() -> None:
     device = Device()
     device.run(Work(1, [WorkChunk(0, 0, 5, True)], [], [], []))
     assert device.passed == 0 and not device.ran
@@ -75,7 +75,7 @@ def test_nothing_is_there_before_its_time() -> None:
     assert device.passed == 1 and unpack(device.ran[0].tokens) == oracle([3, 1, 4, 1, 5], 1, GREEDY, True)
 
 
-def test_a_slot_freed_under_a_step_is_an_error() -> None:
+def test_freeing_a_slot_or_page_in_use_is_an_error() -> None:
     device = Device()
     device.run(Work(1, [WorkChunk(0, 0, 2, False)], [], [], [WorkCheckpoint(0, 2, 3)]))
     for slot in (0, 3):
@@ -88,11 +88,11 @@ def test_a_slot_freed_under_a_step_is_an_error() -> None:
     device.scribble_page(1)
 
 
-def test_what_the_tree_names_cannot_be_written() -> None:
+def test_writing_what_the_tree_names_is_an_error() -> None:
     device = Device()
     device.drain()
-    device.kept.add(2)
-    device.guarded[2 * 2] = 1
+    device.guarded_slots.add(2)
+    device.guarded_entries[2 * 2] = 1
     device.clear(2)
     with pytest.raises(DeviceError, match="keeps"):
         device.execute()
@@ -109,8 +109,8 @@ def test_a_checkpoint_that_is_not_crossed_is_an_error() -> None:
         device.execute()
 
 
-def exported() -> Device:
-    """Its row has been fed three tokens, and copied to host memory under key 7."""
+def device_with_a_copy() -> Device:
+    """Return a device whose row was fed three tokens, and copied to host memory under key 7."""
     device = Device()
     device.run(Work(1, [WorkChunk(0, 0, 3, False)], [], [], []))
     device.export(7, 0, [0, 1], 3)
@@ -118,7 +118,7 @@ def exported() -> Device:
 
 
 def test_a_copy_is_made_in_stream_order_and_comes_back_whole() -> None:
-    device = exported()
+    device = device_with_a_copy()
     assert 7 in device.exporting and not device.vault
     device.fill(1, 7, 2, [6], 1)
     device.drop(7)
@@ -137,14 +137,14 @@ def test_a_copy_of_what_was_freed_is_an_error() -> None:
 
 @pytest.mark.parametrize(("pages", "first"), [([6], 0), ([], 1)])
 def test_a_copy_that_does_not_fit_is_an_error(pages: list[int], first: int) -> None:
-    device = exported()
+    device = device_with_a_copy()
     device.fill(1, 7, 2, pages, first)
     with pytest.raises(DeviceError, match="does not fit"):
         device.drain()
 
 
 def test_a_copy_that_was_dropped_is_an_error() -> None:
-    device = exported()
+    device = device_with_a_copy()
     device.drop(7)
     device.fill(1, 7, 2, [5, 6], 0)
     with pytest.raises(DeviceError, match="no copy 7"):
@@ -152,12 +152,12 @@ def test_a_copy_that_was_dropped_is_an_error() -> None:
 
 
 class Disk(SimulatedDisk):
-    """Over a device that makes copy 7; files are as large as their tokens are many."""
+    """A disk over a device that makes copy 7. A file has one byte for each token."""
 
     def __init__(self) -> None:
-        self.device = exported()
-        self.told: list[DiskReport] = []
-        super().__init__(self.device, lambda position: position, self.told.append)
+        self.device = device_with_a_copy()
+        self.reports: list[DiskReport] = []
+        super().__init__(self.device, lambda position: position, self.reports.append)
 
     def drain(self) -> None:
         self.device.drain()
@@ -176,17 +176,17 @@ def test_a_file_is_written_when_the_copy_is_there_and_read_back() -> None:
     assert disk.due is not None
     disk.read(8, "", FED)
     disk.drain()
-    assert disk.told == [Written(7), Loaded(8)] and disk.bytes == 3
+    assert disk.reports == [Written(7), Loaded(8)] and disk.bytes == 3
     assert disk.device.vault[8] == disk.device.vault[7]
 
 
-def test_a_file_that_is_damaged_is_told_of_and_deleted() -> None:
+def test_a_damaged_file_is_reported_and_deleted() -> None:
     disk = Disk()
     disk.damaged_files = {1}
     disk.write(7, "", FED)
     disk.read(8, "", FED)
     disk.drain()
-    assert disk.told == [Written(7), Loaded(8, "injected: the checksum differs")]
+    assert disk.reports == [Written(7), Loaded(8, "injected: the checksum differs")]
     assert not disk.stored and 8 not in disk.device.vault
 
 
@@ -196,7 +196,7 @@ def test_a_kill_leaves_whole_files_only(calls: int) -> None:
     disk.write(7, "", FED)
     disk.device.drain()
     disk.reset(calls)
-    assert len(disk.stored) == calls and not disk.told and not disk.calls
+    assert len(disk.stored) == calls and not disk.reports and not disk.calls
 
 
 def test_a_file_of_other_tokens_is_an_error() -> None:
@@ -209,7 +209,7 @@ def test_a_file_of_other_tokens_is_an_error() -> None:
 def test_a_seed_is_drained_and_checked_to_the_end() -> None:
     simulation = Simulation(3)
     simulation.run()
-    simulation.client.asked[0].answers = 2
+    simulation.client.exchanges[0].answers = 2
     with pytest.raises(AssertionError, match="answered 2 times"):
         from tests.simulation.checks import check_end
 

@@ -52,7 +52,7 @@ def test_seeds_without_sessions_pass_with_a_plain_cache(
     policy: type[LeastRecentlyUsed], first_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unit, "make_cache", plain(policy))
-    monkeypatch.setattr(unit, "watch", lambda tiers: None)
+    monkeypatch.setattr(unit, "watch_losses", lambda tiers: None)
     scenarios = [scenario for seed in range(first_seed, first_seed + 3 * SEEDS) if is_plain(scenario := draw(seed))]
     assert len(scenarios) > SEEDS // 2
     hits = evicted = 0

@@ -1,4 +1,4 @@
-"""Random schedules of the whole ring over the hash model: every token, every state, page and lease is checked."""
+"""Random schedules of the whole ring over the hash model, with every token, state, page and lease checked."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,45 +9,45 @@ from baton.actors.scheduler.strategy import Strategy
 from tests.simulation.driver import Simulation
 from tests.simulation.scenario import UNIT, BadStep, draw
 
-# Each failed before something was mended; the bugs that were mended are among the mutations too.
+# Seeds that failed before a bug was fixed; these bugs are also among the planted ones.
 FAILED_ONCE = [
     2,  # a request that came after a shutdown was served
-    61,  # a full queue refused what had been accepted before a restart
-    70,  # a restart of a request that fills the pool
-    139,  # an id was used again before its last row was gone
-    3011485,  # a request that waited for its id was refused by a shutdown behind it
-    142,  # a lone request ended before the pool was full
-    205,  # a request went on from a state that had to go for it
+    61,  # a full queue refused requests that were accepted before a restart
+    70,  # a request that fills the pool was restarted
+    139,  # an id was used again before its previous row was gone
+    3011485,  # a request that waited for its id was refused by a later shutdown
+    142,  # a request that was alone ended before the pool was full
+    205,  # a grant resumed from the state that was evicted to make room for it
     202,  # a row was called stuck while a session's state was leaving the pool
-    7969,  # after a failed turn the api took a session's state to be where it was before
-    40298,  # a damaged file was told of as kept
-    103198,  # a copy was lost to make room in host memory for itself
-    110933,  # a turn that ended before its first step was saved ahead of the copy that filled its slot
-    7017742,  # a suspension was answered by the failed write of a session's older copy
+    7969,  # after a failed turn the api was left with the old place of the session's state
+    40298,  # a damaged file was reported as the place of a session's state
+    103198,  # a copy was evicted to make room in host memory for itself
+    110933,  # a turn that ended before its first step was saved before its slot had been filled
+    7017742,  # a suspension was answered by the failed write of an older copy of the session
 ]
 
 
-# Found since steps may be narrow, and before generation could be paused.
+# Found with narrow steps, before generation could be paused.
 FAILED_SINCE = [
     9071,  # a fork that was rewound kept the name of a copy on the path that it had left
-    9205427,  # a session's state had to go for its own next turn, and the slot that was free by that was not given
+    9205427,  # a session's state was evicted for its own next turn, which then did not get the slot
 ]
 
 
 # Found before requests could have grammars.
 FAILED_BEFORE_GRAMMARS = [
-    7000566,  # a pause that gave all back, and one in place at once behind it: the first was never answered
+    7000566,  # a pause with mode "retract", followed at once by one in place, was never answered
 ]
 
 
-def run(seeds: Iterable[int], **chosen: object) -> Counter[str]:
+def run(seeds: Iterable[int], **options: object) -> Counter[str]:
     reached: Counter[str] = Counter()
     for seed in seeds:
-        simulation = Simulation(draw(seed, **chosen))
+        simulation = Simulation(draw(seed, **options))
         try:
             simulation.run()
         except Exception as error:
-            error.add_note(f"seed {seed} {chosen or ''}: scripts/simulate --first-seed {seed} --seeds 1")
+            error.add_note(f"seed {seed} {options or ''}: scripts/simulate --first-seed {seed} --seeds 1")
             raise
         reached += simulation.counters
     return reached
@@ -98,8 +98,7 @@ def test_a_trace_changes_nothing() -> None:
     assert (plain.now, plain.delivered, plain.counters) == (traced.now, traced.delivered, traced.counters)
 
 
-def test_the_seeds_reach_what_they_are_for() -> None:
-    """Each fault strikes, and what the ring has to get right under it happens."""
+def test_every_fault_and_its_consequences_are_reached() -> None:
     reached = run(range(150))
     expected = {
         *(f"crash {actor}" for actor in UNIT),
@@ -126,8 +125,8 @@ def test_the_seeds_reach_what_they_are_for() -> None:
     assert expected <= reached.keys(), expected - reached.keys()
 
 
-def test_one_bad_step_costs_nobody_an_answer() -> None:
-    """Rows of a step that raises once are all answered right, and none with an error."""
+def test_one_bad_step_costs_no_request_its_answer() -> None:
+    """All rows of a step that raises once are answered correctly, and none with an error."""
     reached: Counter[str] = Counter()
     for seed in range(40):
         simulation = Simulation(draw(seed, has_grammars=False).with_faults(BadStep(5)))

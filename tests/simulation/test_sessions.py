@@ -1,4 +1,4 @@
-"""Sessions in the simulator: what the seeds reach of them, and a thousand on few slots."""
+"""Sessions in the simulator: what the seeds reach, and many sessions on a few slots."""
 
 import random
 from collections import Counter
@@ -16,7 +16,7 @@ STATE, TOKEN = 1000, 10
 
 
 def many_sessions(number: int, seed: int) -> Scenario:
-    """Sessions of three turns on 16 slots, with copies of a tenth of them in host memory and of the rest on disk."""
+    """Return sessions of three turns on 16 slots. Host memory holds a tenth of their copies, the disk the rest."""
     rng = random.Random(seed)
     talks = [talk(rng, f"s{index}", 40.0 * rng.random() * number) for index in range(number)]
     one = TierLimits(0, 0, STATE, TOKEN)
@@ -46,18 +46,19 @@ def talk(rng: random.Random, name: str, at: float) -> Talk:
 
 
 def check_many_sessions(number: int) -> None:
+    """Run this many sessions, and check that most turns resume from copies, and that nothing is left at the end."""
     simulation = Simulation(many_sessions(number, 1))
     simulation.most_turns = 2000 * number
     simulation.run()
     reached, client = simulation.counters, simulation.client
-    assert len(client.asked) == 3 * number and {asked.end for asked in client.asked} <= {"length", "stop"}
+    assert len(client.exchanges) == 3 * number and {each.end for each in client.exchanges} <= {"length", "stop"}
     below = reached["goes on from host"] + reached["goes on from disk"]
-    assert below > 1.8 * number, f"{below} of {2 * number} turns went on from a copy"
+    assert below > 1.8 * number, f"{below} of {2 * number} turns resumed from a copy"
     assert not simulation.device.vault and not simulation.disk.stored
 
 
 def test_many_sessions_on_sixteen_slots() -> None:
-    """All turns right, the caps kept at every delivery, and in the end nothing is pinned."""
+    """Every turn is right, the limits hold at every delivery, and at the end nothing is left."""
     check_many_sessions(200)
 
 
@@ -66,7 +67,7 @@ def test_a_thousand_sessions_on_sixteen_slots() -> None:
     check_many_sessions(1000)
 
 
-def test_the_seeds_reach_what_sessions_are_for() -> None:
+def test_every_command_and_tier_of_sessions_is_reached() -> None:
     reached: Counter[str] = Counter()
     for seed in (seed for seed in range(600) if draw(seed).talks):
         simulation = Simulation(seed)
@@ -83,8 +84,8 @@ def test_the_seeds_reach_what_sessions_are_for() -> None:
     assert expected <= reached.keys(), expected - reached.keys()
 
 
-def test_a_kill_in_the_middle_of_writing_costs_time_only() -> None:
-    """What was under way on a late disk is lost with the unit; all turns are right, and copies go on to be used."""
+def test_a_kill_during_writes_costs_only_time() -> None:
+    """Calls of a slow disk are lost in the restart; all turns are right, and copies are still used."""
     reached: Counter[str] = Counter()
     for seed in (seed for seed in range(250) if draw(seed).talks):
         scenario = draw(seed).with_faults(Crash("cache", 120, "send"))

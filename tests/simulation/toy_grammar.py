@@ -1,4 +1,4 @@
-"""A grammar over the hash model's vocabulary that needs no compiler: each token decides anew which may follow."""
+"""A grammar over the hash model's vocabulary that needs no compiler: a hash of the output decides what may follow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,22 +13,20 @@ MODULUS = 2**31 - 1
 
 @dataclass(frozen=True)
 class ToyGrammar:
-    """seed: of what may follow what. longest: an output ends there. choices: how many tokens may follow each.
+    """A grammar that allows a few tokens after each output."""
 
-    trouble: behind so many tokens it can say no more.
-    """
+    seed: int  # decides which tokens may follow
+    longest: int  # an output of this length is complete
+    choices: int  # how many tokens may follow, at most
+    trouble: int | None = None  # after this many tokens the matcher fails; None: never
 
-    seed: int
-    longest: int
-    choices: int
-    trouble: int | None = None
-
-    def written(self) -> str:
+    def to_text(self) -> str:
+        """Return the grammar as a text, as requests carry it."""
         return f"{self.seed} {self.longest} {self.choices} {self.trouble if self.trouble is not None else -1}"
 
     @classmethod
-    def read(cls, written: str) -> "ToyGrammar":
-        seed, longest, choices, trouble = map(int, written.split())
+    def read(cls, text: str) -> "ToyGrammar":
+        seed, longest, choices, trouble = map(int, text.split())
         return cls(seed, longest, choices, None if trouble < 0 else trouble)
 
     def state(self, output: Sequence[int]) -> int:
@@ -38,24 +36,26 @@ class ToyGrammar:
         return state
 
     def allowed(self, output: Sequence[int]) -> list[int]:
-        """In ascending order; nothing where it has to end."""
+        """Return the tokens that may follow, in ascending order; none if the output is complete."""
         if len(output) >= self.longest:
             return []
         state = self.state(output)
         return sorted({(state * (at + 7) + at * 11) % VOCABULARY for at in range(self.choices)})
 
     def accepts(self, output: Sequence[int]) -> bool:
+        """Return whether the output may end here."""
         return len(output) >= self.longest or self.state(output) % 4 == 0
 
     def fails(self, output: Sequence[int]) -> bool:
+        """Return whether the matcher fails after this output."""
         return self.trouble is not None and len(output) >= self.trouble
 
 
 class ToyMatcher:
     """Implements models.text.grammars.matcher.GrammarMatcher."""
 
-    def __init__(self, written: str) -> None:
-        self._grammar = ToyGrammar.read(written)
+    def __init__(self, text: str) -> None:
+        self._grammar = ToyGrammar.read(text)
         self._output: list[int] = []
 
     def consume(self, token: int) -> None:
@@ -85,10 +85,10 @@ def unpack_mask(words: bytes) -> list[int]:
 
 
 def may_draw(grammar: ToyGrammar, output: Sequence[int], stops: Stops) -> list[int]:
-    """What may be drawn behind the output, in ascending order; nothing where it has ended.
+    """Return the tokens that may be drawn after this output, in ascending order; none if the request has ended.
 
-    That is what the grammar allows and, where it may end, what stops it; but what stops it not too soon, unless there
-    is nothing else.
+    These are what the grammar allows and, where it accepts, the stop tokens. Before min_tokens the stop tokens are left
+    out, unless nothing else is allowed.
     """
     ends, allowed = set(stops.token_ids), set(grammar.allowed(output))
     if not allowed or (len(output) > stops.min_tokens and output[-1] in ends):

@@ -1,4 +1,4 @@
-"""Messages as short lines for people."""
+"""Messages as short lines, for people to read."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def show(value: Any) -> str:
 
 
 def parts(message: Struct) -> list[str]:
-    """The fields that say something: not those that are empty, None or as by default."""
+    """Return the fields that are not empty, None or at their default."""
     found = []
     for field in fields(message):
         value = getattr(message, field.name)

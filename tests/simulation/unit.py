@@ -1,4 +1,4 @@
-"""The four actors over the hash device, put together as the relay does, with what a scenario wants refused."""
+"""The four actors over the hash device, put together as the relay does, with pools that refuse what a scenario says."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from baton.actors.tokens import WIDTH
 from tests.simulation.checks import CacheChecks
 from tests.simulation.checks_of_hints import HintChecks
 from tests.simulation.checks_of_sessions import SessionChecks
-from tests.simulation.checks_of_worth import MarkChecks, watch
+from tests.simulation.checks_of_worth import MarkChecks, watch_losses
 from tests.simulation.client import Letters
 from tests.simulation.hash_device import HashDevice
 from tests.simulation.scenario import NoCheckpoints
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ScribblingPages(PagePool):
-    """Tells the device of freed pages, so that it may overwrite them."""
+    """A page pool that has the device overwrite the pages that are freed."""
 
     device: HashDevice | None = None
 
@@ -46,15 +46,20 @@ class ScribblingPages(PagePool):
 
 
 class StingyAllocator(Allocator):
+    """An allocator that refuses what the scenario says, and checks the count of evictable pages."""
+
     refuses: Callable[[], bool]
     no_checkpoints: Callable[[], bool]
 
-    def _can_evict(self, wanted: int) -> bool:
-        """As many as a look at the whole tree finds: all that only nodes name that no open grant goes on from."""
-        kept = {step for node in self._tree.nodes if node.pins for step in path_to_root(node)}
-        pages = {page for node in kept for page in node.pages if not self._pages.grant_refs[page]}
-        found = super()._can_evict(wanted)
-        assert found == (self._pages.cached - len(pages) >= wanted), f"eviction of {wanted} pages: {found}"
+    def _can_evict(self, number: int) -> bool:
+        """Ask the allocator, and compare its answer with a scan of the whole tree.
+
+        The pages that can be evicted are those that only nodes name, except for nodes on paths that open grants pin.
+        """
+        pinned = {step for node in self._tree.nodes if node.pins for step in path_to_root(node)}
+        pages = {page for node in pinned for page in node.pages if not self._pages.grant_refs[page]}
+        found = super()._can_evict(number)
+        assert found == (self._pages.cached - len(pages) >= number), f"eviction of {number} pages: {found}"
         return found
 
     def checkpoint_slot(self, account: Account, position: int, kind: Kind) -> Lease | None:
@@ -64,15 +69,15 @@ class StingyAllocator(Allocator):
         account.pass_by(position)
         return None
 
-    def take_pages(self, wanted: int) -> list[int] | None:
-        return None if self.refuses() else super().take_pages(wanted)
+    def take_pages(self, number: int) -> list[int] | None:
+        return None if self.refuses() else super().take_pages(number)
 
 
 class StingyCache(Cache):
-    """Refuses what the scenario wants refused."""
+    """A cache that refuses what the scenario says, and checks what it grants and evicts."""
 
-    no_room = False
-    no_checkpoints = False
+    no_room = False  # see the fault NoRoom
+    no_checkpoints = False  # see the fault NoCheckpoints
 
     def _make_allocator(self) -> Allocator:
         parts = self.ledger, self.pages, self.tree, self.eviction, self.tiers
@@ -85,8 +90,9 @@ class StingyCache(Cache):
         return Wait.ALLOCATION if self.no_room else super()._answer(parked)
 
     def _serve(self) -> None:
-        """Leaves nobody waiting for whom there is room, unless somebody before it was overtaken often enough."""
+        """Serve, and check that no waiting Acquire fits, except after one that was overtaken as often as is allowed."""
         super()._serve()
+        # Rows that wait for a page go first, and exports give their slots and pages back later.
         later = self.no_room or self.page_queue or self.tiers.exporting
         ready = [] if later else self.waiting.in_order()
         ready = [p for p in ready if p.acquire.predecessor not in self.accounts and not self.together.is_waiting(p)]
@@ -98,7 +104,7 @@ class StingyCache(Cache):
                 return
 
     def _grant(self, parked: Parked, match: Match, below: Node[StateCopy] | None, need: int) -> bool:
-        """Evicts for a grant that follows, or is about to: a copy is under way."""
+        """Grant, and check that pages were evicted only for a grant that follows, or together with an export."""
         before = self.counters["evicted_pages"]
         granted = super()._grant(parked, match, below, need)
         evicted = self.counters["evicted_pages"] - before
@@ -106,7 +112,7 @@ class StingyCache(Cache):
         return granted
 
     def _give_spares(self, want: Want) -> None:
-        """No session's state goes for a checkpoint."""
+        """Give checkpoint slots, and check that no session's state was evicted for one."""
         named = dict(self.tiers.names.in_pool)
         super()._give_spares(want)
         assert named == self.tiers.names.in_pool, "a session has lost its state for a checkpoint"
@@ -118,15 +124,11 @@ class StingyCache(Cache):
 
 
 class Unit:
-    """The four actors of a ring, started, failed and replaced as one.
-
-    generations: of each slot, how often it was taken. last_grant, salts, known and worth: of the grants so far, the
-    highest, whose they are, how far the tree knows each, and what the retired state of each is worth.
-    """
+    """The four actors of a ring, started, failed and replaced as one, and their checks."""
 
     def __init__(self, simulation: "Simulation") -> None:
         scenario, device = simulation.scenario, simulation.device
-        self.ledger = Ledger(scenario.slots, simulation.moved, simulation.violated)
+        self.ledger = Ledger(scenario.slots, simulation.on_move, simulation.on_violation)
         self.codec = Codec(self.ledger) if scenario.codec else None
         pages = ScribblingPages(scenario.pages, device.page_size)
         pages.device = device
@@ -142,7 +144,7 @@ class Unit:
             kind=StingyCache,
         )
         self.cache.receive(scenario.speeds)
-        watch(self.cache.tiers)
+        watch_losses(self.cache.tiers)
         self.cache.no_checkpoints = any(isinstance(fault, NoCheckpoints) for fault in scenario.faults)
         self.scheduler = Scheduler(simulation.sender("scheduler"), scenario.limits)
         self.scheduler.receive(scenario.speeds)
@@ -158,11 +160,11 @@ class Unit:
         self.session_checks = SessionChecks(simulation, self.cache)
         self.mark_checks = MarkChecks(self)
         self.hint_checks = HintChecks(self)
-        self.generations = [0] * scenario.slots
-        self.last_grant = 0
-        self.salts: dict[int, str] = {}
-        self.known: dict[int, int] = {}
-        self.worth: dict[int, int] = {}
+        self.generations = [0] * scenario.slots  # how often each slot was taken
+        self.last_grant = 0  # the highest grant id so far
+        self.salts: dict[int, str] = {}  # by grant
+        self.tree_depth: dict[int, int] = {}  # the deepest position of each grant's path that has a state in the tree
+        self.retired_at: dict[int, int] = {}  # the position of each grant's final state; 0 if it is poisoned
 
     @property
     def counters(self) -> Counter[str]:

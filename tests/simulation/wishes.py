@@ -1,4 +1,4 @@
-"""What some requests of a scenario want besides: an output that follows a grammar, and hints for their states."""
+"""Optional features of a scenario's requests: grammars for their outputs, and hints about their states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WITH_GRAMMARS = 0.3
 
 
 def with_grammars(rng: random.Random, scenario: Scenario) -> Scenario:
-    """In three of ten, half of the requests or all but a few; sessions' turns too."""
+    """Give grammars to half of the requests and turns or to nearly all of them, in three of ten scenarios."""
     if rng.random() >= WITH_GRAMMARS:
         return scenario
     share = rng.choice([0.5, 0.9])
@@ -37,7 +37,7 @@ def _constrained(rng: random.Random, ask: Ask, share: float) -> Ask:
 
 
 def with_hints(rng: random.Random, scenario: Scenario) -> Scenario:
-    """In half of them some requests, and turns of sessions."""
+    """Give hints to about half of the requests and turns, in half of the scenarios."""
     if rng.random() < 0.5:
         return scenario
     asks = tuple(_hinting(rng, ask) for ask in scenario.asks)
