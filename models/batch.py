@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from baton.kernels.chunk_table import ChunkTable
+from baton.kernels.prefill.chunk_table import ChunkTable
 
 ALIGNMENT = 64  # bytes of a CPU's cache line
 

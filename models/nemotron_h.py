@@ -8,7 +8,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.shared_expert import add_shared
+from baton.kernels.moe.shared_expert import add_shared
 from baton.models.config import ModelConfig, ModelError
 from baton.models.decoder import RENAMED_KINDS, Decoder, MixerBlock, Outline, checked_kinds, numbered
 from baton.models.family import Family, Piece

@@ -27,8 +27,8 @@ def one_thread_and_no_native_code() -> Iterator[None]:
     """
     use_one_thread()
     yield
-    if "baton.kernels.native" in sys.modules:
-        sys.modules["baton.kernels.native"].uninstall()
+    if "baton.kernels.runtime.cpp" in sys.modules:
+        sys.modules["baton.kernels.runtime.cpp"].uninstall()
     use_one_thread()
 
 

@@ -10,14 +10,14 @@ import torch
 
 from baton.api.machine.threads import SETTINGS
 from baton.api.version import VERSION
-from baton.kernels import native
-from baton.kernels.gpu.selection import HAS_TRITON
-from baton.kernels.native.bandwidth import read_bandwidth
-from baton.kernels.native.build import KERNELS
-from baton.kernels.native.cache import cache_folder
-from baton.kernels.native.pool import torch_pool
-from baton.kernels.native.prepare import Prepared, prepare
-from baton.kernels.native.targets import cpu_features
+from baton.kernels.runtime import cpp
+from baton.kernels.runtime.cpp.bandwidth import read_bandwidth
+from baton.kernels.runtime.cpp.build import KERNELS
+from baton.kernels.runtime.cpp.cache import cache_folder
+from baton.kernels.runtime.cpp.pool import torch_pool
+from baton.kernels.runtime.cpp.prepare import Prepared, prepare
+from baton.kernels.runtime.cpp.targets import cpu_features
+from baton.kernels.runtime.triton.selection import HAS_TRITON
 
 # CPU features that decide how fast kernels are, by the beginning of their names.
 FAST_FEATURES = ("avx2", "avx512", "avx_vnni", "amx", "asimd", "bf16", "f16c", "fma", "i8mm", "sve")
@@ -92,11 +92,11 @@ def operations() -> list[str]:
 
 def describe_kernel(name: str, prepared: Prepared) -> str:
     """Return what computes an operation: each of its native functions, or torch in its place."""
-    functions = native.declared({name})
+    functions = cpp.declared({name})
     if not functions:
         return "torch"
     return ", ".join(
-        f"{function}: {'native' if native.function(function) is not None else 'torch'}"
+        f"{function}: {'native' if cpp.function(function) is not None else 'torch'}"
         + (f" ({prepared.left_out[function]})" if function in prepared.left_out else "")
         for function in functions
     )

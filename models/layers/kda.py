@@ -6,9 +6,9 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.kda_constants import KdaConstants
-from baton.kernels.kda_decode import kda_decode
-from baton.kernels.kda_prefill import kda_prefill
+from baton.kernels.delta_net.constants import KdaConstants
+from baton.kernels.delta_net.decode import kda_decode
+from baton.kernels.delta_net.prefill import kda_prefill
 from baton.models.batch import TensorSpec
 from baton.models.layers.linear import Linear, rows_by_name
 from baton.models.layers.mamba2 import Conv1d, GateNorm

@@ -6,10 +6,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from baton.kernels import head_linear, linear, quantized_linear
-from baton.kernels.head_linear import PackedHeads
-from baton.kernels.linear import PackedWeight
-from baton.kernels.quantized_linear import QuantizedWeight
+from baton.kernels.linear import dense, per_head, quantized
+from baton.kernels.linear.dense import PackedWeight
+from baton.kernels.linear.per_head import PackedHeads
+from baton.kernels.linear.quantized import QuantizedWeight
 
 
 class Linear(nn.Module):
@@ -44,11 +44,11 @@ class HeadLinear(nn.Module):
 
         The last `passed` numbers of each head are copied unchanged.
         """
-        return head_linear.head_linear(x, self.packed or self.weight, passed)
+        return per_head.head_linear(x, self.packed or self.weight, passed)
 
     def pack(self, bits: int | None = None) -> None:
         """Pack the weight as Linear.pack does. It is never quantized, whatever `bits` is."""
-        self.packed = head_linear.pack(self.weight)
+        self.packed = per_head.pack(self.weight)
         if self.packed:
             self.weight = nn.Parameter(self.packed.data, requires_grad=False)
 
@@ -64,9 +64,9 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         if isinstance(self.packed, QuantizedWeight):
-            return quantized_linear.look_up(tokens, self.packed)
+            return quantized.look_up(tokens, self.packed)
         table = self.packed if self.packed and self.packed.with_rows else self.weight
-        return linear.look_up(tokens, table)
+        return dense.look_up(tokens, table)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return project(hidden, self.packed or self.weight, None)
@@ -89,11 +89,11 @@ def rows_by_name(sizes: Mapping[str, int]) -> dict[str, slice]:
 
 def pack(weight: Tensor, bits: int | None) -> PackedWeight | QuantizedWeight | None:
     """Pack or quantize a weight; None if the plain weight is best."""
-    return linear.pack(weight) if bits is None else quantized_linear.quantize(weight, bits)
+    return dense.pack(weight) if bits is None else quantized.quantize(weight, bits)
 
 
 def project(x: Tensor, weight: Tensor | PackedWeight | QuantizedWeight, bias: Tensor | None) -> Tensor:
     """Return x @ weight.T + bias."""
     if isinstance(weight, QuantizedWeight):
-        return quantized_linear.linear(x, weight, bias)
-    return linear.linear(x, weight, bias)
+        return quantized.linear(x, weight, bias)
+    return dense.linear(x, weight, bias)

@@ -3,14 +3,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from baton.kernels import native
+from baton.kernels.runtime import cpp
 
 
 @pytest.fixture(autouse=True)
 def one_thread_and_no_native_code() -> Iterator[None]:
     """Undo after each test what loading a model does to this process."""
     yield
-    native.uninstall()
+    cpp.uninstall()
     torch.set_num_threads(1)
 
 

@@ -34,7 +34,7 @@ captured step are in the log when it is captured; each replay is one entry.
 Not simulated: running out of memory, bandwidth, and the effect of a GPU's order of additions on the last bits.
 """
 
-from baton.kernels.gpu.selection import HAS_TRITON
+from baton.kernels.runtime.triton.selection import HAS_TRITON
 from tests.late.device import LateDevice
 from tests.late.log import Fault
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from baton.kernels.gpu import Launch
+from baton.kernels.runtime.triton import Launch
 from tests.late.log import Fault, where
 from tests.late.tensors import Cell, LateTensor, leaves, mapped, spoil
 
@@ -61,7 +61,7 @@ class Operations:
     def launch(self, launch: Launch) -> None:
         """Enqueue a kernel, which runs in Triton's interpreter, or run it at once if its tensors are on the host.
 
-        This is the callback of kernels.gpu.watched.
+        This is the callback of kernels.runtime.triton.watched.
         """
         tensors = [argument for argument in launch.arguments if isinstance(argument, Tensor)]
         if not any(isinstance(tensor, LateTensor) for tensor in tensors):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from baton.kernels import native
+from baton.kernels.runtime import cpp
 from baton.models.layers.operations import operations
 from baton.models.loading.checkpoint import random_model
 from tests.kernels.installed import installed
@@ -24,16 +24,16 @@ def native_kernels() -> Iterator[None]:
 @pytest.mark.parametrize("bits", [None, 8])
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_every_requested_function_is_compiled(name: str, bits: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    requested, function = set[str](), native.function
+    requested, function = set[str](), cpp.function
 
-    def recorded_function(name: str) -> native.Function | None:
+    def recorded_function(name: str) -> cpp.Function | None:
         requested.add(name)
         return function(name)
 
-    monkeypatch.setattr(native, "function", recorded_function)
+    monkeypatch.setattr(cpp, "function", recorded_function)
     model = random_model(settings_of(name), torch.bfloat16, CPU, 0, bits=bits)
     pools, table, tokens = make_pools(model, 1, 1), pages(1), ids(41)
     model.logits(model.forward(prefill(tokens[:40], 0, 0, table), pools))
     model.logits(model.forward(decode(tokens[40:], [0], [40], table), pools))
     assert requested
-    assert requested <= set(native.declared(operations(model, bits)))
+    assert requested <= set(cpp.declared(operations(model, bits)))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import tests.kernels.gpu.interpreter  # noqa: F401
-from baton.kernels.gpu import Launch, watched
+from baton.kernels.runtime.triton import Launch, watched
 from scripts.benchmarks.gpu.operation import Draw, Operation
 from scripts.benchmarks.gpu.operations.listed import CHECKED, TIMED, TOYS, Build
 
@@ -36,8 +36,8 @@ def test_checked_and_timed_operations_launch_all_kernels() -> None:
     assert launched(CHECKED.values()) == launched(CHECKED.values(), BF16) == of_toys
     # All kernels are timed but these two, which only occur as parts of other operations.
     assert of_toys - launched(TIMED.values(), BF16) == {
-        "baton.kernels.attention.triton._write_pages",
-        "baton.kernels.quantized_linear.triton._look_up",
+        "baton.kernels.attention.paged.triton._write_pages",
+        "baton.kernels.linear.quantized.triton._look_up",
     }
 
 

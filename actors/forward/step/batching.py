@@ -11,7 +11,7 @@ from torch import Tensor
 from baton.actors.forward.device import Work, WorkChunk
 from baton.actors.forward.step.packing import Inbox
 from baton.actors.forward.step.rows import RowTable
-from baton.kernels.chunk_table import ChunkTable, cut
+from baton.kernels.prefill.chunk_table import ChunkTable, cut
 from baton.models.batch import Batch, Decode, PagePlan, Prefill, StateCheckpoint
 
 NO_PAGES = torch.empty(0, 0, dtype=torch.int32)

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.kernels.gpu import KernelConfig, chosen, watched
+from baton.kernels.runtime.triton import KernelConfig, chosen, watched
 from scripts.benchmarks.gpu.operation import Draw, Operation, difference
 from scripts.benchmarks.gpu.operations.listed import TIMED
 from scripts.benchmarks.gpu.timing import seconds_of
 
 Key = tuple[str, str]
-"""Name and shape of a kernel, as kernels.gpu.config_of takes them."""
+"""Name and shape of a kernel, as kernels.runtime.triton.config_of takes them."""
 Seconds = Callable[[Operation], float]
 # A configuration must take less than this share of the default's time: smaller gains are noise.
 WORTH_IT = 0.98

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.kernels.native.prepare import prepare
+from baton.kernels.runtime.cpp.prepare import prepare
 from baton.models.batch import Batch, Decode, Model, allocate
 from baton.models.loading.checkpoint import load_model, random_model
 from scripts.benchmarks.common.bare import Bare

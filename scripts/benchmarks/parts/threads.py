@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from baton.kernels import native
-from baton.kernels.native.prepare import prepare
+from baton.kernels.runtime import cpp
+from baton.kernels.runtime.cpp.prepare import prepare
 from baton.models.loading.checkpoint import random_model
 from scripts.benchmarks.common.bare import Bare
 from scripts.benchmarks.common.configs import MAMBA2
@@ -49,5 +49,5 @@ def measure(config: dict[str, Any], threads: int, rounds: int) -> None:
 
 
 def decode(model: Any, threads: int) -> float:
-    native.use_threads(threads)
+    cpp.use_threads(threads)
     return Bare(model, rows=1, step_tokens=16).decode([[1, 2, 3]], STEPS)

@@ -15,7 +15,7 @@ from baton.api.machine.device import can_capture
 from baton.api.machine.doctor import doctor
 from baton.api.machine.threads import SPINS, default_threads, spin_briefly
 from baton.api.wiring import bundled_model, load
-from baton.kernels.gpu import computes_for
+from baton.kernels.runtime.triton import computes_for
 from baton.models.loading.checkpoint import load_model
 from tests.api.hash_traffic import make_checkpoint
 from tests.api.server_process import ROOT, SERVE, ServerProcess

@@ -7,10 +7,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from baton.kernels.attention import reference as attention
-from baton.kernels.latents import reference as latents
-from baton.kernels.rotary import reference as rotary
-from baton.kernels.rotate_and_write import reference as rotate_and_write
+from baton.kernels.attention.mla_cache import reference as latents
+from baton.kernels.attention.paged import reference as attention
+from baton.kernels.attention.rotary import reference as rotary
+from baton.kernels.attention.rotate_and_write import reference as rotate_and_write
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
 
 PAGE = 16
@@ -49,7 +49,7 @@ def attend(draw: Draw, heads: Heads, prompts: Sequence[tuple[int, int]], rows: S
 
     prompts: (start, length) of each. rows: positions of the rows that decode.
     """
-    from baton.kernels.attention import triton
+    from baton.kernels.attention.paged import triton
 
     starts, lengths = [*(start for start, _ in prompts), *rows], [*(length for _, length in prompts), *[1] * len(rows)]
     ends = [start + length for start, length in zip(starts, lengths, strict=True)]
@@ -77,8 +77,8 @@ def attend(draw: Draw, heads: Heads, prompts: Sequence[tuple[int, int]], rows: S
 
 def write(draw: Draw, heads: Heads, tokens: int, is_rotated: bool) -> Operation:
     """Build a call that writes keys and values to their pages; queries and keys are rotated first if `is_rotated`."""
-    from baton.kernels.attention import triton as attention_triton
-    from baton.kernels.rotate_and_write import triton
+    from baton.kernels.attention.paged import triton as attention_triton
+    from baton.kernels.attention.rotate_and_write import triton
 
     pages, projected = heads.pages(draw, -(-tokens // PAGE) + 1), heads.projected(draw, tokens)
     places = draw.order(len(pages) * PAGE)[:tokens]
@@ -107,7 +107,7 @@ def write(draw: Draw, heads: Heads, tokens: int, is_rotated: bool) -> Operation:
 
 def write_latents(draw: Draw, heads: Heads, tokens: int) -> Operation:
     """Build a call that normalizes latents and writes them to their pages."""
-    from baton.kernels.latents import triton
+    from baton.kernels.attention.mla_cache import triton
 
     pages, projected = heads.pages(draw, -(-tokens // PAGE) + 1), draw.normal(tokens, heads.width)
     weight, places = draw.normal(heads.rank or heads.width), draw.order(len(pages) * PAGE)[:tokens]
@@ -125,7 +125,7 @@ def write_latents(draw: Draw, heads: Heads, tokens: int) -> Operation:
 
 def rotate(draw: Draw, heads: Heads, tokens: int) -> Operation:
     """Build a call that rotates queries."""
-    from baton.kernels.rotary import triton
+    from baton.kernels.attention.rotary import triton
 
     x, (cos, sin) = heads.projected(draw, tokens)[:, : heads.heads], heads.angles(draw, tokens)
 

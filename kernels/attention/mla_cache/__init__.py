@@ -1,0 +1,12 @@
+"""The latents that latent attention (MLA) keeps of each token: normalised, and written to pages."""
+
+from baton.kernels.attention.mla_cache import native, reference
+from baton.kernels.runtime.dispatch import dispatch
+
+__all__ = ["write_latents"]
+
+write_latents = dispatch(
+    reference.write_latents,
+    (native.takes, native.write_latents),
+    triton="baton.kernels.attention.mla_cache.triton",
+)

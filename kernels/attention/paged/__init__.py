@@ -1,0 +1,39 @@
+"""Attention over pages of keys and values."""
+
+from torch import Tensor
+
+from baton.kernels.attention.paged import native, reference
+from baton.kernels.runtime.dispatch import dispatch
+from baton.kernels.runtime.triton import takes
+
+__all__ = ["paged_attention", "write_pages"]
+
+write_pages = dispatch(
+    reference.write_pages, (native.takes_written, native.write_pages), triton="baton.kernels.attention.paged.triton"
+)
+
+
+def paged_attention(
+    query: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    page_table: Tensor,
+    offsets: Tensor,
+    starts: Tensor,
+    scale: float,
+    prompts: int,
+    longest: int,
+) -> Tensor:
+    """See reference.paged_attention. Only Triton's grid needs the last two.
+
+    prompts: how many segments, the first ones, are prompts; the others have one token.
+    longest: the length of the longest prompt.
+    """
+    if takes(query):
+        from baton.kernels.attention.paged import triton
+
+        layout = (page_table, offsets, starts)
+        return triton.paged_attention(query, key_pages, value_pages, *layout, scale, prompts, longest)
+    usable = native.takes(query, key_pages, value_pages, page_table)
+    run = native.paged_attention if usable else reference.paged_attention
+    return run(query, key_pages, value_pages, page_table, offsets, starts, scale)

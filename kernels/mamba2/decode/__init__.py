@@ -1,0 +1,29 @@
+"""The decode step of the Mamba-2 mixer: convolution, state update, gate and norm; three launches on a GPU."""
+
+from torch import Tensor
+
+from baton.kernels.mamba2.constants import MixerConstants
+from baton.kernels.mamba2.decode import native, reference
+from baton.kernels.mamba2.state_update import selective_state_update
+from baton.kernels.runtime.triton import takes
+
+__all__ = ["mixer_decode"]
+
+
+def mixer_decode(
+    projected: Tensor,
+    constants: MixerConstants,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """See reference.mixer_decode."""
+    given = (projected, constants, conv_pool, state_pool, slots, positions)
+    if takes(projected):
+        from baton.kernels.mamba2.decode import triton
+
+        return triton.mixer_decode(*given)
+    if native.takes(projected, constants, conv_pool, state_pool):
+        return native.mixer_decode(*given)
+    return reference.mixer_decode(*given, selective_state_update)
