@@ -34,8 +34,8 @@ from baton.api.machine.native import start_native
 from baton.api.machine.threads import default_threads
 from baton.api.serve import LoadedModel, Progress, StartError
 from baton.api.telemetry.trace_file import TraceFile
-from baton.kernels.gpu import use_tf32
-from baton.kernels.native import use_threads
+from baton.kernels.runtime.cpp import use_threads
+from baton.kernels.runtime.triton import use_tf32
 from baton.models.batch import Model
 from baton.models.config import ModelConfig, read_config
 from baton.models.loading.checkpoint import check_folder, find_family, load_model

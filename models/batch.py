@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from baton.kernels.chunk_table import ChunkTable
+from baton.kernels.prefill.chunk_table import ChunkTable
 
 ALIGNMENT = 64  # bytes of a line of a CPU's cache
 
@@ -38,7 +38,7 @@ class Prefill:
     table: ChunkTable | None = None
 
     def saved(self) -> list[tuple[int, int, int]]:
-        """The checkpoints as kernels.chunk_table.cut takes them."""
+        """The checkpoints as kernels.prefill.chunk_table.cut takes them."""
         return [(c.segment, c.position, c.slot) for c in self.checkpoints]
 
 

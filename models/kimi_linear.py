@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.routing import RoutingRule
-from baton.kernels.shared_expert import add_shared
+from baton.kernels.moe.routing import RoutingRule
+from baton.kernels.moe.shared_expert import add_shared
 from baton.models.config import ModelConfig, ModelError
 from baton.models.decoder import Block, Decoder, Outline, numbered
 from baton.models.family import Family, Piece, expert_pieces, gated_mlp

@@ -6,8 +6,8 @@ from operator import itemgetter
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.routing import RoutingRule
-from baton.kernels.shared_expert import add_shared
+from baton.kernels.moe.routing import RoutingRule
+from baton.kernels.moe.shared_expert import add_shared
 from baton.models.config import ModelConfig, ModelError
 from baton.models.decoder import Decoder, MixerBlock, Outline, numbered
 from baton.models.family import Family, Piece

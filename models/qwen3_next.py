@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.shared_expert import add_shared
+from baton.kernels.moe.shared_expert import add_shared
 from baton.models.config import ModelConfig, ModelError
 from baton.models.decoder import Block, Decoder, Outline, numbered
 from baton.models.family import Family, Piece, expert_pieces, gated_mlp

@@ -1,4 +1,4 @@
-"""Steps that only decode, recorded once for each number of rows and replayed: kernels/recorded/."""
+"""Steps that only decode, recorded once for each number of rows and replayed: kernels/runtime/cpu_graph/."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from baton.kernels import gpu
-from baton.kernels.recorded import NotRecordable, Recording, SharedMemory, record
+from baton.kernels.runtime import triton
+from baton.kernels.runtime.cpu_graph import NotRecordable, Recording, SharedMemory, record
 from baton.models.batch import Batch, Decode, Model, PagePlan, Pools, TensorSpec
 from baton.models.layers.rope import Rotation
 from baton.models.layers.step import BatchPlan
@@ -123,6 +123,6 @@ class RecordingModel:
 
 def recording(model: Model, pools: Pools, max_rows: int, max_pages: int) -> Model:
     """A RecordingModel of it where that is for something: on a CPU that computes, for models of layers."""
-    if not (isinstance(model, PlannedModel) and pools.slots.is_cpu) or gpu.takes(pools.slots):
+    if not (isinstance(model, PlannedModel) and pools.slots.is_cpu) or triton.takes(pools.slots):
         return model
     return RecordingModel(model, pools, max_rows, max_pages)

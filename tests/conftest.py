@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from baton.kernels import native
+from baton.kernels.runtime import cpp
 
 torch.set_num_threads(1)
 # A machine that does other things besides takes as long as it takes.
@@ -25,7 +25,7 @@ if not IS_WORKER:
 def nothing_stays_installed() -> Iterator[None]:
     """Loading a model in this process installs native code: another file's pretended devices have no memory for it."""
     yield
-    native.uninstall()
+    cpp.uninstall()
     torch.set_num_threads(1)
 
 

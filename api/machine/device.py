@@ -9,7 +9,7 @@ from baton.actors.forward.warming import pages_to_warm, warm_up
 from baton.actors.runtime.sizing import DEFAULT_MEMORY_FRACTION
 from baton.actors.storage.host_memory import HostStates
 from baton.api.machine.memory import free_memory
-from baton.kernels import gpu
+from baton.kernels.runtime import triton
 from baton.models.batch import Model, Pools, allocate
 from baton.models.hash import HashModel
 
@@ -32,7 +32,7 @@ def pick_device(name: str) -> torch.device:
 
 def can_capture(model: Model, device: torch.device) -> bool:
     """Whether decoding steps can be recorded: where Triton computes, but none of the hash model, which reads states."""
-    return gpu.computes_on(device) and not isinstance(model, HashModel)
+    return triton.computes_on(device) and not isinstance(model, HashModel)
 
 
 def stream_of(device: torch.device, model: Model) -> Stream:

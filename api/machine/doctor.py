@@ -1,7 +1,6 @@
 """`baton doctor`: what this machine has, and what Baton makes of it."""
 
 import os
-import pkgutil
 import platform
 from importlib import import_module, metadata
 
@@ -10,14 +9,14 @@ import torch
 
 from baton.api.machine.threads import SETTINGS
 from baton.api.version import VERSION
-from baton.kernels import native
-from baton.kernels.gpu.selection import HAS_TRITON
-from baton.kernels.native.bandwidth import read_bandwidth
-from baton.kernels.native.build import KERNELS
-from baton.kernels.native.cache import cache_folder
-from baton.kernels.native.pool import torch_pool
-from baton.kernels.native.prepare import Prepared, prepare
-from baton.kernels.native.targets import cpu_features
+from baton.kernels.runtime import cpp
+from baton.kernels.runtime.cpp.bandwidth import read_bandwidth
+from baton.kernels.runtime.cpp.build import KERNELS
+from baton.kernels.runtime.cpp.cache import cache_folder
+from baton.kernels.runtime.cpp.pool import torch_pool
+from baton.kernels.runtime.cpp.prepare import Prepared, prepare
+from baton.kernels.runtime.cpp.targets import cpu_features
+from baton.kernels.runtime.triton.selection import HAS_TRITON
 
 # Of the many names that a CPU has for what it can do, those that decide how fast it computes.
 TELLING = ("avx2", "avx512", "avx_vnni", "amx", "asimd", "bf16", "f16c", "fma", "i8mm", "sve")
@@ -29,7 +28,7 @@ def doctor(as_json: bool) -> int:
         print(msgspec.json.encode(found).decode())
     else:
         for name, value in found.items():
-            print(f"{name:<19} {value}")
+            print(f"{name:<33} {value}")
     return 0
 
 
@@ -79,9 +78,12 @@ def tell_threads(threads: int) -> str:
 
 
 def operations() -> list[str]:
-    """The folders of kernels/ that hold an operation, which are imported, so that they declare their functions."""
-    found = [module.name for module in pkgutil.iter_modules([str(KERNELS)]) if module.ispkg]
-    names = sorted(name for name in found if name != "native")
+    """Return the names of all operations, and import them, so that they declare their native functions.
+
+    An operation is a folder below kernels/ that holds a reference.py; CPU graphs have a native function too.
+    """
+    folders = [file.parent for pattern in ("reference.py", "recording.py") for file in KERNELS.rglob(pattern)]
+    names = sorted(".".join(folder.relative_to(KERNELS).parts) for folder in folders)
     for name in names:
         import_module(f"baton.kernels.{name}")
     return names
@@ -89,12 +91,12 @@ def operations() -> list[str]:
 
 def tell_kernel(name: str, prepared: Prepared) -> str:
     """What computes an operation: its native functions, or torch."""
-    functions = native.declared({name})
+    functions = cpp.declared({name})
     if not functions:
         return "torch"
     told = {True: "native", False: "torch"}
     return ", ".join(
-        f"{function}: {told[native.function(function) is not None]}"
+        f"{function}: {told[cpp.function(function) is not None]}"
         + (f" ({prepared.left_out[function]})" if function in prepared.left_out else "")
         for function in functions
     )

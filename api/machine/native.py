@@ -7,8 +7,8 @@ import structlog
 import torch
 
 from baton.api.config import Config
-from baton.kernels import gpu, native
-from baton.kernels.native.prepare import Prepared
+from baton.kernels.runtime import cpp, triton
+from baton.kernels.runtime.cpp.prepare import Prepared
 from baton.models.batch import Model
 from baton.models.layers.operations import operations
 
@@ -46,7 +46,7 @@ class NativeStart:
         self._log.info(
             "native code",
             target=prepared.target.name,
-            functions=len(native.declared(prepared.operations)) - len(prepared.left_out),
+            functions=len(cpp.declared(prepared.operations)) - len(prepared.left_out),
             compiled=prepared.compiled,
             seconds=round(prepared.seconds, 2),
         )
@@ -62,8 +62,8 @@ class NativeStart:
 def start_native(config: Config, device: torch.device, bits: int | None) -> NativeStart | None:
     """None where no C++ is to compute. The log says where Triton does, or does not though it could."""
     if config.kernels == "torch":
-        gpu.leave_to_torch()
-    if gpu.computes_on(device):
+        triton.leave_to_torch()
+    if triton.computes_on(device):
         structlog.get_logger().info("Triton", version=version("triton"), interpreted=device.type == "cpu")
     elif device.type != "cpu":
         structlog.get_logger().warning("no Triton", cost=COST_WITHOUT_TRITON)

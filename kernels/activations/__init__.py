@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from baton.kernels import gpu
 from baton.kernels.activations import native, reference
+from baton.kernels.runtime import triton as gpu
 
 __all__ = ["sigmoid_gate", "silu_multiply", "squared_relu"]
 

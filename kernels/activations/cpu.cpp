@@ -1,9 +1,9 @@
 // Activations of feed-forward layers, and gates: kernels/activations/reference.py.
 #include <type_traits>
 
-#include "../native/numbers.h"
-#include "../native/parallel.h"
-#include "../recorded/call.h"
+#include "runtime/cpp/numbers.h"
+#include "runtime/cpp/parallel.h"
+#include "runtime/cpu_graph/call.h"
 
 namespace baton {
 namespace {

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from baton.kernels import native
 from baton.kernels.activations import reference
-from baton.kernels.native import INT, INT64, POINTER, TYPES
-from baton.kernels.native.checks import assert_agrees
+from baton.kernels.runtime import cpp
+from baton.kernels.runtime.cpp import INT, INT64, POINTER, TYPES
+from baton.kernels.runtime.cpp.checks import assert_agrees
 
 SIGMOID_GATE = "baton_sigmoid_gate"
 SILU_MULTIPLY = "baton_silu_multiply"
@@ -18,8 +18,8 @@ SQUARED_RELU = "baton_squared_relu"
 def takes(x: Tensor) -> bool:
     """Whether the C functions are installed and made for this."""
     return (
-        native.function(SILU_MULTIPLY) is not None
-        and native.function(SQUARED_RELU) is not None
+        cpp.function(SILU_MULTIPLY) is not None
+        and cpp.function(SQUARED_RELU) is not None
         and x.device.type == "cpu"
         and x.dtype in TYPES
         and x.is_contiguous()
@@ -29,7 +29,7 @@ def takes(x: Tensor) -> bool:
 def takes_gated(x: Tensor, gate: Tensor) -> bool:
     """Whether the C function is installed and made for these."""
     return (
-        native.function(SIGMOID_GATE) is not None
+        cpp.function(SIGMOID_GATE) is not None
         and x.dtype == gate.dtype
         and x.dtype in TYPES
         and x.shape == gate.shape
@@ -39,7 +39,7 @@ def takes_gated(x: Tensor, gate: Tensor) -> bool:
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     """See reference.sigmoid_gate; for what `takes_gated` says yes to."""
-    run = native.function(SIGMOID_GATE)
+    run = cpp.function(SIGMOID_GATE)
     assert run is not None
     y = torch.empty_like(x)
     run(TYPES[x.dtype], x.data_ptr(), gate.data_ptr(), y.data_ptr(), *x.shape)
@@ -48,7 +48,7 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
 
 def silu_multiply(x: Tensor) -> Tensor:
     """See reference.silu_multiply; for what `takes` says yes to."""
-    run = native.function(SILU_MULTIPLY)
+    run = cpp.function(SILU_MULTIPLY)
     assert run is not None
     rows, width = len(x), x.shape[1] // 2
     y = torch.empty(rows, width, dtype=x.dtype)
@@ -58,7 +58,7 @@ def silu_multiply(x: Tensor) -> Tensor:
 
 def squared_relu(x: Tensor) -> Tensor:
     """See reference.squared_relu; for what `takes` says yes to."""
-    run = native.function(SQUARED_RELU)
+    run = cpp.function(SQUARED_RELU)
     assert run is not None
     y = torch.empty_like(x)
     run(TYPES[x.dtype], x.data_ptr(), y.data_ptr(), *x.shape)
@@ -86,6 +86,6 @@ def _check(found: Callable[[Tensor], Tensor], expected: Callable[[Tensor], Tenso
         assert_agrees(found(x.to(dtype)), expected(x.to(dtype)), rtol=tolerance, atol=1e-6)
 
 
-native.declare(SIGMOID_GATE, [INT, POINTER, POINTER, POINTER, INT64, INT64], check_sigmoid_gate)
-native.declare(SILU_MULTIPLY, [INT, POINTER, POINTER, INT64, INT64], check_silu_multiply)
-native.declare(SQUARED_RELU, [INT, POINTER, POINTER, INT64, INT64], check_squared_relu)
+cpp.declare(SIGMOID_GATE, [INT, POINTER, POINTER, POINTER, INT64, INT64], check_sigmoid_gate)
+cpp.declare(SILU_MULTIPLY, [INT, POINTER, POINTER, INT64, INT64], check_silu_multiply)
+cpp.declare(SQUARED_RELU, [INT, POINTER, POINTER, INT64, INT64], check_squared_relu)

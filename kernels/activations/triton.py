@@ -5,10 +5,10 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.gpu import KernelConfig, config_of, launch
-from baton.kernels.gpu.functions import sigmoid, silu
-from baton.kernels.gpu.jit import jit
-from baton.kernels.gpu.layout import row_stride
+from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton.functions import sigmoid, silu
+from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.layout import row_stride
 
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:

@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from baton.kernels import gpu
 from baton.kernels.conv1d import cpu, reference
-from baton.kernels.conv1d.plan import ConvPlan, plan_conv
+from baton.kernels.prefill.convolution import ConvPlan
+from baton.kernels.runtime import triton
 
-__all__ = ["ConvPlan", "conv1d_prefill", "conv1d_update", "plan_conv"]
+__all__ = ["conv1d_prefill", "conv1d_update"]
 
 
 def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, plan: ConvPlan) -> Tensor:
@@ -17,7 +17,7 @@ def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, p
 
 def conv1d_update(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, slots: Tensor) -> Tensor:
     """See reference.conv1d_update."""
-    if gpu.takes(x):
+    if triton.takes(x):
         from baton.kernels.conv1d import triton_update
 
         return triton_update.conv1d_update(x, taps, bias, pool, slots)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from baton.kernels.conv1d.plan import ConvPlan
 from baton.kernels.conv1d.reference import convolve
+from baton.kernels.prefill.convolution import ConvPlan
 
 BLOCK = 128
 

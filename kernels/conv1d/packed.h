@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../native/numbers.h"
-#include "../native/parallel.h"
+#include "runtime/cpp/numbers.h"
+#include "runtime/cpp/parallel.h"
 
 namespace baton {
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from baton.kernels.conv1d.plan import ConvPlan
+from baton.kernels.prefill.convolution import ConvPlan
 
 
 def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, plan: ConvPlan) -> Tensor:

@@ -5,11 +5,11 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.chunk_table import LONGEST, ChunkTable
-from baton.kernels.gpu import KernelConfig, config_of, launch
-from baton.kernels.gpu.functions import silu
-from baton.kernels.gpu.jit import jit
-from baton.kernels.gpu.layout import row_stride
+from baton.kernels.prefill.chunk_table import LONGEST, ChunkTable
+from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton.functions import silu
+from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.layout import row_stride
 
 # The first is the default.
 CANDIDATES = [KernelConfig({"BLOCK": block}, warps) for block, warps in [(64, 4), (128, 8), (64, 8), (128, 4)]]

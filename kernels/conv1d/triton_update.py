@@ -5,10 +5,10 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.gpu import KernelConfig, config_of, launch
-from baton.kernels.gpu.functions import silu
-from baton.kernels.gpu.jit import jit
-from baton.kernels.gpu.layout import row_stride
+from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton.functions import silu
+from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.layout import row_stride
 
 # The first is the default. Each thread has channels of its own: none reads what another has shifted.
 CANDIDATES = [KernelConfig({"BLOCK": block}, warps) for block, warps in [(256, 2), (128, 1), (512, 4), (1024, 4)]]

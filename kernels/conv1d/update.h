@@ -1,7 +1,7 @@
 // The depthwise causal convolution of decoding rows, with SiLU: reference.conv1d_update.
 #pragma once
 
-#include "../native/numbers.h"
+#include "runtime/cpp/numbers.h"
 
 namespace baton {
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from baton.kernels import gpu
+from baton.kernels.runtime import triton as gpu
 from baton.kernels.sampling import cpu, native, reference
 from baton.kernels.sampling.adjust import TokenCounts, apply_bias, apply_penalties
 from baton.kernels.sampling.reference import ALL_GREEDY, Sampled, SamplingTensors, log_probabilities_of

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from baton.kernels import gpu
+from baton.kernels.runtime import triton
 
 
 class TokenCounts:
@@ -31,7 +31,7 @@ class TokenCounts:
 
     def add(self, lines: Tensor, tokens: Tensor) -> None:
         """Count one output token on each line, int64 [n] both: O(1) a line, in place, on the stream."""
-        if gpu.takes(self.output_counts):
+        if triton.takes(self.output_counts):
             from baton.kernels.sampling import triton_adjust
 
             triton_adjust.count(self.output_counts, lines, tokens)
@@ -66,7 +66,7 @@ def apply_penalties(
     [n]. Repetition (> 0) divides positive and multiplies negative logits of tokens in the prompt or the output; then
     each output token costs `frequency` for every occurrence and `presence` once.
     """
-    if gpu.takes(logits):
+    if triton.takes(logits):
         from baton.kernels.sampling import triton_adjust
 
         given = rows, prompt_seen, output_counts, lines, repetition, presence, frequency
@@ -85,7 +85,7 @@ def apply_bias(logits: Tensor, rows: Tensor, tokens: Tensor, addends: Tensor) ->
     rows, tokens: int64 [n]; addends: float32 [n], finite, or -inf to ban a token (as min_tokens bans the stop tokens).
     A token may be banned as well as biased, but not biased twice: the order of additions is not defined.
     """
-    if gpu.takes(logits):
+    if triton.takes(logits):
         from baton.kernels.sampling import triton_adjust
 
         return triton_adjust.apply_bias(logits, rows, tokens, addends)

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include "../native/numbers.h"
-#include "../native/parallel.h"
-#include "../recorded/call.h"
+#include "runtime/cpp/numbers.h"
+#include "runtime/cpp/parallel.h"
+#include "runtime/cpu_graph/call.h"
 
 namespace {
 

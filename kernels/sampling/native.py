@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from baton.kernels import native
-from baton.kernels.native import INT64, POINTER
-from baton.kernels.native.checks import assert_agrees
+from baton.kernels.runtime import cpp
+from baton.kernels.runtime.cpp import INT64, POINTER
+from baton.kernels.runtime.cpp.checks import assert_agrees
 from baton.kernels.sampling import reference
 from baton.kernels.sampling.reference import Sampled, SamplingTensors
 
@@ -15,18 +15,18 @@ BLOCK_ELEMENTS = 2**19  # Of a temporary that stays in the cache, and comes from
 
 def takes(logits: Tensor) -> bool:
     """Whether the C functions are installed and made for these."""
-    installed = all(native.function(name) is not None for name in (ARG_MAX, SCALE, DRAW))
+    installed = all(cpp.function(name) is not None for name in (ARG_MAX, SCALE, DRAW))
     return installed and logits.is_cpu and logits.dtype == torch.float32 and logits.stride(1) == 1
 
 
 def masks(logits: Tensor) -> bool:
     """Whether apply_masks is installed and made for these."""
-    return native.function(MASK) is not None and logits.is_cpu and logits.stride(1) == 1
+    return cpp.function(MASK) is not None and logits.is_cpu and logits.stride(1) == 1
 
 
 def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
     """See reference.apply_masks."""
-    run = native.function(MASK)
+    run = cpp.function(MASK)
     assert run is not None and logits.dtype == torch.float32 and words.dtype == torch.int32
     rows, words = rows.contiguous(), words.contiguous()
     run(*_given(logits, rows), words.data_ptr(), words.shape[1])
@@ -46,7 +46,7 @@ def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
 
 def arg_max(logits: Tensor) -> tuple[Tensor, Tensor]:
     """int64 [R], the lowest id of each row's greatest logit, or that of its first NaN; and that logit, float32 [R]."""
-    run = native.function(ARG_MAX)
+    run = cpp.function(ARG_MAX)
     assert run is not None
     best, greatest = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
     run(logits.data_ptr(), logits.stride(0), *logits.shape, best.data_ptr(), greatest.data_ptr())
@@ -55,7 +55,7 @@ def arg_max(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def scaled(logits: Tensor, rows: Tensor, greatest: Tensor, temperature: Tensor) -> Tensor:
     """(logit - greatest) / temperature of the rows, int64 [n]: float32 [n, V]."""
-    run = native.function(SCALE)
+    run = cpp.function(SCALE)
     assert run is not None
     of_rows, to = [greatest.contiguous(), temperature.contiguous()], torch.empty(len(rows), logits.shape[1])
     run(*_given(logits, rows), *(values.data_ptr() for values in of_rows), to.data_ptr())
@@ -64,7 +64,7 @@ def scaled(logits: Tensor, rows: Tensor, greatest: Tensor, temperature: Tensor) 
 
 def draw(logits: Tensor, rows: Tensor, exps: Tensor, params: SamplingTensors, tokens: Tensor) -> None:
     """Steps 1 to 5 of reference.py for the rows, int64 [n], into `tokens`; exps: e^scaled, contiguous."""
-    run = native.function(DRAW)
+    run = cpp.function(DRAW)
     assert run is not None
     of_rows = [params.top_k, params.top_p, params.min_p, params.seed, params.position]
     kept = [values.contiguous() for values in of_rows]
@@ -121,7 +121,7 @@ def _params() -> SamplingTensors:
     )
 
 
-native.declare(ARG_MAX, [POINTER, INT64, INT64, INT64, POINTER, POINTER], check_arg_max)
-native.declare(SCALE, [POINTER, INT64, INT64, POINTER, INT64, POINTER, POINTER, POINTER], check_scaled)
-native.declare(MASK, [POINTER, INT64, INT64, POINTER, INT64, POINTER, INT64], check_masks)
-native.declare(DRAW, [POINTER, INT64, INT64, POINTER, INT64, *(POINTER,) * 7], check_draw)
+cpp.declare(ARG_MAX, [POINTER, INT64, INT64, INT64, POINTER, POINTER], check_arg_max)
+cpp.declare(SCALE, [POINTER, INT64, INT64, POINTER, INT64, POINTER, POINTER, POINTER], check_scaled)
+cpp.declare(MASK, [POINTER, INT64, INT64, POINTER, INT64, POINTER, INT64], check_masks)
+cpp.declare(DRAW, [POINTER, INT64, INT64, POINTER, INT64, *(POINTER,) * 7], check_draw)

@@ -14,8 +14,8 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.gpu import KernelConfig, config_of, launch
-from baton.kernels.gpu.jit import jit
+from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.sampling.reference import Sampled, SamplingTensors
 from baton.kernels.sampling.triton_cut import NO_LIMIT, amounts_of, distance, limit_of, narrowed
 from baton.kernels.sampling.triton_draw import best_of, draw, sums_of

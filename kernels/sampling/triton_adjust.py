@@ -8,8 +8,8 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.gpu import KernelConfig, config_of, launch
-from baton.kernels.gpu.jit import jit
+from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton.jit import jit
 
 MASKS_CONFIG = KernelConfig({"BLOCK": 2048}, warps=8)
 PENALTIES_CONFIG = KernelConfig({"BLOCK": 2048}, warps=8)

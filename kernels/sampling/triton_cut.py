@@ -6,7 +6,7 @@ weighs nothing is never drawn, so it does not matter on which side of the cut it
 
 from triton import language as tl
 
-from baton.kernels.gpu.jit import jit
+from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.sampling.triton_numbers import (
     HIGHEST,
     LIGHTEST,

@@ -2,7 +2,7 @@
 
 from triton import language as tl
 
-from baton.kernels.gpu.jit import jit
+from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.sampling.triton_cut import (
     NO_LIMIT,
     cut_by_bisection,

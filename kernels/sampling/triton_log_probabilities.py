@@ -6,8 +6,8 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.gpu import KernelConfig, config_of, launch
-from baton.kernels.gpu.jit import jit
+from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.sampling.triton_numbers import LOWEST, ids_of, logits_of, ranks_of
 
 MOST = 32

@@ -2,7 +2,7 @@
 
 from triton import language as tl
 
-from baton.kernels.gpu.jit import jit
+from baton.kernels.runtime.triton.jit import jit
 
 WEIGHT_OF_ONE = tl.constexpr(2**40)
 LIGHTEST = tl.constexpr(-28.0)  # e to this weighs nothing.

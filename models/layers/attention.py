@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from baton.kernels.activations import sigmoid_gate
-from baton.kernels.attention import paged_attention
-from baton.kernels.rotate_and_write import rotate_and_write
+from baton.kernels.attention.paged import paged_attention
+from baton.kernels.attention.rotate_and_write import rotate_and_write
 from baton.models.batch import TensorSpec
 from baton.models.config import ModelError
 from baton.models.layers.linear import Linear

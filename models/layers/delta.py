@@ -7,9 +7,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.delta_constants import DeltaConstants
-from baton.kernels.delta_decode import delta_decode
-from baton.kernels.delta_prefill import delta_prefill
+from baton.kernels.delta_net.constants import DeltaConstants
+from baton.kernels.delta_net.decode import delta_decode
+from baton.kernels.delta_net.prefill import delta_prefill
 from baton.models.batch import TensorSpec
 from baton.models.config import ModelError
 from baton.models.layers.linear import Linear

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.experts import PARTS, Activation, PackedExperts, experts, pack
-from baton.kernels.linear import PackedWeight
-from baton.kernels.routing import RoutingRule, pack as pack_router, route
+from baton.kernels.linear.dense import PackedWeight
+from baton.kernels.moe.experts import PARTS, Activation, PackedExperts, experts, pack
+from baton.kernels.moe.routing import RoutingRule, pack as pack_router, route
 from baton.models.config import ModelError
 
 

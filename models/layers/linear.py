@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from baton.kernels import head_linear, linear, quantized_linear
-from baton.kernels.head_linear import PackedHeads
-from baton.kernels.linear import PackedWeight
-from baton.kernels.quantized_linear import QuantizedWeight
+from baton.kernels.linear import dense, per_head, quantized
+from baton.kernels.linear.dense import PackedWeight
+from baton.kernels.linear.per_head import PackedHeads
+from baton.kernels.linear.quantized import QuantizedWeight
 
 
 class Linear(nn.Module):
@@ -41,11 +41,11 @@ class HeadLinear(nn.Module):
 
     def forward(self, x: Tensor, passed: int = 0) -> Tensor:
         """x: [T, heads, inputs or more]; the `passed` numbers behind the inputs follow the outputs as they are."""
-        return head_linear.head_linear(x, self.packed or self.weight, passed)
+        return per_head.head_linear(x, self.packed or self.weight, passed)
 
     def pack(self, bits: int | None = None) -> None:
         """See Linear.pack; whatever the bits, numbers are kept."""
-        self.packed = head_linear.pack(self.weight)
+        self.packed = per_head.pack(self.weight)
         if self.packed:
             self.weight = nn.Parameter(self.packed.data, requires_grad=False)
 
@@ -61,9 +61,9 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         if isinstance(self.packed, QuantizedWeight):
-            return quantized_linear.look_up(tokens, self.packed)
+            return quantized.look_up(tokens, self.packed)
         table = self.packed if self.packed and self.packed.with_rows else self.weight
-        return linear.look_up(tokens, table)
+        return dense.look_up(tokens, table)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return project(hidden, self.packed or self.weight, None)
@@ -77,11 +77,11 @@ class Embedding(nn.Module):
 
 def pack(weight: Tensor, bits: int | None) -> PackedWeight | QuantizedWeight | None:
     """None where the plain weight is best."""
-    return linear.pack(weight) if bits is None else quantized_linear.quantize(weight, bits)
+    return dense.pack(weight) if bits is None else quantized.quantize(weight, bits)
 
 
 def project(x: Tensor, weight: Tensor | PackedWeight | QuantizedWeight, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias."""
     if isinstance(weight, QuantizedWeight):
-        return quantized_linear.linear(x, weight, bias)
-    return linear.linear(x, weight, bias)
+        return quantized.linear(x, weight, bias)
+    return dense.linear(x, weight, bias)

@@ -6,9 +6,9 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.mixer_constants import MixerConstants
-from baton.kernels.mixer_decode import mixer_decode
-from baton.kernels.mixer_prefill import mixer_prefill
+from baton.kernels.mamba2.constants import MixerConstants
+from baton.kernels.mamba2.decode import mixer_decode
+from baton.kernels.mamba2.prefill import mixer_prefill
 from baton.models.batch import TensorSpec
 from baton.models.config import ModelError
 from baton.models.layers.linear import Linear

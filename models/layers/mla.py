@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.attention import paged_attention
-from baton.kernels.latents import write_latents
+from baton.kernels.attention.mla_cache import write_latents
+from baton.kernels.attention.paged import paged_attention
 from baton.models.batch import TensorSpec
 from baton.models.layers.linear import HeadLinear, Linear
 from baton.models.layers.norm import RMSNorm

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.rms_norm import add_rms_norm
+from baton.kernels.norm.rms import add_rms_norm
 
 
 class RMSNorm(nn.Module):

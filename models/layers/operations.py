@@ -11,15 +11,15 @@ from baton.models.layers.mamba2 import Mamba2Mixer
 from baton.models.layers.mla import LatentAttention
 from baton.models.layers.mlp import GatedMLP, SquaredReluMLP
 
-OF_ALL = frozenset({"linear", "recorded", "rms_norm", "sampling"})
+OF_ALL = frozenset({"linear.dense", "runtime.cpu_graph", "norm.rms", "sampling"})
 OF_LAYERS: dict[type[nn.Module], frozenset[str]] = {
-    Attention: frozenset({"activations", "attention", "rotary"}),
-    DeltaMixer: frozenset({"delta_decode", "delta_prefill"}),
-    Experts: frozenset({"experts", "routing", "shared_expert"}),
+    Attention: frozenset({"activations", "attention.paged", "attention.rotary"}),
+    DeltaMixer: frozenset({"delta_net.decode", "delta_net.prefill"}),
+    Experts: frozenset({"moe.experts", "moe.routing", "moe.shared_expert"}),
     GatedMLP: frozenset({"activations"}),
-    KdaMixer: frozenset({"kda_decode", "kda_prefill"}),
-    LatentAttention: frozenset({"attention", "head_linear", "latents"}),
-    Mamba2Mixer: frozenset({"mixer_decode", "mixer_prefill"}),
+    KdaMixer: frozenset({"delta_net.kda_decode", "delta_net.kda_prefill"}),
+    LatentAttention: frozenset({"attention.paged", "linear.per_head", "attention.mla_cache"}),
+    Mamba2Mixer: frozenset({"mamba2.decode", "mamba2.prefill"}),
     SquaredReluMLP: frozenset({"activations"}),
 }
 
@@ -27,4 +27,4 @@ OF_LAYERS: dict[type[nn.Module], frozenset[str]] = {
 def operations(model: Model, bits: int | None) -> frozenset[str]:
     """Names of folders in kernels/. bits: of a model whose weights are to be integers, as in load_model."""
     layers = {type(layer) for layer in model.modules()} if isinstance(model, nn.Module) else set()
-    return OF_ALL.union(*(OF_LAYERS.get(layer, ()) for layer in layers), () if bits is None else {"quantized_linear"})
+    return OF_ALL.union(*(OF_LAYERS.get(layer, ()) for layer in layers), () if bits is None else {"linear.quantized"})

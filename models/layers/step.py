@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.kernels.chunk_table import chunk_table, cut
-from baton.kernels.mixer_prefill import PrefillPlan
+from baton.kernels.prefill.chunk_table import chunk_table, cut
+from baton.kernels.prefill.plan import PrefillPlan
 from baton.models.batch import Batch, Decode, PagePlan, Pools, Prefill
 from baton.models.layers.rope import Rotation
 

@@ -6,8 +6,8 @@ from functools import cache
 import torch
 from torch import nn
 
-from baton.kernels.experts import PARTS
-from baton.kernels.quantized_linear import OUTPUTS_AT_ONCE, quantize
+from baton.kernels.linear.quantized import OUTPUTS_AT_ONCE, quantize
+from baton.kernels.moe.experts import PARTS
 from baton.models.layers.experts import Experts
 from baton.models.layers.linear import Embedding, Linear
 

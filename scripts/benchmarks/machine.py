@@ -11,7 +11,7 @@ from typing import Self
 
 import torch
 
-from baton.kernels.native.bandwidth import NUMBERS, PASSES, read_bandwidth
+from baton.kernels.runtime.cpp.bandwidth import NUMBERS, PASSES, read_bandwidth
 
 PROC = Path("/proc")
 IDLE = (3, 4)

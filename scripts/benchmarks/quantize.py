@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from baton.actors.runtime.sizing import weight_bytes
-from baton.kernels import native
-from baton.kernels.native.bandwidth import read_bandwidth
+from baton.kernels.runtime import cpp
+from baton.kernels.runtime.cpp.bandwidth import read_bandwidth
 from baton.models.batch import Batch, Model, Prefill, allocate
 from baton.models.layers.linear import pack, project
 from baton.models.loading.checkpoint import load_model, random_model
@@ -45,7 +45,7 @@ def measure(config: dict[str, Any], threads: int, rounds: int, steps: int, token
     show_errors("the bundled model, on chats", bundled, some_chats(tokens))
     show_errors("random weights, on random tokens", random_weights, drawn)
     show_projection(rounds * 4)
-    native.use_threads(threads)
+    cpp.use_threads(threads)
     show_speeds({name: random_weights(torch.bfloat16, bits) for name, bits in BITS.items()}, threads, rounds, steps)
 
 
@@ -95,7 +95,7 @@ def log_probabilities(model: Model, ids: list[int]) -> Any:
 
 def show_projection(rounds: int) -> None:
     """Of one thread, in turns: how many times as fast as bfloat16 weights. Too many copies to stay in a cache."""
-    native.use_threads(1)
+    cpp.use_threads(1)
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(*PROJECTION, generator=generator).bfloat16() for _ in range(COPIES)]
     laid = {name: [pack(weight, bits) or weight for weight in weights] for name, bits in BITS.items()}

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from baton.kernels import native
+from baton.kernels.runtime import cpp
 from baton.models.loading.checkpoint import random_model
 from scripts.benchmarks.bare import Bare
 
@@ -36,5 +36,5 @@ def measure(config: dict[str, Any], threads: int, rounds: int) -> None:
 
 
 def decode(model: Any, threads: int) -> float:
-    native.use_threads(threads)
+    cpp.use_threads(threads)
     return Bare(model, rows=1, step_tokens=16).decode([[1, 2, 3]], STEPS)

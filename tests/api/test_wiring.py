@@ -18,7 +18,7 @@ from baton.api.generation.gateway import Gateway
 from baton.api.machine.memory import free_in_container, free_memory
 from baton.api.serve import StartError
 from baton.api.wiring import build_lower_tiers, load, model_length, name_states, size
-from baton.kernels.gpu import dot_precision, use_tf32
+from baton.kernels.runtime.triton import dot_precision, use_tf32
 from baton.models.hash import HashModel
 from baton.models.loading.checkpoint import random_model
 from tests.actors.test_ring import MAMBA2

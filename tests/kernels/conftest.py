@@ -3,8 +3,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from baton.kernels import native
-from baton.kernels.native.targets import Target
+from baton.kernels.runtime import cpp
+from baton.kernels.runtime.cpp.targets import Target
 from tests.kernels.installed import installed, library_for, runnable
 
 
@@ -16,9 +16,9 @@ def one_thread() -> None:
 @pytest.fixture
 def native_kernels() -> Iterator[None]:
     """The C++ of this checkout, for what this CPU has, in one thread."""
-    assert native.install(library_for(), threads=1) == {}
+    assert cpp.install(library_for(), threads=1) == {}
     yield
-    native.uninstall()
+    cpp.uninstall()
 
 
 @pytest.fixture(params=runnable(), ids=lambda target: target.name, scope="module")

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from baton.kernels import native
-from baton.kernels.native.build import build, key
-from baton.kernels.native.cache import cache_folder, fetch, open_folder
-from baton.kernels.native.compiler import Compiler, find_compiler
-from baton.kernels.native.targets import Target, cpu_features, machine, usable_targets
+from baton.kernels.runtime import cpp
+from baton.kernels.runtime.cpp.build import build, key
+from baton.kernels.runtime.cpp.cache import cache_folder, fetch, open_folder
+from baton.kernels.runtime.cpp.compiler import Compiler, find_compiler
+from baton.kernels.runtime.cpp.targets import Target, cpu_features, machine, usable_targets
 
 # -O1: with all loops unrolled it would take minutes.
 SANITIZED = ("-O1", "-g1", "-fno-var-tracking", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -37,8 +37,8 @@ def library_for(target: Target | None = None) -> Path:
 
 @contextmanager
 def installed(target: Target | None = None, threads: int = 1) -> Iterator[None]:
-    assert native.install(library_for(target), threads) == {}
+    assert cpp.install(library_for(target), threads) == {}
     try:
         yield
     finally:
-        native.uninstall()
+        cpp.uninstall()

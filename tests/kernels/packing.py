@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass
 class Packed:
-    """Segments as kernels.ssd.plan_chunks takes them; slots beyond the segments' are for checkpoints."""
+    """Segments as kernels.prefill.scan.plan_chunks takes them; slots beyond the segments' are for checkpoints."""
 
     offsets: list[int]
     starts: list[int]

@@ -32,7 +32,7 @@ step are in the log when it is captured; each replay is one entry.
 Not here: out of memory, bandwidth, and what a GPU's own order of additions does to the last bits.
 """
 
-from baton.kernels.gpu.selection import HAS_TRITON
+from baton.kernels.runtime.triton.selection import HAS_TRITON
 from tests.late.device import LateDevice
 from tests.late.log import Fault
 

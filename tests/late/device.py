@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from baton.kernels.gpu import computes_for, watched
-from baton.kernels.gpu.selection import HAS_TRITON
+from baton.kernels.runtime.triton import computes_for, watched
+from baton.kernels.runtime.triton.selection import HAS_TRITON
 from tests.late.log import FAULTS, STALLS, Entry, Fault, Kind, where
 from tests.late.operations import Operations
 from tests.late.streams import LateEvent, LateStream

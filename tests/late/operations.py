@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from baton.kernels.gpu import Launch
+from baton.kernels.runtime.triton import Launch
 from tests.late.log import Fault, where
 from tests.late.tensors import Cell, LateTensor, leaves, mapped, spoil
 
@@ -59,7 +59,7 @@ class Operations:
         return self._enqueue(func, args, kwargs, asked)
 
     def launch(self, launch: Launch) -> None:
-        """For kernels.gpu.watched: a kernel runs later, in Triton's interpreter; on a host's tensors at once."""
+        """Run a kernel later, in Triton's interpreter, or at once if its tensors are the host's; for triton.watched."""
         tensors = [argument for argument in launch.arguments if isinstance(argument, Tensor)]
         if not any(isinstance(tensor, LateTensor) for tensor in tensors):
             launch.run()

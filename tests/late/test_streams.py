@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.kernels.rms_norm import add_rms_norm, reference
+from baton.kernels.norm.rms import add_rms_norm, reference
 from tests.late import Fault, LateDevice
 
 META = torch.device("meta")
@@ -226,7 +226,7 @@ def test_kernels_run_in_their_turn() -> None:
 
 
 def test_kernels_run_at_once_on_tensors_of_the_host_and_never_on_both() -> None:
-    from baton.kernels.rms_norm import triton
+    from baton.kernels.norm.rms import triton
 
     x, weight = torch.ones(2, 8), torch.ones(8)
     with LateDevice() as late, late.stream().active():

@@ -1,14 +1,14 @@
 import pytest
 import torch
 
-from baton.kernels.experts import experts, pack
-from baton.kernels.linear import cpu
-from baton.kernels.quantized_linear import QuantizedWeight
+from baton.kernels.linear.dense import cpu
+from baton.kernels.linear.quantized import QuantizedWeight
+from baton.kernels.moe.experts import experts, pack
 from baton.models.batch import Batch, Decode
 from baton.models.layers.linear import Embedding, HeadLinear, Linear
 from baton.models.layers.step import _plan_pages, _plan_rows
 from baton.models.loading.checkpoint import random_model
-from tests.kernels.test_experts import assert_near, drawn, exactly, rounded
+from tests.kernels.moe.test_experts import assert_near, drawn, exactly, rounded
 from tests.models.oracle import settings_of
 from tests.models.test_parity import ids, make_pools, pages, prefill
 

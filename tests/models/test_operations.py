@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from baton.kernels import native
+from baton.kernels.runtime import cpp
 from baton.models.layers.operations import operations
 from baton.models.loading.checkpoint import random_model
 from tests.kernels.installed import installed
@@ -26,16 +26,16 @@ def native_kernels() -> Iterator[None]:
 def test_no_function_is_asked_for_that_is_not_compiled(
     name: str, bits: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, function = set[str](), native.function
+    asked, function = set[str](), cpp.function
 
-    def told(name: str) -> native.Function | None:
+    def told(name: str) -> cpp.Function | None:
         asked.add(name)
         return function(name)
 
-    monkeypatch.setattr(native, "function", told)
+    monkeypatch.setattr(cpp, "function", told)
     model = random_model(settings_of(name), torch.bfloat16, CPU, 0, bits=bits)
     pools, table, tokens = make_pools(model, 1, 1), pages(1), ids(41)
     model.logits(model.forward(prefill(tokens[:40], 0, 0, table), pools))
     model.logits(model.forward(decode(tokens[40:], [0], [40], table), pools))
     assert asked
-    assert asked <= set(native.declared(operations(model, bits)))
+    assert asked <= set(cpp.declared(operations(model, bits)))

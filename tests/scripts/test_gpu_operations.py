@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import tests.kernels.gpu.interpreter  # noqa: F401
-from baton.kernels.gpu import Launch, watched
+from baton.kernels.runtime.triton import Launch, watched
 from scripts.benchmarks.gpu.operation import Draw, Operation
 from scripts.benchmarks.gpu.operations.listed import CHECKED, TIMED, TOYS, Build
 
@@ -36,8 +36,8 @@ def test_all_are_there_without_memory() -> None:
     assert launched(CHECKED.values()) == launched(CHECKED.values(), BF16) == of_toys
     # But for what is an operation's by the way, all is timed.
     assert of_toys - launched(TIMED.values(), BF16) == {
-        "kernels.attention.triton._write_pages",
-        "kernels.quantized_linear.triton._look_up",
+        "baton.kernels.attention.paged.triton._write_pages",
+        "baton.kernels.linear.quantized.triton._look_up",
     }
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import tests.kernels.gpu.interpreter  # noqa: F401
-from baton.kernels.gpu import KernelConfig, config_of
-from baton.kernels.gpu.configs import table_of
+from baton.kernels.runtime.triton import KernelConfig, config_of
+from baton.kernels.runtime.triton.configs import table_of
 from scripts.benchmarks.gpu.operation import Draw, Operation
 from scripts.benchmarks.gpu.operations.listed import TOYS
 from scripts.benchmarks.gpu.tuning import Table, choices, fastest
@@ -66,9 +66,15 @@ def test_every_kernel_that_may_be_configured_has_a_choice() -> None:
     """And it is timed where the least else is."""
     found = choices({name: lambda build=build: build(Draw(META)) for name, build in TOYS.items()})
     kernels = {kernel for kernel, _ in found}
-    assert {"ssd.scan", "attention.decode", "state_update.step", "sampling.split", "rms_norm.add_rms_norm"} <= kernels
+    assert {
+        "mamba2.ssd.scan",
+        "attention.paged.decode",
+        "mamba2.state_update.step",
+        "sampling.split",
+        "norm.rms.add_rms_norm",
+    } <= kernels
     assert {kernel for (kernel, _), (candidates, _) in found.items() if len(candidates) < 2} == set()
-    users = {name for (kernel, _), (_, users) in found.items() if kernel == "ssd.scan" for name in users}
+    users = {name for (kernel, _), (_, users) in found.items() if kernel == "mamba2.ssd.scan" for name in users}
     assert users == {"ssd"}
 
 

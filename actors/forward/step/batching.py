@@ -11,13 +11,13 @@ from torch import Tensor
 from baton.actors.forward.device import Work, WorkChunk
 from baton.actors.forward.step.packing import Inbox, Packing, Section
 from baton.actors.forward.step.rows import RowTable
-from baton.kernels.chunk_table import ChunkLists, ChunkTable, cut
+from baton.kernels.prefill.chunk_table import ChunkLists, ChunkTable, cut
 from baton.models.batch import Batch, Decode, PagePlan, Prefill, StateCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
 class PackedChunks:
-    """The chunks of a batch. lists: see kernels.chunk_table."""
+    """The chunks of a batch. lists: see kernels.prefill.chunk_table."""
 
     offsets: list[int]
     starts: list[int]

@@ -13,7 +13,7 @@ from baton.actors.forward.step.packing import ALIGNMENT, Inbox
 from baton.actors.forward.streams import Event, Stream
 from baton.actors.messages import Transferred
 from baton.actors.storage.host_memory import HostState, HostStates
-from baton.kernels.slots import gather, scatter
+from baton.kernels.state_pool import gather, scatter
 from baton.models.batch import Pools
 
 MOST_STAGED = 1 << 25  # bytes

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.kernels.gpu import KernelConfig, chosen, watched
+from baton.kernels.runtime.triton import KernelConfig, chosen, watched
 from scripts.benchmarks.gpu.operation import Draw, Operation, difference
 from scripts.benchmarks.gpu.operations.listed import TIMED
 from scripts.benchmarks.gpu.timing import seconds_of
 
 Key = tuple[str, str]
-"""A kernel's name and its shape, as kernels.gpu.config_of has them."""
+"""A kernel's name and its shape, as kernels.runtime.triton.config_of has them."""
 Seconds = Callable[[Operation], float]
 # Of the default's time: what is gained must be more than the noise.
 WORTH_IT = 0.98

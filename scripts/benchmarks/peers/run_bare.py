@@ -15,7 +15,7 @@ spin_briefly()
 
 import torch  # noqa: E402
 
-from baton.kernels.native.prepare import prepare  # noqa: E402
+from baton.kernels.runtime.cpp.prepare import prepare  # noqa: E402
 from baton.models.loading.checkpoint import load_model  # noqa: E402
 from scripts.benchmarks.bare import Bare  # noqa: E402
 from scripts.benchmarks.peers.serve_lines import Answer, serve  # noqa: E402

@@ -9,7 +9,7 @@ import torch
 from baton.actors.forward.device import Pending, Work
 from baton.actors.forward.torch_device import TorchDevice
 from baton.actors.forward.warming import warm_up
-from baton.kernels import gpu
+from baton.kernels.runtime import triton
 from baton.kernels.sampling import reference
 from baton.models.batch import allocate
 from baton.models.layers.attention import Attention
@@ -120,7 +120,7 @@ def test_a_decoding_step_takes_few_launches(family: str, monkeypatch: pytest.Mon
     assert 3 * layers < counts[0] - 8 < 8 * layers, (counts[0], layers)
 
 
-def variant(launch: gpu.Launch) -> tuple[Any, ...]:
+def variant(launch: triton.Launch) -> tuple[Any, ...]:
     """What Triton compiles for: constants, types, and whether pointers are aligned."""
     arguments = tuple(
         (argument.dtype, argument.storage_offset() * argument.itemsize % 16 == 0)
@@ -138,7 +138,7 @@ def test_nothing_is_compiled_behind_the_warm_up(family: str) -> None:
     late = LateDevice()
     launch = late.operations.launch
 
-    def noted(wanted: gpu.Launch) -> None:
+    def noted(wanted: triton.Launch) -> None:
         seen.add(variant(wanted))
         launch(wanted)
 

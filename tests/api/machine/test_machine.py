@@ -15,7 +15,7 @@ from baton.api.machine.device import can_capture
 from baton.api.machine.doctor import doctor
 from baton.api.machine.threads import SPINS, default_threads, spin_briefly
 from baton.api.wiring import bundled_model, load
-from baton.kernels.gpu import computes_for
+from baton.kernels.runtime.triton import computes_for
 from baton.models.loading.checkpoint import load_model
 from tests.api.hash_traffic import make_checkpoint
 from tests.api.server_process import ROOT, SERVE, ServerProcess
@@ -91,8 +91,8 @@ def test_the_doctor_tells_what_runs() -> None:
         check=True,
     )
     found = json.loads(told.stdout)
-    assert found["kernel rms_norm"] == "baton_add_rms_norm: native"
-    assert found["kernel recorded"] == "baton_replay: native"
+    assert found["kernel norm.rms"] == "baton_add_rms_norm: native"
+    assert found["kernel runtime.cpu_graph"] == "baton_add_scaled: native, baton_replay: native"
     assert "baton_draw: native" in found["kernel sampling"] and found["kernel conv1d"] == "torch"
     assert "ready in" in found["native code"] and "GB/s" in found["memory"]
     assert f"GOMP_SPINCOUNT={SPINS}" in found["threads"]

@@ -13,8 +13,8 @@ from pathlib import Path
 from triton.runtime import JITFunction
 
 from baton import kernels
-from baton.kernels.gpu import KernelConfig, Launch, chosen, watched
-from baton.kernels.gpu.configs import table_of
+from baton.kernels.runtime.triton import KernelConfig, Launch, chosen, watched
+from baton.kernels.runtime.triton.configs import table_of
 from tests.kernels.gpu import shapes
 from tests.kernels.gpu.compiling import SHARED, Taken, Variant, compiled, name_of, variant_of
 
@@ -105,11 +105,10 @@ def unused() -> list[str]:
 
 
 def all_kernels() -> set[str]:
-    """Of all files kernels/*/triton*.py."""
+    """Return the names of the kernels in all files kernels/**/triton*.py."""
     folder = Path(kernels.__path__[0])
-    modules = [
-        importlib.import_module(f"baton.kernels.{file.parent.name}.{file.stem}") for file in folder.glob("*/triton*.py")
-    ]
+    files = [file.relative_to(folder).with_suffix("") for file in folder.rglob("triton*.py")]
+    modules = [importlib.import_module(f"baton.kernels.{'.'.join(file.parts)}") for file in files]
     found = [value for module in modules for value in vars(module).values() if isinstance(value, JITFunction)]
     return {name_of(kernel) for kernel in found if kernel.fn.__module__.startswith("baton.kernels.")}
 

@@ -17,7 +17,7 @@ from triton._utils import canonicalize_dtype
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
-from baton.kernels.gpu import KernelConfig, Launch
+from baton.kernels.runtime.triton import KernelConfig, Launch
 
 KIB = 1024
 SHARED = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "120": 99, "gfx942": 64}
@@ -26,12 +26,12 @@ SHARED = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "120": 99, "gfx9
 SPILLED = 32
 # In float32 products take no tensor cores, and so more registers than there are, whatever the blocks: right, but slow.
 SPILLED_IN_FLOAT32 = {
-    "ssd.triton._scan": 4096,
-    "gated_delta.triton._prepare": 1024,
-    "gated_delta.triton._scan": 4096,
-    "kda.triton._relate": 512,
-    "kda.triton._scan": 4096,
-    "experts.triton._project_in": 512,
+    "mamba2.ssd.triton._scan": 4096,
+    "delta_net.gated.triton._prepare": 1024,
+    "delta_net.gated.triton._scan": 4096,
+    "delta_net.kda.triton._relate": 512,
+    "delta_net.kda.triton._scan": 4096,
+    "moe.experts.triton._project_in": 512,
 }
 # At widths that no model has: loads of single numbers want an address each.
 SPILLED_WHERE_ODD = 256

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 TARGETS = ("80", "86", "89", "90", "100", "120", "gfx942")
 SMALLEST = ("89", "gfx942")
 """Those with the least shared memory."""
-TABLE = ROOT / "kernels" / "gpu" / "configs.json"
+TABLE = ROOT / "kernels" / "runtime" / "triton" / "configs.json"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,11 @@ def test_every_kernel_fits_every_target(of_widest: dict[str, Any]) -> None:
         target: {each["kernel"] for each in of_widest["taken"] if each["target"] == target} for target in TARGETS
     }
     assert len(set(map(frozenset, by_target.values()))) == 1
-    assert {"attention.triton._prefill", "ssd.triton._scan", "state_update.triton._step"} <= by_target["90"]
+    assert {
+        "attention.paged.triton._prefill",
+        "mamba2.ssd.triton._scan",
+        "mamba2.state_update.triton._step",
+    } <= by_target["90"]
 
 
 def test_attention_over_latents_fits_where_there_is_least(triton_cache: Path) -> None:
@@ -75,15 +79,17 @@ def test_what_does_not_fit_is_found(triton_cache: Path, tmp_path: Path) -> None:
     attention = "heads=32 kv_heads=8 width=128 page=16 bfloat16"
     tables = {
         "NVIDIA GeForce RTX 4090": {
-            "attention.prefill": {attention: {"blocks": {"BLOCK_M": 128, "BLOCK_N": 128}, "warps": 8, "stages": 4}},
-            "gated_norm.gated_norm": {"width=8192": {"blocks": {"PARTS": 1}, "warps": 1}},
-            "slots.move": {"words=3": {"blocks": {"BLOCK": 1024}}},
+            "attention.paged.prefill": {
+                attention: {"blocks": {"BLOCK_M": 128, "BLOCK_N": 128}, "warps": 8, "stages": 4}
+            },
+            "norm.gated.gated_norm": {"width=8192": {"blocks": {"PARTS": 1}, "warps": 1}},
+            "state_pool.move": {"words=3": {"blocks": {"BLOCK": 1024}}},
         }
     }
     (tmp_path / "table.json").write_text(json.dumps(tables))
     found = compiled(triton_cache, "--table", str(tmp_path / "table.json"))
     assert {each["target"] for each in found["taken"]} == {"89"}
     told = " ".join(found["excess"])
-    assert "attention.triton._prefill on 89" in told and "bytes of shared memory" in told
-    assert "gated_norm.triton._gated_norm on 89" in told and "bytes of registers spilled" in told
+    assert "attention.paged.triton._prefill on 89" in told and "bytes of shared memory" in told
+    assert "norm.gated.triton._gated_norm on 89" in told and "bytes of registers spilled" in told
     assert found["unmet"] == ["NVIDIA GeForce RTX 4090: slots.move: words=3"]

@@ -2,27 +2,27 @@
 
 import torch
 
-from baton.kernels.gpu import KernelConfig, chosen, config_of
-from baton.kernels.gpu.configs import table_of
+from baton.kernels.runtime.triton import KernelConfig, chosen, config_of
+from baton.kernels.runtime.triton.configs import table_of
 
 CPU = torch.device("cpu")
 SMALL, LARGE = KernelConfig({"BLOCK": 64}), KernelConfig({"BLOCK": 128}, 8)
 
 
 def test_the_first_is_the_default() -> None:
-    assert config_of("slots.move", "words=3", CPU, SMALL, LARGE) is SMALL
+    assert config_of("state_pool.move", "words=3", CPU, SMALL, LARGE) is SMALL
 
 
 def test_meanwhile_someone_chooses() -> None:
-    with chosen(lambda kernel, shape, candidates: candidates[(kernel, shape) == ("slots.move", "words=3")]):
-        assert config_of("slots.move", "words=3", CPU, SMALL, LARGE) is LARGE
-        assert config_of("slots.move", "words=4", CPU, SMALL, LARGE) is SMALL
-    assert config_of("slots.move", "words=3", CPU, SMALL, LARGE) is SMALL
+    with chosen(lambda kernel, shape, candidates: candidates[(kernel, shape) == ("state_pool.move", "words=3")]):
+        assert config_of("state_pool.move", "words=3", CPU, SMALL, LARGE) is LARGE
+        assert config_of("state_pool.move", "words=4", CPU, SMALL, LARGE) is SMALL
+    assert config_of("state_pool.move", "words=3", CPU, SMALL, LARGE) is SMALL
 
 
 def test_a_table_is_read() -> None:
-    text = '{"NVIDIA H200": {"slots.move": {"words=3": {"blocks": {"BLOCK": 128}, "warps": 8, "stages": 2}}}}'
-    assert table_of(text) == {("NVIDIA H200", "slots.move", "words=3"): LARGE}
+    text = '{"NVIDIA H200": {"state_pool.move": {"words=3": {"blocks": {"BLOCK": 128}, "warps": 8, "stages": 2}}}}'
+    assert table_of(text) == {("NVIDIA H200", "state_pool.move", "words=3"): LARGE}
 
 
 def test_threads_are_as_many_where_warps_are_larger() -> None:

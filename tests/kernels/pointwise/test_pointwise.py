@@ -6,9 +6,9 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from baton.kernels.activations import native as activations, reference, sigmoid_gate, silu_multiply, squared_relu
-from baton.kernels.attention import native as attention, reference as paged, write_pages
-from baton.kernels.rotary import native as rotary, rotate
-from baton.kernels.rotary.reference import rotate as rotate_by_definition
+from baton.kernels.attention.paged import native as attention, reference as paged, write_pages
+from baton.kernels.attention.rotary import native as rotary, rotate
+from baton.kernels.attention.rotary.reference import rotate as rotate_by_definition
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 many = settings(max_examples=40, deadline=None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from baton.actors.runtime.sizing import count_parameters, weight_bytes
-from baton.kernels.quantized_linear import QuantizedWeight
+from baton.kernels.linear.quantized import QuantizedWeight
 from baton.models.batch import Batch, Model, Prefill, allocate
 from baton.models.layers.experts import Experts
 from baton.models.layers.linear import Embedding, Linear

@@ -7,10 +7,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from baton.kernels.attention import reference as attention
-from baton.kernels.latents import reference as latents
-from baton.kernels.rotary import reference as rotary
-from baton.kernels.rotate_and_write import reference as rotate_and_write
+from baton.kernels.attention.mla_cache import reference as latents
+from baton.kernels.attention.paged import reference as attention
+from baton.kernels.attention.rotary import reference as rotary
+from baton.kernels.attention.rotate_and_write import reference as rotate_and_write
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
 
 PAGE = 16
@@ -44,7 +44,7 @@ class Heads:
 
 def attend(draw: Draw, heads: Heads, prompts: Sequence[tuple[int, int]], rows: Sequence[int] = ()) -> Operation:
     """prompts: (start, length) of each; rows: the positions of those that decode."""
-    from baton.kernels.attention import triton
+    from baton.kernels.attention.paged import triton
 
     starts, lengths = [*(start for start, _ in prompts), *rows], [*(length for _, length in prompts), *[1] * len(rows)]
     ends = [start + length for start, length in zip(starts, lengths, strict=True)]
@@ -71,8 +71,8 @@ def attend(draw: Draw, heads: Heads, prompts: Sequence[tuple[int, int]], rows: S
 
 def write(draw: Draw, heads: Heads, tokens: int, is_rotated: bool) -> Operation:
     """Keys and values to their pages, query and keys rotated before or not."""
-    from baton.kernels.attention import triton as attention_triton
-    from baton.kernels.rotate_and_write import triton
+    from baton.kernels.attention.paged import triton as attention_triton
+    from baton.kernels.attention.rotate_and_write import triton
 
     pages, projected = heads.pages(draw, -(-tokens // PAGE) + 1), heads.projected(draw, tokens)
     places = draw.order(len(pages) * PAGE)[:tokens]
@@ -101,7 +101,7 @@ def write(draw: Draw, heads: Heads, tokens: int, is_rotated: bool) -> Operation:
 
 def write_latents(draw: Draw, heads: Heads, tokens: int) -> Operation:
     """Latents, normed, to their pages."""
-    from baton.kernels.latents import triton
+    from baton.kernels.attention.mla_cache import triton
 
     pages, projected = heads.pages(draw, -(-tokens // PAGE) + 1), draw.normal(tokens, heads.width)
     weight, places = draw.normal(heads.rank or heads.width), draw.order(len(pages) * PAGE)[:tokens]
@@ -118,7 +118,7 @@ def write_latents(draw: Draw, heads: Heads, tokens: int) -> Operation:
 
 
 def rotate(draw: Draw, heads: Heads, tokens: int) -> Operation:
-    from baton.kernels.rotary import triton
+    from baton.kernels.attention.rotary import triton
 
     x, (cos, sin) = heads.projected(draw, tokens)[:, : heads.heads], heads.angles(draw, tokens)
 

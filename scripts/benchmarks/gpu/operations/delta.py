@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.kernels.delta_constants import DeltaConstants
-from baton.kernels.delta_decode import reference as delta_decode
-from baton.kernels.delta_prefill import reference as delta_prefill
+from baton.kernels.delta_net.constants import DeltaConstants
+from baton.kernels.delta_net.decode import reference as delta_decode
+from baton.kernels.delta_net.prefill import reference as delta_prefill
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
 from scripts.benchmarks.gpu.operations.mamba2 import plans
 
@@ -54,7 +54,7 @@ class DeltaNet:
 
 def prefill(draw: Draw, net: DeltaNet, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
     """The whole net, on packed prompts."""
-    from baton.kernels.delta_prefill import triton
+    from baton.kernels.delta_net.prefill import triton
 
     here, on_cpu = plans(lengths, net.kernel, draw.device, chunk_size=64)
     projected = net.projected(draw, sum(lengths))
@@ -79,7 +79,7 @@ def flops(net: DeltaNet, lengths: Sequence[int], chunk: int = 64) -> int:
 
 def decode(draw: Draw, net: DeltaNet, rows: int, states: torch.dtype = torch.float32) -> Operation:
     """The whole net, a token for each row."""
-    from baton.kernels.delta_decode import triton
+    from baton.kernels.delta_net.decode import triton
 
     projected = net.projected(draw, rows)
     conv, pool = net.pools(draw, rows + 1, states)

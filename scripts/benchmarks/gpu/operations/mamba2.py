@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from baton.kernels.conv1d import reference as conv1d
-from baton.kernels.gated_norm import reference as gated_norm
-from baton.kernels.mixer_constants import MixerConstants
-from baton.kernels.mixer_decode import reference as mixer_decode
-from baton.kernels.mixer_prefill import PrefillPlan, plan_prefill, reference as mixer_prefill
-from baton.kernels.ssd import reference as ssd
-from baton.kernels.state_update import reference as state_update, replay
+from baton.kernels.mamba2.constants import MixerConstants
+from baton.kernels.mamba2.decode import reference as mixer_decode
+from baton.kernels.mamba2.prefill import reference as mixer_prefill
+from baton.kernels.mamba2.ssd import reference as ssd
+from baton.kernels.mamba2.state_update import reference as state_update, replay
+from baton.kernels.norm.gated import reference as gated_norm
+from baton.kernels.prefill.plan import PrefillPlan, plan_prefill
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
 
 LIMITS = (0.0, float("inf"))
@@ -77,7 +78,7 @@ def plans(
 
 def prefill(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
     """The whole mixer, on packed prompts."""
-    from baton.kernels.mixer_prefill import triton
+    from baton.kernels.mamba2.prefill import triton
 
     here, on_cpu = plans(lengths, mixer.kernel, draw.device)
     projected = draw.normal(sum(lengths), mixer.inner + mixer.channels + mixer.heads)
@@ -95,7 +96,7 @@ def prefill(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtyp
 
 def scan(draw: Draw, mixer: Mixer, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
     """ssd alone, dt as it is projected."""
-    from baton.kernels.ssd import triton
+    from baton.kernels.mamba2.ssd import triton
 
     here, on_cpu = plans(lengths, mixer.kernel, draw.device)
     tokens = sum(lengths)
@@ -141,7 +142,7 @@ def convolve(draw: Draw, mixer: Mixer, lengths: Sequence[int]) -> Operation:
 
 def decode(draw: Draw, mixer: Mixer, rows: int, states: torch.dtype = torch.float32) -> Operation:
     """The whole mixer, a token for each row."""
-    from baton.kernels.mixer_decode import triton
+    from baton.kernels.mamba2.decode import triton
 
     projected = draw.normal(rows, mixer.inner + mixer.channels + mixer.heads)
     conv, pool = mixer.pools(draw, rows + 1, states)
@@ -162,7 +163,7 @@ def decode(draw: Draw, mixer: Mixer, rows: int, states: torch.dtype = torch.floa
 
 def step(draw: Draw, mixer: Mixer, rows: int, states: torch.dtype = torch.float32) -> Operation:
     """The state update alone."""
-    from baton.kernels.state_update import triton
+    from baton.kernels.mamba2.state_update import triton
 
     pool = mixer.pools(draw, rows + 1, states)[1]
     convolved, dt = draw.normal(rows, mixer.channels, dtype=torch.float32), draw.uniform(0.001, 0.1, rows, mixer.heads)
@@ -183,7 +184,7 @@ def step(draw: Draw, mixer: Mixer, rows: int, states: torch.dtype = torch.float3
 
 def replayed(draw: Draw, mixer: Mixer, rows: int) -> Operation:
     """The state update with its inputs kept, rows all over the window, then what a flush writes."""
-    from baton.kernels.state_update import triton_replay
+    from baton.kernels.mamba2.state_update import triton_replay
 
     pool, convolved = (
         mixer.pools(draw, rows + 1, torch.float32)[1],
@@ -215,7 +216,7 @@ def replayed(draw: Draw, mixer: Mixer, rows: int) -> Operation:
 
 def norm(draw: Draw, mixer: Mixer, rows: int) -> Operation:
     """The gated norm."""
-    from baton.kernels.gated_norm import triton
+    from baton.kernels.norm.gated import triton
 
     x, gate = draw.normal(rows, mixer.inner), draw.normal(rows, 2 * mixer.inner)[:, : mixer.inner]
     weight = draw.uniform(0.5, 1.5, mixer.inner)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.kernels.experts import PARTS, Activation, PackedExperts, reference
-from baton.kernels.quantized_linear import reference as integers
-from baton.kernels.routing import RoutingRule, reference as routing
-from baton.kernels.shared_expert import reference as shared_expert
+from baton.kernels.linear.quantized import reference as integers
+from baton.kernels.moe.experts import PARTS, Activation, PackedExperts, reference
+from baton.kernels.moe.routing import RoutingRule, reference as routing
+from baton.kernels.moe.shared_expert import reference as shared_expert
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
 
 
@@ -26,7 +26,7 @@ class Mixture:
 
 
 def route(draw: Draw, mixture: Mixture, rows: int, in_groups: bool) -> Operation:
-    from baton.kernels.routing import triton
+    from baton.kernels.moe.routing import triton
 
     m = mixture
     rule = RoutingRule(m.top_k, "softmax", True)
@@ -46,7 +46,7 @@ def route(draw: Draw, mixture: Mixture, rows: int, in_groups: bool) -> Operation
 
 
 def experts(draw: Draw, mixture: Mixture, rows: int, bits: int | None = None) -> Operation:
-    from baton.kernels.experts import triton
+    from baton.kernels.moe.experts import triton
 
     m, parts = mixture, PARTS[mixture.activation]
     first = draw.normal(m.count, parts * m.inner, m.wide) * m.wide**-0.5
@@ -69,7 +69,7 @@ def experts(draw: Draw, mixture: Mixture, rows: int, bits: int | None = None) ->
 
 
 def add_shared(draw: Draw, rows: int, width: int) -> Operation:
-    from baton.kernels.shared_expert import triton
+    from baton.kernels.moe.shared_expert import triton
 
     routed, shared, gate = draw.normal(rows, width), draw.normal(rows, width), draw.normal(rows, 1)
 
@@ -83,7 +83,7 @@ def add_shared(draw: Draw, rows: int, width: int) -> Operation:
 
 
 def _packed(weight: Tensor, parts: int, bits: int) -> PackedExperts:
-    from baton.kernels.quantized_linear import triton
+    from baton.kernels.linear.quantized import triton
 
     count, outputs, inputs = len(weight) * parts, weight.shape[1] // parts, weight.shape[2]
     codes, scales = integers.quantize(weight.flatten(0, 1), bits)

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from baton.kernels.activations import reference as activations
-from baton.kernels.rms_norm import reference as rms_norm
-from baton.kernels.slots import reference as slots
+from baton.kernels.norm.rms import reference as rms_norm
+from baton.kernels.state_pool import reference as slots
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
 
 
 def norm(draw: Draw, rows: int, hidden: int, is_added: bool = True) -> Operation:
-    from baton.kernels.rms_norm import triton
+    from baton.kernels.norm.rms import triton
 
     residual, x, weight = draw.normal(rows, hidden), draw.normal(rows, hidden), draw.normal(hidden)
 
@@ -58,7 +58,7 @@ def sigmoid_gate(draw: Draw, rows: int, width: int) -> Operation:
 
 def copy(draw: Draw, count: int, size: int) -> Operation:
     """Slots of so many bytes."""
-    from baton.kernels.slots import triton
+    from baton.kernels.state_pool import triton
 
     pool = draw.integers(256, 2 * count, size).to(torch.uint8)
     sources, targets = draw.order(2 * count).view(2, count)
@@ -75,7 +75,7 @@ def copy(draw: Draw, count: int, size: int) -> Operation:
 
 def move(draw: Draw, count: int, size: int) -> Operation:
     """Slots of so many bytes: gathered, scattered elsewhere, and cleared."""
-    from baton.kernels.slots import triton
+    from baton.kernels.state_pool import triton
 
     pool = draw.integers(256, 2 * count, size).to(torch.uint8)
     sources, targets = draw.order(2 * count).view(2, count)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from baton.kernels.quantized_linear import reference
+from baton.kernels.linear.quantized import reference
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
 
 
 def project(draw: Draw, bits: int, rows: int, outputs: int, inputs: int) -> Operation:
-    from baton.kernels.quantized_linear import triton
+    from baton.kernels.linear.quantized import triton
 
     x, (codes, scales) = draw.normal(rows, inputs), reference.quantize(draw.normal(outputs, inputs), bits)
     data = triton.packed(codes, scales, bits)
@@ -25,7 +25,7 @@ def project(draw: Draw, bits: int, rows: int, outputs: int, inputs: int) -> Oper
 
 
 def look_up(draw: Draw, bits: int, rows: int, outputs: int, inputs: int) -> Operation:
-    from baton.kernels.quantized_linear import triton
+    from baton.kernels.linear.quantized import triton
 
     codes, scales = reference.quantize(draw.normal(outputs, inputs), bits)
     data, tokens, dtype = triton.packed(codes, scales, bits), draw.integers(outputs, rows), draw.dtype

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from baton.kernels.attention import triton
+from baton.kernels.attention.paged import triton
 
 
 def attend(heads: int, kv_heads: int, width: int, dtype: torch.dtype, page: int = 16, rank: int | None = None) -> None:

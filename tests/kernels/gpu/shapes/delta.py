@@ -7,11 +7,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from baton.kernels.delta_constants import DeltaConstants
-from baton.kernels.delta_decode import triton as decoding
-from baton.kernels.delta_prefill import triton as prefilling
-from baton.kernels.gated_delta import triton, triton_update
-from baton.kernels.mixer_prefill import PrefillPlan, plan_prefill
+from baton.kernels.delta_net.constants import DeltaConstants
+from baton.kernels.delta_net.decode import triton as decoding
+from baton.kernels.delta_net.gated import triton, triton_update
+from baton.kernels.delta_net.prefill import triton as prefilling
+from baton.kernels.prefill.plan import PrefillPlan, plan_prefill
 
 F32, BF16 = torch.float32, torch.bfloat16
 

@@ -6,10 +6,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-import baton.kernels.experts.triton
-import baton.kernels.quantized_linear.triton
-import baton.kernels.shared_expert.triton
-from baton.kernels.experts import PARTS, Activation, PackedExperts
+import baton.kernels.linear.quantized.triton
+import baton.kernels.moe.experts.triton
+import baton.kernels.moe.shared_expert.triton
+from baton.kernels.moe.experts import PARTS, Activation, PackedExperts
 
 F32, BF16 = torch.float32, torch.bfloat16
 # Experts, of a token, wide, inner.
@@ -27,7 +27,7 @@ def stack(
 ) -> Tensor | PackedExperts:
     if not bits:
         return torch.empty(matrices, parts * outputs, inputs, dtype=dtype, device="meta")
-    shape = baton.kernels.quantized_linear.triton.data_shape(outputs, inputs, bits)
+    shape = baton.kernels.linear.quantized.triton.data_shape(outputs, inputs, bits)
     data = torch.empty(matrices * parts, *shape, dtype=torch.uint8, device="meta")
     return PackedExperts(data, parts, outputs, inputs, bits, dtype, "triton")
 
@@ -39,13 +39,13 @@ def run(sizes: tuple[int, int, int, int, Activation], bits: int, rows: int, dtyp
     weights = torch.empty(rows, top_k, device="meta")
     first = stack(count, PARTS[activation], inner, wide, bits, dtype)
     second = stack(count, 1, wide, inner, bits, dtype)
-    baton.kernels.experts.triton.experts(x, chosen, weights, first, second, activation)
+    baton.kernels.moe.experts.triton.experts(x, chosen, weights, first, second, activation)
 
 
 def add(width: int, gated: bool, dtype: torch.dtype) -> None:
     routed, shared = (torch.empty(3, width, dtype=dtype, device="meta") for _ in range(2))
     gate = torch.empty(3, 1, dtype=dtype, device="meta") if gated else None
-    baton.kernels.shared_expert.triton.add_shared(routed, shared, gate)
+    baton.kernels.moe.shared_expert.triton.add_shared(routed, shared, gate)
 
 
 EXPERTS: list[tuple[str, Callable[[], None]]] = [

@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 
-from baton.kernels.gated_norm import triton
-from baton.kernels.gated_norm.reference import Activation
+from baton.kernels.norm.gated import triton
+from baton.kernels.norm.gated.reference import Activation
 from tests.kernels.gpu.shapes.mamba2 import SHAPES
 
 BF16 = torch.bfloat16

@@ -7,11 +7,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from baton.kernels.kda import triton, triton_update
-from baton.kernels.kda_constants import KdaConstants
-from baton.kernels.kda_decode import triton as decoding
-from baton.kernels.kda_prefill import triton as prefilling
-from baton.kernels.mixer_prefill import PrefillPlan, plan_prefill
+from baton.kernels.delta_net.kda import triton, triton_update
+from baton.kernels.delta_net.kda_constants import KdaConstants
+from baton.kernels.delta_net.kda_decode import triton as decoding
+from baton.kernels.delta_net.kda_prefill import triton as prefilling
+from baton.kernels.prefill.plan import PrefillPlan, plan_prefill
 
 F32, BF16 = torch.float32, torch.bfloat16
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from baton.kernels.latents import triton
+from baton.kernels.attention.mla_cache import triton
 
 
 def write(rank: int, shared: int, dtype: torch.dtype) -> None:

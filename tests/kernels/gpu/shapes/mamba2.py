@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.kernels.mixer_constants import MixerConstants
+from baton.kernels.mamba2.constants import MixerConstants
 
 
 @dataclass(frozen=True)

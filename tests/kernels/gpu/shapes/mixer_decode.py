@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from baton.kernels.mixer_decode import triton
+from baton.kernels.mamba2.decode import triton
 from tests.kernels.gpu.shapes.mamba2 import SHAPES, MixerShape
 
 

@@ -5,7 +5,8 @@ from functools import partial
 
 import torch
 
-from baton.kernels.mixer_prefill import PrefillPlan, plan_prefill, triton
+from baton.kernels.mamba2.prefill import triton
+from baton.kernels.prefill.plan import PrefillPlan, plan_prefill
 from tests.kernels.gpu.shapes.mamba2 import SHAPES, MixerShape
 
 

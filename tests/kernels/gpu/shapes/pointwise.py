@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import baton.kernels.activations.triton
-import baton.kernels.attention.triton
-import baton.kernels.rotary.triton
-import baton.kernels.rotate_and_write.triton
+import baton.kernels.attention.paged.triton
+import baton.kernels.attention.rotary.triton
+import baton.kernels.attention.rotate_and_write.triton
 
 
 def write(heads: int, kv_heads: int, width: int, turned: int, dtype: torch.dtype) -> None:
@@ -19,9 +19,9 @@ def write(heads: int, kv_heads: int, width: int, turned: int, dtype: torch.dtype
     pages = torch.empty(64, 4, 2, 16, kv_heads, width, dtype=dtype, device="meta")[:, 1].unbind(1)
     cos = sin = torch.empty(3, 1, turned, device="meta")
     places = torch.empty(3, dtype=torch.int64, device="meta")
-    baton.kernels.rotate_and_write.triton.rotate_and_write(query, keys, values, cos, sin, *pages, places)
-    baton.kernels.attention.triton.write_pages(keys, values, *pages, places)
-    baton.kernels.rotary.triton.rotate(query, cos, sin)
+    baton.kernels.attention.rotate_and_write.triton.rotate_and_write(query, keys, values, cos, sin, *pages, places)
+    baton.kernels.attention.paged.triton.write_pages(keys, values, *pages, places)
+    baton.kernels.attention.rotary.triton.rotate(query, cos, sin)
 
 
 def activate(run: Callable[[Tensor], Tensor], width: int, dtype: torch.dtype) -> None:

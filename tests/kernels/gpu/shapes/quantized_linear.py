@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from baton.kernels.quantized_linear import triton
+from baton.kernels.linear.quantized import triton
 
 SHAPES = {
     "mamba2-130m in": (3352, 768),

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from baton.kernels.rms_norm import triton
+from baton.kernels.norm.rms import triton
 
 
 def norm(hidden: int, x: torch.dtype, residual: torch.dtype) -> None:

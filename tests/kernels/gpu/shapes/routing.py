@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from baton.kernels.routing import RoutingRule, triton
+from baton.kernels.moe.routing import RoutingRule, triton
 
 F32, BF16 = torch.float32, torch.bfloat16
 NEMOTRON = RoutingRule(6, "sigmoid", True, scale=2.5)

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from baton.kernels.slots import triton
+from baton.kernels.state_pool import triton
 
 
 def all_four(size: int) -> None:

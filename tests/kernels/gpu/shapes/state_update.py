@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from baton.kernels.state_update import triton
+from baton.kernels.mamba2.state_update import triton
 from tests.kernels.gpu.shapes.mamba2 import SHAPES, MixerShape
 
 

@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 
-from baton.kernels.state_update import triton_replay
-from baton.kernels.state_update.replay import InputRing
+from baton.kernels.mamba2.state_update import triton_replay
+from baton.kernels.mamba2.state_update.replay import InputRing
 from tests.kernels.gpu.shapes.mamba2 import SHAPES, MixerShape
 
 

@@ -1,0 +1,55 @@
+"""The same as reference.py, by Triton: a program for each token, which it reads once."""
+
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from baton.kernels.norm.rms.triton import candidates
+from baton.kernels.runtime.triton import config_of, launch
+from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.layout import row_stride
+
+
+def write_latents(projected: Tensor, weight: Tensor, eps: float, pages: Tensor, places: Tensor) -> None:
+    """See reference.write_latents. Tokens may lie apart, and so may pages."""
+    (tokens, width), rank = projected.shape, len(weight)
+    launch(
+        _write_latents,
+        (tokens,),
+        *(projected, weight, pages, places, eps),
+        config=config_of("attention.mla_cache.write_latents", f"width={width}", projected.device, *candidates(width)),
+        WIDTH=width,
+        RANK=rank,
+        PAGE=pages.shape[1],
+        ROW=row_stride(projected),
+        PAGE_STRIDE=row_stride(pages),
+        BLOCK=triton.next_power_of_2(width),
+    )
+
+
+@jit
+def _write_latents(
+    projected_ptr,
+    weight_ptr,
+    pages_ptr,
+    places_ptr,
+    eps,
+    WIDTH: tl.constexpr,
+    RANK: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROW: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    is_latent, inside = column < RANK, column < WIDTH
+    given = tl.load(projected_ptr + token * ROW + column, inside, other=0.0)
+    latent = tl.where(is_latent, given.to(tl.float32), 0.0)
+    scale = tl.rsqrt(tl.sum(latent * latent, 0) / RANK + eps)
+    normed = latent * scale * tl.load(weight_ptr + column, is_latent, other=0.0).to(tl.float32)
+    # Rounded as the weight is, and then as pages are.
+    normed = normed.to(weight_ptr.dtype.element_ty).to(pages_ptr.dtype.element_ty)
+    place = tl.load(places_ptr + token)
+    kept_ptr = pages_ptr + (place // PAGE) * PAGE_STRIDE + (place % PAGE) * WIDTH
+    tl.store(kept_ptr + column, tl.where(is_latent, normed, given.to(pages_ptr.dtype.element_ty)), inside)

@@ -1,0 +1,316 @@
+// Causal attention over pages, read in place: a block of keys at a time, with a running maximum and sum of each row's
+// softmax (Dao et al., 2022, arXiv:2205.14135), so that no matrix of scores is ever whole.
+#include <algorithm>
+#include <cfloat>
+#include <cstring>
+#include <type_traits>
+
+#include "runtime/cpp/numbers.h"
+#include "runtime/cpp/parallel.h"
+#include "runtime/cpp/tile.h"
+#include "runtime/cpp/transpose.h"
+#include "runtime/cpu_graph/call.h"
+
+namespace {
+
+using namespace baton;
+
+constexpr int64_t KEYS = 64;  // A block of keys begins at a multiple of it: then a row's sums are the same in any step.
+
+enum Buffer { TURNED_KEYS, VALUES, QUERIES, SCORES, WEIGHTS, SUMS, ROWS, BLOCKS };
+
+// Segment s is tokens [offsets[s], offsets[s + 1]) at positions from starts[s] on; its blocks of `tokens` of them are
+// [blocks[s], blocks[s + 1]). Strides count elements from page to page and from row to row of the table.
+struct Segments {
+    int64_t count, tokens, table_stride;
+    const int64_t *offsets, *starts;
+    const int32_t *table;
+    const int64_t *blocks;
+};
+
+// [segments + 1], the calling thread's until it asks again.
+int64_t *cut(int64_t segments, int64_t tokens, const int64_t *offsets) {
+    auto *const blocks = reinterpret_cast<int64_t *>(scratch(BLOCKS, 2 * (segments + 1)));
+    blocks[0] = 0;
+    for (int64_t s = 0; s < segments; s++) blocks[s + 1] = blocks[s] + (offsets[s + 1] - offsets[s] + tokens - 1) / tokens;
+    return blocks;
+}
+
+struct Heads {
+    int64_t heads, kv_heads, width, value_width;
+    float scale;
+
+    int64_t repeats() const { return heads / kv_heads; }
+    int64_t columns() const { return round_up(width); }
+    int64_t value_columns() const { return round_up(value_width); }
+};
+
+// [pages, page_size, kv_heads, width] with strides that count elements; those of a row lie side by side.
+template <class Stored> struct Pages {
+    const Stored *at;
+    int64_t size, page_stride, stride, head_stride;
+};
+
+// A head's keys or values, position by position; a division for each would take as long as what is done with them.
+template <class Stored> class Rows {
+public:
+    Rows(const Pages<Stored> &all, const int32_t *pages, int64_t kv_head, int64_t position)
+        : all(all), from(all.at + kv_head * all.head_stride), page(pages + position / all.size),
+          offset(position % all.size) {}
+
+    // Of this page.
+    int64_t left() const { return all.size - offset; }
+
+    // The row here; then `count` further on, at most to the page's end.
+    const Stored *next(int64_t count) {
+        const Stored *const row = from + *page * all.page_stride + offset * all.stride;
+        offset += count;
+        if (offset == all.size) offset = 0, ++page;
+        return row;
+    }
+
+private:
+    const Pages<Stored> &all;
+    const Stored *const from;
+    const int32_t *page;
+    int64_t offset;
+};
+
+// Number: what is multiplied, float32 or, where the CPU multiplies pairs of them, bfloat16. Then the weights of values
+// are rounded to it, as on a GPU, and their total is that of the rounded ones.
+template <class Stored, class Number> class Attention {
+public:
+    const Segments s;
+    const Heads h;
+    const int type;  // Of query and output.
+    const void *const query;  // [T, heads, width]
+    const Pages<Stored> keys, values;
+    void *const output;  // [T, heads, value_width]
+
+    // All blocks for a head before the next head's, so that long and short ones are spread over the threads.
+    void run() const {
+        const int64_t blocks = s.blocks[s.count];
+        parallel_for(h.kv_heads * blocks, [&](int64_t begin, int64_t end) {
+            const FlushDenormals flush;
+            for (int64_t i = begin; i < end; i++) attend(i / blocks, i % blocks);
+        });
+    }
+
+private:
+    // The rows of a block: each of its tokens with each of the heads that read this one's keys.
+    void attend(int64_t kv_head, int64_t block) const {
+        const int64_t segment = std::upper_bound(s.blocks, s.blocks + s.count, block) - s.blocks - 1;
+        const int64_t first = s.offsets[segment] + (block - s.blocks[segment]) * s.tokens;
+        const int64_t last = std::min(first + s.tokens, s.offsets[segment + 1]);
+        const int64_t position = s.starts[segment] + first - s.offsets[segment];
+        const int64_t rows = (last - first) * h.repeats(), columns = h.columns(), summed = h.value_columns();
+        Number *const queries = numbers(QUERIES, rows * columns);
+        float *const sums = scratch(SUMS, rows * summed);
+        float *const highest = scratch(ROWS, 2 * rows), *const totals = highest + rows;
+        with_type(type, [&](auto *activation) {
+            const auto *const from = static_cast<const std::remove_pointer_t<decltype(activation)> *>(query);
+            for (int64_t row = 0; row < rows; row++) {
+                const auto *const given = from + place(first, kv_head, row) * h.width;
+                for (int64_t c = 0; c < h.width; c += LANES)
+                    put(queries + row * columns + c, load(given + c, h.width - c) * (IN_PAIRS ? 1 : h.scale));
+            }
+        });
+        std::fill(sums, sums + rows * summed, 0.0f);
+        std::fill(highest, highest + rows, -FLT_MAX);
+        std::fill(totals, totals + rows, 0.0f);
+        const int64_t end = position + last - first;
+        for (int64_t key = 0; key < end; key += KEYS)
+            add(segment, kv_head, key, end, position, rows, queries, sums, highest, totals);
+        with_type(type, [&](auto *activation) {
+            auto *const to = static_cast<decltype(activation)>(output);
+            for (int64_t row = 0; row < rows; row++) {
+                auto *const attended = to + place(first, kv_head, row) * h.value_width;
+                for (int64_t c = 0; c < h.value_width; c += LANES)
+                    put(attended + c, load(sums + row * summed + c) / totals[row], h.value_width - c);
+            }
+        });
+    }
+
+    // Which row of query and output is a block's.
+    int64_t place(int64_t first, int64_t kv_head, int64_t row) const {
+        return (first + row / h.repeats()) * h.heads + kv_head * h.repeats() + row % h.repeats();
+    }
+
+    // The block of keys from `begin` on, of those before `last`, for rows whose first token stands at `position`.
+    void add(int64_t segment, int64_t kv_head, int64_t begin, int64_t last, int64_t position, int64_t rows,
+             const Number *queries, float *sums, float *highest, float *totals) const {
+        const int64_t columns = h.columns(), summed = h.value_columns(), end = std::min(begin + KEYS, last);
+        Number *const turned = numbers(TURNED_KEYS, KEYS * columns), *const weights = numbers(WEIGHTS, rows * KEYS);
+        float *const scores = scratch(SCORES, rows * KEYS);
+        turn_keys(segment, kv_head, begin, end, last, turned);
+        multiply<Number, Number>(rows, round_up(end - begin), whole(h.width), {queries, columns},
+                                 {turned, KEYS * PAIRED<Number>}, {}, {scores, KEYS});
+        for (int64_t row = 0; row < rows; row++) {
+            const int64_t seen = std::clamp<int64_t>(position + row / h.repeats() + 1 - begin, 0, KEYS);
+            const float kept = weigh(seen, scores + row * KEYS, weights + row * KEYS, highest[row], totals[row]);
+            for (int64_t c = row * summed; c < (row + 1) * summed; c += LANES) put(sums + c, load(sums + c) * kept);
+        }
+        // Without pairs few rows take the values from the pages, many from a copy in float32: the sums are the same.
+        Rows<Stored> pages{values, s.table + segment * s.table_stride, kv_head, begin};
+        if constexpr (IN_PAIRS) {
+            add_values(pair_values(pages, end - begin), 2 * summed, whole(end - begin), rows, weights, sums);
+        } else if (rows <= 2 * TILE_ROWS && summed == h.value_width) {
+            for (int64_t key = 0, count; key < end - begin; key += count) {
+                count = std::min(pages.left(), end - begin - key);
+                add_values(pages.next(count), values.stride, count, rows, weights + key, sums);
+            }
+        } else {
+            float *const block = scratch(VALUES, KEYS * summed);
+            for (int64_t key = 0; key < end - begin; key++) {
+                const Stored *const row = pages.next(1);
+                for (int64_t c = 0; c < h.value_width; c += LANES)
+                    put(block + key * summed + c, load(row + c, h.value_width - c));
+            }
+            add_values(block, summed, end - begin, rows, weights, sums);
+        }
+    }
+
+    static constexpr bool IN_PAIRS = PAIRED<Number> == 2;
+
+    static Number *numbers(Buffer buffer, int64_t count) {
+        return reinterpret_cast<Number *>(scratch(buffer, (count + PAIRED<Number> - 1) / PAIRED<Number>));
+    }
+
+    static int64_t whole(int64_t count) { return (count + PAIRED<Number> - 1) / PAIRED<Number> * PAIRED<Number>; }
+
+    // sums += weights · values, of `count` keys from `from` on.
+    template <class T>
+    void add_values(const T *from, int64_t stride, int64_t count, int64_t rows, const Number *weights,
+                    float *sums) const {
+        const float one = 1;
+        const int64_t columns = h.value_columns();
+        multiply<T, Number>(rows, columns, count, {weights, KEYS}, {from, stride}, {&one, 0}, {sums, columns});
+    }
+
+    // [count / 2, columns, 2]: the values of two keys side by side, with zeros beside the last of an odd number.
+    const bfloat16 *pair_values(Rows<Stored> &pages, int64_t count) const {
+        const int64_t summed = h.value_columns();
+        bfloat16 *const pairs = reinterpret_cast<bfloat16 *>(scratch(VALUES, KEYS * summed / 2));
+        for (int64_t key = 0; key < count; key += 2) {
+            const Stored *const first = pages.next(1), *const second = key + 1 < count ? pages.next(1) : nullptr;
+            for (int64_t c = 0; c < h.value_width; c += LANES) {
+                const words low = (words)load(first + c, h.value_width - c) >> 16;
+                const words high = second ? (words)load(second + c, h.value_width - c) : words{};
+                const words both = low | high;
+                std::memcpy(pairs + key * summed + 2 * c, &both, sizeof both);
+            }
+        }
+        return pairs;
+    }
+
+    // Keys at positions [begin, end) as [width, KEYS], or in pairs [width / 2, KEYS, 2]; what is behind them means
+    // nothing. The next block's rows, of keys and values before `last`, are asked for meanwhile: pages lie anywhere, so
+    // no prefetcher does.
+    void turn_keys(int64_t segment, int64_t kv_head, int64_t begin, int64_t end, int64_t last, Number *to) const {
+        const int32_t *const pages = s.table + segment * s.table_stride;
+        Rows<Stored> now{keys, pages, kv_head, begin}, next_keys{keys, pages, kv_head, begin + KEYS},
+            next_values{values, pages, kv_head, begin + KEYS};
+        for (int64_t p = begin; p < end; p += LANES) {
+            const Stored *rows[LANES];
+            for (int64_t i = 0; i < LANES; i++) {
+                rows[i] = p + i < end ? now.next(1) : rows[0];
+                if (p + i + KEYS >= last) continue;
+                prefetch(next_keys.next(1), h.width);
+                prefetch(next_values.next(1), h.value_width);
+            }
+            turn_rows(rows, to + (p - begin) * PAIRED<Number>);
+        }
+    }
+
+    static void prefetch(const Stored *row, int64_t width) {
+        for (int64_t c = 0; c < width; c += 64 / sizeof(Stored)) __builtin_prefetch(row + c, 0, SECOND_CACHE);
+    }
+
+    // LANES rows of keys as columns, KEYS apart.
+    void turn_rows(const Stored *const (&rows)[LANES], Number *to) const {
+        constexpr int64_t PACKED = sizeof(float) / sizeof(Stored), STEP = LANES * PACKED;
+        for (int64_t c = 0; c < h.width; c += STEP) {
+            const int64_t count = std::min(STEP, h.width - c);
+            words block[LANES] = {};
+            for (int i = 0; i < LANES; i++) {
+                if (count == STEP)
+                    std::memcpy(&block[i], rows[i] + c, sizeof block[i]);
+                else
+                    std::memcpy(&block[i], rows[i] + c, count * sizeof(Stored));
+            }
+            turn(block);
+            if constexpr (IN_PAIRS) {
+                for (int64_t i = 0; i < count; i += 2) std::memcpy(to + (c + i) * KEYS, &block[i / 2], sizeof block[0]);
+                continue;
+            }
+            for (int64_t i = 0; i < count; i++) {
+                const words both = block[i / PACKED];
+                put(to + (c + i) * KEYS, (floats)(PACKED == 1 ? both : i % 2 ? both & 0xffff0000 : both << 16));
+            }
+        }
+    }
+
+    // Scores to weights, 0 beyond the first `seen`; what the row's sums are to be multiplied by.
+    float weigh(int64_t seen, float *scores, Number *weights, float &highest, float &total) const {
+        if (seen == 0) {
+            std::fill(weights, weights + KEYS, Number{});
+            return 1;
+        }
+        const float before = highest, scale = IN_PAIRS ? h.scale : 1;
+        std::fill(scores + seen, scores + KEYS, -FLT_MAX);
+        floats top = splat(before);
+        for (int64_t i = 0; i < KEYS; i += LANES) {
+            const floats scaled = load(scores + i) * scale;
+            top = scaled > top ? scaled : top;
+        }
+        highest = baton::highest(top);
+        for (int64_t i = 0; i < seen; i += LANES) put(weights + i, exp(load(scores + i) * scale - highest));
+        std::fill(weights + seen, weights + KEYS, Number{});
+        floats sums{};
+        for (int64_t i = 0; i < KEYS; i += LANES) sums += load(weights + i);
+        const float kept = exp(splat(before - highest))[0];
+        total = total * kept + sum(sums);
+        return kept;
+    }
+};
+
+}  // namespace
+
+// Types are those of numbers.h: `type` of query [T, heads, width] and output [T, heads, value_width], `stored` of the
+// pages. Strides of values: from page to page, from position to position, from head to head.
+extern "C" void baton_paged_attention(int type, const void *query, int stored, const void *keys, int64_t key_stride,
+                                      const void *values, int64_t value_page_stride, int64_t value_stride,
+                                      int64_t value_head_stride, const int32_t *table, int64_t table_stride,
+                                      int64_t segments, int64_t tokens, const int64_t *offsets, const int64_t *starts,
+                                      int64_t heads, int64_t kv_heads, int64_t width, int64_t value_width,
+                                      int64_t page_size, float scale, void *output) {
+    with_type(stored, [&](auto *page) {
+        using Stored = std::remove_pointer_t<decltype(page)>;
+        const auto run = [=](auto number) {
+            const Attention<Stored, decltype(number)> attention{
+                {segments, tokens, table_stride, offsets, starts, table, cut(segments, tokens, offsets)},
+                {heads, kv_heads, width, value_width, scale},
+                type,
+                query,
+                {static_cast<const Stored *>(keys), page_size, key_stride, kv_heads * width, width},
+                {static_cast<const Stored *>(values), page_size, value_page_stride, value_stride, value_head_stride},
+                output};
+            attention.run();
+        };
+#if defined(__AVX512BF16__)
+        if constexpr (std::is_same_v<Stored, bfloat16>)
+            if (type == stored) return run(bfloat16{});
+#endif
+        run(0.0f);
+    });
+}
+
+// rows [tokens, bytes] to places [tokens] = page · page_size + offset; pages lie `stride` bytes apart.
+extern "C" void baton_write_pages(const char *rows, char *pages, int64_t stride, const int64_t *places, int64_t tokens,
+                                  int64_t page_size, int64_t bytes) {
+    for (int64_t t = 0; t < tokens; t++)
+        std::memcpy(pages + places[t] / page_size * stride + places[t] % page_size * bytes, rows + t * bytes, bytes);
+}
+
+BATON_RECORDABLE(baton_paged_attention)
+BATON_RECORDABLE(baton_write_pages)

@@ -1,0 +1,123 @@
+"""The same as reference.py, by cpu.cpp: pages are read in place, and scores are never kept."""
+
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from baton.kernels.attention.paged import reference
+from baton.kernels.runtime import cpp
+from baton.kernels.runtime.cpp import FLOAT, INT, INT64, POINTER, TYPES
+from baton.kernels.runtime.cpp.checks import assert_agrees
+
+NAME = "baton_paged_attention"
+ARGUMENTS = [
+    *(INT, POINTER, INT, POINTER, INT64, POINTER, *(INT64,) * 3),
+    *(POINTER, INT64, INT64, INT64),
+    *(POINTER,) * 2,
+    *(INT64,) * 5,
+    *(FLOAT, POINTER),
+]
+WRITE = "baton_write_pages"
+# Queries, of all heads that share keys, that pass over a block of keys together.
+ROWS = 64
+
+
+def takes(query: Tensor, key_pages: Tensor, value_pages: Tensor, page_table: Tensor) -> bool:
+    """Whether the C function is installed and made for these."""
+    return (
+        cpp.function(NAME) is not None
+        and query.device.type == "cpu"
+        and query.dtype in TYPES
+        and key_pages.dtype in TYPES
+        and key_pages.dtype == value_pages.dtype
+        and page_table.dtype == torch.int32
+    )
+
+
+def paged_attention(
+    query: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    page_table: Tensor,
+    offsets: Tensor,
+    starts: Tensor,
+    scale: float,
+) -> Tensor:
+    """See reference.paged_attention. Pages may lie apart, positions and heads of values, and rows of the table.
+
+    ValueError for other layouts.
+    """
+    reference.check_fit(query, key_pages, value_pages)
+    heads, width = query.shape[1:]
+    _, page_size, kv_heads, value_width = value_pages.shape
+    if not key_pages[:1].is_contiguous() or value_pages.stride(3) != 1:
+        raise ValueError(f"keys with strides {key_pages.stride()} or values with {value_pages.stride()} are not pages")
+    if not len(page_table) == len(starts) == len(offsets) - 1 or page_table.stride(-1) != 1:
+        raise ValueError(f"{len(starts)} segments and a page table of {tuple(page_table.shape)} do not fit")
+    tokens = max(1, ROWS * kv_heads // heads)
+    for numbers in (offsets, starts):
+        if numbers.dtype != torch.int64 or not numbers.is_contiguous():
+            raise ValueError(f"the segments are {numbers.dtype} with stride {numbers.stride()}")
+    query, run = query.contiguous(), cpp.function(NAME)
+    assert run is not None
+    output = query.new_empty(*query.shape[:2], value_width)
+    run(
+        *(TYPES[query.dtype], query.data_ptr(), TYPES[key_pages.dtype]),
+        *(key_pages.data_ptr(), key_pages.stride(0), value_pages.data_ptr(), *value_pages.stride()[:3]),
+        *(page_table.data_ptr(), page_table.stride(0), len(starts), tokens),
+        *(offsets.data_ptr(), starts.data_ptr()),
+        *(heads, kv_heads, width, value_width, page_size),
+        *(scale, output.data_ptr()),
+    )
+    return output
+
+
+def takes_written(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
+    """Whether the C function is installed and made for these."""
+    return (
+        cpp.function(WRITE) is not None
+        and keys.device.type == "cpu"
+        and keys.dtype == values.dtype == key_pages.dtype == value_pages.dtype
+        and all(tensor.is_contiguous() for tensor in (keys, values, key_pages[:1], value_pages[:1]))
+    )
+
+
+def write_pages(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor, places: Tensor) -> None:
+    """See reference.write_pages; for what `takes_written` says yes to. ValueError for places that do not fit."""
+    if places.dtype != torch.int64 or places.shape != (len(keys),) or not places.is_contiguous():
+        raise ValueError(f"places are not {len(keys)} of int64 side by side")
+    run, row = cpp.function(WRITE), keys[:1].numel() * keys.itemsize
+    assert run is not None
+    for given, pages in ((keys, key_pages), (values, value_pages)):
+        stride = pages.stride(0) * pages.itemsize
+        run(given.data_ptr(), pages.data_ptr(), stride, places.data_ptr(), len(given), pages.shape[1], row)
+
+
+def check() -> None:
+    """Raises AssertionError where it differs from the reference."""
+    g = torch.Generator().manual_seed(0)
+    table = torch.randperm(20, generator=g).view(2, 10).int()
+    offsets, starts = torch.tensor([0, 30, 31]), torch.tensor([50, 7])
+    pages = torch.randn(2, 20, 8, 2, 20, generator=g)
+    for dtype, width in product(TYPES, (20, 17)):
+        query, (keys, values) = torch.randn(31, 6, 20, generator=g).to(dtype), pages.to(dtype)
+        values, layout = values[..., :width], (table, offsets, starts)
+        found = paged_attention(query, keys, values, *layout, 0.3)
+        exact = reference.paged_attention(query.float(), keys.float(), values.float(), *layout, 0.3)
+        tolerance = 1e-4 if dtype == torch.float32 else 0.02
+        assert_agrees(found.float(), exact, rtol=tolerance, atol=tolerance)
+
+
+def check_write() -> None:
+    """Raises AssertionError where it differs from the reference."""
+    places, pages = torch.tensor([9, 2, 5]), torch.zeros(4, 2, 3, 2, 20)
+    keys, values = torch.randn(2, 3, 2, 20, generator=torch.Generator().manual_seed(0))
+    expected = pages.clone()
+    write_pages(keys, values, pages[:, 0], pages[:, 1], places)
+    reference.write_pages(keys, values, expected[:, 0], expected[:, 1], places)
+    assert torch.equal(pages, expected)
+
+
+cpp.declare(NAME, ARGUMENTS, check)
+cpp.declare(WRITE, [POINTER, POINTER, INT64, POINTER, INT64, INT64, INT64], check_write)

@@ -1,0 +1,33 @@
+// Rotary position embedding: kernels/attention/rotary/reference.py.
+#include <algorithm>
+#include <type_traits>
+
+#include "runtime/cpp/numbers.h"
+#include "runtime/cpp/parallel.h"
+#include "runtime/cpu_graph/call.h"
+
+// x, y: [tokens, heads, width] of `type`; cos, sin: [tokens, turned]. All contiguous; turned is even, at most width.
+extern "C" void baton_rotate(int type, const void *x, const float *cos, const float *sin, void *y, int64_t tokens,
+                             int64_t heads, int64_t width, int64_t turned) {
+    using namespace baton;
+    with_type(type, [=](auto *t) {
+        using T = std::remove_pointer_t<decltype(t)>;
+        parallel_for(tokens, 16384 / (heads * width + 1) + 1, [=](int64_t begin, int64_t end) {
+            const int64_t half = turned / 2;
+            for (int64_t i = begin * heads; i < end * heads; i++) {
+                const T *low = static_cast<const T *>(x) + i * width, *high = low + half;
+                T *to = static_cast<T *>(y) + i * width;
+                const float *c = cos + i / heads * turned, *s = sin + i / heads * turned;
+                over(half, [=](int64_t j, auto v) {
+                    using V = decltype(v);
+                    const V a = get<V>(low + j), b = get<V>(high + j), turn = get<V>(s + j), keep = get<V>(c + j);
+                    put(to + j, a * keep - b * turn);
+                    put(to + half + j, b * keep + a * turn);
+                });
+                std::copy(low + turned, low + width, to + turned);
+            }
+        });
+    });
+}
+
+BATON_RECORDABLE(baton_rotate)

@@ -1,0 +1,47 @@
+"""The same as reference.py, in cpu.cpp."""
+
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from baton.kernels.attention.rotary import reference
+from baton.kernels.runtime import cpp
+from baton.kernels.runtime.cpp import INT, INT64, POINTER, TYPES
+from baton.kernels.runtime.cpp.checks import assert_agrees
+
+NAME = "baton_rotate"
+
+
+def takes(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether the C function is installed and made for these."""
+    return (
+        cpp.function(NAME) is not None
+        and x.dtype in TYPES
+        and all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in (x, cos, sin))
+        and cos.dtype == sin.dtype == torch.float32
+        and cos.shape == sin.shape == (len(x), 1, cos.shape[2])
+        and cos.shape[2] <= x.shape[2]
+    )
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """See reference.rotate; for what `takes` says yes to."""
+    run = cpp.function(NAME)
+    assert run is not None
+    y = torch.empty_like(x)
+    run(TYPES[x.dtype], x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr(), *x.shape, cos.shape[2])
+    return y
+
+
+def check() -> None:
+    """Raises AssertionError where it differs from the reference."""
+    g = torch.Generator().manual_seed(0)
+    x, angle = torch.randn(3, 2, 74, generator=g), torch.randn(3, 1, 37, generator=g).repeat(1, 1, 2)
+    for (dtype, tolerance), beyond in product(zip(TYPES, (1e-5, 2**-7), strict=True), (0, 19)):
+        heads = torch.cat([x, x[..., :beyond]], dim=-1).to(dtype)
+        given = heads, angle.cos(), angle.sin()
+        assert_agrees(rotate(*given), reference.rotate(*given), rtol=tolerance, atol=1e-5)
+
+
+cpp.declare(NAME, [INT, POINTER, POINTER, POINTER, POINTER, *(INT64,) * 4], check)

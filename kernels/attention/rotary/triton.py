@@ -1,0 +1,88 @@
+"""The same as reference.py, by Triton: a program for each token, of all its heads."""
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.layout import row_stride
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """See reference.rotate. Tokens of x may lie apart."""
+    (_, heads, width), half = x.shape, cos.shape[2] // 2
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    config = config_of("attention.rotary.rotate", f"heads={heads} width={width}", x.device, *candidates(heads, width))
+    launch(
+        _rotate,
+        (len(x),),
+        *(x, cos, sin, y),
+        config=config,
+        HEADS=heads,
+        WIDTH=width,
+        HALF=half,
+        X_ROW=row_stride(x),
+        BLOCK_HEADS=triton.next_power_of_2(heads),
+        BLOCK_HALF=triton.next_power_of_2(half),
+        BLOCK_REST=triton.next_power_of_2(width - 2 * half),
+    )
+    return y
+
+
+def candidates(heads: int, width: int) -> list[KernelConfig]:
+    """The first is the default: some 16 pairs a thread."""
+    pairs = triton.next_power_of_2(heads) * triton.next_power_of_2(width // 2)
+    default = min(16, max(1, pairs // 512))
+    return [KernelConfig({}, default), *(KernelConfig({}, warps) for warps in (1, 2, 4, 8) if warps != default)]
+
+
+@jit
+def _rotate(
+    x_ptr,
+    cos_ptr,
+    sin_ptr,
+    y_ptr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
+    X_ROW: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    cos_ptr += token * (2 * HALF)
+    sin_ptr += token * (2 * HALF)
+    source, target = x_ptr + token * X_ROW, y_ptr + token * (HEADS * WIDTH)
+    rotate_row(source, cos_ptr, sin_ptr, target, HEADS, WIDTH, HALF, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST)
+
+
+@jit
+def rotate_row(
+    x_ptr,
+    cos_ptr,
+    sin_ptr,
+    y_ptr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+):
+    """The heads of a token, from x_ptr to y_ptr, the first 2·HALF of each turned by the angles of one."""
+    heads, columns = tl.arange(0, BLOCK_HEADS)[:, None], tl.arange(0, BLOCK_HALF)[None, :]
+    is_column = columns < HALF
+    cos = tl.load(cos_ptr + columns, is_column, other=0.0)
+    sin = tl.load(sin_ptr + columns, is_column, other=0.0)
+    places, inside = heads * WIDTH + columns, (heads < HEADS) & is_column
+    low = tl.load(x_ptr + places, inside, other=0.0).to(tl.float32)
+    high = tl.load(x_ptr + places + HALF, inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + places, (low * cos - high * sin).to(y_ptr.dtype.element_ty), inside)
+    tl.store(y_ptr + places + HALF, (high * cos + low * sin).to(y_ptr.dtype.element_ty), inside)
+    if WIDTH > 2 * HALF:
+        columns = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
+        places, inside = heads * WIDTH + columns, (heads < HEADS) & (columns < WIDTH)
+        tl.store(y_ptr + places, tl.load(x_ptr + places, inside, other=0.0), inside)

@@ -1,0 +1,30 @@
+"""Positions of query and keys, and the writing of keys and values: in one where Triton computes."""
+
+from torch import Tensor
+
+from baton.kernels.attention.paged import write_pages
+from baton.kernels.attention.rotary import rotate
+from baton.kernels.runtime import triton as gpu
+
+__all__ = ["rotate_and_write"]
+
+
+def rotate_and_write(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    places: Tensor,
+) -> Tensor:
+    """See reference.rotate_and_write."""
+    if cos is not None and sin is not None:
+        if gpu.takes(query):
+            from baton.kernels.attention.rotate_and_write import triton
+
+            return triton.rotate_and_write(query, keys, values, cos, sin, key_pages, value_pages, places)
+        query, keys = rotate(query, cos, sin), rotate(keys, cos, sin)
+    write_pages(keys, values, key_pages, value_pages, places)
+    return query

@@ -1,0 +1,95 @@
+"""The same as reference.py, by Triton: a program each for a token's query, its keys and its values."""
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from baton.kernels.attention.paged.triton import copy_row, in_pages
+from baton.kernels.attention.rotary.triton import candidates, rotate_row
+from baton.kernels.runtime.triton import config_of, launch
+from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.layout import row_stride
+
+
+def rotate_and_write(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    places: Tensor,
+) -> Tensor:
+    """See reference.rotate_and_write. Tokens of query, keys and values may lie apart, and so may pages."""
+    tokens, heads, width = query.shape
+    (page_size, kv_heads), half = key_pages.shape[1:3], cos.shape[2] // 2
+    rotated = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    shape = f"heads={heads} kv_heads={kv_heads} width={width}"
+    config = config_of("attention.rotate_and_write.rotate_and_write", shape, query.device, *candidates(heads, width))
+    launch(
+        _rotate_and_write,
+        (tokens, 3),
+        *(query, keys, values, cos, sin, rotated, key_pages, value_pages, places),
+        config=config,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        WIDTH=width,
+        HALF=half,
+        PAGE=page_size,
+        QUERY_ROW=row_stride(query),
+        KEYS_ROW=row_stride(keys),
+        VALUES_ROW=row_stride(values),
+        KEY_STRIDE=row_stride(key_pages),
+        VALUE_STRIDE=row_stride(value_pages),
+        BLOCK_HEADS=triton.next_power_of_2(heads),
+        BLOCK_KV_HEADS=triton.next_power_of_2(kv_heads),
+        BLOCK_HALF=triton.next_power_of_2(half),
+        BLOCK_REST=triton.next_power_of_2(width - 2 * half),
+        BLOCK=triton.next_power_of_2(kv_heads * width),
+    )
+    return rotated
+
+
+@jit
+def _rotate_and_write(
+    query_ptr,
+    keys_ptr,
+    values_ptr,
+    cos_ptr,
+    sin_ptr,
+    rotated_ptr,
+    key_pages_ptr,
+    value_pages_ptr,
+    places_ptr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
+    PAGE: tl.constexpr,
+    QUERY_ROW: tl.constexpr,
+    KEYS_ROW: tl.constexpr,
+    VALUES_ROW: tl.constexpr,
+    KEY_STRIDE: tl.constexpr,
+    VALUE_STRIDE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_KV_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    ROW: tl.constexpr = KV_HEADS * WIDTH
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    cos_ptr += token * (2 * HALF)
+    sin_ptr += token * (2 * HALF)
+    if part == 0:
+        source, target = query_ptr + token * QUERY_ROW, rotated_ptr + token * (HEADS * WIDTH)
+        rotate_row(source, cos_ptr, sin_ptr, target, HEADS, WIDTH, HALF, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST)
+    elif part == 1:
+        source = keys_ptr + token * KEYS_ROW
+        target = key_pages_ptr + in_pages(tl.load(places_ptr + token), PAGE, ROW, KEY_STRIDE)
+        rotate_row(source, cos_ptr, sin_ptr, target, KV_HEADS, WIDTH, HALF, BLOCK_KV_HEADS, BLOCK_HALF, BLOCK_REST)
+    else:
+        target = value_pages_ptr + in_pages(tl.load(places_ptr + token), PAGE, ROW, VALUE_STRIDE)
+        copy_row(values_ptr + token * VALUES_ROW, target, ROW, BLOCK)

@@ -1,0 +1,57 @@
+"""The gated delta net between its two projections, a token a row: made of operations that have a reference."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import baton.kernels.conv1d.reference
+import baton.kernels.delta_net.gated.reference
+import baton.kernels.norm.gated.reference
+from baton.kernels.delta_net.constants import DeltaConstants
+from baton.kernels.delta_net.gated import unit_length
+
+
+class DeltaForms(NamedTuple):
+    """Of kernels.conv1d, kernels.delta_net.gated and kernels.norm.gated."""
+
+    conv1d_update: Callable[..., Tensor]
+    gated_delta_update: Callable[..., Tensor]
+    gated_norm: Callable[..., Tensor]
+
+
+REFERENCES = DeltaForms(
+    baton.kernels.conv1d.reference.conv1d_update,
+    baton.kernels.delta_net.gated.reference.gated_delta_update,
+    baton.kernels.norm.gated.reference.gated_norm,
+)
+
+
+def delta_decode(
+    projected: Tensor,
+    constants: DeltaConstants,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    forms: DeltaForms = REFERENCES,
+) -> Tensor:
+    """Convolution, gated delta rule, norm and gate of one token a row: [R, Hv·Dv] in the dtype of `projected`.
+
+    projected: [R, Hv·Dv + channels + 2·Hv], columns as in kernels/delta_net/prefill/reference.py.
+    conv_pool: float32 [slots, K-1, channels]; state_pool: [slots, Hv, Dv, Dk], float32, or bfloat16 rounded by chance
+    (kernels/state_pool/rounding.py); both are updated in place. slots: int64 [R], no two alike; positions: int64 [R].
+    Computed in float32.
+    """
+    (heads, width, size), rows = state_pool.shape[1:], len(projected)
+    inner, channels = heads * width, constants.taps.shape[1]
+    gate, inputs, b, a = torch.split(projected, [inner, channels, heads, heads], dim=-1)
+    beta, g = b.float().sigmoid(), constants.A * F.softplus(a.float() + constants.dt_bias)
+    convolved = forms.conv1d_update(inputs, constants.taps, constants.conv_bias, conv_pool, slots)
+    q, k, v = torch.split(convolved, [(channels - inner) // 2, (channels - inner) // 2, inner], dim=-1)
+    q, k = unit_length(q.view(rows, -1, size)) * size**-0.5, unit_length(k.view(rows, -1, size))
+    o = forms.gated_delta_update(q, k, v.view(rows, heads, width), g, beta, state_pool, slots, positions)
+    y = forms.gated_norm(o.view(-1, width), gate.reshape(-1, width), constants.norm, constants.eps, 1, True)
+    return y.view(rows, inner).to(projected.dtype)

@@ -1,0 +1,279 @@
+"""The same as reference.py, by Triton: in two kernels.
+
+The first takes what chunks have by themselves: decays, scores, and the inverse of the system that couples a chunk's
+tokens. The second goes through a segment's chunks with the state in registers, as kernels/mamba2/ssd/triton.py does;
+of FLA's form only what reads and writes the state is made, and nothing as wide as a key passes through memory.
+"""
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from baton.kernels.prefill.chunk_table import LONGEST, ChunkTable
+from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton.functions import softplus
+from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.runtime.triton.limits import shared_memory
+
+
+def gated_delta_prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    pool: Tensor,
+    table: ChunkTable,
+    *,
+    A: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+) -> Tensor:
+    """See reference.gated_delta_prefill. Rows of what is given, float32 or bfloat16, may lie apart; slots too.
+
+    q, k and v are of one dtype, which is that of o and of what is multiplied; sums and states are float32.
+    A, dt_bias: float32 [Hv]; with them all is as it was projected: q and k get unit length and q the scale Dk^-½, beta
+    is the sigmoid of what is given for it, and g A·softplus(g + dt_bias).
+    """
+    (tokens, heads, width), (key_heads, size) = v.shape, k.shape[1:]
+    device, of_type = v.device, str(v.dtype).removeprefix("torch.")
+    gates = torch.empty(table.chunks, heads, 4, LONGEST, device=device)
+    inverses = torch.empty(table.chunks, heads, LONGEST, LONGEST, dtype=v.dtype, device=device)
+    scores = torch.empty(table.chunks, heads, LONGEST, LONGEST, dtype=v.dtype, device=device)
+    o = torch.empty(tokens, heads, width, dtype=v.dtype, device=device)
+    sizes = {
+        "HEADS": heads,
+        "SIZE": size,
+        "HEADS_PER_KEY": heads // key_heads,
+        "Q_ROW": row_stride(q),
+        "K_ROW": row_stride(k),
+        "TOKENS": LONGEST,
+    }
+    config = config_of("delta_net.gated.prepare", f"state={size} {of_type}", device, *prepare_candidates(size, v.dtype))
+    launch(
+        _prepare,
+        (heads * table.chunks,),
+        *(q, k, g, beta, A, dt_bias, gates, inverses, scores, table.starts, size**-0.5),
+        config=config,
+        G_ROW=row_stride(g),
+        BETA_ROW=row_stride(beta),
+        # Of what is multiplied as bfloat16, tf32 keeps more than is left in the end.
+        PRECISION="ieee" if v.dtype == torch.float32 else "tf32",
+        **sizes,
+    )
+    config = config_of(
+        "delta_net.gated.scan",
+        f"heads={heads} width={width} state={size} {of_type}",
+        device,
+        *scan_candidates(heads, width, size, v.dtype, shared_memory(device)),
+    )
+    launch(
+        _scan,
+        (heads * triton.cdiv(width, config.blocks["BLOCK_P"]), table.segments),
+        *(q, k, v, gates, inverses, scores, o, pool),
+        *(table.slots, table.first, table.starts, table.saves, table.saved),
+        config=config,
+        WIDTH=width,
+        V_ROW=row_stride(v),
+        SLOT=row_stride(pool),
+        BLOCK_N=max(16, triton.next_power_of_2(size)),
+        **sizes,
+    )
+    return o
+
+
+def prepare_candidates(size: int, dtype: torch.dtype) -> list[KernelConfig]:
+    """The first is the default."""
+    chosen = [(32, 4), (64, 4), (32, 8), (64, 8), (128, 8)] if dtype != torch.float32 else [(16, 8), (32, 8)]
+    most = max(16, triton.next_power_of_2(size))
+    return [KernelConfig({"BLOCK_N": min(block, most)}, warps, 1) for block, warps in chosen]
+
+
+def scan_candidates(heads: int, width: int, size: int, dtype: torch.dtype, shared: int) -> list[KernelConfig]:
+    """The first is the default: enough programs to keep a GPU busy with one segment.
+
+    shared: bytes of shared memory; two stages are what it takes for loads to overlap with the chunk before them.
+    In float32 there are no tensor cores, and the operands of larger blocks do not fit into registers.
+    """
+    most = max(16, triton.next_power_of_2(width))
+    block = 32 if heads * triton.cdiv(width, 32) >= 64 else 16
+    if dtype == torch.float32:
+        chosen = [(16, 8, 1), (16, 4, 1)]
+    elif size > 128:
+        chosen = [(16, 8, 1), (32, 8, 1)]
+    else:
+        default = (block, 4, 2) if shared >= 163 * 1024 else (block, 8, 1)
+        others = [(64, 8, 1), (64, 8, 2), (64, 4, 2), (32, 4, 1), (32, 4, 2), (32, 8, 2), (16, 4, 1), (16, 4, 2)]
+        chosen = [default, *others]
+    return [KernelConfig({"BLOCK_P": min(block, most)}, warps, stages) for block, warps, stages in chosen]
+
+
+@jit
+def _prepare(
+    q_ptr,
+    k_ptr,
+    g_ptr,
+    beta_ptr,
+    A_ptr,
+    dt_bias_ptr,
+    gates_ptr,
+    inverses_ptr,
+    scores_ptr,
+    starts_ptr,
+    scale,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    HEADS_PER_KEY: tl.constexpr,
+    Q_ROW: tl.constexpr,
+    K_ROW: tl.constexpr,
+    G_ROW: tl.constexpr,
+    BETA_ROW: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One head in one chunk. Norms of q and k go into what their products are multiplied with.
+
+    gates: of k·state, q·state, of what is added to the state, and of the state, up to each token or from it on.
+    Beyond a chunk's end nothing decays and nothing is added.
+    """
+    chunk, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
+    token = tl.arange(0, TOKENS)
+    row, column = token[:, None], token[None, :]
+    begin = tl.load(starts_ptr + chunk).to(tl.int64)
+    live = token < (tl.load(starts_ptr + chunk + 1) - begin).to(tl.int32)
+
+    g = tl.load(g_ptr + begin * G_ROW + token * G_ROW + head, live, other=0.0).to(tl.float32)
+    beta = tl.load(beta_ptr + begin * BETA_ROW + token * BETA_ROW + head, live, other=0.0).to(tl.float32)
+    if A_ptr is not None:
+        g = tl.where(live, tl.load(A_ptr + head) * softplus(g + tl.load(dt_bias_ptr + head)), 0.0)
+        beta = tl.where(live, tl.sigmoid(beta), 0.0)
+    sums = tl.cumsum(g, 0)
+    total = tl.sum(tl.where(token == TOKENS - 1, sums, 0.0), 0)
+
+    q_ptr += begin * Q_ROW + head // HEADS_PER_KEY * SIZE
+    k_ptr += begin * K_ROW + head // HEADS_PER_KEY * SIZE
+    of_keys, of_queries = tl.zeros([TOKENS, TOKENS], tl.float32), tl.zeros([TOKENS, TOKENS], tl.float32)
+    k_squares, q_squares = tl.zeros([TOKENS], tl.float32), tl.zeros([TOKENS], tl.float32)
+    for part in range(0, SIZE, BLOCK_N):
+        n = part + tl.arange(0, BLOCK_N)
+        inside = live[:, None] & (n < SIZE)[None, :]
+        k = tl.load(k_ptr + (token[:, None] * K_ROW + n[None, :]), inside, other=0.0)
+        q = tl.load(q_ptr + (token[:, None] * Q_ROW + n[None, :]), inside, other=0.0)
+        of_keys = tl.dot(k, tl.trans(k), of_keys, input_precision="ieee")
+        of_queries = tl.dot(q, tl.trans(k), of_queries, input_precision="ieee")
+        k_squares += tl.sum(k.to(tl.float32) * k.to(tl.float32), 1)
+        q_squares += tl.sum(q.to(tl.float32) * q.to(tl.float32), 1)
+    k_norm, q_norm = tl.full([TOKENS], 1.0, tl.float32), tl.full([TOKENS], 1.0, tl.float32)
+    if A_ptr is not None:
+        k_norm, q_norm = tl.rsqrt(k_squares + 1e-6), tl.rsqrt(q_squares + 1e-6) * scale
+
+    decay = tl.exp(tl.where(row >= column, sums[:, None] - sums[None, :], -float("inf")))
+    of_keys = of_keys * (beta * k_norm)[:, None] * k_norm[None, :] * decay
+    inverse = inverse_of(tl.where(row > column, of_keys, 0.0), row, column, TOKENS, PRECISION) * beta[None, :]
+    of_queries = of_queries * q_norm[:, None] * k_norm[None, :] * decay
+    matrix = (chunk * HEADS + head) * (TOKENS * TOKENS) + row * TOKENS + column
+    tl.store(inverses_ptr + matrix, inverse.to(inverses_ptr.dtype.element_ty))
+    tl.store(scores_ptr + matrix, of_queries.to(scores_ptr.dtype.element_ty))
+
+    gates_ptr += (chunk * HEADS + head) * (4 * TOKENS) + token
+    tl.store(gates_ptr, tl.exp(sums) * k_norm)
+    tl.store(gates_ptr + TOKENS, tl.exp(sums) * q_norm)
+    tl.store(gates_ptr + 2 * TOKENS, tl.exp(total - sums) * k_norm)
+    tl.store(gates_ptr + 3 * TOKENS, tl.exp(sums))
+
+
+@jit
+def inverse_of(A, row, column, TOKENS: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + A)⁻¹ of a matrix that is zero from the diagonal on: of blocks along it, then of blocks twice as large.
+
+    Where X inverts both halves of a block and B is what lies below one and beside the other, X − X·B·X inverts it.
+    """
+    is_pair = (row // 2 == column // 2) & (row != column)
+    X = tl.where(row == column, 1.0, 0.0) - tl.where(is_pair, A, 0.0)
+    half = 2
+    while half < TOKENS:
+        is_between = (row // (2 * half) == column // (2 * half)) & (row // half != column // half)
+        B = tl.where(is_between, A, 0.0)
+        X -= tl.dot(X, tl.dot(B, X, input_precision=PRECISION), input_precision=PRECISION)
+        half *= 2
+    return X
+
+
+@jit
+def _scan(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    gates_ptr,
+    inverses_ptr,
+    scores_ptr,
+    o_ptr,
+    pool_ptr,
+    slots_ptr,
+    first_ptr,
+    starts_ptr,
+    saves_ptr,
+    saved_ptr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
+    HEADS_PER_KEY: tl.constexpr,
+    Q_ROW: tl.constexpr,
+    K_ROW: tl.constexpr,
+    V_ROW: tl.constexpr,
+    SLOT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
+    """BLOCK_P columns of one head, of one segment. The state is held as [N, P]."""
+    BLOCKS: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
+    O_ROW: tl.constexpr = HEADS * WIDTH
+    head, segment = tl.program_id(0) // BLOCKS, tl.program_id(1)
+    p, n = (tl.program_id(0) % BLOCKS) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_N)
+    token = tl.arange(0, TOKENS)
+    matrix = token[:, None] * TOKENS + token[None, :]
+    q_ptr, k_ptr = q_ptr + head // HEADS_PER_KEY * SIZE, k_ptr + head // HEADS_PER_KEY * SIZE
+    v_ptr, o_ptr, pool_ptr = v_ptr + head * WIDTH, o_ptr + head * WIDTH, pool_ptr + head * (WIDTH * SIZE)
+
+    own_ptr = pool_ptr + tl.load(slots_ptr + segment).to(tl.int64) * SLOT
+    in_state = (n < SIZE)[:, None] & (p < WIDTH)[None, :]
+    state = tl.load(own_ptr + (p[None, :] * SIZE + n[:, None]), in_state, other=0.0).to(tl.float32)
+    first, behind = tl.load(first_ptr + segment).to(tl.int64), tl.load(first_ptr + segment + 1).to(tl.int64)
+    begin, end = tl.load(starts_ptr + first).to(tl.int64), tl.load(starts_ptr + first + 1).to(tl.int64)
+    for chunk in range(first, behind):
+        # Read ahead of need, so that no address waits for it and the loads of the next chunk overlap with this one.
+        next_begin = tl.load(starts_ptr + chunk + 1).to(tl.int64)
+        next_end = tl.load(starts_ptr + tl.minimum(chunk + 2, behind)).to(tl.int64)
+        live = token < (end - begin).to(tl.int32)
+        in_v, in_k = live[:, None] & (p < WIDTH)[None, :], live[:, None] & (n < SIZE)[None, :]
+        chunk_gates_ptr = gates_ptr + (chunk * HEADS + head) * (4 * TOKENS)
+        recalled, read = tl.load(chunk_gates_ptr + token), tl.load(chunk_gates_ptr + TOKENS + token)
+        added = tl.load(chunk_gates_ptr + 2 * TOKENS + token)
+        total = tl.load(chunk_gates_ptr + 4 * TOKENS - 1)
+
+        # Each is loaded where it is used: all at once would not fit into the shared memory of some GPUs in float32.
+        v = tl.load(v_ptr + begin * V_ROW + (token[:, None] * V_ROW + p[None, :]), in_v, other=0.0)
+        k = tl.load(k_ptr + begin * K_ROW + (token[:, None] * K_ROW + n[None, :]), in_k, other=0.0)
+        held = state.to(k.dtype)
+        missing = v.to(tl.float32) - tl.dot(k, held, input_precision="ieee") * recalled[:, None]
+        inverse = tl.load(inverses_ptr + (chunk * HEADS + head) * (TOKENS * TOKENS) + matrix)
+        u = tl.dot(inverse, missing.to(v.dtype), input_precision="ieee")
+        q = tl.load(q_ptr + begin * Q_ROW + (token[:, None] * Q_ROW + n[None, :]), in_k, other=0.0)
+        o = tl.dot(q, held, input_precision="ieee") * read[:, None]
+        scores = tl.load(scores_ptr + (chunk * HEADS + head) * (TOKENS * TOKENS) + matrix)
+        o = tl.dot(scores, u.to(v.dtype), o, input_precision="ieee")
+        o_places = token[:, None] * O_ROW + p[None, :]
+        tl.store(o_ptr + begin * O_ROW + o_places, o.to(v.dtype), in_v)
+
+        turned = tl.load(k_ptr + begin * K_ROW + (token[None, :] * K_ROW + n[:, None]), tl.trans(in_k), other=0.0)
+        state = tl.dot(turned, (u * added[:, None]).to(k.dtype), state * total, input_precision="ieee")
+        begin, end = next_begin, next_end
+        save, saved = tl.load(saves_ptr + chunk).to(tl.int32), tl.load(saves_ptr + chunk + 1).to(tl.int32)
+        if save < saved:
+            for number in range(save, saved):
+                kept_ptr = pool_ptr + tl.load(saved_ptr + number).to(tl.int64) * SLOT
+                tl.store(kept_ptr + (p[None, :] * SIZE + n[:, None]), state.to(pool_ptr.dtype.element_ty), in_state)
+    tl.store(own_ptr + (p[None, :] * SIZE + n[:, None]), state.to(pool_ptr.dtype.element_ty), in_state)

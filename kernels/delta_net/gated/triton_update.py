@@ -1,0 +1,123 @@
+"""The same as reference.gated_delta_update, by Triton: each state is read once and written once."""
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from baton.kernels.runtime.triton import config_of, launch
+from baton.kernels.runtime.triton.functions import softplus
+from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.state_pool.triton_states import candidates, rounded, widened
+
+
+def gated_delta_update(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    *,
+    targets: Tensor | None = None,
+    A: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+) -> Tensor:
+    """See reference.gated_delta_update. Rows of what is given, float32 or bfloat16, may lie apart; slots too.
+
+    targets: int64 [R], where the states are written, none of them a slot of another row; None: where they were read.
+    A, dt_bias: float32 [Hv]; with them all is as it was projected: see triton.gated_delta_prefill.
+    Rows may share a slot and a target if nobody wants what is then in them, or those rows of o.
+    """
+    (rows, heads, width), (key_heads, size) = v.shape, k.shape[1:]
+    o = torch.empty(rows, heads, width, dtype=torch.float32, device=v.device)
+    is_rounded = pool.dtype == torch.bfloat16
+    shape = f"width={width} state={size} {'bfloat16' if is_rounded else 'float32'}"
+    config = config_of("delta_net.gated.step", shape, v.device, *candidates(size))
+    launch(
+        _step,
+        (heads * triton.cdiv(width, config.blocks["BLOCK_P"]), rows),
+        *(q, k, v, g, beta, A, dt_bias, pool.view(torch.int16) if is_rounded else pool),
+        *(slots, targets, positions, o, size**-0.5),
+        config=config,
+        HEADS=heads,
+        WIDTH=width,
+        SIZE=size,
+        HEADS_PER_KEY=heads // key_heads,
+        Q_ROW=row_stride(q),
+        K_ROW=row_stride(k),
+        V_ROW=row_stride(v),
+        G_ROW=row_stride(g),
+        BETA_ROW=row_stride(beta),
+        SLOT=row_stride(pool),
+        BLOCK_N=triton.next_power_of_2(size),
+    )
+    return o
+
+
+@jit
+def _step(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    g_ptr,
+    beta_ptr,
+    A_ptr,
+    dt_bias_ptr,
+    pool_ptr,
+    slots_ptr,
+    targets_ptr,
+    positions_ptr,
+    o_ptr,
+    scale,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
+    HEADS_PER_KEY: tl.constexpr,
+    Q_ROW: tl.constexpr,
+    K_ROW: tl.constexpr,
+    V_ROW: tl.constexpr,
+    G_ROW: tl.constexpr,
+    BETA_ROW: tl.constexpr,
+    SLOT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
+    """BLOCK_P rows of the state of one head. pool_ptr: float32, or the bits of bfloat16 as int16."""
+    row = tl.program_id(1).to(tl.int64)
+    blocks: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
+    head = tl.program_id(0) // blocks
+    p = tl.program_id(0) % blocks * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    has_p, has_n = p < WIDTH, n < SIZE
+    inside = has_p[:, None] & has_n[None, :]
+    places = (head * WIDTH + p)[:, None] * SIZE + n[None, :]
+
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    kept = tl.load(pool_ptr + slot * SLOT + places, inside, other=0)
+    of_key = head // HEADS_PER_KEY * SIZE + n
+    q = tl.load(q_ptr + row * Q_ROW + of_key, has_n, other=0.0).to(tl.float32)
+    k = tl.load(k_ptr + row * K_ROW + of_key, has_n, other=0.0).to(tl.float32)
+    v = tl.load(v_ptr + row * V_ROW + head * WIDTH + p, has_p, other=0.0).to(tl.float32)
+    g = tl.load(g_ptr + row * G_ROW + head).to(tl.float32)
+    beta = tl.load(beta_ptr + row * BETA_ROW + head).to(tl.float32)
+    position = tl.load(positions_ptr + row)
+    if targets_ptr is not None:
+        slot = tl.load(targets_ptr + row).to(tl.int64)
+
+    if A_ptr is not None:
+        q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * scale
+        k *= tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
+        g = tl.load(A_ptr + head) * softplus(g + tl.load(dt_bias_ptr + head))
+        beta = tl.sigmoid(beta)
+    state = widened(kept) * tl.exp(g)
+    fed = beta * (v - tl.sum(state * k[None, :], 1))
+    state = tl.fma(fed[:, None], k[None, :], state)
+    tl.store(o_ptr + (row * HEADS + head) * WIDTH + p, tl.sum(state * q[None, :], 1), has_p)
+    if pool_ptr.dtype.element_ty == tl.int16:
+        tl.store(pool_ptr + slot * SLOT + places, rounded(state, places, position), inside)
+    else:
+        tl.store(pool_ptr + slot * SLOT + places, state, inside)

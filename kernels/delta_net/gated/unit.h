@@ -1,0 +1,32 @@
+// Queries and keys of unit length: reference.unit_length.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "runtime/cpp/numbers.h"
+
+namespace baton {
+
+// Σ a·b of `count` numbers.
+inline float dot(const float *a, const float *b, int64_t count) {
+    floats total{};
+    float rest = 0.0f;
+    over(count, [&](int64_t i, auto v) {
+        using V = decltype(v);
+        if constexpr (sizeof(V) == sizeof(floats))
+            total += get<V>(a + i) * get<V>(b + i);
+        else
+            rest += a[i] * b[i];
+    });
+    return sum(total) + rest;
+}
+
+// x ← scale·x / |x|
+inline void normalize(float *x, int64_t count, float scale) {
+    constexpr float LEAST = 1e-6f;  // Beside the sum of squares.
+    scale /= std::sqrt(dot(x, x, count) + LEAST);
+    over(count, [&](int64_t i, auto v) { put(x + i, get<decltype(v)>(x + i) * scale); });
+}
+
+}  // namespace baton

@@ -1,0 +1,315 @@
+"""The same as reference.kda_scan, by Triton: in three kernels.
+
+The first makes of a chunk's keys and queries what their channels' decays leave of them. The second relates its tokens:
+scores, and the inverse of the system that couples them. The third goes through a segment's chunks with the state in
+registers, as that of kernels/delta_net/gated/triton.py does.
+Nothing is divided by a decay, which may be 0: in blocks of 16 tokens, as in FLA's form, a later block's decays count
+from its beginning on, and those of tokens before it up to there; within a block each two tokens have their own.
+"""
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from baton.kernels.delta_net.gated.triton import inverse_of, scan_candidates
+from baton.kernels.delta_net.kda.reference import BLOCK
+from baton.kernels.prefill.chunk_table import LONGEST, ChunkTable
+from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton.functions import softplus
+from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.runtime.triton.limits import shared_memory
+
+
+def kda_scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    pool: Tensor,
+    table: ChunkTable,
+    *,
+    A: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+) -> Tensor:
+    """See reference.kda_scan. Rows of what is given, float32 or bfloat16, may lie apart; slots too.
+
+    q, k and v are of one dtype, which is that of o and of what is multiplied; sums and states are float32.
+    A: float32 [H], dt_bias: float32 [H·Dk]; with them all is as it was projected and convolved: q and k get their
+    lengths, g is A·softplus(g + dt_bias), and beta σ(beta).
+    """
+    (tokens, heads, width), size = v.shape, k.shape[2]
+    device, of_type = v.device, str(v.dtype).removeprefix("torch.")
+    # Keys and queries as the state before a chunk meets them, and keys as they are added to that behind it.
+    of_channels = (table.chunks, heads, LONGEST, size)
+    met, asked, added = (torch.empty(of_channels, dtype=v.dtype, device=device) for _ in range(3))
+    sums = torch.empty(of_channels, device=device)
+    inverses = torch.empty(table.chunks, heads, LONGEST, LONGEST, dtype=v.dtype, device=device)
+    scores = torch.empty(table.chunks, heads, LONGEST, LONGEST, dtype=v.dtype, device=device)
+    o = torch.empty(tokens, heads, width, dtype=v.dtype, device=device)
+    whole = max(16, triton.next_power_of_2(size))
+    sizes = {"HEADS": heads, "SIZE": size, "TOKENS": LONGEST}
+    rows = {"Q_ROW": row_stride(q), "K_ROW": row_stride(k)}
+    shape = f"state={size} {of_type}"
+    launch(
+        _decay,
+        (heads * table.chunks,),
+        *(q, k, g, A, dt_bias, met, asked, added, sums, table.starts, size**-0.5),
+        config=config_of("delta_net.kda.decay", shape, device, *decay_candidates(size)),
+        G_ROW=row_stride(g),
+        **rows,
+        **sizes,
+    )
+    launch(
+        _relate,
+        (heads * table.chunks,),
+        *(q, k, beta, sums, inverses, scores, table.starts, size**-0.5),
+        config=config_of("delta_net.kda.relate", shape, device, *relate_candidates(size, v.dtype)),
+        IS_PROJECTED=A is not None,
+        BETA_ROW=row_stride(beta),
+        NEAR=BLOCK,
+        # Of what is multiplied as bfloat16, tf32 keeps more than is left in the end.
+        PRECISION="ieee" if v.dtype == torch.float32 else "tf32",
+        **rows,
+        **sizes,
+    )
+    shape = f"heads={heads} width={width} state={size} {of_type}"
+    candidates = scan_candidates(heads, width, size, v.dtype, shared_memory(device))
+    config = config_of("delta_net.kda.scan", shape, device, *candidates)
+    launch(
+        _scan,
+        (heads * triton.cdiv(width, config.blocks["BLOCK_P"]), table.segments),
+        *(met, asked, added, sums, v, inverses, scores, o, pool),
+        *(table.slots, table.first, table.starts, table.saves, table.saved),
+        config=config,
+        WIDTH=width,
+        V_ROW=row_stride(v),
+        SLOT=row_stride(pool),
+        BLOCK_N=whole,
+        **sizes,
+    )
+    return o
+
+
+def decay_candidates(size: int) -> list[KernelConfig]:
+    """The first is the default."""
+    return _in_parts(size, [(32, 4), (64, 4), (64, 8), (128, 8)])
+
+
+def relate_candidates(size: int, dtype: torch.dtype) -> list[KernelConfig]:
+    """The first is the default."""
+    chosen = [(32, 8), (32, 4), (64, 8), (64, 4)] if dtype != torch.float32 else [(16, 8), (32, 8), (16, 4)]
+    return _in_parts(size, chosen)
+
+
+def _in_parts(size: int, chosen: list[tuple[int, int]]) -> list[KernelConfig]:
+    """chosen: channels at once, of which there are `size`, and warps."""
+    most = max(16, triton.next_power_of_2(size))
+    return [KernelConfig({"BLOCK_N": min(block, most)}, warps, 1) for block, warps in chosen]
+
+
+@jit
+def _decay(
+    q_ptr,
+    k_ptr,
+    g_ptr,
+    A_ptr,
+    dt_bias_ptr,
+    met_ptr,
+    asked_ptr,
+    added_ptr,
+    sums_ptr,
+    starts_ptr,
+    scale,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    Q_ROW: tl.constexpr,
+    K_ROW: tl.constexpr,
+    G_ROW: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One head in one chunk. sums: of the log decays up to each token. Beyond a chunk's end nothing decays."""
+    chunk, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
+    token = tl.arange(0, TOKENS)
+    begin = tl.load(starts_ptr + chunk).to(tl.int64)
+    live = token < (tl.load(starts_ptr + chunk + 1) - begin).to(tl.int32)
+    q_ptr += begin * Q_ROW + head * SIZE
+    k_ptr += begin * K_ROW + head * SIZE
+    g_ptr += begin * G_ROW + head * SIZE
+    k_norm, q_norm = tl.full([TOKENS], 1.0, tl.float32), tl.full([TOKENS], 1.0, tl.float32)
+    if A_ptr is not None:
+        k_norm = tl.rsqrt(_squares(k_ptr, K_ROW, SIZE, token, live, BLOCK_N) + 1e-6)
+        q_norm = tl.rsqrt(_squares(q_ptr, Q_ROW, SIZE, token, live, BLOCK_N) + 1e-6) * scale
+    for part in range(0, SIZE, BLOCK_N):
+        n = part + tl.arange(0, BLOCK_N)
+        has_n = (n < SIZE)[None, :]
+        inside = live[:, None] & has_n
+        g = tl.load(g_ptr + (token[:, None] * G_ROW + n[None, :]), inside, other=0.0).to(tl.float32)
+        if A_ptr is not None:
+            bias = tl.load(dt_bias_ptr + head * SIZE + n, n < SIZE, other=0.0)
+            g = tl.where(inside, tl.load(A_ptr + head) * softplus(g + bias[None, :]), 0.0)
+        sums = tl.cumsum(g, 0)
+        total = tl.sum(tl.where(token[:, None] == TOKENS - 1, sums, 0.0), 0)
+        places = (chunk * HEADS + head) * (TOKENS * SIZE) + (token[:, None] * SIZE + n[None, :])
+        tl.store(sums_ptr + places, sums, has_n)
+        q = tl.load(q_ptr + (token[:, None] * Q_ROW + n[None, :]), inside, other=0.0).to(tl.float32) * q_norm[:, None]
+        tl.store(asked_ptr + places, (q * tl.exp(sums)).to(asked_ptr.dtype.element_ty), has_n)
+        k = tl.load(k_ptr + (token[:, None] * K_ROW + n[None, :]), inside, other=0.0).to(tl.float32) * k_norm[:, None]
+        tl.store(met_ptr + places, (k * tl.exp(sums)).to(met_ptr.dtype.element_ty), has_n)
+        tl.store(added_ptr + places, (k * tl.exp(total[None, :] - sums)).to(added_ptr.dtype.element_ty), has_n)
+
+
+@jit
+def _squares(x_ptr, ROW: tl.constexpr, SIZE: tl.constexpr, token, live, BLOCK_N: tl.constexpr):
+    """The sum of each token's."""
+    sums = tl.zeros([token.shape[0]], tl.float32)
+    for part in range(0, SIZE, BLOCK_N):
+        n = part + tl.arange(0, BLOCK_N)
+        inside = live[:, None] & (n < SIZE)[None, :]
+        x = tl.load(x_ptr + (token[:, None] * ROW + n[None, :]), inside, other=0.0).to(tl.float32)
+        sums += tl.sum(x * x, 1)
+    return sums
+
+
+@jit
+def _relate(
+    q_ptr,
+    k_ptr,
+    beta_ptr,
+    sums_ptr,
+    inverses_ptr,
+    scores_ptr,
+    starts_ptr,
+    scale,
+    IS_PROJECTED: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    Q_ROW: tl.constexpr,
+    K_ROW: tl.constexpr,
+    BETA_ROW: tl.constexpr,
+    TOKENS: tl.constexpr,
+    NEAR: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One head in one chunk. Lengths of q and k go into their products."""
+    chunk, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
+    token = tl.arange(0, TOKENS)
+    row, column = token[:, None], token[None, :]
+    begin = tl.load(starts_ptr + chunk).to(tl.int64)
+    count = (tl.load(starts_ptr + chunk + 1) - begin).to(tl.int32)
+    live = token < count
+    q_ptr += begin * Q_ROW + head * SIZE
+    k_ptr += begin * K_ROW + head * SIZE
+    sums_ptr += (chunk * HEADS + head) * (TOKENS * SIZE)
+
+    of_keys, of_queries = tl.zeros([TOKENS, TOKENS], tl.float32), tl.zeros([TOKENS, TOKENS], tl.float32)
+    k_squares, q_squares = tl.zeros([TOKENS], tl.float32), tl.zeros([TOKENS], tl.float32)
+    for part in range(0, SIZE, BLOCK_N):
+        n = part + tl.arange(0, BLOCK_N)
+        has_n = (n < SIZE)[None, :]
+        given_k = tl.load(k_ptr + (row * K_ROW + n[None, :]), live[:, None] & has_n, other=0.0)
+        k = given_k.to(tl.float32)
+        q = tl.load(q_ptr + (row * Q_ROW + n[None, :]), live[:, None] & has_n, other=0.0).to(tl.float32)
+        sums = tl.load(sums_ptr + (row * SIZE + n[None, :]), has_n, other=0.0)
+        k_squares += tl.sum(k * k, 1)
+        q_squares += tl.sum(q * q, 1)
+        for first in range(NEAR, TOKENS, NEAR):
+            at_first = tl.load(sums_ptr + ((first - 1) * SIZE + n), n < SIZE, other=0.0)[None, :]
+            is_later = (row >= first) & (row < first + NEAR)
+            since = tl.exp(tl.where(is_later, sums - at_first, -float("inf")))
+            until = k * tl.exp(tl.where(row < first, at_first - sums, -float("inf")))
+            until = tl.trans(until.to(given_k.dtype))
+            of_keys = tl.dot((k * since).to(given_k.dtype), until, of_keys, input_precision="ieee")
+            of_queries = tl.dot((q * since).to(given_k.dtype), until, of_queries, input_precision="ieee")
+        for number in range(NEAR):
+            near = row // NEAR * NEAR + number
+            near_k = tl.load(k_ptr + (near * K_ROW + n[None, :]), (near < count) & has_n, other=0.0).to(tl.float32)
+            near_sums = tl.load(sums_ptr + (near * SIZE + n[None, :]), has_n, other=0.0)
+            left = near_k * tl.exp(tl.where(row >= near, sums - near_sums, -float("inf")))
+            of_keys += tl.where(column == near, tl.sum(k * left, 1)[:, None], 0.0)
+            of_queries += tl.where(column == near, tl.sum(q * left, 1)[:, None], 0.0)
+
+    beta = tl.load(beta_ptr + begin * BETA_ROW + token * BETA_ROW + head, live, other=0.0).to(tl.float32)
+    if IS_PROJECTED:
+        beta = tl.where(live, tl.sigmoid(beta), 0.0)
+        k_norm, q_norm = tl.rsqrt(k_squares + 1e-6), tl.rsqrt(q_squares + 1e-6) * scale
+        of_keys *= k_norm[:, None] * k_norm[None, :]
+        of_queries *= q_norm[:, None] * k_norm[None, :]
+    matrix = (chunk * HEADS + head) * (TOKENS * TOKENS) + row * TOKENS + column
+    of_queries = tl.where(row >= column, of_queries, 0.0)
+    tl.store(scores_ptr + matrix, of_queries.to(scores_ptr.dtype.element_ty))
+    of_keys = tl.where(row > column, of_keys * beta[:, None], 0.0)
+    inverse = inverse_of(of_keys, row, column, TOKENS, PRECISION) * beta[None, :]
+    tl.store(inverses_ptr + matrix, inverse.to(inverses_ptr.dtype.element_ty))
+
+
+@jit
+def _scan(
+    met_ptr,
+    asked_ptr,
+    added_ptr,
+    sums_ptr,
+    v_ptr,
+    inverses_ptr,
+    scores_ptr,
+    o_ptr,
+    pool_ptr,
+    slots_ptr,
+    first_ptr,
+    starts_ptr,
+    saves_ptr,
+    saved_ptr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
+    V_ROW: tl.constexpr,
+    SLOT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
+    """BLOCK_P columns of one head, of one segment. The state is held as [N, P]."""
+    BLOCKS: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
+    O_ROW: tl.constexpr = HEADS * WIDTH
+    head, segment = tl.program_id(0) // BLOCKS, tl.program_id(1)
+    p, n = (tl.program_id(0) % BLOCKS) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_N)
+    token = tl.arange(0, TOKENS)
+    v_ptr, o_ptr, pool_ptr = v_ptr + head * WIDTH, o_ptr + head * WIDTH, pool_ptr + head * (WIDTH * SIZE)
+    matrix, has_n = token[:, None] * TOKENS + token[None, :], n < SIZE
+    channels, turned = token[:, None] * SIZE + n[None, :], token[None, :] * SIZE + n[:, None]
+
+    own_ptr = pool_ptr + tl.load(slots_ptr + segment).to(tl.int64) * SLOT
+    in_state = has_n[:, None] & (p < WIDTH)[None, :]
+    state = tl.load(own_ptr + (p[None, :] * SIZE + n[:, None]), in_state, other=0.0).to(tl.float32)
+    first, behind = tl.load(first_ptr + segment).to(tl.int64), tl.load(first_ptr + segment + 1).to(tl.int64)
+    for chunk in range(first, behind):
+        begin, end = tl.load(starts_ptr + chunk).to(tl.int64), tl.load(starts_ptr + chunk + 1).to(tl.int64)
+        in_v = (token < (end - begin).to(tl.int32))[:, None] & (p < WIDTH)[None, :]
+        of_chunk = (chunk * HEADS + head) * (TOKENS * SIZE)
+        v = tl.load(v_ptr + begin * V_ROW + (token[:, None] * V_ROW + p[None, :]), in_v, other=0.0)
+        held = state.to(v.dtype)
+        keys = tl.load(met_ptr + of_chunk + channels, has_n[None, :], other=0.0)
+        missing = v.to(tl.float32) - tl.dot(keys, held, input_precision="ieee")
+        inverse = tl.load(inverses_ptr + (chunk * HEADS + head) * (TOKENS * TOKENS) + matrix)
+        u = tl.dot(inverse, missing.to(v.dtype), input_precision="ieee")
+        queries = tl.load(asked_ptr + of_chunk + channels, has_n[None, :], other=0.0)
+        o = tl.dot(queries, held, input_precision="ieee")
+        scores = tl.load(scores_ptr + (chunk * HEADS + head) * (TOKENS * TOKENS) + matrix)
+        o = tl.dot(scores, u.to(v.dtype), o, input_precision="ieee")
+        tl.store(o_ptr + begin * O_ROW + (token[:, None] * O_ROW + p[None, :]), o.to(v.dtype), in_v)
+
+        left_keys = tl.load(added_ptr + of_chunk + turned, has_n[:, None], other=0.0)
+        left = tl.exp(tl.load(sums_ptr + of_chunk + (TOKENS - 1) * SIZE + n[:, None], has_n[:, None], other=0.0))
+        # Not u as above: then its copy for products would stay, for which not every GPU has the shared memory.
+        fed = tl.where(in_v, u, 0.0).to(v.dtype)
+        state = tl.dot(left_keys, fed, state * left, input_precision="ieee")
+        save, saved = tl.load(saves_ptr + chunk).to(tl.int32), tl.load(saves_ptr + chunk + 1).to(tl.int32)
+        if save < saved:
+            for number in range(save, saved):
+                kept_ptr = pool_ptr + tl.load(saved_ptr + number).to(tl.int64) * SLOT
+                tl.store(kept_ptr + (p[None, :] * SIZE + n[:, None]), state.to(pool_ptr.dtype.element_ty), in_state)
+    tl.store(own_ptr + (p[None, :] * SIZE + n[:, None]), state.to(pool_ptr.dtype.element_ty), in_state)

@@ -1,0 +1,65 @@
+"""The gated delta net between its two projections, over packed segments: made of operations that have a reference."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import baton.kernels.conv1d.reference
+import baton.kernels.delta_net.gated.reference
+import baton.kernels.norm.gated.reference
+from baton.kernels.delta_net.constants import DeltaConstants
+from baton.kernels.delta_net.gated import unit_length
+from baton.kernels.prefill.plan import PrefillPlan
+
+
+class DeltaParts(NamedTuple):
+    """Forms of kernels.conv1d, kernels.delta_net.gated and kernels.norm.gated."""
+
+    conv1d_prefill: Callable[..., Tensor]
+    gated_delta_prefill: Callable[..., Tensor]
+    gated_norm: Callable[..., Tensor]
+
+
+REFERENCES = DeltaParts(
+    baton.kernels.conv1d.reference.conv1d_prefill,
+    baton.kernels.delta_net.gated.reference.gated_delta_prefill,
+    baton.kernels.norm.gated.reference.gated_norm,
+)
+
+
+def delta_prefill(
+    projected: Tensor,
+    constants: DeltaConstants,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    plan: PrefillPlan,
+    parts: DeltaParts = REFERENCES,
+) -> Tensor:
+    """Convolution, gated delta rule, norm and gate: [T, Hv·Dv] in the dtype of `projected`; float32 throughout.
+
+    projected: [T, Hv·Dv + channels + 2·Hv], each token's gate z (Hv·Dv), q and k (Hk·Dk each), v (Hv·Dv), and its b and
+    a (Hv each). beta = σ(b), g = A·softplus(a + dt_bias); q and k get unit length, and q is scaled by Dk^-½.
+    conv_pool: float32 [slots, K-1, channels]; state_pool: [slots, Hv, Dv, Dk], float32 or bfloat16. Both hold each
+    segment's state before its first token, afterwards that at its end, and in each checkpoint's slot that at its
+    position; in between, states are not rounded.
+    """
+    heads, width, size = state_pool.shape[1:]
+    inner, channels, tokens = heads * width, constants.taps.shape[1], len(projected)
+    gate, inputs, b, a = torch.split(projected, [inner, channels, heads, heads], dim=-1)
+    beta, g = b.float().sigmoid(), constants.A * F.softplus(a.float() + constants.dt_bias)
+    convolved = parts.conv1d_prefill(inputs, constants.taps, constants.conv_bias, conv_pool, plan.conv)
+    q, k, v = torch.split(convolved, [(channels - inner) // 2, (channels - inner) // 2, inner], dim=-1)
+    o = parts.gated_delta_prefill(
+        unit_length(q.view(tokens, -1, size)) * size**-0.5,
+        unit_length(k.view(tokens, -1, size)),
+        v.view(tokens, heads, width),
+        g,
+        beta,
+        state_pool,
+        plan.table,
+    )
+    y = parts.gated_norm(o.view(-1, width), gate.reshape(-1, width), constants.norm, constants.eps, 1, True)
+    return y.view(tokens, inner).to(projected.dtype)

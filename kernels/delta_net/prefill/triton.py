@@ -1,0 +1,34 @@
+"""The same as reference.py, by Triton: five launches."""
+
+from torch import Tensor
+
+from baton.kernels.conv1d.triton import conv1d_prefill
+from baton.kernels.delta_net.constants import DeltaConstants
+from baton.kernels.delta_net.gated.triton import gated_delta_prefill
+from baton.kernels.norm.gated.triton import gated_norm
+from baton.kernels.prefill.plan import PrefillPlan
+
+
+def delta_prefill(
+    projected: Tensor, constants: DeltaConstants, conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan
+) -> Tensor:
+    """See reference.delta_prefill, but what is passed from one kernel to the next, and multiplied, is in the dtype of
+    `projected`. Rows of it may lie apart, and slots.
+    """
+    (heads, width, size), tokens, c = state_pool.shape[1:], len(projected), constants
+    inner, channels, keys = heads * width, c.taps.shape[1], c.key_heads * size
+    inputs = projected[:, inner : inner + channels]
+    convolved = conv1d_prefill(inputs, c.taps, c.conv_bias, conv_pool, plan.table)
+    # Not .view, which gives a single token another stride, and so another kernel.
+    o = gated_delta_prefill(
+        convolved.as_strided((tokens, c.key_heads, size), (channels, size, 1), 0),
+        convolved.as_strided((tokens, c.key_heads, size), (channels, size, 1), keys),
+        convolved.as_strided((tokens, heads, width), (channels, width, 1), 2 * keys),
+        projected[:, inner + channels + heads :],
+        projected[:, inner + channels : inner + channels + heads],
+        *(state_pool, plan.table),
+        A=c.A,
+        dt_bias=c.dt_bias,
+    )
+    gate = projected[:, :inner]
+    return gated_norm(o.view(tokens, inner), gate, c.norm, c.eps, heads, norm_before_gate=True, dtype=projected.dtype)

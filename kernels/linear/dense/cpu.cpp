@@ -1,0 +1,124 @@
+// x · weightᵀ over packed weights. Each output is one chain of additions along the inputs, the same for any number of
+// rows and threads, so what a row gets depends on nothing else.
+#include <algorithm>
+#include <type_traits>
+
+#include "runtime/cpp/numbers.h"
+#include "runtime/cpp/parallel.h"
+#include "runtime/cpu_graph/call.h"
+#include "product.h"
+#include "rows.h"
+
+namespace baton {
+namespace {
+
+// Steps that several tiles share: their weights stay in the first cache, and those of the next ones are on their way.
+// Few rows are done sooner, and wait for memory: theirs come by the second cache.
+constexpr int64_t DEPTH = 256, DEPTH_OF_FEW = 64, FEW = 16;
+constexpr int64_t STEP_BYTES = OUT * 4;
+
+}  // namespace
+
+template <class T>
+void block_sums(const PackedMatrix<T> &m, int64_t block, float *sums, const void *following) {
+    std::fill(sums, sums + m.rows * OUT, 0.0f);
+    const int64_t tiles = (m.rows + MAX_ROWS - 1) / MAX_ROWS;
+    const bool are_few = m.rows <= FEW;
+    const int64_t depth = are_few ? DEPTH_OF_FEW : DEPTH, parts = (m.whole_steps() + depth - 1) / depth;
+    for (int64_t part = 0; part < parts; part++) {
+        const int64_t from = m.whole_steps() * part / parts, steps = m.whole_steps() * (part + 1) / parts - from;
+        const T *weights = m.block(block) + from * OUT * Step<T>::INPUTS;
+        const char *next = reinterpret_cast<const char *>(weights + steps * OUT * Step<T>::INPUTS);
+        if (part + 1 == parts && following) next = static_cast<const char *>(following);
+        for (int64_t t = 0; t < tiles; t++) {
+            const int64_t row = m.rows * t / tiles, rows = m.rows * (t + 1) / tiles - row;
+            const T *x = m.x + row * m.x_stride + from * Step<T>::INPUTS;
+            const Prefetch prefetch{next + steps * STEP_BYTES * t / tiles, STEP_BYTES / tiles, !are_few};
+            float *kept = sums + row * OUT;
+            with_rows<T>(rows, [&](auto tile) {
+                tile.each([=](floats &sum, int r, int column) { sum = load(kept + r * OUT + column); });
+                tile.add(x, m.x_stride, weights, steps, prefetch);
+                tile.each([=](floats sum, int r, int column) { put(kept + r * OUT + column, sum); });
+            });
+        }
+    }
+    if (m.whole_steps() == m.steps()) return;
+    const Step<T> last(m.block(block) + m.whole_steps() * OUT * Step<T>::INPUTS);
+    for (int64_t row = 0; row < m.rows; row++) {
+        const T x[2] = {m.x[row * m.x_stride + m.inputs - 1], T{}};
+        floats held[VECTORS];
+        for (int v = 0; v < VECTORS; v++) held[v] = load(sums + row * OUT + v * LANES);
+        last.add(held, x);
+        for (int v = 0; v < VECTORS; v++) put(sums + row * OUT + v * LANES, held[v]);
+    }
+}
+
+template void block_sums(const PackedMatrix<float> &, int64_t, float *, const void *);
+template void block_sums(const PackedMatrix<bfloat16> &, int64_t, float *, const void *);
+
+namespace {
+
+// Blocks that are worth another thread: a second one costs as much as some 64K weights, times few rows, from the cache.
+template <class T>
+int64_t grain(const PackedMatrix<T> &m) {
+    return 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
+}
+
+template <class T>
+void linear(const PackedMatrix<T> &m, T *y, int64_t y_stride) {
+    parallel_for(m.blocks(), grain(m), [&](int64_t begin, int64_t end) {
+        const FlushDenormals flush;
+        float sums[ROWS_AT_ONCE * OUT];
+        for (int64_t block = begin; block < end; block++)
+            for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {
+                const PackedMatrix<T> part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
+                block_sums(part, block, sums);
+                finish(sums, m.bias, part.rows, block, m.outputs, y + row * y_stride, y_stride);
+            }
+    });
+}
+
+// table: [outputs, inputs] as packed for `linear`.
+template <class T>
+void look_up(const PackedMatrix<T> &m, const int64_t *tokens, T *y) {
+    parallel_for(m.rows, 16, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) {
+            constexpr int64_t side = Step<T>::INPUTS;
+            const T *from = m.block(tokens[row] / OUT) + tokens[row] % OUT * side;
+            T *to = y + row * m.inputs;
+            for (int64_t step = 0; step < m.whole_steps(); step++)
+                std::memcpy(to + step * side, from + step * OUT * side, side * sizeof(T));
+            if (m.whole_steps() < m.steps()) to[m.inputs - 1] = from[m.whole_steps() * OUT * side];
+        }
+    });
+}
+
+}  // namespace
+}  // namespace baton
+
+// All of one type; weights: [ceil(outputs/32), ceil(inputs/k), 32, k], padded with zeros, k = 1 in float32 and 2 in
+// bfloat16. x: [rows, inputs] and y: [rows, outputs], rows `stride` apart; bias: [outputs] or null.
+extern "C" void baton_linear(
+    int type, const void *x, int64_t x_stride, const void *weights, const void *bias, void *y, int64_t y_stride,
+    int64_t rows, int64_t inputs, int64_t outputs
+) {
+    baton::with_type(type, [=](auto *t) {
+        using T = std::remove_pointer_t<decltype(t)>;
+        const baton::PackedMatrix<T> m{static_cast<const T *>(x), static_cast<const T *>(weights),
+                                       static_cast<const T *>(bias), x_stride, rows, inputs, outputs};
+        baton::linear(m, static_cast<T *>(y), y_stride);
+    });
+}
+
+// y [rows, inputs]: the rows `tokens` of a matrix [.., inputs] packed as above.
+extern "C" void baton_look_up(int type, const void *weights, const int64_t *tokens, void *y, int64_t rows,
+                              int64_t inputs) {
+    baton::with_type(type, [=](auto *t) {
+        using T = std::remove_pointer_t<decltype(t)>;
+        const baton::PackedMatrix<T> m{nullptr, static_cast<const T *>(weights), nullptr, 0, rows, inputs, 0};
+        baton::look_up(m, tokens, static_cast<T *>(y));
+    });
+}
+
+BATON_RECORDABLE(baton_linear)
+BATON_RECORDABLE(baton_look_up)

@@ -1,0 +1,99 @@
+"""The same as reference.py, by cpu.cpp, over weights packed once: what a row gets is the same beside any other rows."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from baton.kernels.linear.dense import reference
+from baton.kernels.runtime import cpp
+from baton.kernels.runtime.cpp import INT, INT64, POINTER, TYPES
+from baton.kernels.runtime.cpp.checks import assert_agrees
+
+LINEAR = "baton_linear"
+LOOK_UP = "baton_look_up"
+BLOCK = 32
+INPUTS = {torch.float32: 1, torch.bfloat16: 2}
+"""How many inputs of an output lie side by side: as many as an instruction takes."""
+
+
+def takes(weight: Tensor) -> bool:
+    """Whether the C functions are installed and made for such a weight."""
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype in TYPES
+        and cpp.function(LINEAR) is not None
+        and cpp.function(LOOK_UP) is not None
+    )
+
+
+def packed(weight: Tensor) -> Tensor:
+    """[outputs, inputs] → [ceil(outputs/32), ceil(inputs/k), 32, k], padded with zeros; k of INPUTS."""
+    (outputs, inputs), side = weight.shape, INPUTS[weight.dtype]
+    blocks, steps, whole = -(-outputs // BLOCK), -(-inputs // side), outputs // BLOCK
+    rows = weight.detach() if inputs % side == 0 else F.pad(weight.detach(), (0, steps * side - inputs))
+    # Beside the weight there is only what becomes of it: a head may be a quarter of a model.
+    found = rows.new_zeros(blocks, steps, BLOCK, side)
+    found[:whole] = rows[: whole * BLOCK].view(whole, BLOCK, steps, side).transpose(1, 2)
+    if rest := outputs % BLOCK:
+        found[whole, :, :rest] = rows[-rest:].view(rest, steps, side).transpose(0, 1)
+    return found
+
+
+def linear(x: Tensor, weight: Tensor, outputs: int, bias: Tensor | None) -> Tensor:
+    """See reference.linear; weight: packed. ValueError for other dtypes and layouts."""
+    run = cpp.function(LINEAR)
+    assert run is not None
+    rows, inputs = x.shape
+    if x.dtype != weight.dtype or weight.shape != _shape(outputs, inputs, x.dtype):
+        raise ValueError(f"x is {tuple(x.shape)} of {x.dtype} for {tuple(weight.shape)} of {weight.dtype}")
+    if bias is not None and (bias.dtype != weight.dtype or bias.shape != (outputs,) or not bias.is_contiguous()):
+        raise ValueError(f"bias is {tuple(bias.shape)} of {bias.dtype} for {outputs} outputs in {weight.dtype}")
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    y = torch.empty(rows, outputs, dtype=x.dtype)
+    at = None if bias is None else bias.data_ptr()
+    run(TYPES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(), at, y.data_ptr(), outputs, rows, inputs, outputs)
+    return y
+
+
+def look_up(tokens: Tensor, weight: Tensor, shape: tuple[int, int]) -> Tensor:
+    """See reference.look_up; weight: packed from `shape`. IndexError for a token outside of it."""
+    run = cpp.function(LOOK_UP)
+    assert run is not None
+    outputs, inputs = shape
+    tokens = tokens.contiguous()
+    low, high = (int(bound) for bound in tokens.aminmax()) if len(tokens) else (0, 0)
+    if low < 0 or high >= outputs:
+        raise IndexError(f"a token is not in a table of {outputs}")
+    rows = torch.empty(len(tokens), inputs, dtype=weight.dtype)
+    run(TYPES[weight.dtype], weight.data_ptr(), tokens.data_ptr(), rows.data_ptr(), len(tokens), inputs)
+    return rows
+
+
+def _shape(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    side = INPUTS[dtype]
+    return -(-outputs // BLOCK), -(-inputs // side), BLOCK, side
+
+
+def check_linear() -> None:
+    """Raises AssertionError where it differs from the reference."""
+    generator = torch.Generator().manual_seed(0)
+    for dtype in TYPES:
+        weight = torch.randn(45, 71, generator=generator).to(dtype)
+        bias = torch.randn(45, generator=generator).to(dtype)
+        for rows in (1, 3, 29):
+            x = torch.randn(rows, 71, generator=generator).to(dtype)
+            found, expected = linear(x, packed(weight), 45, bias), reference.linear(x, weight, bias)
+            tolerance = 1e-4 if dtype == torch.float32 else 0.05
+            assert_agrees(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def check_look_up() -> None:
+    """Raises AssertionError where it differs from the reference."""
+    for dtype in TYPES:
+        weight = torch.randn(45, 71, generator=torch.Generator().manual_seed(0)).to(dtype)
+        assert torch.equal(look_up(torch.arange(45), packed(weight), (45, 71)), weight)
+
+
+cpp.declare(LINEAR, [INT, POINTER, INT64, POINTER, POINTER, POINTER, *(INT64,) * 4], check_linear)
+cpp.declare(LOOK_UP, [INT, POINTER, POINTER, POINTER, INT64, INT64], check_look_up)

@@ -1,0 +1,72 @@
+// Projections of each head over packed weights: kernels/linear/per_head/reference.py. Outputs are the same chains of
+// additions as those of kernels/linear/dense/cpu.cpp, so what a row gets depends on nothing else.
+#include <algorithm>
+#include <type_traits>
+
+#include "linear/dense/rows.h"
+#include "runtime/cpp/numbers.h"
+#include "runtime/cpp/parallel.h"
+#include "runtime/cpu_graph/call.h"
+
+namespace baton {
+namespace {
+
+template <class T>
+struct Heads {
+    PackedMatrix<T> first;  // Of the first head, with all rows; the others' weights lie behind its.
+    int64_t count, head_stride, passed;
+
+    int64_t width() const { return first.outputs + passed; }
+    int64_t grain() const { return 65536 / (OUT * first.inputs * (1 + first.rows / 16)) + 1; }
+
+    // y: [rows, count, width]
+    void run(T *y) const {
+        const int64_t blocks = first.blocks();
+        parallel_for(count * blocks, grain(), [&](int64_t begin, int64_t end) {
+            const FlushDenormals flush;
+            for (int64_t task = begin; task < end; task++) {
+                const int64_t head = task / blocks, block = task % blocks;
+                project(head, block, y + head * width());
+                if (block == 0) pass(head, y + head * width() + first.outputs);
+            }
+        });
+    }
+
+    void project(int64_t head, int64_t block, T *y) const {
+        float sums[ROWS_AT_ONCE * OUT];
+        const int64_t stride = count * width();
+        for (int64_t row = 0; row < first.rows; row += ROWS_AT_ONCE) {
+            const T *const x = first.x + head * head_stride + row * first.x_stride;
+            const PackedMatrix<T> part =
+                first.number(head).with(x, first.x_stride, std::min(ROWS_AT_ONCE, first.rows - row));
+            block_sums(part, block, sums);
+            finish<T>(sums, nullptr, part.rows, block, first.outputs, y + row * stride, stride);
+        }
+    }
+
+    void pass(int64_t head, T *y) const {
+        const T *x = first.x + head * head_stride + first.inputs;
+        for (int64_t row = 0; row < first.rows; row++, x += first.x_stride, y += count * width())
+            std::copy(x, x + passed, y);
+    }
+};
+
+}  // namespace
+}  // namespace baton
+
+// All of one type; x: [rows, heads, at least inputs + passed], rows `stride` and heads `head_stride` apart; weights: for
+// each head as for baton_linear; y: [rows, heads, outputs + passed].
+extern "C" void baton_head_linear(
+    int type, const void *x, int64_t stride, int64_t head_stride, const void *weights, void *y, int64_t rows,
+    int64_t heads, int64_t inputs, int64_t outputs, int64_t passed
+) {
+    baton::with_type(type, [=](auto *t) {
+        using T = std::remove_pointer_t<decltype(t)>;
+        const baton::Heads<T> all{
+            {static_cast<const T *>(x), static_cast<const T *>(weights), nullptr, stride, rows, inputs, outputs},
+            heads, head_stride, passed};
+        all.run(static_cast<T *>(y));
+    });
+}
+
+BATON_RECORDABLE(baton_head_linear)

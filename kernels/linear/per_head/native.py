@@ -1,0 +1,70 @@
+"""The same as reference.py, by cpu.cpp, over weights packed once: what a row gets is the same beside any other rows."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.kernels.linear.dense.native import packed
+from baton.kernels.linear.per_head import reference
+from baton.kernels.runtime import cpp
+from baton.kernels.runtime.cpp import INT, INT64, POINTER, TYPES
+from baton.kernels.runtime.cpp.checks import assert_agrees
+
+NAME = "baton_head_linear"
+ARGUMENTS = [INT, POINTER, INT64, INT64, POINTER, POINTER, *(INT64,) * 5]
+
+
+@dataclass(frozen=True)
+class PackedHeads:
+    """Weights [H, outputs, inputs], each head's as a projection's: [H, blocks, steps, 32, k]."""
+
+    data: Tensor
+    outputs: int
+    inputs: int
+
+    @property
+    def numel(self) -> int:
+        return len(self.data) * self.outputs * self.inputs
+
+
+def takes(weight: Tensor) -> bool:
+    """Whether the C function is installed and made for such weights."""
+    return weight.device.type == "cpu" and weight.dtype in TYPES and cpp.function(NAME) is not None
+
+
+def pack(weight: Tensor) -> PackedHeads:
+    """weight: [H, outputs, inputs]."""
+    return PackedHeads(torch.stack([packed(head) for head in weight]), *weight.shape[1:])
+
+
+def head_linear(x: Tensor, weight: PackedHeads, passed: int = 0) -> Tensor:
+    """See reference.head_linear; ValueError for other dtypes and layouts."""
+    run = cpp.function(NAME)
+    assert run is not None
+    rows, heads, width = x.shape
+    if x.dtype != weight.data.dtype or heads != len(weight.data) or width < weight.inputs + passed:
+        raise ValueError(
+            f"x is {tuple(x.shape)} of {x.dtype} for {len(weight.data)} heads of {weight.inputs} inputs in "
+            f"{weight.data.dtype}, with {passed} behind them"
+        )
+    if x.stride(2) != 1:
+        x = x.contiguous()
+    y = torch.empty(rows, heads, weight.outputs + passed, dtype=x.dtype)
+    run(
+        *(TYPES[x.dtype], x.data_ptr(), x.stride(0), x.stride(1), weight.data.data_ptr(), y.data_ptr()),
+        *(rows, heads, weight.inputs, weight.outputs, passed),
+    )
+    return y
+
+
+def check() -> None:
+    """Raises AssertionError where it differs from the reference."""
+    g = torch.Generator().manual_seed(0)
+    for dtype, tolerance in zip(TYPES, (1e-4, 0.05), strict=True):
+        x, weight = torch.randn(3, 2, 80, generator=g).to(dtype), torch.randn(2, 45, 71, generator=g).to(dtype)
+        found, expected = head_linear(x, pack(weight), 7), reference.head_linear(x, weight, 7)
+        assert_agrees(found, expected, rtol=tolerance, atol=tolerance)
+
+
+cpp.declare(NAME, ARGUMENTS, check)

@@ -1,0 +1,74 @@
+"""Projections by weights that are kept as integers: by Triton or native code where they compute, else by torch."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from baton.kernels.linear.quantized import cpu, native, reference
+from baton.kernels.runtime import triton as gpu
+
+__all__ = ["Layout", "QuantizedWeight", "linear", "look_up", "quantize"]
+
+OUTPUTS_AT_ONCE = 1024
+
+Layout: TypeAlias = Literal["triton", "native", "torch"]
+
+
+class Implementation(Protocol):
+    """Of one layout."""
+
+    def packed(self, codes: Tensor, scales: Tensor, bits: int) -> Tensor: ...
+
+    def linear(self, x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None) -> Tensor: ...
+
+    def look_up(
+        self, tokens: Tensor, data: Tensor, bits: int, shape: tuple[int, int], dtype: torch.dtype
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight [outputs, inputs] of a dtype, as integers of 8 or 4 bits; data: uint8, laid out for what computes."""
+
+    data: Tensor
+    bits: int
+    outputs: int
+    inputs: int
+    dtype: torch.dtype
+    layout: Layout
+
+
+def quantize(weight: Tensor, bits: int) -> QuantizedWeight:
+    """See reference.quantize. weight: [outputs, inputs]; beside it, little more room is taken than the result needs."""
+    layout = _layout(weight)
+    pack = _by(layout).packed
+    parts = [pack(*reference.quantize(part, bits), bits) for part in torch.split(weight, OUTPUTS_AT_ONCE)]
+    outputs, inputs = weight.shape
+    return QuantizedWeight(torch.cat(parts), bits, outputs, inputs, weight.dtype, layout)
+
+
+def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """See reference.linear."""
+    return _by(weight.layout).linear(x, weight.data, weight.bits, weight.outputs, bias)
+
+
+def look_up(tokens: Tensor, weight: QuantizedWeight) -> Tensor:
+    """See reference.look_up."""
+    shape = weight.outputs, weight.inputs
+    return _by(weight.layout).look_up(tokens, weight.data, weight.bits, shape, weight.dtype)
+
+
+def _layout(weight: Tensor) -> Layout:
+    if gpu.takes(weight):
+        return "triton"
+    return "native" if native.takes(weight) else "torch"
+
+
+def _by(layout: Layout) -> Implementation:
+    if layout == "triton":
+        from baton.kernels.linear.quantized import triton
+
+        return triton
+    return native if layout == "native" else cpu

@@ -1,0 +1,275 @@
+// x · weightᵀ by integers with a scale for each group of inputs: kernels/linear/quantized/reference.py. The integers of
+// a group become floating point, exactly, once for all rows; its sums are scaled and added to those of the groups
+// before. So a row gets the same beside any others, and whatever the number of threads.
+#include <algorithm>
+#include <type_traits>
+
+#include "linear/dense/rows.h"
+#include "runtime/cpp/numbers.h"
+#include "runtime/cpp/parallel.h"
+#include "runtime/cpu_graph/call.h"
+#include "product.h"
+
+namespace baton {
+namespace {
+
+constexpr int64_t AHEAD = 8192;  // Bytes from what is computed with to what is fetched.
+
+// Rows of a tile: few in float32, which seldom goes with integers, for each number of rows has code of its own.
+template <class T>
+constexpr int MOST_ROWS = sizeof(T) == 4 ? std::min(MAX_ROWS, 4) : MAX_ROWS;
+
+typedef int32_t integers __attribute__((vector_size(4 * LANES)));
+
+// Integers of 8 bits, or of 4 with 8 added, of a block's outputs for UNIT inputs in a line of memory.
+// 8 bits: [OUT, 2 inputs]. 4 bits: 16-bit words [OUT/2, 2 inputs], each with [2 pairs of inputs, 2 halves of OUT] from
+// its lowest bits on.
+template <int BITS>
+struct Codes {
+    static constexpr int UNIT = 16 / BITS;
+
+    // The integer of one output and one input of the unit.
+    static int one(const uint8_t *unit, int output, int input) {
+        if constexpr (BITS == 8) return static_cast<int8_t>(unit[output * 2 + input]);
+        uint16_t word;
+        std::memcpy(&word, unit + (output % (OUT / 2) * 2 + input % 2) * sizeof word, sizeof word);
+        return (word >> (input / 2 * 8 + output / (OUT / 2) * 4) & 15) - 8;
+    }
+
+    // Those of LANES outputs and two inputs of the unit, the first of them even.
+    static void pairs(const uint8_t *unit, int output, int input, integers *first, integers *second) {
+        if constexpr (BITS == 8) {
+            halves both;
+            std::memcpy(&both, unit + output * 2, sizeof both);
+            const integers wide = (integers)__builtin_convertvector(both, words);
+            *first = wide << 24 >> 24;
+            *second = wide << 16 >> 24;
+        } else {
+            words both;
+            std::memcpy(&both, unit + output % (OUT / 2) * 4, sizeof both);
+            const int shift = input / 2 * 8 + output / (OUT / 2) * 4;
+            *first = (integers)(both >> shift & 15) - 8;
+            *second = (integers)(both >> (shift + 16) & 15) - 8;
+        }
+    }
+};
+
+// codes of a unit → [UNIT / k, OUT, k], k of `Step`. Within its caller, where the numbers need not go to memory.
+template <int BITS>
+__attribute__((always_inline)) inline void unpack(const uint8_t *codes, float *to) {
+#pragma GCC unroll 2
+    for (int input = 0; input < Codes<BITS>::UNIT; input += 2)
+#pragma GCC unroll 8
+        for (int output = 0; output < OUT; output += LANES) {
+            integers first, second;
+            Codes<BITS>::pairs(codes, output, input, &first, &second);
+            put(to + input * OUT + output, __builtin_convertvector(first, floats));
+            put(to + (input + 1) * OUT + output, __builtin_convertvector(second, floats));
+        }
+}
+
+#if defined(__AVX512BF16__)
+template <class T>
+using Number = T;  // What integers become, for inputs of type T.
+
+template <int BITS>
+void unpack(const uint8_t *codes, bfloat16 *to);
+
+template <>
+inline void unpack<8>(const uint8_t *codes, bfloat16 *to) {
+    const auto numbers = [=](int from) {
+        const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i *>(codes + from));
+        return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, x));
+    };
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(numbers(LANES), numbers(0)));
+    _mm512_storeu_si512(to + OUT, (__m512i)_mm512_cvtne2ps_pbh(numbers(3 * LANES), numbers(2 * LANES)));
+}
+
+// -8 to 7 in bfloat16, twice: a lookup of 32 takes the lowest 5 bits of an index.
+alignas(LINE) constexpr uint16_t NUMBERS[32] = {
+    0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
+    0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040,
+    0x4080, 0x40a0, 0x40c0, 0x40e0};
+
+template <>
+inline void unpack<4>(const uint8_t *codes, bfloat16 *to) {
+    const __m512i both = _mm512_loadu_si512(codes), numbers = _mm512_load_si512(NUMBERS);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(both, numbers));
+    _mm512_storeu_si512(to + OUT, _mm512_permutexvar_epi16((__m512i)((words)both >> 4), numbers));
+    _mm512_storeu_si512(to + 2 * OUT, _mm512_permutexvar_epi16((__m512i)((words)both >> 8), numbers));
+    _mm512_storeu_si512(to + 3 * OUT, _mm512_permutexvar_epi16((__m512i)((words)both >> 12), numbers));
+}
+#else
+template <class T>
+using Number = float;
+#endif
+
+// What some rows have for a group of inputs; where inputs end within it, copies with zeros behind them.
+template <class T, int ROWS>
+struct Inputs {
+    T padded[ROWS * GROUP];
+    const T *numbers;
+    int64_t stride;
+
+    template <class M>
+    Inputs(const M &m, int64_t group) : numbers(m.x + group * GROUP), stride(m.x_stride) {
+        const int64_t count = m.inputs - group * GROUP;
+        if (count >= GROUP) return;
+        std::fill(padded, padded + ROWS * GROUP, T{});
+        for (int64_t row = 0; row < ROWS; row++)
+            std::copy(numbers + row * stride, numbers + row * stride + count, padded + row * GROUP);
+        numbers = padded;
+        stride = GROUP;
+    }
+};
+
+inline const bfloat16 *scales_of(const uint8_t *group) { return reinterpret_cast<const bfloat16 *>(group); }
+inline const uint8_t *codes_of(const uint8_t *group) { return group + OUT * sizeof(bfloat16); }
+
+// sums [ROWS, OUT] += scales · held.
+template <class W, int ROWS>
+__attribute__((always_inline)) inline void add_scaled(float *sums, RowSums<W, ROWS> &held, const bfloat16 *scales) {
+    floats scale[VECTORS];
+    for (int v = 0; v < VECTORS; v++) scale[v] = load(scales + v * LANES);
+    held.each([&](floats sum, int row, int column) {
+        float *const to = sums + row * OUT + column;
+        put(to, load(to) + sum * scale[column / LANES]);
+    });
+}
+
+// The sums [rows, OUT] of one block, for as many rows as a tile has: weights go from the codes into registers.
+template <int BITS, class T, int ROWS>
+void multiply_few(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
+    constexpr int UNIT = Codes<BITS>::UNIT, INPUTS = Step<Number<T>>::INPUTS;
+    for (int64_t g = 0; g < m.groups(); g++) {
+        const Inputs<T, ROWS> x(m, g);
+        const uint8_t *codes = codes_of(m.group(block, g));
+        RowSums<Number<T>, ROWS> held;
+        for (int unit = 0; unit < GROUP / UNIT; unit++, codes += LINE) {
+            __builtin_prefetch(codes + AHEAD);
+            Number<T> weights[UNIT * OUT];
+            unpack<BITS>(codes, weights);
+#pragma GCC unroll 4
+            for (int input = 0; input < UNIT; input += INPUTS)
+                held.add(x.numbers + unit * UNIT + input, x.stride, weights + input * OUT, 1);
+        }
+        add_scaled(sums, held, scales_of(m.group(block, g)));
+    }
+}
+
+// The same for any number of rows: the first tile leaves the unpacked weights to the others.
+template <int BITS, class T>
+void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
+    constexpr int64_t UNIT = Codes<BITS>::UNIT, INPUTS = Step<Number<T>>::INPUTS;
+    constexpr int MOST = MOST_ROWS<T>, LEAST = (MOST + 1) / 2;  // Of two tiles or more, none is smaller.
+    const int64_t tiles = (m.rows + MOST - 1) / MOST;
+    alignas(LINE) Number<T> weights[GROUP * OUT];
+    for (int64_t g = 0; g < m.groups(); g++) {
+        const uint8_t *const group = m.group(block, g);
+        for (int64_t t = 0; t < tiles; t++) {
+            const int64_t row = m.rows * t / tiles;
+            with_rows<Number<T>, LEAST, MOST>(m.rows * (t + 1) / tiles - row, [&](auto held) {
+                const Inputs<T, decltype(held)::COUNT> x(m.from_row(row, held.COUNT), g);
+                if (t > 0) held.add(x.numbers, x.stride, weights, GROUP / INPUTS);
+                for (int64_t i = 0; i < GROUP && t == 0; i += UNIT) {
+                    const uint8_t *const codes = codes_of(group) + i / UNIT * LINE;
+                    __builtin_prefetch(codes + AHEAD);
+                    unpack<BITS>(codes, weights + i * OUT);
+                    held.add(x.numbers + i, x.stride, weights + i * OUT, UNIT / INPUTS);
+                }
+                add_scaled(sums + row * OUT, held, scales_of(group));
+            });
+        }
+    }
+}
+
+}  // namespace
+
+template <int BITS, class T>
+void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums, const void *) {
+    std::fill(sums, sums + m.rows * OUT, 0.0f);
+    if (m.rows > MOST_ROWS<T>) return multiply_many(m, block, sums);
+    with_rows<Number<T>, 1, MOST_ROWS<T>>(m.rows, [&](auto held) { multiply_few<BITS, T, held.COUNT>(m, block, sums); });
+}
+
+template void block_sums(const QuantizedMatrix<8, float> &, int64_t, float *, const void *);
+template void block_sums(const QuantizedMatrix<8, bfloat16> &, int64_t, float *, const void *);
+template void block_sums(const QuantizedMatrix<4, float> &, int64_t, float *, const void *);
+template void block_sums(const QuantizedMatrix<4, bfloat16> &, int64_t, float *, const void *);
+
+namespace {
+
+template <int BITS, class T>
+void linear(const QuantizedMatrix<BITS, T> &m, T *y, int64_t y_stride) {
+    const int64_t blocks = (m.outputs + OUT - 1) / OUT, grain = 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
+    parallel_for(blocks, grain, [&](int64_t begin, int64_t end) {
+        const FlushDenormals flush;
+        float sums[ROWS_AT_ONCE * OUT];
+        for (int64_t block = begin; block < end; block++)
+            for (int64_t row = 0; row < m.rows; row += ROWS_AT_ONCE) {
+                const auto part = m.from_row(row, std::min(ROWS_AT_ONCE, m.rows - row));
+                block_sums(part, block, sums);
+                finish(sums, m.bias, part.rows, block, m.outputs, y + row * y_stride, y_stride);
+            }
+    });
+}
+
+template <int BITS, class T>
+void look_up(const QuantizedMatrix<BITS, T> &m, const int64_t *tokens, T *y) {
+    constexpr int UNIT = Codes<BITS>::UNIT;
+    parallel_for(m.rows, 16, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) {
+            const int output = static_cast<int>(tokens[row] % OUT);
+            for (int64_t i = 0; i < m.inputs; i++) {
+                const uint8_t *const group = m.group(tokens[row] / OUT, i / GROUP);
+                const uint8_t *const unit = codes_of(group) + i % GROUP / UNIT * LINE;
+                const int code = Codes<BITS>::one(unit, output, static_cast<int>(i % UNIT));
+                put(y + row * m.inputs + i, to_float(scales_of(group)[output]) * static_cast<float>(code));
+            }
+        }
+    });
+}
+
+template <class F>
+void with_bits(int bits, F f) {
+    if (bits == 4) return f(std::integral_constant<int, 4>());
+    f(std::integral_constant<int, 8>());
+}
+
+}  // namespace
+}  // namespace baton
+
+// blocks: [ceil(outputs/32), ceil(inputs/64)] groups, each with bfloat16 scales [32] and codes, padded with zeros. x:
+// [rows, inputs], y: [rows, outputs], rows `stride` apart, and bias, [outputs] or null: all of one type.
+extern "C" void baton_quantized_linear(
+    int type, int bits, const void *x, int64_t x_stride, const void *blocks, const void *bias, void *y,
+    int64_t y_stride, int64_t rows, int64_t inputs, int64_t outputs
+) {
+    using namespace baton;
+    with_type(type, [=](auto *t) {
+        with_bits(bits, [=](auto number) {
+            using T = std::remove_pointer_t<decltype(t)>;
+            const auto *const codes = static_cast<const uint8_t *>(blocks);
+            const auto *const row = static_cast<const T *>(x), *const added = static_cast<const T *>(bias);
+            const QuantizedMatrix<decltype(number)::value, T> m{codes, row, added, x_stride, rows, inputs, outputs};
+            linear(m, static_cast<T *>(y), y_stride);
+        });
+    });
+}
+
+// y [rows, inputs]: the rows `tokens` of a matrix [.., inputs] packed as above.
+extern "C" void baton_quantized_look_up(int type, int bits, const void *blocks, const int64_t *tokens, void *y,
+                                        int64_t rows, int64_t inputs) {
+    using namespace baton;
+    with_type(type, [=](auto *t) {
+        with_bits(bits, [=](auto number) {
+            using T = std::remove_pointer_t<decltype(t)>;
+            const auto *const codes = static_cast<const uint8_t *>(blocks);
+            const QuantizedMatrix<decltype(number)::value, T> m{codes, nullptr, nullptr, 0, rows, inputs, 0};
+            look_up(m, tokens, static_cast<T *>(y));
+        });
+    });
+}
+
+BATON_RECORDABLE(baton_quantized_linear)
+BATON_RECORDABLE(baton_quantized_look_up)

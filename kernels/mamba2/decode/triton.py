@@ -1,0 +1,42 @@
+"""The same as reference.py, by Triton: three launches."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from baton.kernels.conv1d.triton_update import conv1d_update
+from baton.kernels.mamba2.constants import MixerConstants
+from baton.kernels.mamba2.state_update.triton import selective_state_update
+from baton.kernels.norm.gated.triton import gated_norm
+
+
+def mixer_decode(
+    projected: Tensor,
+    constants: MixerConstants,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    update: Callable[..., Tensor] = selective_state_update,
+) -> Tensor:
+    """See reference.mixer_decode. Rows of `projected` may lie apart, and slots.
+
+    update: this, or triton_replay.replay_state_update with its ring, places and starts.
+    Padding rows may share a slot that no other row has: what is in it, and those rows of the result, mean nothing.
+    """
+    (heads, width, size), rows, c = state_pool.shape[1:], len(projected), constants
+    inner, channels = heads * width, c.taps.shape[1]
+    groups = (channels - inner) // (2 * size)
+    convolved = conv1d_update(projected[:, inner : inner + channels], c.taps, c.conv_bias, conv_pool, slots)
+    # Not .view, which gives a single row another stride, and so another kernel.
+    x = convolved.as_strided((rows, heads, width), (channels, width, 1), 0)
+    B = convolved.as_strided((rows, groups, size), (channels, size, 1), inner)
+    C = convolved.as_strided((rows, groups, size), (channels, size, 1), inner + groups * size)
+    y = update(
+        *(x, projected[:, inner + channels :], c.A, B, C, c.D, state_pool, slots, positions),
+        dt_bias=c.dt_bias,
+        dt_limits=c.dt_limits,
+    )
+    gate = projected[:, :inner]
+    norm = (c.norm, c.eps, c.norm_groups, c.norm_before_gate)
+    return gated_norm(y.view(rows, inner), gate, *norm, dtype=projected.dtype)

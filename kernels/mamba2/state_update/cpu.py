@@ -1,0 +1,33 @@
+"""The same as reference.py, a row at a time: a state of a few hundred kB is read and written once, from the cache."""
+
+import torch
+from torch import Tensor
+
+from baton.kernels.state_pool.rounding import round_by_chance
+
+
+def selective_state_update(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """See reference.selective_state_update."""
+    (rows, heads, width), (groups, size) = x.shape, B.shape[1:]
+    decay = (dt * A).exp().view(rows, groups, heads // groups, 1, 1)
+    x_dt = (x * dt[..., None]).view(rows, groups, heads // groups, width, 1)
+    B = B.view(rows, groups, 1, 1, size)
+    y = torch.empty(rows, groups, heads // groups * width, 1)
+    for row, slot in enumerate(slots.tolist()):
+        kept = pool[slot].view(groups, heads // groups, width, size)
+        state = kept.float()  # The same memory, where that is float32.
+        state.mul_(decay[row]).addcmul_(x_dt[row], B[row])
+        torch.bmm(state.view(groups, -1, size), C[row, :, :, None], out=y[row])
+        if state is not kept:
+            kept.copy_(round_by_chance(state[None], positions[row : row + 1])[0])
+    return y.view(rows, heads, width).addcmul_(x, D[:, None])

@@ -1,0 +1,126 @@
+"""The same as reference.py, by Triton: each state is read once and written once."""
+
+from math import inf
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from baton.kernels.runtime.triton import config_of, launch
+from baton.kernels.runtime.triton.functions import clamp, softplus
+from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.layout import row_stride
+from baton.kernels.state_pool.triton_states import candidates, rounded, widened
+
+
+def selective_state_update(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    *,
+    targets: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_limits: tuple[float, float] = (0.0, inf),
+) -> Tensor:
+    """See reference.selective_state_update. Rows of x, dt, B and C, float32 or bfloat16, may lie apart; slots too.
+
+    targets: int64 [R], where the states are written, none of them a slot of another row; None: where they were read.
+    dt_bias: float32 [H]; with it, dt is softplus(dt + dt_bias), clamped to dt_limits.
+    Rows may share a slot and a target if nobody wants what is then in them, or those rows of y.
+    """
+    (rows, heads, width), (groups, size) = x.shape, B.shape[1:]
+    y = torch.empty(rows, heads, width, dtype=torch.float32, device=x.device)
+    is_rounded = pool.dtype == torch.bfloat16
+    shape = f"width={width} state={size} {'bfloat16' if is_rounded else 'float32'}"
+    config = config_of("mamba2.state_update.step", shape, x.device, *candidates(size))
+    launch(
+        _step,
+        (heads * triton.cdiv(width, config.blocks["BLOCK_P"]), rows),
+        *(x, dt, A, B, C, D, dt_bias, pool.view(torch.int16) if is_rounded else pool),
+        *(slots, targets, positions, y, *dt_limits),
+        config=config,
+        HEADS=heads,
+        WIDTH=width,
+        SIZE=size,
+        HEADS_PER_GROUP=heads // groups,
+        X_ROW=row_stride(x),
+        DT_ROW=row_stride(dt),
+        B_ROW=row_stride(B),
+        C_ROW=row_stride(C),
+        SLOT=row_stride(pool),
+        BLOCK_N=triton.next_power_of_2(size),
+    )
+    return y
+
+
+@jit
+def _step(
+    x_ptr,
+    dt_ptr,
+    A_ptr,
+    B_ptr,
+    C_ptr,
+    D_ptr,
+    dt_bias_ptr,
+    pool_ptr,
+    slots_ptr,
+    targets_ptr,
+    positions_ptr,
+    y_ptr,
+    dt_low,
+    dt_high,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
+    HEADS_PER_GROUP: tl.constexpr,
+    X_ROW: tl.constexpr,
+    DT_ROW: tl.constexpr,
+    B_ROW: tl.constexpr,
+    C_ROW: tl.constexpr,
+    SLOT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
+    """BLOCK_P rows of the state of one head. pool_ptr: float32, or the bits of bfloat16 as int16."""
+    row = tl.program_id(1).to(tl.int64)
+    blocks: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
+    head = tl.program_id(0) // blocks
+    p = tl.program_id(0) % blocks * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    has_p, has_n = p < WIDTH, n < SIZE
+    inside = has_p[:, None] & has_n[None, :]
+    places = (head * WIDTH + p)[:, None] * SIZE + n[None, :]
+
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    kept = tl.load(pool_ptr + slot * SLOT + places, inside, other=0)
+    x = tl.load(x_ptr + row * X_ROW + head * WIDTH + p, has_p, other=0.0).to(tl.float32)
+    of_group = head // HEADS_PER_GROUP * SIZE + n
+    B = tl.load(B_ptr + row * B_ROW + of_group, has_n, other=0.0).to(tl.float32)
+    C = tl.load(C_ptr + row * C_ROW + of_group, has_n, other=0.0).to(tl.float32)
+    dt = tl.load(dt_ptr + row * DT_ROW + head).to(tl.float32)
+    A, D, position = tl.load(A_ptr + head), tl.load(D_ptr + head), tl.load(positions_ptr + row)
+    if targets_ptr is not None:
+        slot = tl.load(targets_ptr + row).to(tl.int64)
+    if dt_bias_ptr is not None:
+        dt = clamp(softplus(dt + tl.load(dt_bias_ptr + head)), dt_low, dt_high)
+
+    state = advanced(widened(kept), tl.exp(dt * A), x * dt, B)
+    y = tl.sum(state * C[None, :], 1) + D * x
+    tl.store(y_ptr + (row * HEADS + head) * WIDTH + p, y, has_p)
+    if pool_ptr.dtype.element_ty == tl.int16:
+        tl.store(pool_ptr + slot * SLOT + places, rounded(state, places, position), inside)
+    else:
+        tl.store(pool_ptr + slot * SLOT + places, state, inside)
+
+
+@jit
+def advanced(state, decay, x_dt, B):
+    """One step of the recurrence. Fused as written, so that every kernel rounds alike."""
+    return tl.fma(x_dt[:, None], B[None, :], state * decay)

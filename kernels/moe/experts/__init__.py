@@ -1,0 +1,29 @@
+"""Feed-forward experts, of which each token has a few: by Triton or native code where they compute, else by torch."""
+
+from torch import Tensor
+
+from baton.kernels.moe.experts import cpu, native
+from baton.kernels.moe.experts.packed import PackedExperts, pack
+from baton.kernels.moe.experts.reference import PARTS, Activation
+from baton.kernels.runtime import triton as gpu
+
+__all__ = ["PARTS", "Activation", "PackedExperts", "experts", "pack"]
+
+
+def experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    input_linear: Tensor | PackedExperts,
+    output_linear: Tensor | PackedExperts,
+    activation: Activation,
+) -> Tensor:
+    """See reference.experts; weights as they were, or packed."""
+    if native.takes(x, input_linear, output_linear):
+        assert isinstance(input_linear, PackedExperts) and isinstance(output_linear, PackedExperts)
+        return native.experts(x, chosen, weights, input_linear, output_linear, activation)
+    if gpu.takes(x):
+        from baton.kernels.moe.experts import triton
+
+        return triton.experts(x, chosen, weights, input_linear, output_linear, activation)
+    return cpu.experts(x, chosen, weights, input_linear, output_linear, activation)

@@ -1,0 +1,196 @@
+// Experts over packed weights: kernels/moe/experts/reference.py. Pairs of a token and one of its experts are sorted by
+// expert; each expert's weights are read once for as many of them as fit a tile. A token adds up what its experts give
+// in the order of their numbers, so what it gets depends on no other.
+#include <algorithm>
+#include <type_traits>
+
+#include "linear/dense/product.h"
+#include "runtime/cpp/numbers.h"
+#include "runtime/cpp/parallel.h"
+#include "linear/quantized/product.h"
+#include "runtime/cpu_graph/call.h"
+
+namespace baton {
+namespace {
+
+enum Activation : int { SILU_GATED = 0, RELU2 = 1 };
+
+struct Choice {
+    const int32_t *experts;  // [rows, top_k]; those outside of [0, count) are left out.
+    const float *weights;
+    int64_t rows, top_k, count;
+
+    int64_t pairs() const { return rows * top_k; }
+};
+
+// Some of the pairs of one expert, from `first` on in their order.
+struct Tile {
+    int32_t expert, first, rows;
+};
+
+// Pairs by expert, cut into tiles; memory: int32 [count + 1 + 4·pairs].
+struct SortedPairs {
+    const int32_t *order;
+    const Tile *tiles;
+    int64_t count = 0;
+
+    SortedPairs(const Choice &choice, int32_t *memory) {
+        const int32_t pairs = static_cast<int32_t>(choice.pairs()), experts = static_cast<int32_t>(choice.count);
+        int32_t *const ends = memory, *const sorted = memory + experts + 1;
+        Tile *const cut = reinterpret_cast<Tile *>(sorted + pairs);
+        const auto is_there = [=](int32_t pair) {
+            return choice.experts[pair] >= 0 && choice.experts[pair] < experts;
+        };
+        std::fill(ends, ends + experts + 1, 0);
+        for (int32_t pair = 0; pair < pairs; pair++)
+            if (is_there(pair)) ends[choice.experts[pair] + 1]++;
+        for (int32_t expert = 0; expert < experts; expert++) {
+            const int32_t first = ends[expert], rows = ends[expert + 1];
+            for (int32_t row = 0; row < rows; row += ROWS_AT_ONCE)
+                cut[count++] = {expert, first + row, std::min<int32_t>(ROWS_AT_ONCE, rows - row)};
+            ends[expert + 1] += first;
+        }
+        for (int32_t pair = 0; pair < pairs; pair++)
+            if (is_there(pair)) sorted[ends[choice.experts[pair]]++] = pair;
+        order = sorted;
+        tiles = cut;
+    }
+};
+
+// Parts of a loop that are worth another thread, each of so many weights: see kernels/linear/dense/cpu.cpp.
+int64_t grain(int64_t weights, const Choice &choice, const SortedPairs &sorted) {
+    const int64_t rows = choice.pairs() / std::max<int64_t>(sorted.count, 1);
+    return 65536 / (weights * (1 + rows / 16) + 1) + 1;
+}
+
+// The inputs of a tile's pairs side by side, in this thread's memory; of a single one where it is.
+template <class T>
+const T *gathered(const T *x, int64_t stride, int64_t inputs, const Tile &tile, const int32_t *order, int64_t top_k) {
+    if (tile.rows == 1) return x + order[tile.first] / top_k * stride;
+    T *const rows = reinterpret_cast<T *>(scratch(0, (tile.rows * inputs * sizeof(T) + 3) / 4));
+    for (int64_t row = 0; row < tile.rows; row++) {
+        const T *const from = x + order[tile.first + row] / top_k * stride;
+        std::copy(from, from + inputs, rows + row * inputs);
+    }
+    return rows;
+}
+
+// hidden [rows, outputs] ← the activation of sums [rows, BLOCK_OUT], of one block; gate: the same, or null for relu².
+template <class T>
+void activate(const float *gate, const float *up, int64_t rows, int64_t block, int64_t outputs, T *hidden) {
+    const int64_t first = block * BLOCK_OUT, last = std::min(first + BLOCK_OUT, outputs);
+    for (int64_t row = 0; row < rows; row++, hidden += outputs)
+        for (int64_t i = first; i < last; i += LANES) {
+            const int64_t at = row * BLOCK_OUT + i - first;
+            const floats given = load(up + at), positive = given < 0 ? floats{} : given;  // A NaN stays one.
+            put(hidden + i, gate ? silu(load(gate + at)) * given : positive * positive, last - i);
+        }
+}
+
+// hidden [pairs in their order, m.outputs]; m: the first of the matrices, two for each expert if gated.
+template <class M, class T = typename M::Input>
+void project_in(const M &m, bool gated, const T *x, int64_t stride, const Choice &c, const SortedPairs &sorted, T *hidden) {
+    const int64_t blocks = m.blocks();
+    const auto matrix = [&](const Tile &tile) { return m.number(gated ? 2 * tile.expert : tile.expert); };
+    const int64_t weights = BLOCK_OUT * m.inputs * (gated ? 2 : 1);
+    parallel_for(sorted.count * blocks, grain(weights, c, sorted), [&](int64_t begin, int64_t end) {
+        const FlushDenormals flush;
+        float gate[ROWS_AT_ONCE * BLOCK_OUT], up[ROWS_AT_ONCE * BLOCK_OUT];
+        const T *rows = nullptr;
+        for (int64_t task = begin; task < end; task++) {
+            const Tile &tile = sorted.tiles[task / blocks];
+            const int64_t block = task % blocks;
+            if (task == begin || block == 0) rows = gathered(x, stride, m.inputs, tile, sorted.order, c.top_k);
+            const M first = matrix(tile), last = gated ? m.number(2 * tile.expert + 1) : first;
+            const M coming = matrix(sorted.tiles[std::min(task + 1, end - 1) / blocks]);
+            if (gated) block_sums(first.with(rows, m.inputs, tile.rows), block, gate, last.block(block));
+            block_sums(last.with(rows, m.inputs, tile.rows), block, up, coming.block((task + 1) % blocks));
+            activate(gated ? gate : nullptr, up, tile.rows, block, m.outputs, hidden + tile.first * m.outputs);
+        }
+    });
+}
+
+// Blocks of outputs that share a tile's inputs while they are near, and lie behind each other in memory; their sums stay
+// near too.
+int64_t blocks_at_once(const Choice &c) { return std::clamp<int64_t>(2048 / std::max<int64_t>(c.rows, 1), 1, 8); }
+
+// y [rows, m.outputs] ← the weighted sums over a token's pairs.
+template <class M, class T = typename M::Input>
+void project_out(const M &m, const T *hidden, const Choice &c, const SortedPairs &sorted, T *y) {
+    const int64_t most = blocks_at_once(c), size = c.rows * BLOCK_OUT;
+    const int64_t together = std::min(most, m.blocks() / (2 * pool.threads));  // So that no thread goes without.
+    const int64_t weights = BLOCK_OUT * m.inputs * sorted.count;
+    parallel_for(m.blocks(), std::max(grain(weights, c, sorted), together), [&](int64_t begin, int64_t end) {
+        const FlushDenormals flush;
+        float sums[ROWS_AT_ONCE * BLOCK_OUT];
+        float *const totals = scratch(1, most * size);
+        for (int64_t first = begin; first < end; first += most) {
+            const int64_t blocks = std::min(most, end - first);
+            std::fill(totals, totals + blocks * size, 0.0f);
+            for (int64_t t = 0; t < sorted.count; t++) {
+                const Tile &tile = sorted.tiles[t];
+                const M of_tile = m.number(tile.expert).with(hidden + tile.first * m.inputs, m.inputs, tile.rows);
+                const M coming = m.number(sorted.tiles[std::min(t + 1, sorted.count - 1)].expert);
+                for (int64_t block = 0; block < blocks; block++) {
+                    const auto *const following = block + 1 < blocks ? nullptr : coming.block(first);
+                    block_sums(of_tile, first + block, sums, following);
+                    for (int64_t row = 0; row < tile.rows; row++) {
+                        const int64_t pair = sorted.order[tile.first + row];
+                        float *const total = totals + block * size + pair / c.top_k * BLOCK_OUT;
+                        for (int64_t i = 0; i < BLOCK_OUT; i += LANES)
+                            put(total + i, load(total + i) + load(sums + row * BLOCK_OUT + i) * c.weights[pair]);
+                    }
+                }
+            }
+            for (int64_t block = 0; block < blocks; block++)
+                for (int64_t row = 0; row < c.rows; row++) {
+                    const int64_t from = (first + block) * BLOCK_OUT, to = std::min(from + BLOCK_OUT, m.outputs);
+                    for (int64_t i = from; i < to; i += LANES)
+                        put(y + row * m.outputs + i, load(totals + block * size + row * BLOCK_OUT + i - from), to - i);
+                }
+        }
+    });
+}
+
+// `in` and `out` of the experts' first and second projections, PackedMatrix or QuantizedMatrix.
+template <class M, class T = typename M::Input>
+void experts(const M &in, const M &out, bool gated, const T *x, int64_t stride, const Choice &c, T *hidden,
+             int32_t *memory, T *y) {
+    const SortedPairs sorted(c, memory);
+    project_in(in, gated, x, stride, c, sorted, hidden);
+    project_out(out, hidden, c, sorted, y);
+}
+
+}  // namespace
+}  // namespace baton
+
+// x [rows, wide], rows `stride` apart, and y [rows, wide], of `type`. chosen: [rows, top_k] of `count` experts. first:
+// 2·count matrices [inner, wide] (gate and up of each expert), with relu² count; second: count matrices [wide, inner]:
+// packed as for baton_linear if bits is 0, else as for baton_quantized_linear. hidden: [rows·top_k, inner] of `type`
+// and memory: [count + 1 + 4·rows·top_k], both for what is made on the way.
+extern "C" void baton_experts(
+    int type, int bits, int activation, const void *x, int64_t stride, const int32_t *chosen, const float *weights,
+    const void *first, const void *second, void *hidden, int32_t *memory, void *y, int64_t rows, int64_t top_k,
+    int64_t count, int64_t wide, int64_t inner
+) {
+    using namespace baton;
+    with_type(type, [=](auto *t) {
+        using T = std::remove_pointer_t<decltype(t)>;
+        const Choice choice{chosen, weights, rows, top_k, count};
+        const auto run = [=](const auto &in, const auto &out) {
+            experts(in, out, activation == SILU_GATED, static_cast<const T *>(x), stride, choice,
+                    static_cast<T *>(hidden), memory, static_cast<T *>(y));
+        };
+        const auto run_bits = [=](auto number) {
+            using M = QuantizedMatrix<decltype(number)::value, T>;
+            run(M{static_cast<const uint8_t *>(first), nullptr, nullptr, 0, 0, wide, inner},
+                M{static_cast<const uint8_t *>(second), nullptr, nullptr, 0, 0, inner, wide});
+        };
+        if (bits == 8) return run_bits(std::integral_constant<int, 8>());
+        if (bits == 4) return run_bits(std::integral_constant<int, 4>());
+        run(PackedMatrix<T>{nullptr, static_cast<const T *>(first), nullptr, 0, 0, wide, inner},
+            PackedMatrix<T>{nullptr, static_cast<const T *>(second), nullptr, 0, 0, inner, wide});
+    });
+}
+
+BATON_RECORDABLE(baton_experts)

@@ -1,0 +1,41 @@
+"""The same as reference.py, by torch, an expert that was chosen at a time; and over weights of any layout."""
+
+import torch
+from torch import Tensor
+
+from baton.kernels.linear import dense, quantized
+from baton.kernels.linear.quantized import QuantizedWeight
+from baton.kernels.moe.experts.packed import PackedExperts
+from baton.kernels.moe.experts.reference import ACTIVATIONS, Activation
+
+
+def experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    input_linear: Tensor | PackedExperts,
+    output_linear: Tensor | PackedExperts,
+    activation: Activation,
+) -> Tensor:
+    """See reference.experts; here each product is rounded."""
+    y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    count = input_linear.count if isinstance(input_linear, PackedExperts) else len(input_linear)
+    for expert in sorted(set(chosen.flatten().tolist())):
+        if not 0 <= expert < count:
+            continue
+        token, place = torch.where(chosen == expert)
+        hidden = ACTIVATIONS[activation](_project(x[token], input_linear, expert))
+        y.index_add_(0, token, _project(hidden, output_linear, expert) * weights[token, place, None])
+    return y.to(x.dtype)
+
+
+def _project(x: Tensor, stack: Tensor | PackedExperts, expert: int) -> Tensor:
+    """x @ stack[expert]ᵀ."""
+    if isinstance(stack, Tensor):
+        return dense.linear(x, stack[expert], None)
+    parts = [stack.part(expert * stack.parts + part) for part in range(stack.parts)]
+    found = [
+        quantized.linear(x, part, None) if isinstance(part, QuantizedWeight) else dense.linear(x, part, None)
+        for part in parts
+    ]
+    return found[0] if len(found) == 1 else torch.cat(found, dim=1)

@@ -1,0 +1,237 @@
+"""The same as reference.py, by Triton: pairs of a token and an expert are sorted, and each tile of an expert's pairs is
+multiplied by its weights, which may be integers.
+
+As in kernels/linear/quantized/triton.py outputs are the first dimension of the products, and a row gets the same beside
+any others.
+"""
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from baton.kernels.linear.quantized.triton import BLOCK, STEP, product
+from baton.kernels.moe.experts.packed import PackedExperts
+from baton.kernels.moe.experts.reference import PARTS, Activation
+from baton.kernels.moe.experts.triton_sort import most_tiles, sort_pairs
+from baton.kernels.runtime.triton import KernelConfig, config_of, dot_precision, launch
+from baton.kernels.runtime.triton.functions import silu
+from baton.kernels.runtime.triton.jit import jit
+
+ADDED = 1024
+"""Outputs that a program adds up."""
+
+
+def experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    input_linear: Tensor | PackedExperts,
+    output_linear: Tensor | PackedExperts,
+    activation: Activation,
+) -> Tensor:
+    """See reference.experts. Products of float32 are exact, unless kernels.runtime.triton.use_tf32 was asked."""
+    x, chosen, weights = x.contiguous(), chosen.contiguous(), weights.contiguous()
+    (rows, wide), top_k, parts = x.shape, chosen.shape[1], PARTS[activation]
+    first, second = (
+        stack.data if isinstance(stack, PackedExperts) else stack for stack in (input_linear, output_linear)
+    )
+    bits = input_linear.bits or 0 if isinstance(input_linear, PackedExperts) else 0
+    inner = input_linear.outputs if isinstance(input_linear, PackedExperts) else input_linear.shape[1] // parts
+    count = input_linear.count if isinstance(input_linear, PackedExperts) else len(input_linear)
+    pairs = rows * top_k
+    config = _config(x, pairs, count, inner, bits)
+    tile_rows, tile_outs = config.blocks["BLOCK_ROWS"], config.blocks["BLOCK_OUT"]
+    order, tiles = sort_pairs(chosen, count, tile_rows)
+    hidden = torch.empty(pairs, inner, dtype=x.dtype, device=x.device)
+    given = torch.empty(pairs, wide, dtype=torch.float32, device=x.device)
+    y = torch.empty_like(x)
+    sizes = {"WIDE": wide, "INNER": inner, "BITS": bits, "PRECISION": dot_precision()}
+    most = most_tiles(pairs, count, tile_rows)
+    grid = (triton.cdiv(inner, tile_outs), most)
+    launch(_project_in, grid, x, first, order, tiles, hidden, config=config, TOP_K=top_k, GATED=parts == 2, **sizes)
+    grid = (triton.cdiv(wide, tile_outs), most)
+    launch(_project_out, grid, hidden, second, order, tiles, given, config=config, **sizes)
+    block = min(ADDED, triton.next_power_of_2(wide))
+    grid = (rows, triton.cdiv(wide, block))
+    launch(
+        _add_up,
+        grid,
+        given,
+        chosen,
+        weights,
+        y,
+        config=KernelConfig(),
+        COUNT=count,
+        TOP_K=top_k,
+        WIDE=wide,
+        BLOCK=block,
+    )
+    return y
+
+
+def candidates(of_rows: int, dtype: torch.dtype) -> list[KernelConfig]:
+    """For tiles of so many rows. Always 64 outputs and 4 warps at least: see kernels/linear/quantized/triton.py."""
+    if dtype == torch.float32:
+        return [_sized(64, of_rows, 32, warps, stages) for warps in (4, 8) for stages in (2, 3)]
+    sizes = [(64, 4), (64, 8), (128, 4), (128, 8)]
+    return [_sized(of_outs, of_rows, 64, warps, stages) for of_outs, warps in sizes for stages in (2, 3, 4)]
+
+
+def _config(x: Tensor, pairs: int, count: int, inner: int, bits: int) -> KernelConfig:
+    """Tiles have as many rows as an expert may expect; fewer at widths of no model, where registers would lack."""
+    of_rows = next((rows for rows in (16, 32, 64) if pairs <= rows * count), 64 if bits else 128)
+    if x.dtype == torch.float32 or x.shape[1] % 16 or inner % 16:
+        of_rows = min(of_rows, 32)
+    if x.dtype == torch.float32:
+        default = _sized(64, of_rows, 32, 8, 2)
+    elif of_rows > 64:
+        default = _sized(128, of_rows, 64, 8, 3)
+    else:  # What is unpacked from 8 bits takes more registers than 4 warps have.
+        default = _sized(64, of_rows, 64, 8 if bits == 8 and of_rows == 64 else 4, 3)
+    shape = f"rows={of_rows} wide={x.shape[1]} inner={inner} experts={count} bits={bits} {x.dtype}"
+    return config_of("moe.experts.experts", shape, x.device, default, *candidates(of_rows, x.dtype))
+
+
+def _sized(of_outs: int, of_rows: int, of_inputs: int, warps: int, stages: int) -> KernelConfig:
+    blocks = {"BLOCK_OUT": of_outs, "BLOCK_ROWS": of_rows, "BLOCK_IN": of_inputs, "STAGES": stages}
+    return KernelConfig(blocks, warps, stages)
+
+
+@jit
+def _project_in(
+    x_ptr,
+    stack_ptr,
+    order_ptr,
+    tiles_ptr,
+    hidden_ptr,
+    TOP_K: tl.constexpr,
+    GATED: tl.constexpr,
+    WIDE: tl.constexpr,
+    INNER: tl.constexpr,
+    BITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """hidden [pairs in their order, INNER]. Programs: tiles of outputs, tiles of pairs."""
+    expert, first, rows = _tile(tiles_ptr)
+    if rows == 0:
+        return
+    outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    at = tl.arange(0, BLOCK_ROWS)
+    inside, here = outs < INNER, at < rows
+    token = tl.load(order_ptr + first + at, here, other=0) // TOP_K
+    rows_ptr = x_ptr + token.to(tl.int64) * WIDE
+    if GATED:
+        gate = _product(
+            stack_ptr, expert * 2, outs, inside, rows_ptr, here, INNER, WIDE, BITS, PRECISION, BLOCK_IN, STAGES
+        )
+        up = _product(
+            stack_ptr, expert * 2 + 1, outs, inside, rows_ptr, here, INNER, WIDE, BITS, PRECISION, BLOCK_IN, STAGES
+        )
+        given = silu(gate) * up
+    else:
+        up = _product(stack_ptr, expert, outs, inside, rows_ptr, here, INNER, WIDE, BITS, PRECISION, BLOCK_IN, STAGES)
+        positive = tl.maximum(up, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        given = positive * positive
+    places = (first + at).to(tl.int64)[None, :] * INNER + outs[:, None]
+    tl.store(hidden_ptr + places, given.to(hidden_ptr.dtype.element_ty), inside[:, None] & here[None, :])
+
+
+@jit
+def _project_out(
+    hidden_ptr,
+    stack_ptr,
+    order_ptr,
+    tiles_ptr,
+    given_ptr,
+    WIDE: tl.constexpr,
+    INNER: tl.constexpr,
+    BITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """given [pairs, WIDE], without their weights. Programs: tiles of outputs, tiles of pairs."""
+    expert, first, rows = _tile(tiles_ptr)
+    if rows == 0:
+        return
+    outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    at = tl.arange(0, BLOCK_ROWS)
+    inside, here = outs < WIDE, at < rows
+    rows_ptr = hidden_ptr + (first + at).to(tl.int64) * INNER
+    sums = _product(stack_ptr, expert, outs, inside, rows_ptr, here, WIDE, INNER, BITS, PRECISION, BLOCK_IN, STAGES)
+    pair = tl.load(order_ptr + first + at, here, other=0)
+    places = pair.to(tl.int64)[None, :] * WIDE + outs[:, None]
+    tl.store(given_ptr + places, sums, inside[:, None] & here[None, :])
+
+
+@jit
+def _add_up(
+    given_ptr,
+    chosen_ptr,
+    weights_ptr,
+    y_ptr,
+    COUNT: tl.constexpr,
+    TOP_K: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Programs: rows, stretches of them."""
+    row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for place in range(TOP_K):
+        pair = row * TOP_K + place
+        expert = tl.load(chosen_ptr + pair)
+        if (expert >= 0) & (expert < COUNT):
+            given = tl.load(given_ptr + pair * WIDE + columns, columns < WIDE, other=0.0)
+            total += given * tl.load(weights_ptr + pair)
+    tl.store(y_ptr + row * WIDE + columns, total.to(y_ptr.dtype.element_ty), columns < WIDE)
+
+
+@jit
+def _tile(tiles_ptr):
+    """The program's expert, the first of its pairs, and how many."""
+    tile_ptr = tiles_ptr + tl.program_id(1) * 3
+    return tl.load(tile_ptr), tl.load(tile_ptr + 1), tl.load(tile_ptr + 2)
+
+
+@jit
+def _product(
+    stack_ptr,
+    matrix,
+    outs,
+    inside,
+    rows_ptr,
+    here,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    BITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """float32 [outs, rows] of one of the matrices [OUTPUTS, INPUTS] that lie one behind the other; BITS: 0 of numbers,
+    else of integers. See quantized_linear.triton.product."""
+    if BITS:
+        STEPS: tl.constexpr = (INPUTS + STEP - 1) // STEP
+        BYTES: tl.constexpr = (OUTPUTS + BLOCK - 1) // BLOCK * STEPS * BLOCK * (4 + STEP * BITS // 8)
+        data_ptr = stack_ptr + matrix.to(tl.int64) * BYTES
+        sums = product(data_ptr, outs, inside, rows_ptr, here, 0, STEPS, INPUTS, BITS, PRECISION, STAGES)
+    else:
+        within = tl.arange(0, BLOCK_IN)
+        weight_ptr = stack_ptr + matrix.to(tl.int64) * (OUTPUTS * INPUTS)
+        weight_ptr += outs[:, None] * INPUTS + within[None, :]
+        x_ptr = rows_ptr[None, :] + within[:, None]
+        sums = tl.zeros((outs.shape[0], here.shape[0]), tl.float32)
+        for start in tl.range(0, INPUTS, BLOCK_IN, num_stages=STAGES):
+            there = start + within < INPUTS
+            weight = tl.load(weight_ptr + start, inside[:, None] & there[None, :], other=0.0)
+            x = tl.load(x_ptr + start, here[None, :] & there[:, None], other=0.0)
+            sums = tl.dot(weight, x, sums, input_precision=PRECISION)
+    return sums

@@ -1,0 +1,58 @@
+"""The same as reference.py, by Triton: a program for a stretch of a row."""
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton.jit import jit
+from baton.kernels.runtime.triton.layout import row_stride
+
+
+def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None) -> Tensor:
+    """See reference.add_shared. Rows may lie apart."""
+    rows, width = routed.shape
+    y = torch.empty(rows, width, dtype=routed.dtype, device=routed.device)
+    config = config_of("moe.shared_expert.add_shared", f"width={width}", routed.device, *candidates(width))
+    launch(
+        _add_shared,
+        (rows, triton.cdiv(width, config.blocks["BLOCK"])),
+        *(routed, shared, gate, y),
+        config=config,
+        WIDTH=width,
+        ROUTED_ROW=row_stride(routed),
+        SHARED_ROW=row_stride(shared),
+        GATE_ROW=0 if gate is None else row_stride(gate),
+    )
+    return y
+
+
+def candidates(width: int) -> list[KernelConfig]:
+    """The first is the default."""
+    least = triton.next_power_of_2(width)
+    sizes = [(1024, 4), (1024, 2), (1024, 8), (2048, 4), (2048, 8), (512, 2), (512, 4), (4096, 8)]
+    return [KernelConfig({"BLOCK": min(block, least)}, warps) for block, warps in sizes]
+
+
+@jit
+def _add_shared(
+    routed_ptr,
+    shared_ptr,
+    gate_ptr,
+    y_ptr,
+    WIDTH: tl.constexpr,
+    ROUTED_ROW: tl.constexpr,
+    SHARED_ROW: tl.constexpr,
+    GATE_ROW: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    routed = tl.load(routed_ptr + row * ROUTED_ROW + columns, inside, other=0.0).to(tl.float32)
+    shared = tl.load(shared_ptr + row * SHARED_ROW + columns, inside, other=0.0).to(tl.float32)
+    if gate_ptr is not None:
+        gate = tl.load(gate_ptr + row * GATE_ROW).to(tl.float32)
+        e = tl.exp(-tl.abs(gate))
+        shared *= tl.where(gate >= 0, 1.0, e) / (1.0 + e)
+    tl.store(y_ptr + row * WIDTH + columns, (routed + shared).to(y_ptr.dtype.element_ty), inside)

@@ -1,0 +1,1 @@
+"""RMS norms: of the residual stream, and gated."""

@@ -1,0 +1,62 @@
+"""The same as reference.py, by Triton: a program for each row, which it reads once."""
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton.jit import jit
+
+
+def add_rms_norm(
+    residual: Tensor, x: Tensor | None, weight: Tensor, eps: float, multiplier: float = 1.0, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """See reference.add_rms_norm. Contiguous."""
+    rows, hidden = residual.shape
+    added = residual if x is None else torch.empty_like(residual)
+    normed = torch.empty(rows, hidden, dtype=weight.dtype, device=residual.device)
+    launch(
+        _add_rms_norm,
+        (rows,),
+        *(residual, x, weight, added, normed),
+        *(eps, multiplier, offset),
+        config=config_of("norm.rms.add_rms_norm", f"hidden={hidden}", residual.device, *candidates(hidden)),
+        HIDDEN=hidden,
+        BLOCK=triton.next_power_of_2(hidden),
+    )
+    return added, normed
+
+
+def candidates(hidden: int) -> list[KernelConfig]:
+    """The first is the default."""
+    default = 4 if hidden <= 4096 else 8
+    return [KernelConfig({}, default), *(KernelConfig({}, warps) for warps in (1, 2, 4, 8, 16) if warps != default)]
+
+
+@jit
+def _add_rms_norm(
+    residual_ptr,
+    x_ptr,
+    weight_ptr,
+    added_ptr,
+    normed_ptr,
+    eps,
+    multiplier,
+    offset,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """x_ptr None: nothing is added, and nothing written to added_ptr."""
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HIDDEN
+    places = tl.program_id(0).to(tl.int64) * HIDDEN + columns
+    values = tl.load(residual_ptr + places, inside, other=0.0).to(tl.float32)
+    if x_ptr is not None:
+        values += tl.load(x_ptr + places, inside, other=0.0).to(tl.float32) * multiplier
+        kept = values.to(added_ptr.dtype.element_ty)
+        tl.store(added_ptr + places, kept, inside)
+        values = kept.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, 0) / HIDDEN + eps)
+    weight = tl.load(weight_ptr + columns, inside, other=0.0).to(tl.float32)
+    tl.store(normed_ptr + places, (values * scale * (weight + offset)).to(normed_ptr.dtype.element_ty), inside)

@@ -1,0 +1,1 @@
+"""How a packed prefill is cut into chunks, and the plans that its operations follow."""

@@ -1,0 +1,1 @@
+"""What runs operations: compiled C++, Triton, and CPU graphs."""

@@ -1,0 +1,33 @@
+"""Compiled kernels: found or built, cached, loaded and checked; an operation's native.py declares its functions."""
+
+from baton.kernels.runtime.cpp.library import (
+    Function,
+    address_of_words,
+    argtypes,
+    declare,
+    declared,
+    function,
+    install,
+    uninstall,
+    use_threads,
+    watched,
+)
+from baton.kernels.runtime.cpp.types import FLOAT, INT, INT64, POINTER, TYPES
+
+__all__ = [
+    "FLOAT",
+    "INT",
+    "INT64",
+    "POINTER",
+    "TYPES",
+    "Function",
+    "address_of_words",
+    "argtypes",
+    "declare",
+    "declared",
+    "function",
+    "install",
+    "uninstall",
+    "use_threads",
+    "watched",
+]

@@ -1,0 +1,21 @@
+"""Triton: for which tensors it computes, how its kernels are launched, with which block sizes and precision."""
+
+from baton.kernels.runtime.triton.configs import KernelConfig, chosen, config_of
+from baton.kernels.runtime.triton.launching import Launch, launch, watched
+from baton.kernels.runtime.triton.precision import dot_precision, use_tf32
+from baton.kernels.runtime.triton.selection import computes_for, computes_on, leave_to_torch, takes
+
+__all__ = [
+    "KernelConfig",
+    "Launch",
+    "chosen",
+    "computes_for",
+    "computes_on",
+    "config_of",
+    "dot_precision",
+    "launch",
+    "leave_to_torch",
+    "takes",
+    "use_tf32",
+    "watched",
+]

@@ -1,0 +1,77 @@
+"""The same as reference.py, by Triton: one launch, in words of 16 bytes."""
+
+import torch
+import triton
+from torch import Tensor
+from triton import language as tl
+
+from baton.kernels.runtime.triton import KernelConfig, config_of, launch
+from baton.kernels.runtime.triton.jit import jit
+
+# The first is the default: four words of 16 bytes a thread. BLOCK is in words of 4.
+CANDIDATES = [KernelConfig({"BLOCK": block}, warps) for block, warps in [(2048, 4), (1024, 4), (4096, 4), (4096, 8)]]
+
+
+def copy(pool: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """See reference.copy."""
+    _move(pool, pool, sources, targets, len(targets))
+
+
+def clear(pool: Tensor, targets: Tensor) -> None:
+    """See reference.clear."""
+    _move(None, pool, None, targets, len(targets))
+
+
+def gather(pool: Tensor, sources: Tensor) -> Tensor:
+    """See reference.gather."""
+    rows = torch.empty(len(sources), pool.shape[1], dtype=torch.uint8, device=pool.device)
+    _move(pool, rows, sources, None, len(rows))
+    return rows
+
+
+def scatter(pool: Tensor, targets: Tensor, rows: Tensor) -> None:
+    """See reference.scatter."""
+    _move(rows, pool, None, targets, len(targets))
+
+
+def _move(origin: Tensor | None, goal: Tensor, sources: Tensor | None, targets: Tensor | None, rows: int) -> None:
+    """goal[targets[i]] = origin[sources[i]], or 0 without origin; without sources or targets, i itself."""
+    for tensor in (origin, goal):
+        if tensor is not None and (tensor.dtype != torch.uint8 or not tensor.is_contiguous() or tensor.shape[1] % 64):
+            raise ValueError(f"not contiguous lines of 64 bytes: {tensor.dtype} {list(tensor.shape)}")
+    words = goal.shape[1] // 4
+    config = config_of("state_pool.move", f"words={words}", goal.device, *CANDIDATES)
+    blocks = triton.cdiv(words, config.blocks["BLOCK"])
+    launch(
+        _move_words,
+        (rows * blocks,),
+        *(None if origin is None else origin.view(torch.int32), goal.view(torch.int32), sources, targets),
+        config=config,
+        WORDS=words,
+        BLOCKS=blocks,
+    )
+
+
+@jit
+def _move_words(
+    origin_ptr,
+    goal_ptr,
+    sources_ptr,
+    targets_ptr,
+    WORDS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    places = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    inside = places < WORDS
+    source, target = row, row
+    if sources_ptr is not None:
+        source = tl.load(sources_ptr + row).to(tl.int64)
+    if targets_ptr is not None:
+        target = tl.load(targets_ptr + row).to(tl.int64)
+    if origin_ptr is None:
+        words = tl.zeros([BLOCK], tl.int32)
+    else:
+        words = tl.load(origin_ptr + source * WORDS + places, inside, other=0)
+    tl.store(goal_ptr + target * WORDS + places, words, inside)

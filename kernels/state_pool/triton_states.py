@@ -1,0 +1,44 @@
+"""How Triton kernels read, round and write the states of a pool."""
+
+import triton
+from triton import language as tl
+
+from baton.kernels.runtime.triton import KernelConfig
+from baton.kernels.runtime.triton.jit import jit
+
+
+def candidates(size: int) -> list[KernelConfig]:
+    """Return the block sizes to choose from, the default first, for states whose rows have `size` columns.
+
+    A thread owns its elements: no thread reads in place what another one has written.
+    """
+    elements = [(1024, 1), (512, 1), (2048, 1), (2048, 2), (4096, 2), (4096, 4), (8192, 4)]
+    columns = triton.next_power_of_2(size)
+    return [KernelConfig({"BLOCK_P": max(1, tile // columns)}, warps) for tile, warps in elements]
+
+
+@jit
+def widened(kept):
+    """Return the float32 state of a pool's elements, which are float32, or the bits of bfloat16 as int16."""
+    if kept.dtype == tl.int16:
+        return (kept.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:  # noqa: RET505 (which of them is known when the kernel is compiled)
+        return kept
+
+
+@jit
+def rounded(state, places, position):
+    """Round as rounding.round_by_chance does; return the bits of bfloat16 as int16.
+
+    places: element indices within the slot.
+    position: the row's absolute position, int64.
+    """
+    chance = _mix(places + _mix(position.to(tl.int32))) >> 16 & 0xFFFF
+    return (state.to(tl.int32, bitcast=True) + chance >> 16).to(tl.int16)
+
+
+@jit
+def _mix(x):
+    """See rounding._mix."""
+    x = x * 0x7FEB352D
+    return (x ^ (x >> 15 & 0x1FFFF)) * -0x7B935975

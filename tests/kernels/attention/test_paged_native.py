@@ -1,0 +1,168 @@
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import example, given, settings, strategies as st
+from torch import Tensor
+
+from baton.kernels.attention.paged import native, reference
+from tests.kernels.installed import installed, runnable
+
+F32, BF16 = torch.float32, torch.bfloat16
+SCALE = 0.3
+many = settings(max_examples=40, deadline=None)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """repeats: heads for each head of keys; segments: (start, length).
+
+    lacking: columns by which values are narrower than keys; apart: whether they lie in pages as wide as the keys'.
+    """
+
+    kv_heads: int
+    repeats: int
+    width: int
+    page_size: int
+    segments: list[tuple[int, int]]
+    lacking: int = 0
+    apart: bool = False
+
+
+LAYOUTS = st.builds(
+    Layout,
+    kv_heads=st.integers(1, 3),
+    repeats=st.integers(1, 5),
+    width=st.one_of(st.integers(1, 40), st.sampled_from([64, 128])),
+    page_size=st.sampled_from([1, 4, 16, 48]),
+    segments=st.lists(
+        st.tuples(st.one_of(st.just(0), st.integers(0, 200)), st.one_of(st.just(1), st.integers(1, 90))),
+        min_size=1,
+        max_size=4,
+    ),
+    lacking=st.one_of(st.just(0), st.integers(1, 70)),
+    apart=st.booleans(),
+)
+LATENTS = Layout(1, 32, 576, 16, [(0, 20), (70, 1), (130, 3)], 64, apart=True)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Entries that no segment has are NaN; keys and values of a page lie side by side, behind another layer's."""
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    table: Tensor
+    offsets: list[int]
+    starts: list[int]
+
+    def run(self, form: object = native.paged_attention) -> Tensor:
+        assert callable(form)
+        layout = torch.tensor(self.offsets), torch.tensor(self.starts)
+        attended = form(self.query, self.keys, self.values, self.table, *layout, SCALE)
+        assert isinstance(attended, Tensor)
+        return attended
+
+    def tolerance(self) -> float:
+        """Return by how much two orders of summation may differ in float32, whatever the machine's vectors are.
+
+        A score adds up `width` products, so its rounding error is about eps·scale·|query|·|key|, and a softmax weight
+        has that error relatively. The output adds up one weighted value a token: another eps·√tokens. Both scale with
+        the largest value.
+        """
+        query, key = (heads.nan_to_num(0.0).norm(dim=-1).max() for heads in (self.query, self.keys))
+        tokens = max(
+            start + end - begin for start, (begin, end) in zip(self.starts, pairwise(self.offsets), strict=True)
+        )
+        terms = SCALE * float(query * key) + tokens**0.5
+        return torch.finfo(F32).eps * terms * float(self.values.nan_to_num(0.0).abs().max())
+
+    def part(self, segment: int, begin: int, end: int) -> "Given":
+        """Tokens [begin, end) of one segment."""
+        first = self.offsets[segment]
+        rows, start = slice(first + begin, first + end), self.starts[segment] + begin
+        return replace(
+            self, query=self.query[rows], table=self.table[segment, None], offsets=[0, end - begin], starts=[start]
+        )
+
+
+def drawn(s: Layout, dtype: torch.dtype) -> Given:
+    g = torch.Generator().manual_seed(0)
+    needed = [-(-(start + length) // s.page_size) for start, length in s.segments]
+    width = max(needed) + 1
+    table = torch.randperm(len(needed) * width, generator=g).view(len(needed), width).int()
+    pages = torch.full((table.numel(), 4, s.page_size, s.kv_heads, s.width), torch.nan, dtype=dtype)
+    for segment, (start, length) in enumerate(s.segments):
+        positions = torch.arange(start + length)
+        page = table[segment, positions // s.page_size].long()
+        stored = torch.randn(len(positions), 4, s.kv_heads, s.width, generator=g).to(dtype)
+        pages[page, :, positions % s.page_size] = stored
+    offsets = [0]
+    for _, length in s.segments:
+        offsets.append(offsets[-1] + length)
+    query = torch.randn(offsets[-1], s.kv_heads * s.repeats, s.width, generator=g).to(dtype)
+    keys, values = pages[:, 2], pages[:, 3, ..., : max(1, s.width - s.lacking)]
+    return Given(
+        query, keys, values if s.apart else side_by_side(values), table, offsets, [start for start, _ in s.segments]
+    )
+
+
+def side_by_side(values: Tensor) -> Tensor:
+    """The same, as pages of their own, behind those of another layer."""
+    return torch.stack([torch.full_like(values, torch.nan), values], 1)[:, 1]
+
+
+@pytest.mark.usefixtures("target")
+@many
+@given(layout=LAYOUTS, dtype=st.sampled_from([F32, BF16]))
+@example(layout=LATENTS, dtype=F32)
+@example(layout=LATENTS, dtype=BF16)
+def test_attention_equals_the_reference_and_reads_no_entry_beyond_a_segment(layout: Layout, dtype: torch.dtype) -> None:
+    found = drawn(layout, dtype)
+    exact = replace(found, query=found.query.float(), keys=found.keys.float(), values=found.values.float())
+    tolerance = exact.tolerance() if dtype == F32 else torch.finfo(BF16).eps
+    expected = exact.run(reference.paged_attention)
+    torch.testing.assert_close(found.run().float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.usefixtures("target")
+@many
+@given(layout=LAYOUTS, dtype=st.sampled_from([F32, BF16]), data=st.data())
+def test_a_segment_gets_the_same_bits_alone_and_cut_anywhere(
+    layout: Layout, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    together = drawn(layout, dtype)
+    expected = together.run()
+    for segment, (_, length) in enumerate(layout.segments):
+        cut = data.draw(st.integers(0, length))
+        cuts = [0, cut, length]
+        parts = [together.part(segment, a, b).run() for a, b in pairwise(cuts) if a < b]
+        assert torch.equal(torch.cat(parts), expected[together.offsets[segment] : together.offsets[segment + 1]])
+
+
+@pytest.mark.parametrize("layout", [Layout(2, 3, 64, 16, [(0, 150), (190, 1), (70, 20)]), LATENTS], ids=["", "latents"])
+def test_threads_change_no_bit(layout: Layout) -> None:
+    given = drawn(layout, BF16)
+    with installed(runnable()[0]):
+        expected = given.run()
+    for threads in (2, 3):
+        with installed(runnable()[0], threads):
+            assert torch.equal(given.run(), expected)
+
+
+@pytest.mark.usefixtures("target")
+def test_other_layouts_are_refused() -> None:
+    g = drawn(Layout(2, 3, 8, 4, [(3, 5)]), F32)
+    others = [
+        replace(g, keys=g.keys.transpose(1, 2)),
+        replace(g, keys=g.keys.transpose(1, 2).contiguous().transpose(1, 2)),
+        replace(g, values=g.values[..., ::2]),
+        replace(g, values=g.values.repeat(1, 1, 1, 2)),
+        replace(g, values=g.values[:, :2]),
+        replace(g, table=g.table.repeat(2, 1)),
+    ]
+    for other in others:
+        with pytest.raises(ValueError, match=r"are not pages|do not fit"):
+            other.run()

@@ -1,0 +1,69 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from baton.kernels.conv1d import conv1d_update, cpu, reference
+from baton.kernels.prefill.convolution import plan_conv
+from tests.kernels.packing import Packed, pack, random_packed
+
+
+def token_by_token(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
+    pool, y = pool.clone(), torch.empty_like(x)
+    for segment, slot in enumerate(packed.slots):
+        history = pool[slot].clone()
+        for token in range(packed.offsets[segment], packed.offsets[segment + 1]):
+            window = torch.cat([history, x[token][None]])
+            y[token] = F.silu((window * taps).sum(0) + (0 if bias is None else bias))
+            history = window[1:]
+            position = packed.starts[segment] + token - packed.offsets[segment] + 1
+            for wanted, at, target in packed.checkpoints:
+                if (wanted, at) == (segment, position):
+                    pool[target] = history
+        pool[slot] = history
+    return y, pool
+
+
+FORMS = pytest.mark.parametrize("form", [reference.conv1d_prefill, cpu.conv1d_prefill], ids=["reference", "cpu"])
+
+
+@FORMS
+@pytest.mark.parametrize("kernel", [2, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_packed_prefill_equals_the_convolution_token_by_token(
+    form: Callable[..., Tensor], seed: int, kernel: int
+) -> None:
+    packed = random_packed(seed) if seed else pack([70], [3], [(0, 4), (0, 50)])
+    torch.manual_seed(seed)
+    x, taps, pool = (
+        torch.randn(packed.tokens, 5),
+        torch.randn(kernel, 5),
+        torch.randn(packed.pool_size, kernel - 1, 5),
+    )
+    bias = torch.randn(5) if seed % 2 else None
+    expected_y, expected_pool = token_by_token(x, taps, bias, pool, packed)
+    plan = plan_conv(packed.offsets, packed.starts, packed.slots, packed.checkpoints, kernel, torch.device("cpu"))
+    torch.testing.assert_close(form(x, taps, bias, pool, plan), expected_y, atol=1e-5, rtol=1e-5)
+    assert torch.equal(pool, expected_pool)
+
+
+def test_update_feeds_one_token_to_each_row() -> None:
+    torch.manual_seed(0)
+    x, taps, bias, pool = torch.randn(3, 5), torch.randn(4, 5), torch.randn(5), torch.randn(6, 3, 5)
+    packed = Packed([0, 1, 2, 3], [9, 0, 4], [4, 0, 5], [], 6)
+    expected_y, expected_pool = token_by_token(x, taps, bias, pool, packed)
+    y = conv1d_update(x, taps, bias, pool, torch.tensor(packed.slots))
+    torch.testing.assert_close(y, expected_y, atol=1e-6, rtol=1e-5)
+    assert torch.equal(pool, expected_pool)
+
+
+@FORMS
+def test_bfloat16_inputs_are_kept_exactly_in_the_state(form: Callable[..., Tensor]) -> None:
+    x = torch.randn(9, 5, generator=torch.Generator().manual_seed(0)).bfloat16()
+    pool = torch.zeros(2, 3, 5)
+    plan = plan_conv([0, 9], [0], [1], [(0, 6, 0)], 4, torch.device("cpu"))
+    form(x, torch.ones(4, 5), None, pool, plan)
+    assert torch.equal(pool[1], x[6:9].float())
+    assert torch.equal(pool[0], x[3:6].float())

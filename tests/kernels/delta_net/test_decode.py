@@ -1,0 +1,130 @@
+"""The gated delta net of decoding rows in C++: equal to the composed references."""
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from baton.kernels.delta_net.decode import delta_decode, native, reference
+from baton.kernels.state_pool.rounding import round_by_chance
+from tests.kernels.delta_net.delta_nets import (
+    BF16,
+    DTYPES,
+    F32,
+    TYPICAL,
+    NetLayout,
+    assert_only_written,
+    assert_same_to_rounding,
+    drawn,
+    layouts,
+    slots_of,
+)
+from tests.kernels.installed import installed, runnable
+
+many = settings(max_examples=25, deadline=None)
+
+
+@pytest.mark.usefixtures("target")
+@many
+@given(layout=layouts(), rows=st.integers(1, 5), seed=st.integers(0, 9), dtype=DTYPES, states=DTYPES)
+def test_equals_the_composed_references_and_writes_nothing_else(
+    layout: NetLayout, rows: int, seed: int, dtype: torch.dtype, states: torch.dtype
+) -> None:
+    found, slots = drawn(layout, rows, rows + 2, dtype, seed, states), slots_of(rows, rows + 2, seed)
+    before, expected = found.again(), found.again()
+    y, exact = found.decode(slots, native.delta_decode), expected.decode(slots, reference.delta_decode)
+    assert y.dtype == dtype
+    assert_same_to_rounding(found, y, expected, exact)
+    assert_only_written(found, before, slots.tolist())
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_the_typical_shape(dtype: torch.dtype) -> None:
+    found, slots = drawn(TYPICAL, 5, 7, dtype), slots_of(5, 7)
+    expected = found.again()
+    y, exact = found.decode(slots, delta_decode), expected.decode(slots, reference.delta_decode)
+    assert_same_to_rounding(found, y, expected, exact)
+
+
+@pytest.mark.usefixtures("target")
+@many
+@given(layout=layouts(), rows=st.integers(1, 4), dtype=DTYPES, states=DTYPES)
+def test_a_row_gets_the_same_alone_and_beside_states_of_nan(
+    layout: NetLayout, rows: int, dtype: torch.dtype, states: torch.dtype
+) -> None:
+    together, slots = drawn(layout, rows, rows + 2, dtype, states=states), slots_of(rows, rows + 2)
+    alone = [together.alone(slot) for slot in slots.tolist()]
+    expected = together.decode(slots, delta_decode)
+    for row, (slot, net) in enumerate(zip(slots.tolist(), alone, strict=True)):
+        assert torch.equal(net.decode(slots, delta_decode, slice(row, row + 1))[0], expected[row])
+        assert torch.equal(net.state_pools[slot, 1], together.state_pools[slot, 1])
+        assert torch.equal(net.conv_pools[slot, 1], together.conv_pools[slot, 1])
+
+
+@pytest.mark.parametrize("states", [F32, BF16])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_threads_change_no_bit(dtype: torch.dtype, states: torch.dtype, rows: int) -> None:
+    first, slots = drawn(TYPICAL, rows, rows + 2, dtype, states=states), slots_of(rows, rows + 2)
+    serial = first.again()
+    with installed(runnable()[0], threads=1):
+        expected = serial.decode(slots, delta_decode)
+    for threads in (2, 3):
+        found = first.again()
+        with installed(runnable()[0], threads=threads):
+            assert torch.equal(found.decode(slots, delta_decode), expected)
+        assert torch.equal(found.state_pools, serial.state_pools)
+        assert torch.equal(found.conv_pools, serial.conv_pools)
+
+
+@pytest.mark.usefixtures("target")
+@many
+@given(layout=layouts(), rows=st.integers(1, 4), seed=st.integers(0, 9))
+def test_states_in_bfloat16_are_those_in_float32_rounded_by_chance(layout: NetLayout, rows: int, seed: int) -> None:
+    found, slots = drawn(layout, rows, rows + 2, F32, seed, BF16), slots_of(rows, rows + 2, seed)
+    exact = found.again(F32)
+    assert torch.equal(found.decode(slots, delta_decode), exact.decode(slots, delta_decode))
+    assert torch.equal(found.state_pools[slots, 1], round_by_chance(exact.state_pools[slots, 1], slots * 1000))
+
+
+@pytest.mark.usefixtures("target")
+def test_decayed_states_are_taken_for_zero() -> None:
+    net, slots = drawn(TYPICAL, 2, 4), slots_of(2, 4)
+    net.state_pools.fill_(1e-39)
+    net.projected[:, TYPICAL.inner : TYPICAL.inner + TYPICAL.channels] = 0
+    net.conv_pools.zero_()
+    before = torch.tensor(1e-39) + 0
+    net.decode(slots, delta_decode)
+    written = net.state_pools[slots, 1]
+    assert not ((written != 0) & (written.abs() < torch.finfo(F32).tiny)).any()
+    assert torch.tensor(1e-39) + 0 == before
+
+
+@pytest.mark.usefixtures("target")
+def test_gates_far_from_zero() -> None:
+    """sigmoid and softplus at their ends: nothing written, all overwritten, all forgotten."""
+    found, slots = drawn(TYPICAL, 4, 6), slots_of(4, 6)
+    gates = found.projected[:, -2 * TYPICAL.all_heads :]
+    gates[:] = torch.tensor([-200.0, 200.0]).repeat_interleave(TYPICAL.all_heads)
+    gates[2:] *= -1
+    expected = found.again()
+    y, exact = found.decode(slots, delta_decode), expected.decode(slots, reference.delta_decode)
+    assert y.isfinite().all()
+    assert_same_to_rounding(found, y, expected, exact)
+
+
+@pytest.mark.usefixtures("target")
+def test_other_layouts_are_refused() -> None:
+    g, s = drawn(TYPICAL, 2, 4), slots_of(2, 4)
+    conv, state = g.conv_pools[:, 1], g.state_pools[:, 1]
+    for projected, pools, slots, fault in [
+        (g.projected[:, 1:], (conv, state), s, "a row of projected is"),
+        (g.projected.t().contiguous().t(), (conv, state), s, "a row of projected is"),
+        (g.projected, (conv[:, 1:], state), s, "a row of the convolution's pool is"),
+        (g.projected, (conv, state[:, :7]), s, "channels do not fit"),
+        (g.projected, (conv, state.transpose(2, 3).contiguous().transpose(2, 3)), s, "a row of the pool of states"),
+        (g.projected, (conv, state), s.int(), "int64"),
+        (g.projected, (conv, state), s[:1], "int64"),
+    ]:
+        with pytest.raises(ValueError, match=fault):
+            native.delta_decode(projected, g.constants, *pools, slots, s)

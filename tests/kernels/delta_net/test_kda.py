@@ -1,0 +1,235 @@
+"""Kimi Delta Attention's rule in chunks and a token at a time, against the recurrence in float64."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor
+
+from baton.kernels.delta_net.gated import gated_delta_prefill, unit_length
+from baton.kernels.delta_net.kda import kda_scan, kda_update
+from baton.kernels.prefill.chunk_table import chunk_table, cut
+from baton.kernels.state_pool.rounding import round_by_chance
+from tests.kernels.mamba2.test_prefill import packs
+from tests.kernels.packing import Packed, pack, random_packed
+
+F32, BF16 = torch.float32, torch.bfloat16
+many = settings(max_examples=40, deadline=None)
+FALLS = ([0.0], [1.0], [60.0], [0.0, 1e-4, 0.1, 3.0, 90.0, 1e4])
+"""By channel, how far below 0 a token's log decay may be: none, usual, nearly all, and each of these beside others."""
+
+
+@dataclass
+class ChannelRule:
+    """What the rule is given, and the pool that it works on."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+    pool: Tensor
+
+    def prefill(self, packed: Packed, chunk_size: int = 64) -> Tensor:
+        lists = cut(packed.offsets, packed.starts, packed.slots, packed.checkpoints, chunk_size)
+        table = chunk_table(lists, torch.device("cpu"))
+        return kda_scan(self.q, self.k, self.v, self.g, self.beta, self.pool, table)
+
+    def update(self, slots: list[int], positions: list[int]) -> Tensor:
+        at = torch.tensor(slots), torch.tensor(positions)
+        return kda_update(self.q, self.k, self.v, self.g, self.beta, self.pool, *at)
+
+    def rows(self, rows: slice) -> "ChannelRule":
+        """Those tokens, over the same pool."""
+        return ChannelRule(self.q[rows], self.k[rows], self.v[rows], self.g[rows], self.beta[rows], self.pool)
+
+    def over(self, pool: Tensor) -> "ChannelRule":
+        return replace(self, pool=pool)
+
+
+def drawn(
+    tokens: int,
+    slots: int,
+    seed: int = 0,
+    heads: int = 3,
+    size: int = 8,
+    width: int = 5,
+    falls: list[float] = FALLS[1],
+) -> ChannelRule:
+    """Each token's g is drawn for each channel, from one of the falls up to 0."""
+    gen = torch.Generator().manual_seed(seed)
+    fall = torch.tensor(falls)[torch.randint(len(falls), (heads, size), generator=gen)]
+    return ChannelRule(
+        unit_length(torch.randn(tokens, heads, size, generator=gen)) * size**-0.5,
+        unit_length(torch.randn(tokens, heads, size, generator=gen)),
+        torch.randn(tokens, heads, width, generator=gen),
+        -torch.rand(tokens, heads, size, generator=gen) * fall,
+        torch.rand(tokens, heads, generator=gen),
+        torch.randn(slots, heads, width, size, generator=gen),
+    )
+
+
+def recurrence(rule: ChannelRule, packed: Packed) -> tuple[Tensor, Tensor]:
+    """Outputs [T, H, Dv] and the pool afterwards, by the definition: S ← S·diag(e^g)·(I − beta·k·kᵀ) + beta·v·kᵀ."""
+    pool, o = rule.pool.double(), torch.empty(rule.v.shape, dtype=torch.float64)
+    identity = torch.eye(rule.k.shape[2], dtype=torch.float64)
+    for segment, slot in enumerate(packed.slots):
+        state = pool[slot].clone()
+        for token in range(packed.offsets[segment], packed.offsets[segment + 1]):
+            for head in range(rule.v.shape[1]):
+                k, beta = rule.k[token, head].double(), rule.beta[token, head].double()
+                kept = rule.g[token, head].double().exp().diag() @ (identity - beta * torch.outer(k, k))
+                state[head] = state[head] @ kept + beta * torch.outer(rule.v[token, head].double(), k)
+                o[token, head] = state[head] @ rule.q[token, head].double()
+            position = packed.starts[segment] + token - packed.offsets[segment] + 1
+            for owner, at, target in packed.checkpoints:
+                if (owner, at) == (segment, position):
+                    pool[target] = state
+        pool[slot] = state
+    return o, pool
+
+
+def assert_close(found: Tensor, exact: Tensor) -> None:
+    torch.testing.assert_close(found, exact.float(), atol=1e-4, rtol=1e-5)
+
+
+@many
+@given(
+    packed=packs(),
+    heads=st.integers(1, 4),
+    size=st.integers(1, 20),
+    width=st.integers(1, 20),
+    falls=st.sampled_from(FALLS),
+    seed=st.integers(0, 9),
+)
+def test_chunks_equal_the_recurrence_at_every_checkpoint(
+    packed: Packed, heads: int, size: int, width: int, falls: list[float], seed: int
+) -> None:
+    """Segments fresh or resumed anywhere, sizes odd; decays none, usual, nearly all at once, and all of these beside
+    each other."""
+    rule = drawn(packed.tokens, packed.pool_size, seed, heads, size, width, falls)
+    o, pool = recurrence(rule, packed)
+    assert_close(rule.prefill(packed), o)
+    assert_close(rule.pool, pool)
+
+
+@pytest.mark.parametrize("chunk_size", [16, 50, 256])
+def test_any_chunk_size(chunk_size: int) -> None:
+    packed = random_packed(chunk_size)
+    rule = drawn(packed.tokens, packed.pool_size)
+    o, pool = recurrence(rule, packed)
+    assert_close(rule.prefill(packed, chunk_size), o)
+    assert_close(rule.pool, pool)
+
+
+@pytest.mark.parametrize("g", [-88.0, -104.0, -1e4, -1e30])
+def test_the_largest_decays_end_in_zero_and_not_in_nan(g: float) -> None:
+    """In one token, and in one of which the tokens beside it have none: as factors, e^γ and e^-γ would be 0 and ∞."""
+    packed = pack([130], [0], [(0, 64)])
+    for tokens in (slice(None), slice(5, None, 9)):
+        rule = drawn(130, packed.pool_size)
+        rule.g.zero_()[tokens] = g
+        o, pool = recurrence(rule, packed)
+        assert_close(rule.prefill(packed), o)
+        assert_close(rule.pool, pool)
+
+
+def test_a_channel_that_is_forgotten_leaves_the_others_exact() -> None:
+    """A decay of e^-30 at each token, in half of the channels: what the others hold passes it by."""
+    packed = pack([200], [0], [])
+    rule = drawn(200, packed.pool_size, heads=2, size=8)
+    rule.g.zero_()[:, :, ::2] = -30
+    o, pool = recurrence(rule, packed)
+    assert_close(rule.prefill(packed), o)
+    assert_close(rule.pool, pool)
+    assert rule.pool[packed.slots[0], :, :, 1::2].abs().mean() > 0.1
+
+
+@many
+@given(packed=packs(), seed=st.integers(0, 9))
+def test_one_decay_for_all_channels_is_the_gated_delta_rule(packed: Packed, seed: int) -> None:
+    rule = drawn(packed.tokens, packed.pool_size, seed)
+    rule.g[:] = rule.g[:, :, :1].clone()
+    other = rule.over(rule.pool.clone())
+    lists = cut(packed.offsets, packed.starts, packed.slots, packed.checkpoints, 64)
+    table = chunk_table(lists, torch.device("cpu"))
+    o = gated_delta_prefill(other.q, other.k, other.v, other.g[:, :, 0], other.beta, other.pool, table)
+    assert_close(rule.prefill(packed), o)
+    assert_close(rule.pool, other.pool)
+
+
+@many
+@given(packed=packs(), seed=st.integers(0, 9), states=st.sampled_from([F32, BF16]))
+def test_a_segment_gets_the_same_bits_alone_and_beside_states_of_nan(
+    packed: Packed, seed: int, states: torch.dtype
+) -> None:
+    together = drawn(packed.tokens, packed.pool_size, seed)
+    together = together.over(together.pool.to(states))
+    before, expected = together.pool.clone(), together.prefill(packed)
+    for segment, slot in enumerate(packed.slots):
+        rows = slice(*packed.offsets[segment : segment + 2])
+        wanted = [(0, position, target) for owner, position, target in packed.checkpoints if owner == segment]
+        alone = together.rows(rows).over(torch.full_like(before, torch.nan))
+        alone.pool[slot] = before[slot]
+        part = Packed([0, rows.stop - rows.start], [packed.starts[segment]], [slot], wanted, packed.pool_size)
+        assert torch.equal(alone.prefill(part), expected[rows])
+        own = [slot, *(target for _, _, target in wanted)]
+        assert torch.equal(alone.pool[own], together.pool[own])
+
+
+@many
+@given(chunks=st.lists(st.integers(1, 3), min_size=1, max_size=3), rest=st.integers(1, 63), seed=st.integers(0, 9))
+def test_a_prompt_cut_at_multiples_of_the_chunk_is_the_same_bits(chunks: list[int], rest: int, seed: int) -> None:
+    cuts = [0]
+    for count in chunks:
+        cuts.append(cuts[-1] + 64 * count)
+    cuts.append(cuts[-1] + rest)
+    once = drawn(cuts[-1], 2, seed)
+    apart = once.over(once.pool.clone())
+    expected = once.prefill(Packed([0, cuts[-1]], [0], [1], [], 2))
+    for begin, end in pairwise(cuts):
+        o = apart.rows(slice(begin, end)).prefill(Packed([0, end - begin], [begin], [1], [], 2))
+        assert torch.equal(o, expected[begin:end])
+    assert torch.equal(apart.pool, once.pool)
+
+
+@many
+@given(packed=packs())
+def test_states_in_bfloat16_are_rounded_where_they_are_kept_and_not_between_chunks(packed: Packed) -> None:
+    exact = drawn(packed.tokens, packed.pool_size)
+    rounded = exact.over(exact.pool.to(BF16))
+    exact = exact.over(rounded.pool.float())
+    assert torch.equal(rounded.prefill(packed), exact.prefill(packed))
+    assert torch.equal(rounded.pool, exact.pool.to(BF16))
+
+
+@many
+@given(
+    slots=st.lists(st.integers(0, 5), min_size=1, unique=True),
+    heads=st.integers(1, 4),
+    size=st.integers(1, 20),
+    width=st.integers(1, 20),
+    falls=st.sampled_from(FALLS),
+)
+def test_an_update_equals_a_prefill_of_one_token(
+    slots: list[int], heads: int, size: int, width: int, falls: list[float]
+) -> None:
+    rows = len(slots)
+    decoded = drawn(rows, 6, rows, heads, size, width, falls)
+    filled = decoded.over(decoded.pool.clone())
+    expected = filled.prefill(Packed([*range(rows + 1)], [7] * rows, slots, [], 6))
+    torch.testing.assert_close(decoded.update(slots, [7] * rows), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(decoded.pool, filled.pool, atol=1e-5, rtol=1e-5)
+
+
+def test_an_update_rounds_by_chance_behind_the_output() -> None:
+    exact = drawn(3, 6)
+    rounded = exact.over(exact.pool.to(BF16))
+    exact = exact.over(rounded.pool.float())
+    slots, positions = [4, 0, 2], [0, 9, 1000]
+    others = rounded.pool[[1, 3, 5]].clone()
+    assert torch.equal(rounded.update(slots, positions), exact.update(slots, positions))
+    assert torch.equal(rounded.pool[slots], round_by_chance(exact.pool[slots], torch.tensor(positions)))
+    assert torch.equal(rounded.pool[[1, 3, 5]], others)

@@ -1,0 +1,208 @@
+"""Paged attention by Triton: equal to the reference, and a row's result the same in every batch and table."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor
+
+from baton.kernels.attention.paged import reference, triton
+
+
+@dataclass
+class Case:
+    """Prompts of lengths behind starts, then rows that decode at positions; all that is not theirs is NaN."""
+
+    query: Tensor
+    key_pages: Tensor
+    value_pages: Tensor
+    table: Tensor
+    lengths: list[int]
+    starts: list[int]
+    prompts: int
+
+    @property
+    def offsets(self) -> Tensor:
+        return torch.tensor([0, *self.lengths]).cumsum(0)
+
+    def run(self) -> Tensor:
+        longest = max(self.lengths[: self.prompts], default=0)
+        return triton.paged_attention(*self._given(), self.prompts, longest)
+
+    def expected(self) -> Tensor:
+        return reference.paged_attention(*self._given())
+
+    def _given(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float]:
+        pages = (self.query, self.key_pages, self.value_pages, self.table)
+        return *pages, self.offsets, torch.tensor(self.starts), 0.2
+
+    def only(self, segment: int) -> "Case":
+        """This segment alone, with a table that is no wider than it has to be."""
+        end = self.starts[segment] + self.lengths[segment]
+        width = -(-end // self.key_pages.shape[1])
+        return replace(
+            self,
+            query=self.query[self.offsets[segment] : self.offsets[segment + 1]],
+            table=self.table[segment : segment + 1, :width],
+            lengths=[self.lengths[segment]],
+            starts=[self.starts[segment]],
+            prompts=int(segment < self.prompts),
+        )
+
+
+def case(
+    prompts: list[tuple[int, int]],
+    positions: list[int],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    width: int = 16,
+    value_width: int | None = None,
+    page: int = 16,
+    spare: int = 1,
+    seed: int = 0,
+) -> Case:
+    """prompts: (start, length) each. Tables are `spare` entries wider than they need; those name no page.
+
+    value_width: of values that are the first columns of pages as wide as the keys'.
+    """
+    g = torch.Generator().manual_seed(seed)
+    starts, lengths = [s for s, _ in prompts] + positions, [n for _, n in prompts] + [1] * len(positions)
+    ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+    size = max(-(-end // page) for end in ends)
+    memory = torch.full((len(ends) * size + 3, 2, page * kv_heads * width + 8), torch.nan)
+    pages = memory[:, :, 4:-4].unflatten(2, (page, kv_heads, width))
+    table = torch.randperm(len(pages), generator=g)[: len(ends) * size].view(len(ends), size).int()
+    for row, end in zip(table, ends, strict=True):
+        for place in range(0, end, page):
+            some = min(page, end - place)
+            pages[row[place // page], :, :some] = torch.randn(2, some, kv_heads, width, generator=g)
+    wide = torch.full((len(ends), size + spare), 2**30, dtype=torch.int32)
+    for row, named, end in zip(wide, table, ends, strict=True):
+        row[: -(-end // page)] = named[: -(-end // page)]
+    projected = torch.randn(sum(lengths), (heads + 2 * kv_heads) * width, generator=g)
+    query = projected[:, : heads * width].unflatten(1, (heads, width))
+    return Case(query, pages[:, 0], pages[:, 1, ..., :value_width], wide, lengths, starts, len(prompts))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    segment = st.tuples(st.integers(0, 50), st.integers(1, 40))
+    prompts = draw(st.lists(segment, max_size=2))
+    positions = draw(st.lists(st.integers(0, 300), min_size=not prompts, max_size=3))
+    kv_heads, width = draw(st.integers(1, 2)), draw(st.sampled_from([4, 16, 20, 64, 300]))
+    return case(
+        prompts,
+        positions,
+        heads=kv_heads * draw(st.sampled_from([1, 2, 3, 5])),
+        kv_heads=kv_heads,
+        width=width,
+        value_width=draw(st.one_of(st.none(), st.integers(1, width))),
+        page=draw(st.sampled_from([1, 3, 16, 100])),
+        spare=draw(st.integers(0, 40)),
+        seed=draw(st.integers(0, 2**32)),
+    )
+
+
+@given(drawn=cases())
+@settings(max_examples=20, deadline=None)
+def test_equals_the_reference(drawn: Case) -> None:
+    torch.testing.assert_close(drawn.run(), drawn.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(16, 1, 128), (40, 1, 16), (1, 1, 80), (2, 1, 256)])
+def test_equals_the_reference_in_the_shapes_of_models(heads: int, kv_heads: int, width: int) -> None:
+    drawn = case([(37, 9), (0, 5)], [0, 70], heads=heads, kv_heads=kv_heads, width=width)
+    torch.testing.assert_close(drawn.run(), drawn.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "width", "rank"), [(5, 300, 300), (32, 576, 512), (70, 576, 512), (2, 1024, 999)])
+def test_latents_that_all_heads_share_and_whose_first_columns_are_the_values(heads: int, width: int, rank: int) -> None:
+    drawn = case([(0, 5), (20, 9)], [3, 300], heads=heads, kv_heads=1, width=width)
+    drawn = replace(drawn, value_pages=drawn.key_pages[..., :rank])
+    torch.testing.assert_close(drawn.run(), drawn.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("width", "value_width"), [(20, 9), (128, 80), (300, 17), (600, 600)])
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_values_narrower_than_keys_in_wider_pages_and_in_their_own(
+    width: int, value_width: int, is_apart: bool
+) -> None:
+    drawn = case([(30, 9)], [3, 270], heads=6, width=width, value_width=value_width, page=24)
+    if not is_apart:
+        drawn = replace(drawn, value_pages=drawn.value_pages.contiguous())
+    torch.testing.assert_close(drawn.run(), drawn.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("position", [0, 254, 255, 256, 511, 512, 1000])
+def test_a_decoding_row_of_any_length_is_split_and_combined(position: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two parts have the least number of positions up to 512, and more from there."""
+    monkeypatch.setattr(triton, "PARTS", 2)
+    drawn = case([], [position], heads=3, kv_heads=1)
+    torch.testing.assert_close(drawn.run(), drawn.expected(), rtol=1e-5, atol=1e-5)
+
+
+@given(drawn=cases())
+@settings(max_examples=6, deadline=None)
+def test_a_segments_result_is_the_same_alone_and_with_a_narrow_table(drawn: Case) -> None:
+    together = drawn.run()
+    for segment in range(len(drawn.lengths)):
+        alone = drawn.only(segment).run()
+        assert torch.equal(alone, together[drawn.offsets[segment] : drawn.offsets[segment + 1]])
+
+
+def test_a_decoding_rows_result_does_not_hang_on_how_many_programs_share_its_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn = case([], [900, 3, 600])
+    together = drawn.run()
+    monkeypatch.setattr(triton, "PROGRAMS", 1)
+    assert torch.equal(drawn.run(), together)
+
+
+def test_a_prompts_result_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which begin anywhere within a block. As on a GPU, a row's product does not hang on its place in the tile."""
+    monkeypatch.setattr(numpy, "matmul", partial(numpy.einsum, "ik,kj->ij"))
+    whole = case([(0, 100)], [], heads=6)
+    pieces = []
+    for start, stop in [(0, 1), (1, 30), (30, 79), (79, 100)]:
+        lengths, starts = [stop - start], [start]
+        pieces.append(replace(whole, query=whole.query[start:stop], lengths=lengths, starts=starts).run())
+    assert torch.equal(torch.cat(pieces), whole.run())
+
+
+def test_rows_that_share_a_page_for_padding_leave_the_others_alone() -> None:
+    drawn = case([], [40, 7, 500])
+    padded = replace(
+        drawn,
+        query=torch.cat([drawn.query, drawn.query[:2]]),
+        table=torch.cat([drawn.table, drawn.table[:1].expand(2, -1)]),
+        lengths=[*drawn.lengths, 1, 1],
+        starts=[*drawn.starts, 0, 0],
+    )
+    found = padded.run()
+    assert torch.equal(found[:3], drawn.run())
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_scores_far_from_zero_neither_overflow_nor_vanish(sign: int) -> None:
+    """All of a row's are on one side."""
+    drawn = case([(9, 40)], [300])
+    far = replace(drawn, query=drawn.query.abs() * sign * 1e3, key_pages=drawn.key_pages.abs())
+    torch.testing.assert_close(far.run(), far.expected(), rtol=1e-3, atol=1e-3)
+
+
+def test_other_layouts_are_refused() -> None:
+    drawn = case([(9, 4)], [3])
+    with pytest.raises(ValueError, match="do not fit"):
+        replace(drawn, key_pages=drawn.key_pages[:, :, :, :8]).run()
+    with pytest.raises(ValueError, match="do not fit"):
+        replace(drawn, value_pages=drawn.value_pages.repeat(1, 1, 1, 2)).run()
+    with pytest.raises(ValueError, match="side by side"):
+        replace(drawn, value_pages=drawn.value_pages[..., ::2]).run()
+    with pytest.raises(ValueError, match="side by side"):
+        replace(drawn, query=drawn.query.transpose(0, 1).contiguous().transpose(0, 1)).run()

@@ -1,0 +1,21 @@
+"""Residual addition and RMS norm by Triton: equal to the reference."""
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from baton.kernels.norm.rms import reference, triton
+
+
+@pytest.mark.parametrize("is_added", [True, False])
+@given(rows=st.integers(0, 5), hidden=st.integers(1, 300), seed=st.integers(0, 2**32))
+@settings(max_examples=20, deadline=None)
+def test_equals_the_reference(is_added: bool, rows: int, hidden: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    residual, x = torch.randn(2, rows, hidden, generator=generator)
+    weight, before = torch.randn(hidden, generator=generator), residual.clone()
+    given = (residual, x if is_added else None, weight, 1e-3, 0.5, float(seed % 2))
+    found, expected = triton.add_rms_norm(*given), reference.add_rms_norm(*given)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
+    assert torch.equal(residual, before)

@@ -1,0 +1,157 @@
+"""Sampling by Triton: the reference's draws, whatever the splits, the way the cut is found and the rows beside it."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor
+from triton import language as tl
+from triton.runtime.interpreter import InterpretedFunction
+
+from baton.kernels.runtime.triton import KernelConfig, Launch, watched
+from baton.kernels.sampling import SamplingTensors, reference, triton
+from baton.kernels.sampling.triton_numbers import weights_of
+from tests.kernels.gpu.shapes.sampling import CASES
+from tests.kernels.sampling.test_sampling import make_params, pick, random_params
+
+
+def configure(
+    patch: pytest.MonkeyPatch, split: int, listed: int, sort: int = 8, chunk: int = 64, distances: int = 4
+) -> None:
+    patch.setattr(triton, "SPLIT_CONFIG", KernelConfig({"SPLIT": split}))
+    patch.setattr(triton, "DRAW_CONFIG", KernelConfig({"LIST": listed, "SORT": sort, "CHUNK": chunk}))
+    patch.setattr(triton, "DISTANCES", distances)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """So that small vocabularies have several splits, and rows whose candidates do not fit."""
+    configure(monkeypatch, split=32, listed=32)
+    yield
+
+
+def make_logits(rows: int, vocab_size: int, spread: float, grid: float, banned: float, seed: int) -> Tensor:
+    """Peaked and flat, with ties and with tokens that are banned."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, vocab_size, generator=generator) * spread
+    if grid:
+        logits = (logits * grid).round() / grid
+    return logits.masked_fill_(torch.rand(rows, vocab_size, generator=generator) < banned, -math.inf)
+
+
+@InterpretedFunction
+def weigh(scaled_ptr, weights_ptr, BLOCK: tl.constexpr):
+    places = tl.arange(0, BLOCK)
+    tl.store(weights_ptr + places, weights_of(tl.load(scaled_ptr + places)))
+
+
+def test_weights_are_those_of_the_exponential() -> None:
+    ends = torch.tensor([-math.inf, 0.0])
+    scaled = torch.cat((-torch.logspace(-9, 1.46, 4000), torch.linspace(-28.5, 0, 4190), ends))
+    exact, found = scaled.double().exp() * 2.0**40, torch.empty(8192, dtype=torch.int64)
+    weigh[(1,)](scaled, found, BLOCK=8192)
+    assert (found - exact).abs().le(exact * 2.0**-22 + 1).all()
+    assert found[-2:].tolist() == [0, 2**40]
+
+
+@given(
+    rows=st.integers(1, 3),
+    vocab_size=st.integers(1, 150),
+    spread=st.sampled_from([1e-3, 1.0, 4.0, 20.0]),
+    grid=st.sampled_from([0.0, 0.0, 0.5, 4.0]),
+    banned=st.sampled_from([0.0, 0.0, 0.9]),
+    is_hinted=st.booleans(),
+    seed=st.integers(0, 2**20),
+)
+@settings(max_examples=25, deadline=None)
+def test_draws_are_the_references(
+    rows: int, vocab_size: int, spread: float, grid: float, banned: float, is_hinted: bool, seed: int
+) -> None:
+    logits = make_logits(rows, vocab_size, spread, grid, banned, seed)
+    before = logits.clone()
+    params = random_params(rows, vocab_size, torch.Generator().manual_seed(seed))
+    if is_hinted:
+        params = replace(params, all_greedy=False, any_truncated=params.truncated())
+    found, expected = triton.sample(logits, params), reference.sample(logits, params)
+    assert found.tokens.tolist() == expected.tokens.tolist()
+    assert found.finite.tolist() == expected.finite.tolist()
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize(
+    "split, listed, sort, chunk, distances", [(16, 1, 1, 16, 2), (128, 64, 1, 32, 4), (64, 64, 64, 128, 16)]
+)
+def test_neither_blocks_nor_the_rows_beside_it_change_a_draw(
+    monkeypatch: pytest.MonkeyPatch, split: int, listed: int, sort: int, chunk: int, distances: int
+) -> None:
+    logits = torch.cat([make_logits(2, 70, spread, 2.0 * i, 0.0, i) for i, spread in enumerate((0.01, 1.0, 6.0))])
+    params = random_params(6, 70, torch.Generator().manual_seed(4))
+    params = replace(params, temperature=params.temperature.clamp(min=0.3))
+    expected = reference.sample(logits, params).tokens
+    configure(monkeypatch, split, listed, sort, chunk, distances)
+    assert triton.sample(logits, params).tokens.tolist() == expected.tolist()
+    some = torch.tensor([5, 2])
+    assert triton.sample(logits[some], pick(params, some)).tokens.tolist() == expected[some].tolist()
+
+
+@pytest.mark.parametrize("limits", [{"top_k": 13}, {"top_p": 0.7}, {"top_k": 30, "top_p": 0.5}, {"top_p": 1e-9}])
+@pytest.mark.parametrize("listed, sort", [(1, 1), (64, 1), (64, 64)])
+def test_a_cut_inside_ties_keeps_the_lowest_ids(
+    monkeypatch: pytest.MonkeyPatch, listed: int, sort: int, limits: dict[str, float]
+) -> None:
+    configure(monkeypatch, 32, listed, sort, chunk=16)
+    logits = torch.zeros(2, 40)
+    logits[0, 20:] = -0.0
+    logits[1, ::2] = -1.0
+    params = make_params(2, **limits)  # type: ignore[arg-type]
+    assert triton.sample(logits, params).tokens.tolist() == reference.sample(logits, params).tokens.tolist()
+
+
+def test_top_p_divides_the_mass_that_min_p_has_not_reduced_yet() -> None:
+    logits = torch.full((6, 40), -3.0)
+    logits[:, [5, 30]] = torch.tensor([0.0, -0.1])
+    params = make_params(6, top_p=0.4, min_p=0.5)
+    assert set(triton.sample(logits, params).tokens.tolist()) == {5, 30}
+
+
+def test_the_distribution_is_the_softmax_of_what_is_kept() -> None:
+    draws, vocab_size, temperature = 150, 6, 0.8
+    logits = torch.tensor([0.3, -1.0, 1.0, 0.1, -0.2, -4.0])
+    expected = (logits.double() / temperature).softmax(-1)
+    expected[5] = 0
+    expected *= draws / expected.sum()
+    params = replace(make_params(draws, temperature, min_p=0.05, seed=11), any_truncated=False)
+    counts = torch.bincount(triton.sample(logits.expand(draws, -1), params).tokens, minlength=vocab_size)
+    assert counts[5] == 0
+    assert ((counts - expected) ** 2 / expected)[:5].sum() < 18.5  # Chi-square, 4 degrees, p = 0.001.
+
+
+def test_rows_without_a_finite_best_logit_are_drawn_greedily_and_say_so() -> None:
+    logits = torch.randn(5, 100, generator=torch.Generator().manual_seed(0))
+    logits[1], logits[2, [17, 60]], logits[3, 40] = -math.inf, math.nan, math.inf
+    for params in (make_params(5, top_p=0.9), make_params(5), replace(make_params(5), all_greedy=True)):
+        found, expected = triton.sample(logits, params), reference.sample(logits, params)
+        assert found.tokens.tolist() == expected.tokens.tolist()
+        assert found.finite.tolist() == expected.finite.tolist() == [True, False, False, False, True]
+
+
+def test_rows_that_lie_apart_and_parameters_that_do() -> None:
+    generator = torch.Generator().manual_seed(2)
+    wide = torch.randn(4, 130, generator=generator)
+    params = random_params(8, 96, generator)
+    strided = SamplingTensors(*(getattr(params, name)[::2] for name in list(vars(params))[:6]))
+    expected = reference.sample(wide[:, 16:112].contiguous(), pick(params, torch.arange(0, 8, 2)))
+    assert triton.sample(wide[:, 16:112], strided).tokens.tolist() == expected.tokens.tolist()
+
+
+def test_greedy_rows_take_two_launches_others_three_and_truncated_ones_four() -> None:
+    counts = []
+    for _, run in CASES[:3]:
+        launches: list[Launch] = []
+        with watched(launches.append):
+            run()
+        counts.append(len(launches))
+    assert counts == [2, 3, 4]

@@ -1,0 +1,66 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton.kernels.mamba2.state_update import cpu, reference
+from baton.kernels.state_pool.rounding import round_by_chance
+from tests.kernels.packing import Packed, random_inputs, recurrence
+
+FORMS = pytest.mark.parametrize(
+    "form", [reference.selective_state_update, cpu.selective_state_update], ids=["reference", "cpu"]
+)
+
+
+@FORMS
+@pytest.mark.parametrize(("rows", "heads", "groups"), [(1, 3, 1), (5, 6, 2), (16, 4, 4)])
+def test_one_step_of_the_recurrence_in_place(form: Callable[..., Tensor], rows: int, heads: int, groups: int) -> None:
+    slots = torch.randperm(rows + 3, generator=torch.Generator().manual_seed(rows))[:rows]
+    inputs = random_inputs(rows, rows + 3, rows, heads, groups)
+    packed = Packed(list(range(rows + 1)), [7] * rows, slots.tolist(), [], rows + 3)
+    expected_y, expected_pool = recurrence(inputs, packed)
+    pool = inputs.pool
+    y = form(inputs.x, inputs.dt, inputs.A, inputs.B, inputs.C, inputs.D, pool, slots, slots)
+    torch.testing.assert_close(y, expected_y.float(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(pool, expected_pool.float(), atol=1e-5, rtol=1e-5)
+
+
+@FORMS
+def test_a_state_in_bfloat16_is_rounded_where_it_is_kept_and_y_is_not(form: Callable[..., Tensor]) -> None:
+    slots = torch.tensor([4, 0, 2])
+    i = random_inputs(3, 5, 1)
+    kept = i.pool.bfloat16()
+    exact = kept.float()
+    positions = slots * 1000
+    y = form(i.x, i.dt, i.A, i.B, i.C, i.D, kept, slots, positions)
+    assert torch.equal(y, form(i.x, i.dt, i.A, i.B, i.C, i.D, exact, slots, positions))
+    assert torch.equal(kept[slots], round_by_chance(exact[slots], positions))
+    assert torch.equal(kept[[1, 3]], exact[[1, 3]].bfloat16())
+
+
+def test_a_chance_is_fair_and_falls_anew_at_each_position_and_place() -> None:
+    """Between 1 and the next above it lies 2^-7; a third of the way up, one of three goes up."""
+    states = torch.full((2000, 1, 4, 32), 1 + 2**-7 / 3)
+    rounded = round_by_chance(states, torch.arange(2000) + 123_456)
+    assert set(rounded.unique().tolist()) == {1.0, 1 + 2**-7}
+    up = (rounded > 1).float().view(2000, -1)
+    assert abs(up.mean() - 1 / 3) < 4 * (2 / 9 / up.numel()) ** 0.5
+    for series in (up, up.t()):
+        assert (series.mean(1) - 1 / 3).abs().max() < 5 * (2 / 9 / series.shape[1]) ** 0.5
+        centred = series - 1 / 3
+        for lag in (1, 2, 7):
+            correlation = (centred[lag:] * centred[:-lag]).mean() / (2 / 9)
+            assert abs(correlation) < 4 / centred[lag:].numel() ** 0.5
+    assert torch.equal(rounded[7:8], round_by_chance(states[7:8], torch.tensor([123_463])))
+
+
+def test_what_bfloat16_holds_stays_and_signs_zero_infinity_and_nan_do() -> None:
+    held = torch.tensor([0.0, -0.0, 1.5, -(2.0**-100), 3.0e38, torch.inf, -torch.inf, torch.nan]).bfloat16()
+    positions = torch.arange(500)
+    rounded = round_by_chance(held.float().expand(500, -1), positions)
+    assert torch.equal(rounded.view(torch.int16), held.expand(500, -1).contiguous().view(torch.int16))
+    negative = round_by_chance(torch.full((500, 1), -1 - 2**-9), positions)
+    assert set(negative.flatten().tolist()) == {-1.0, -1 - 2**-7}
+    made = (torch.tensor([torch.inf]) - torch.inf).expand(500, 1)
+    assert round_by_chance(made, positions).isnan().all()

@@ -1,0 +1,213 @@
+import ctypes
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from baton.kernels.linear.quantized import reference as integers
+from baton.kernels.moe.experts import PARTS, Activation, PackedExperts, cpu, experts, native, pack, reference
+from baton.models.layers.experts import Experts
+from tests.kernels.installed import installed, library_for, runnable
+
+F32, BF16 = torch.float32, torch.bfloat16
+BOTH: tuple[Activation, ...] = ("silu_gated", "relu2")
+ACTIVATIONS, DTYPES = st.sampled_from(BOTH), st.sampled_from([F32, BF16])
+# GOMP_parallel, and the function that it has each thread call.
+POOL = ctypes.CFUNCTYPE(None, ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+few = settings(max_examples=30, deadline=None)
+
+
+def drawn(
+    seed: int, rows: int, sizes: tuple[int, int, int, int], activation: Activation, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Arguments of `experts`; sizes: count, top_k, hidden, intermediate."""
+    count, top_k, hidden, inner = sizes
+    g = torch.Generator().manual_seed(seed)
+    x, weights = torch.randn(rows, hidden, generator=g).to(dtype), torch.rand(rows, top_k, generator=g)
+    chosen = torch.rand(rows, count, generator=g).argsort(dim=1)[:, :top_k].int().contiguous()
+    first = torch.randn(count, PARTS[activation] * inner, hidden, generator=g) * hidden**-0.5
+    second = torch.randn(count, hidden, inner, generator=g) * inner**-0.5
+    return x, chosen, weights, first.to(dtype), second.to(dtype)
+
+
+def exactly(
+    x: Tensor, chosen: Tensor, weights: Tensor, first: Tensor, second: Tensor, activation: Activation
+) -> Tensor:
+    """A token and an expert at a time, in float64."""
+    y = torch.zeros(x.shape, dtype=torch.float64)
+    for row, places in enumerate(chosen.tolist()):
+        for place, expert in enumerate(places):
+            if expert < 0:
+                continue
+            up = first[expert].double() @ x[row].double()
+            if activation == "relu2":
+                hidden = up.relu() ** 2
+            else:
+                gate, up = up.chunk(2)
+                hidden = F.silu(gate) * up
+            y[row] += weights[row, place] * (second[expert].double() @ hidden)
+    return y
+
+
+def assert_near(found: Tensor, exact: Tensor) -> None:
+    tolerance = 1e-5 if found.dtype == F32 else 0.02
+    size = float(exact.abs().max()) if len(exact) else 0.0
+    torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=tolerance * size)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[int, int, int, int]:
+    count = draw(st.integers(1, 12))
+    return count, draw(st.integers(1, min(count, 5))), draw(st.integers(1, 70)), draw(st.integers(1, 70))
+
+
+@few
+@given(seed=st.integers(0, 99), rows=st.integers(0, 20), sizes=shapes(), activation=ACTIVATIONS)
+def test_each_token_gets_its_experts(
+    seed: int, rows: int, sizes: tuple[int, int, int, int], activation: Activation
+) -> None:
+    arguments = drawn(seed, rows, sizes, activation, F32)
+    exact = exactly(*arguments, activation)
+    assert_near(reference.experts(*arguments, activation), exact)
+    assert_near(cpu.experts(*arguments, activation), exact)
+
+
+def run(
+    x: Tensor, chosen: Tensor, weights: Tensor, first: Tensor, second: Tensor, activation: Activation,
+    bits: int | None = None,
+) -> Tensor:  # fmt: skip
+    """By native code."""
+    stacks = pack(first, PARTS[activation], bits), pack(second, 1, bits)
+    assert isinstance(stacks[0], PackedExperts) and isinstance(stacks[1], PackedExperts)
+    assert native.takes(x, *stacks)
+    return experts(x, chosen, weights, *stacks, activation)
+
+
+@pytest.mark.usefixtures("target")
+@few
+@given(seed=st.integers(0, 99), rows=st.integers(0, 20), sizes=shapes(), activation=ACTIVATIONS, dtype=DTYPES)
+def test_native_code_gives_each_token_its_experts(
+    seed: int, rows: int, sizes: tuple[int, int, int, int], activation: Activation, dtype: torch.dtype
+) -> None:
+    arguments = drawn(seed, rows, sizes, activation, dtype)
+    assert_near(run(*arguments, activation), exactly(*arguments, activation))
+
+
+def rounded(weight: Tensor, parts: int, bits: int) -> Tensor:
+    """What its integers stand for."""
+    flat = weight.unflatten(1, (parts, -1)).flatten(0, 1)
+    kept = [integers.dequantize(*integers.quantize(matrix, bits))[:, : weight.shape[2]] for matrix in flat]
+    return torch.stack(kept).view(weight.shape)
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("activation", BOTH)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_weights_may_be_integers(activation: Activation, dtype: torch.dtype, bits: int) -> None:
+    x, chosen, weights, first, second = drawn(0, 40, (5, 2, 100, 70), activation, dtype)
+    stood_for = rounded(first, PARTS[activation], bits), rounded(second, 1, bits)
+    exact = exactly(x, chosen, weights, *stood_for, activation)
+    assert_near(run(x, chosen, weights, first, second, activation, bits), exact)
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("by", [reference.experts, cpu.experts, run])
+def test_padding_gets_nothing(by: Callable[..., Tensor]) -> None:
+    x, chosen, *rest = drawn(0, 5, (4, 2, 8, 8), "silu_gated", F32)
+    chosen[3] = -1
+    chosen[4, 0] = -1
+    x[3] = torch.nan
+    y = by(x, chosen, *rest, "silu_gated")
+    assert (y[3] == 0).all() and (y[4] != 0).any()
+    x[3] = 0
+    assert_near(y, exactly(x, chosen, *rest, "silu_gated"))
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("count", [1, 3])
+def test_one_expert_may_have_every_token_and_others_none(count: int, dtype: torch.dtype) -> None:
+    """More of them than a tile holds."""
+    x, chosen, *rest = drawn(0, 230, (count, 1, 40, 50), "relu2", dtype)
+    chosen[:] = count - 1
+    assert_near(run(x, chosen, *rest, "relu2"), exactly(x, chosen, *rest, "relu2"))
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("bits", [None, 8, 4])
+@pytest.mark.parametrize("activation", BOTH)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_a_row_gets_the_same_alone_beside_others_and_apart_in_memory(
+    activation: Activation, dtype: torch.dtype, bits: int | None
+) -> None:
+    x, chosen, weights, *stacks = drawn(0, 130, (6, 3, 70, 75), activation, dtype)
+    chosen[:100, 0] = 5
+    together = run(x, chosen, weights, *stacks, activation, bits)
+    for row in range(0, 130, 7):
+        alone = run(x[row, None], chosen[row, None], weights[row, None], *stacks, activation, bits)
+        assert torch.equal(alone[0], together[row])
+    wide = torch.full((130, 75), torch.nan, dtype=dtype)
+    wide[:, :70] = x
+    assert torch.equal(run(wide[:, :70], chosen, weights, *stacks, activation, bits), together)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("rows", [1, 5, 300])
+def test_threads_change_no_bit(dtype: torch.dtype, rows: int) -> None:
+    arguments = drawn(0, rows, (16, 4, 300, 200), "silu_gated", dtype)
+    with installed(runnable()[0], threads=1):
+        serial = run(*arguments, "silu_gated")
+    for threads in (2, 3):
+        with installed(runnable()[0], threads=threads):
+            assert torch.equal(run(*arguments, "silu_gated"), serial)
+
+
+@pytest.mark.usefixtures("target")
+def test_what_does_not_fit_is_refused() -> None:
+    x, chosen, weights, first, second = drawn(0, 3, (4, 2, 8, 40), "silu_gated", F32)
+    with pytest.raises(ValueError, match=r"x is \(3, 7\)"):
+        run(x[:, :7], chosen, weights, first, second, "silu_gated")
+    with pytest.raises(ValueError, match=r"x is \(3, 8\) for 4 experts of 1 x 80 x 8"):
+        run(x, chosen, weights, first, second, "relu2")
+    with pytest.raises(ValueError, match=r"x is of torch\.bfloat16"):
+        run(x.bfloat16(), chosen, weights, first, second, "silu_gated")
+    with pytest.raises(ValueError, match=r"experts are \(3, 2\) of torch\.int64"):
+        run(x, chosen.long(), weights, first, second, "silu_gated")
+
+
+@pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_a_layer_keeps_one_copy_of_its_weights(bits: int | None) -> None:
+    x, chosen, weights, first, second = drawn(0, 5, (4, 2, 64, 96), "silu_gated", F32)
+    layer = Experts(64, 96, 4, "silu_gated", F32)
+    layer.input_linear.data.copy_(first)
+    layer.output_linear.data.copy_(second)
+    plain = layer(x, chosen, weights)
+    layer.pack(bits)
+    kept = {name: parameter.data_ptr() for name, parameter in layer.named_parameters()}
+    assert kept == {name: packed.data.data_ptr() for name, packed in layer.packed.items()}
+    assert sum(packed.numel for packed in layer.packed.values()) == first.numel() + second.numel()
+    nearness = 1e-5 if bits is None else 0.05 if bits == 8 else 0.6
+    torch.testing.assert_close(layer(x, chosen, weights), plain, rtol=0, atol=nearness)
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_few_rows_of_small_experts_are_work_for_all_threads(rows: int) -> None:
+    """A loop over few blocks of outputs is long where each goes through all experts: one thread did all of it."""
+    shared: list[int] = []
+
+    @POOL
+    def run_once(body: Callable[[int], None], data: int, threads: int, flags: int) -> None:
+        shared.append(threads)
+        body(data)
+
+    x, chosen, weights, first, second = drawn(0, rows, (16, 4, 768, 128), "silu_gated", BF16)
+    with installed():
+        ctypes.CDLL(str(library_for())).baton_use_pool(run_once, 2)
+        y = run(x, chosen, weights, first, second, "silu_gated")
+    assert shared == [2, 2]
+    assert_near(y, exactly(x, chosen, weights, first, second, "silu_gated"))

@@ -1,0 +1,93 @@
+"""What is compiled: everything, without a runtime of its own, and without a fault that a sanitizer finds."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baton.kernels.runtime.cpp.build import KERNELS, key, name_of, sources
+from baton.kernels.runtime.cpp.compiler import Compiler
+from baton.kernels.runtime.cpp.targets import TARGETS
+from tests.kernels.installed import compiler, library_for
+
+ROOT = KERNELS.parent
+
+
+def test_the_sources_are_every_operations_and_the_rooms_own() -> None:
+    assert {str(path.relative_to(KERNELS)) for path in sources()} == {
+        str(path.relative_to(KERNELS)) for path in KERNELS.rglob("*.cpp")
+    }
+
+
+def test_whatever_a_library_is_made_from_is_in_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gcc, other = Compiler(("c++",), "12.2"), Compiler(("c++",), "13.1")
+    keys = {key(gcc, target) for target in TARGETS} | {
+        key(other, TARGETS[0]),
+        key(Compiler(("c++", "-g"), "12.2"), TARGETS[0]),
+    }
+    assert len(keys) == len(TARGETS) + 2
+    assert key(gcc, TARGETS[0]).startswith(TARGETS[0].name)
+    (tmp_path / "runtime" / "cpp").mkdir(parents=True)
+    header = tmp_path / "runtime" / "cpp" / "numbers.h"
+    monkeypatch.setattr("baton.kernels.runtime.cpp.build.KERNELS", tmp_path)
+    header.write_text("a")
+    before = key(gcc, TARGETS[0])
+    header.write_text("b")
+    assert key(gcc, TARGETS[0]) != before
+
+
+def test_an_operation_brings_what_it_is_made_of() -> None:
+    """Whose headers it includes, and theirs: what they declare is in their cpu.cpp."""
+    assert operations_of(sources({"norm.rms"})) == {"norm.rms", "runtime.cpp", "runtime.cpu_graph"}
+    assert operations_of(sources({"moe.experts"})) == {
+        "moe.experts",
+        "linear.dense",
+        "linear.quantized",
+        "runtime.cpp",
+        "runtime.cpu_graph",
+    }
+    assert operations_of(sources(set())) == {"runtime.cpp"}
+    gcc, target = Compiler(("c++",), "12.2"), TARGETS[0]
+    assert (
+        len({key(gcc, target, of) for of in ({"norm.rms"}, {"moe.experts"}, {"moe.experts", "linear.dense"}, None)})
+        == 3
+    )
+
+
+def operations_of(sources: list[Path]) -> set[str]:
+    return {name_of(source) for source in sources}
+
+
+def test_a_library_needs_no_cpp_runtime() -> None:
+    """Zig links none, and has none to link to: no containers, no exceptions, no `new`."""
+    listed = subprocess.run(
+        ["nm", "-D", "--undefined-only", str(library_for())], capture_output=True, text=True, check=True
+    )
+    needed = [line.split()[1].partition("@")[0] for line in listed.stdout.splitlines() if line.split()[0] == "U"]
+    assert "malloc" in needed
+    libraries = [ctypes.CDLL(name) for name in ("libc.so.6", "libm.so.6")]
+    assert [name for name in needed if not any(hasattr(library, name) for library in libraries)] == []
+
+
+@pytest.mark.soak
+def test_sanitizers_find_nothing() -> None:
+    """The operations' tests again, with AddressSanitizer and UBSan in the library."""
+    gcc = compiler()
+    runtimes = [
+        subprocess.run([*gcc.command, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    environment = os.environ | {
+        "BATON_SANITIZE": "yes",
+        "LD_PRELOAD": " ".join(path.strip() for path in runtimes),
+        "ASAN_OPTIONS": "detect_leaks=0",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-qsx", "-p", "no:cacheprovider", "-m", "not soak", "tests/kernels",
+         "--ignore", "tests/kernels/runtime/cpp", "--ignore", "tests/kernels/gpu"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

@@ -1,0 +1,35 @@
+"""Which target a CPU gets."""
+
+from pathlib import Path
+
+import pytest
+
+from baton.kernels.runtime.cpp.targets import TARGETS, V2, V3, V4, cpu_features, usable_targets
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "best"),
+    [
+        ("x86_64", V4 | {"avx512_bf16", "avx512_vnni", "amx_tile"}, "x86-64-v4-bf16"),
+        ("x86_64", V4 | {"avx512_vnni"}, "x86-64-v4"),
+        ("x86_64", V4 - {"avx512bw"}, "x86-64-v3"),
+        ("x86_64", V3 - {"fma"}, "x86-64-v2"),
+        ("x86_64", V2 - {"popcnt"}, None),
+        ("aarch64", {"asimd", "asimdhp", "asimddp", "bf16", "sve"}, "armv8.2-a-bf16"),
+        ("aarch64", {"asimd", "asimdhp", "asimddp"}, "armv8.2-a"),
+        ("aarch64", set[str](), "armv8-a"),
+        ("riscv64", {"i", "v"}, None),
+    ],
+)
+def test_the_best_target_whose_instructions_are_all_there(machine: str, features: set[str], best: str | None) -> None:
+    usable = usable_targets(machine, frozenset(features))
+    assert (usable[0].name if usable else None) == best
+    assert usable == [target for target in TARGETS if target in usable]
+
+
+def test_features_are_those_that_every_processor_has(tmp_path: Path) -> None:
+    (tmp_path / "x86").write_text("processor : 0\nflags\t\t: fpu avx2 fma\n\nprocessor : 1\nflags\t\t: fpu avx2\n")
+    (tmp_path / "arm").write_text("processor\t: 0\nFeatures\t: asimd bf16\n")
+    assert cpu_features(tmp_path / "x86") == {"fpu", "avx2"}
+    assert cpu_features(tmp_path / "arm") == {"asimd", "bf16"}
+    assert cpu_features(tmp_path / "none") == frozenset()
