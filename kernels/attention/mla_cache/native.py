@@ -12,7 +12,7 @@ NAME = "baton_write_latents"
 ARGUMENTS = [INT, POINTER, INT64, POINTER, FLOAT, POINTER, INT64, POINTER, *(INT64,) * 4]
 
 
-def takes(projected: Tensor, weight: Tensor, pages: Tensor) -> bool:
+def takes(projected: Tensor, weight: Tensor, eps: float, pages: Tensor) -> bool:
     """Whether the C function is installed and made for these."""
     return (
         cpp.function(NAME) is not None

@@ -1,11 +1,16 @@
-"""Attention over pages."""
+"""Attention over pages of keys and values."""
 
 from torch import Tensor
 
 from baton.kernels.attention.paged import native, reference
-from baton.kernels.runtime import triton as gpu
+from baton.kernels.runtime.dispatch import dispatch
+from baton.kernels.runtime.triton import takes
 
 __all__ = ["paged_attention", "write_pages"]
+
+write_pages = dispatch(
+    reference.write_pages, (native.takes_written, native.write_pages), triton="baton.kernels.attention.paged.triton"
+)
 
 
 def paged_attention(
@@ -19,8 +24,12 @@ def paged_attention(
     prompts: int,
     longest: int,
 ) -> Tensor:
-    """See reference.paged_attention. The first `prompts` segments have up to `longest` tokens, the others one."""
-    if gpu.takes(query):
+    """See reference.paged_attention. Only Triton's grid needs the last two.
+
+    prompts: how many segments, the first ones, are prompts; the others have one token.
+    longest: the length of the longest prompt.
+    """
+    if takes(query):
         from baton.kernels.attention.paged import triton
 
         layout = (page_table, offsets, starts)
@@ -28,13 +37,3 @@ def paged_attention(
     usable = native.takes(query, key_pages, value_pages, page_table)
     run = native.paged_attention if usable else reference.paged_attention
     return run(query, key_pages, value_pages, page_table, offsets, starts, scale)
-
-
-def write_pages(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor, places: Tensor) -> None:
-    """See reference.write_pages."""
-    if gpu.takes(keys):
-        from baton.kernels.attention.paged import triton
-
-        return triton.write_pages(keys, values, key_pages, value_pages, places)
-    run = native.write_pages if native.takes_written(keys, values, key_pages, value_pages) else reference.write_pages
-    return run(keys, values, key_pages, value_pages, places)

@@ -1,10 +1,10 @@
-"""Positions of query and keys, and the writing of keys and values: in one where Triton computes."""
+"""Rotate query and keys by their positions, and write keys and values to pages: one kernel on a GPU."""
 
 from torch import Tensor
 
 from baton.kernels.attention.paged import write_pages
 from baton.kernels.attention.rotary import rotate
-from baton.kernels.runtime import triton as gpu
+from baton.kernels.runtime.triton import takes
 
 __all__ = ["rotate_and_write"]
 
@@ -21,7 +21,7 @@ def rotate_and_write(
 ) -> Tensor:
     """See reference.rotate_and_write."""
     if cos is not None and sin is not None:
-        if gpu.takes(query):
+        if takes(query):
             from baton.kernels.attention.rotate_and_write import triton
 
             return triton.rotate_and_write(query, keys, values, cos, sin, key_pages, value_pages, places)

@@ -24,7 +24,7 @@ ARGUMENTS = [
 Shape = tuple[int, ...]
 
 
-def takes(projected: Tensor, conv_pool: Tensor, state_pool: Tensor) -> bool:
+def takes(projected: Tensor, constants: DeltaConstants, conv_pool: Tensor, state_pool: Tensor) -> bool:
     """Whether the C function is installed and made for these."""
     return (
         cpp.function(NAME) is not None

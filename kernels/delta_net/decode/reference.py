@@ -1,32 +1,13 @@
 """The gated delta net between its two projections, a token a row: made of operations that have a reference."""
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import baton.kernels.conv1d.reference
-import baton.kernels.delta_net.gated.reference
-import baton.kernels.norm.gated.reference
+from baton.kernels.conv1d import reference as conv1d
 from baton.kernels.delta_net.constants import DeltaConstants
-from baton.kernels.delta_net.gated import unit_length
-
-
-class DeltaForms(NamedTuple):
-    """Of kernels.conv1d, kernels.delta_net.gated and kernels.norm.gated."""
-
-    conv1d_update: Callable[..., Tensor]
-    gated_delta_update: Callable[..., Tensor]
-    gated_norm: Callable[..., Tensor]
-
-
-REFERENCES = DeltaForms(
-    baton.kernels.conv1d.reference.conv1d_update,
-    baton.kernels.delta_net.gated.reference.gated_delta_update,
-    baton.kernels.norm.gated.reference.gated_norm,
-)
+from baton.kernels.delta_net.gated import reference as gated, unit_length
+from baton.kernels.norm.gated import reference as norm
 
 
 def delta_decode(
@@ -36,7 +17,6 @@ def delta_decode(
     state_pool: Tensor,
     slots: Tensor,
     positions: Tensor,
-    forms: DeltaForms = REFERENCES,
 ) -> Tensor:
     """Convolution, gated delta rule, norm and gate of one token a row: [R, Hv·Dv] in the dtype of `projected`.
 
@@ -49,9 +29,9 @@ def delta_decode(
     inner, channels = heads * width, constants.taps.shape[1]
     gate, inputs, b, a = torch.split(projected, [inner, channels, heads, heads], dim=-1)
     beta, g = b.float().sigmoid(), constants.A * F.softplus(a.float() + constants.dt_bias)
-    convolved = forms.conv1d_update(inputs, constants.taps, constants.conv_bias, conv_pool, slots)
+    convolved = conv1d.conv1d_update(inputs, constants.taps, constants.conv_bias, conv_pool, slots)
     q, k, v = torch.split(convolved, [(channels - inner) // 2, (channels - inner) // 2, inner], dim=-1)
     q, k = unit_length(q.view(rows, -1, size)) * size**-0.5, unit_length(k.view(rows, -1, size))
-    o = forms.gated_delta_update(q, k, v.view(rows, heads, width), g, beta, state_pool, slots, positions)
-    y = forms.gated_norm(o.view(-1, width), gate.reshape(-1, width), constants.norm, constants.eps, 1, True)
+    o = gated.gated_delta_update(q, k, v.view(rows, heads, width), g, beta, state_pool, slots, positions)
+    y = norm.gated_norm(o.view(-1, width), gate.reshape(-1, width), constants.norm, constants.eps, 1, True)
     return y.view(rows, inner).to(projected.dtype)

@@ -24,7 +24,9 @@ ARGUMENTS = [
 Shape = tuple[int, ...]
 
 
-def takes(projected: Tensor, forget: Tensor, gate: Tensor, conv_pool: Tensor, state_pool: Tensor) -> bool:
+def takes(
+    projected: Tensor, forget: Tensor, gate: Tensor, constants: KdaConstants, conv_pool: Tensor, state_pool: Tensor
+) -> bool:
     """Whether the C function is installed and made for these."""
     return (
         cpp.function(NAME) is not None

@@ -23,7 +23,7 @@ ARGUMENTS = [
 ]
 
 
-def takes(projected: Tensor, conv_pool: Tensor, state_pool: Tensor) -> bool:
+def takes(projected: Tensor, constants: DeltaConstants, conv_pool: Tensor, state_pool: Tensor) -> bool:
     """Whether the C function is installed and made for these."""
     return (
         cpp.function(NAME) is not None

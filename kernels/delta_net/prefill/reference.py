@@ -1,33 +1,14 @@
 """The gated delta net between its two projections, over packed segments: made of operations that have a reference."""
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import baton.kernels.conv1d.reference
-import baton.kernels.delta_net.gated.reference
-import baton.kernels.norm.gated.reference
+from baton.kernels.conv1d import reference as conv1d
 from baton.kernels.delta_net.constants import DeltaConstants
-from baton.kernels.delta_net.gated import unit_length
+from baton.kernels.delta_net.gated import reference as gated, unit_length
+from baton.kernels.norm.gated import reference as norm
 from baton.kernels.prefill.plan import PrefillPlan
-
-
-class DeltaParts(NamedTuple):
-    """Forms of kernels.conv1d, kernels.delta_net.gated and kernels.norm.gated."""
-
-    conv1d_prefill: Callable[..., Tensor]
-    gated_delta_prefill: Callable[..., Tensor]
-    gated_norm: Callable[..., Tensor]
-
-
-REFERENCES = DeltaParts(
-    baton.kernels.conv1d.reference.conv1d_prefill,
-    baton.kernels.delta_net.gated.reference.gated_delta_prefill,
-    baton.kernels.norm.gated.reference.gated_norm,
-)
 
 
 def delta_prefill(
@@ -36,7 +17,6 @@ def delta_prefill(
     conv_pool: Tensor,
     state_pool: Tensor,
     plan: PrefillPlan,
-    parts: DeltaParts = REFERENCES,
 ) -> Tensor:
     """Convolution, gated delta rule, norm and gate: [T, Hv·Dv] in the dtype of `projected`; float32 throughout.
 
@@ -50,9 +30,9 @@ def delta_prefill(
     inner, channels, tokens = heads * width, constants.taps.shape[1], len(projected)
     gate, inputs, b, a = torch.split(projected, [inner, channels, heads, heads], dim=-1)
     beta, g = b.float().sigmoid(), constants.A * F.softplus(a.float() + constants.dt_bias)
-    convolved = parts.conv1d_prefill(inputs, constants.taps, constants.conv_bias, conv_pool, plan.conv)
+    convolved = conv1d.conv1d_prefill(inputs, constants.taps, constants.conv_bias, conv_pool, plan.conv)
     q, k, v = torch.split(convolved, [(channels - inner) // 2, (channels - inner) // 2, inner], dim=-1)
-    o = parts.gated_delta_prefill(
+    o = gated.gated_delta_prefill(
         unit_length(q.view(tokens, -1, size)) * size**-0.5,
         unit_length(k.view(tokens, -1, size)),
         v.view(tokens, heads, width),
@@ -61,5 +41,5 @@ def delta_prefill(
         state_pool,
         plan.table,
     )
-    y = parts.gated_norm(o.view(-1, width), gate.reshape(-1, width), constants.norm, constants.eps, 1, True)
+    y = norm.gated_norm(o.view(-1, width), gate.reshape(-1, width), constants.norm, constants.eps, 1, True)
     return y.view(tokens, inner).to(projected.dtype)

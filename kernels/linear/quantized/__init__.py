@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.linear.quantized import cpu, native, reference
-from baton.kernels.runtime import triton as gpu
+from baton.kernels.runtime.triton import takes
 
 __all__ = ["Layout", "QuantizedWeight", "linear", "look_up", "quantize"]
 
@@ -61,7 +61,7 @@ def look_up(tokens: Tensor, weight: QuantizedWeight) -> Tensor:
 
 
 def _layout(weight: Tensor) -> Layout:
-    if gpu.takes(weight):
+    if takes(weight):
         return "triton"
     return "native" if native.takes(weight) else "torch"
 

@@ -1,31 +1,15 @@
-"""The Mamba-2 mixer between its two projections, a token a row: made of the operations that have a reference."""
+"""The Mamba-2 mixer between its two projections for one token a row, composed of the references of its parts."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import baton.kernels.conv1d.reference
-import baton.kernels.mamba2.state_update.reference
-import baton.kernels.norm.gated.reference
+from baton.kernels.conv1d import reference as conv1d
 from baton.kernels.mamba2.constants import MixerConstants
-
-
-class Forms(NamedTuple):
-    """Of kernels.conv1d, kernels.mamba2.state_update and kernels.norm.gated."""
-
-    conv1d_update: Callable[..., Tensor]
-    selective_state_update: Callable[..., Tensor]
-    gated_norm: Callable[..., Tensor]
-
-
-REFERENCES = Forms(
-    baton.kernels.conv1d.reference.conv1d_update,
-    baton.kernels.mamba2.state_update.reference.selective_state_update,
-    baton.kernels.norm.gated.reference.gated_norm,
-)
+from baton.kernels.mamba2.state_update.reference import selective_state_update
+from baton.kernels.norm.gated import reference as norm
 
 
 def mixer_decode(
@@ -35,23 +19,23 @@ def mixer_decode(
     state_pool: Tensor,
     slots: Tensor,
     positions: Tensor,
-    forms: Forms = REFERENCES,
+    update: Callable[..., Tensor] = selective_state_update,
 ) -> Tensor:
     """Convolution, recurrence, gate and norm of one token for each row: [R, inner] in the dtype of `projected`.
 
     projected: [R, inner + channels + H]: each row's gate, its x (inner), B and C (G·N each), and its dt.
     conv_pool: float32 [slots, K-1, channels]; state_pool: [slots, H, P, N], float32, or bfloat16 rounded by chance
     (kernels/state_pool/rounding.py); both are updated in place. slots: int64 [R], no two alike; positions: int64 [R].
-    Computed in float32.
+    update: a form of kernels.mamba2.state_update. Computed in float32.
     """
     (heads, width, size), (rows, _) = state_pool.shape[1:], projected.shape
     inner, channels = heads * width, constants.taps.shape[1]
     gate, inputs, dt = torch.split(projected, [inner, channels, heads], dim=-1)
     dt = F.softplus(dt.float() + constants.dt_bias).clamp(*constants.dt_limits)
-    convolved = forms.conv1d_update(inputs, constants.taps, constants.conv_bias, conv_pool, slots)
+    convolved = conv1d.conv1d_update(inputs, constants.taps, constants.conv_bias, conv_pool, slots)
     x, B, C = torch.split(convolved, [inner, (channels - inner) // 2, (channels - inner) // 2], dim=-1)
     x, B, C = x.view(rows, heads, width), B.view(rows, -1, size), C.view(rows, -1, size)
-    y = forms.selective_state_update(x, dt, constants.A, B, C, constants.D, state_pool, slots, positions)
-    norm = (constants.norm, constants.eps, constants.norm_groups, constants.norm_before_gate)
-    y = forms.gated_norm(y.flatten(1), gate, *norm)
+    y = update(x, dt, constants.A, B, C, constants.D, state_pool, slots, positions)
+    of_norm = (constants.norm, constants.eps, constants.norm_groups, constants.norm_before_gate)
+    y = norm.gated_norm(y.flatten(1), gate, *of_norm)
     return y.to(projected.dtype)

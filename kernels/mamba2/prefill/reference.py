@@ -1,32 +1,16 @@
 """The Mamba-2 mixer between its two projections, over packed segments: made of the operations that have a reference."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import baton.kernels.conv1d.reference
-import baton.kernels.mamba2.ssd.reference
-import baton.kernels.norm.gated.reference
+from baton.kernels.conv1d import reference as conv1d
 from baton.kernels.mamba2.constants import MixerConstants
+from baton.kernels.mamba2.ssd.reference import ssd_prefill
+from baton.kernels.norm.gated import reference as norm
 from baton.kernels.prefill.plan import PrefillPlan
-
-
-class Parts(NamedTuple):
-    """Forms of kernels.conv1d, kernels.mamba2.ssd and kernels.norm.gated."""
-
-    conv1d_prefill: Callable[..., Tensor]
-    ssd_prefill: Callable[..., Tensor]
-    gated_norm: Callable[..., Tensor]
-
-
-REFERENCES = Parts(
-    baton.kernels.conv1d.reference.conv1d_prefill,
-    baton.kernels.mamba2.ssd.reference.ssd_prefill,
-    baton.kernels.norm.gated.reference.gated_norm,
-)
 
 
 def mixer_prefill(
@@ -35,7 +19,7 @@ def mixer_prefill(
     conv_pool: Tensor,
     state_pool: Tensor,
     plan: PrefillPlan,
-    parts: Parts = REFERENCES,
+    scan: Callable[..., Tensor] = ssd_prefill,
 ) -> Tensor:
     """Convolution, recurrence, gate and norm: [T, inner] in the dtype of `projected`; float32 throughout.
 
@@ -43,14 +27,15 @@ def mixer_prefill(
     conv_pool: float32 [slots, K-1, channels]; state_pool: [slots, H, P, N], float32 or bfloat16. Both hold each
     segment's state before its first token, afterwards that at its end, and in each checkpoint's slot that at its
     position; in between, states are not rounded.
+    scan: a form of kernels.mamba2.ssd.
     """
     heads, width, size = state_pool.shape[1:]
     inner, channels, tokens = heads * width, constants.taps.shape[1], len(projected)
     gate, inputs, dt = torch.split(projected, [inner, channels, heads], dim=-1)
     dt = F.softplus(dt.float() + constants.dt_bias).clamp(*constants.dt_limits)
-    convolved = parts.conv1d_prefill(inputs, constants.taps, constants.conv_bias, conv_pool, plan.conv)
+    convolved = conv1d.conv1d_prefill(inputs, constants.taps, constants.conv_bias, conv_pool, plan.conv)
     x, B, C = torch.split(convolved, [inner, (channels - inner) // 2, (channels - inner) // 2], dim=-1)
-    y = parts.ssd_prefill(
+    y = scan(
         x.view(tokens, heads, width),
         dt,
         constants.A,
@@ -60,6 +45,6 @@ def mixer_prefill(
         state_pool,
         plan.chunks,
     )
-    norm = (constants.norm, constants.eps, constants.norm_groups, constants.norm_before_gate)
-    y = parts.gated_norm(y.flatten(1), gate, *norm)
+    of_norm = (constants.norm, constants.eps, constants.norm_groups, constants.norm_before_gate)
+    y = norm.gated_norm(y.flatten(1), gate, *of_norm)
     return y.to(projected.dtype)

@@ -1,16 +1,8 @@
-"""Mamba-2 prefill: packed segments, initial states, checkpoints at exact positions."""
-
-from torch import Tensor
+"""The scan of Mamba-2's recurrence over packed prompts: initial states, checkpoints at exact positions."""
 
 from baton.kernels.mamba2.ssd import cpu, reference
-from baton.kernels.prefill.scan import ChunkPlan
+from baton.kernels.runtime.dispatch import dispatch, on_cpu
 
 __all__ = ["ssd_prefill"]
 
-
-def ssd_prefill(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, pool: Tensor, plan: ChunkPlan
-) -> Tensor:
-    """See reference.ssd_prefill."""
-    run = cpu.ssd_prefill if x.device.type == "cpu" else reference.ssd_prefill
-    return run(x, dt, A, B, C, D, pool, plan)
+ssd_prefill = dispatch(reference.ssd_prefill, (on_cpu, cpu.ssd_prefill))

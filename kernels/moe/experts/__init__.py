@@ -5,7 +5,7 @@ from torch import Tensor
 from baton.kernels.moe.experts import cpu, native
 from baton.kernels.moe.experts.packed import PackedExperts, pack
 from baton.kernels.moe.experts.reference import PARTS, Activation
-from baton.kernels.runtime import triton as gpu
+from baton.kernels.runtime.triton import takes
 
 __all__ = ["PARTS", "Activation", "PackedExperts", "experts", "pack"]
 
@@ -22,7 +22,7 @@ def experts(
     if native.takes(x, input_linear, output_linear):
         assert isinstance(input_linear, PackedExperts) and isinstance(output_linear, PackedExperts)
         return native.experts(x, chosen, weights, input_linear, output_linear, activation)
-    if gpu.takes(x):
+    if takes(x):
         from baton.kernels.moe.experts import triton
 
         return triton.experts(x, chosen, weights, input_linear, output_linear, activation)

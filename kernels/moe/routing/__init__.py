@@ -5,7 +5,7 @@ from torch import Tensor
 from baton.kernels.linear.dense import PackedWeight
 from baton.kernels.moe.routing import native, reference
 from baton.kernels.moe.routing.rule import RoutingRule
-from baton.kernels.runtime import triton as gpu
+from baton.kernels.runtime.triton import takes
 
 __all__ = ["RoutingRule", "pack", "route"]
 
@@ -21,7 +21,7 @@ def route(
     """See reference.route."""
     if isinstance(router, PackedWeight):
         return native.route(x, router, bias, rule, padding)
-    if gpu.takes(x):
+    if takes(x):
         from baton.kernels.moe.routing import triton
 
         return triton.route(x, router, bias, rule, padding)

@@ -11,7 +11,7 @@ from baton.kernels.runtime.cpp.checks import assert_agrees
 NAME = "baton_add_shared"
 
 
-def takes(routed: Tensor, shared: Tensor, gate: Tensor | None) -> bool:
+def takes(routed: Tensor, shared: Tensor, gate: Tensor | None = None) -> bool:
     """Whether the C function is installed and made for these."""
     given = [routed, shared, *([] if gate is None else [gate])]
     return (
@@ -21,7 +21,7 @@ def takes(routed: Tensor, shared: Tensor, gate: Tensor | None) -> bool:
     )
 
 
-def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None) -> Tensor:
+def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None = None) -> Tensor:
     """See reference.add_shared; for what `takes` says yes to."""
     run = cpp.function(NAME)
     assert run is not None

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 
-def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None) -> Tensor:
+def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None = None) -> Tensor:
     """routed + sigmoid(gate)·shared, or without a gate their sum, computed in float32, in routed's dtype.
 
     routed, shared: [T, D]; gate: [T, 1], before the sigmoid.

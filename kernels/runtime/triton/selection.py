@@ -11,12 +11,14 @@ from torch import Tensor
 HAS_TRITON = find_spec("triton") is not None
 INTERPRETS = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 
+CPU = "cpu"
 _device_types = {"cuda", *(["cpu"] if INTERPRETS else [])} if HAS_TRITON else set[str]()
 
 
 def takes(tensor: Tensor) -> bool:
     """Whether Triton computes where this tensor lies: on a GPU and, in its interpreter, on a CPU."""
-    return tensor.device.type in _device_types
+    # Every operation asks this first: naming a device takes longer than this property.
+    return (CPU if tensor.is_cpu else tensor.device.type) in _device_types
 
 
 def leave_to_torch() -> None:

@@ -108,7 +108,7 @@ def test_latents_are_normed_and_written_to_their_places_and_nothing_else(
     projected, weight = wide[:, 2 : 2 + rank + shared], torch.randn(rank, generator=g).to(dtype)
     places = torch.randperm(PAGES * PAGE, generator=g)[:tokens]
     blocks = torch.randn(PAGES, LAYERS, PAGE, 1, rank + shared, generator=g).to(dtype)
-    assert mla_cache.native.takes(projected, weight, blocks[:, 1])
+    assert mla_cache.native.takes(projected, weight, 1e-5, blocks[:, 1])
     for write in (write_latents, mla_cache.reference.write_latents):
         found = blocks.clone()
         write(projected, weight, 0.01, found[:, 1], places)

@@ -1,11 +1,9 @@
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from baton.kernels.conv1d import conv1d_update, cpu, reference
+from baton.kernels.conv1d import conv1d_prefill, conv1d_update
 from baton.kernels.prefill.convolution import plan_conv
 from tests.kernels.packing import Packed, pack, random_packed
 
@@ -26,15 +24,9 @@ def token_by_token(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, p
     return y, pool
 
 
-FORMS = pytest.mark.parametrize("form", [reference.conv1d_prefill, cpu.conv1d_prefill], ids=["reference", "cpu"])
-
-
-@FORMS
 @pytest.mark.parametrize("kernel", [2, 4])
 @pytest.mark.parametrize("seed", range(4))
-def test_packed_prefill_equals_the_convolution_token_by_token(
-    form: Callable[..., Tensor], seed: int, kernel: int
-) -> None:
+def test_packed_prefill_equals_the_convolution_token_by_token(seed: int, kernel: int) -> None:
     packed = random_packed(seed) if seed else pack([70], [3], [(0, 4), (0, 50)])
     torch.manual_seed(seed)
     x, taps, pool = (
@@ -45,7 +37,7 @@ def test_packed_prefill_equals_the_convolution_token_by_token(
     bias = torch.randn(5) if seed % 2 else None
     expected_y, expected_pool = token_by_token(x, taps, bias, pool, packed)
     plan = plan_conv(packed.offsets, packed.starts, packed.slots, packed.checkpoints, kernel, torch.device("cpu"))
-    torch.testing.assert_close(form(x, taps, bias, pool, plan), expected_y, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(conv1d_prefill(x, taps, bias, pool, plan), expected_y, atol=1e-5, rtol=1e-5)
     assert torch.equal(pool, expected_pool)
 
 
@@ -59,11 +51,10 @@ def test_update_feeds_one_token_to_each_row() -> None:
     assert torch.equal(pool, expected_pool)
 
 
-@FORMS
-def test_bfloat16_inputs_are_kept_exactly_in_the_state(form: Callable[..., Tensor]) -> None:
+def test_bfloat16_inputs_are_kept_exactly_in_the_state() -> None:
     x = torch.randn(9, 5, generator=torch.Generator().manual_seed(0)).bfloat16()
     pool = torch.zeros(2, 3, 5)
     plan = plan_conv([0, 9], [0], [1], [(0, 6, 0)], 4, torch.device("cpu"))
-    form(x, torch.ones(4, 5), None, pool, plan)
+    conv1d_prefill(x, torch.ones(4, 5), None, pool, plan)
     assert torch.equal(pool[1], x[6:9].float())
     assert torch.equal(pool[0], x[3:6].float())
