@@ -7,9 +7,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.delta_net.kda_constants import KdaConstants
-from baton.kernels.delta_net.kda_decode import kda_decode
-from baton.kernels.delta_net.kda_prefill import kda_prefill
+from baton.kernels.delta_net.constants import KdaConstants
+from baton.kernels.delta_net.decode import kda_decode
+from baton.kernels.delta_net.prefill import kda_prefill
 from baton.models.batch import TensorSpec
 from baton.models.layers.linear import Linear
 from baton.models.layers.mamba2 import Conv1d, GateNorm

@@ -17,7 +17,7 @@ OF_LAYERS: dict[type[nn.Module], frozenset[str]] = {
     DeltaMixer: frozenset({"delta_net.decode", "delta_net.prefill"}),
     Experts: frozenset({"moe.experts", "moe.routing", "moe.shared_expert"}),
     GatedMLP: frozenset({"activations"}),
-    KdaMixer: frozenset({"delta_net.kda_decode", "delta_net.kda_prefill"}),
+    KdaMixer: frozenset({"delta_net.decode", "delta_net.prefill"}),
     LatentAttention: frozenset({"attention.paged", "linear.per_head", "attention.mla_cache"}),
     Mamba2Mixer: frozenset({"mamba2.decode", "mamba2.prefill"}),
     SquaredReluMLP: frozenset({"activations"}),

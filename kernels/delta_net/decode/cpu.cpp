@@ -1,11 +1,13 @@
-// A gated delta net's decode of a layer: everything between its two projections, with one pass over the states. See
-// reference.py. Since o = S'·q = e^g·S·q + fed·(k·q), both products of a state's row are taken of what was read.
+// The decode step of a delta net: everything between its projections, with one pass over the states. See reference.py.
+// A gated delta net decays a head's state by one number, Kimi Delta Attention each channel of the keys by its own. With D
+// the diagonal of decays, S' = S·D + fed⊗k has the output o = S'·q = S·(D·q) + fed·(k·q), and S·D recalls S·(D·k) by k:
+// both products of a state's row are taken of what was read.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
 
 #include "conv1d/update.h"
-#include "delta_net/gated/unit.h"
+#include "delta_net/rule/unit.h"
 #include "runtime/cpp/numbers.h"
 #include "runtime/cpp/parallel.h"
 #include "runtime/cpu_graph/call.h"
@@ -31,20 +33,83 @@ struct Constants {
     float eps;
 };
 
-// What the heads of a key head share, and what each has of its own.
-struct Step {
+// The rows of a projection, `stride` apart.
+template <class T> struct Rows {
+    const T *at;
+    int64_t stride;
+
+    const T *row(int64_t index) const { return at + index * stride; }
+};
+
+template <class T> struct Projections {
+    Rows<T> inputs;  // q and k [key_heads, size], v [heads, width]
+    Rows<T> betas;   // [heads]
+    Rows<T> forget;  // [heads] or, by channel, [heads, size]
+    Rows<T> gate;    // [heads, width]
+};
+
+// One decay of a head: products with q and k are decayed after the sum.
+struct ByHead {
     const float *q, *k;
-    float kq, decay, beta;
+    float decay = 0.0f;
+
+    static constexpr int64_t BUFFERS = 0;
+
+    const float *queries() const { return q; }
+    const float *keys() const { return k; }
+    float decayed(float total) const { return decay * total; }
+    float at(int64_t) const { return decay; }
+    float lanes_at(int64_t) const { return decay; }
+
+    template <class T> void decay_by(const T *forget, const float *dt_bias, float A, float *, int64_t) {
+        decay = std::exp(A * softplus(to_float(*forget) + *dt_bias));
+    }
+    template <class V> static V gate(V z) { return silu(z); }
+    static float beta(float b) { return 1.0f / (1.0f + std::exp(-b)); }
+};
+
+// A decay of each channel: q and k are decayed before the sums. buffer: [3, size].
+struct ByChannel {
+    const float *q, *k;
+    const float *decay = nullptr, *decayed_k = nullptr, *decayed_q = nullptr;
+
+    static constexpr int64_t BUFFERS = 3;
+
+    const float *queries() const { return decayed_q; }
+    const float *keys() const { return decayed_k; }
+    float decayed(float total) const { return total; }
+    float at(int64_t n) const { return decay[n]; }
+    floats lanes_at(int64_t n) const { return load(decay + n); }
+
+    template <class T> void decay_by(const T *forget, const float *dt_bias, float A, float *buffer, int64_t size) {
+        float *const to_k = buffer + size, *const to_q = to_k + size;
+        for (int64_t i = 0; i < size; i += LANES) {
+            const int64_t count = size - i;
+            put(buffer + i, exp(A * softplus(load(forget + i, count) + load(dt_bias + i, count))), count);
+        }
+        over(size, [&](int64_t i, auto v) {
+            using V = decltype(v);
+            put(to_k + i, get<V>(k + i) * get<V>(buffer + i));
+            put(to_q + i, get<V>(q + i) * get<V>(buffer + i));
+        });
+        decay = buffer, decayed_k = to_k, decayed_q = to_q;
+    }
+    template <class V> static V gate(V z) { return sigmoid(z); }
+    static float beta(float b) { return sigmoid(b); }
+};
+
+// What a head adds to its state.
+struct Step {
+    const float *k;
+    float kq, beta;
     uint32_t place;  // Of the state's first number, by which the chances go.
 };
 
-// state [width, size] ← decay·state + beta·(x − decay·state·k)⊗k; x [width] ← state·q. SIZE is `size` where it is
-// known, else 0.
-template <int SIZE, class S>
-void update(S *state, float *x, const Step &step, int64_t width, int64_t any_size) {
+// state [width, size] ← state·D + beta·(x − state·D·k)⊗k; x [width] ← state·q. SIZE is `size` where it is known, else 0.
+template <int SIZE, class S, class Decay>
+void update(S *state, float *x, const Decay &decay, const Step &step, int64_t width, int64_t any_size) {
     const int64_t size = SIZE ? SIZE : any_size, whole = size / LANES * LANES;
-    const float *const q = step.q, *const k = step.k;
-    const float decay = step.decay;
+    const float *const k = step.k, *const keys = decay.keys(), *const queries = decay.queries();
     uint32_t place = step.place;
     words lanes;
     for (int lane = 0; lane < LANES; lane++) lanes[lane] = lane;
@@ -54,116 +119,157 @@ void update(S *state, float *x, const Step &step, int64_t width, int64_t any_siz
         for (int64_t n = 0; n < whole; n += LANES) {
             __builtin_prefetch(state + n + AHEAD / sizeof(S), 0, SECOND_CACHE);
             const floats h = load(state + n);
-            with_k += h * load(k + n);
-            with_q += h * load(q + n);
+            with_k += h * load(keys + n);
+            with_q += h * load(queries + n);
         }
         float recalled = sum(with_k), read = sum(with_q);
         for (int64_t n = whole; n < size; n++) {
-            recalled += to_float(state[n]) * k[n];
-            read += to_float(state[n]) * q[n];
+            recalled += to_float(state[n]) * keys[n];
+            read += to_float(state[n]) * queries[n];
         }
-        const float fed = step.beta * (x[p] - decay * recalled);
+        const float fed = step.beta * (x[p] - decay.decayed(recalled));
 #pragma GCC unroll 8
         for (int64_t n = 0; n < whole; n += LANES)
-            keep(state + n, load(state + n) * decay + load(k + n) * fed, lanes + (place + static_cast<uint32_t>(n)));
+            keep(state + n, load(state + n) * decay.lanes_at(n) + load(k + n) * fed,
+                 lanes + (place + static_cast<uint32_t>(n)));
         for (int64_t n = whole; n < size; n++)
-            keep(state + n, to_float(state[n]) * decay + k[n] * fed, place + static_cast<uint32_t>(n));
-        x[p] = decay * read + fed * step.kq;
+            keep(state + n, to_float(state[n]) * decay.at(n) + k[n] * fed, place + static_cast<uint32_t>(n));
+        x[p] = decay.decayed(read) + fed * step.kq;
     }
 }
 
-template <class S> void update(const Shape &s, S *state, float *x, const Step &step) {
-    if (s.size == 128) return update<128>(state, x, step, s.width, s.size);
-    if (s.size == 64) return update<64>(state, x, step, s.width, s.size);
-    update<0>(state, x, step, s.width, s.size);
+template <class S, class Decay>
+void update(const Shape &s, S *state, float *x, const Decay &decay, const Step &step) {
+    if (s.size == 128) return update<128>(state, x, decay, step, s.width, s.size);
+    if (s.size == 64) return update<64>(state, x, decay, step, s.width, s.size);
+    update<0>(state, x, decay, step, s.width, s.size);
 }
 
-// T: of projected and y; S: of the states.
-template <class T, class S>
+// T: of what is projected and y; S: of the states.
+template <class T, class S, class Decay>
 struct Net {
     Shape s;
     Constants c;
-    const T *projected;  // A row: z [inner], q and k [key_heads, size], v [inner], b [heads], a [heads].
-    int64_t projected_stride;
+    Projections<T> p;
     float *conv_pool;
     int64_t conv_stride;
     S *state_pool;
     int64_t state_stride;
     const int64_t *slots, *positions;
     T *y;
-    int64_t y_stride;
 
     void convolve(int64_t row, int64_t channel, int64_t count, float *to) const {
-        baton::convolve(s.kernel, s.channels(), projected + row * projected_stride + s.inner() + channel,
-                        c.taps + channel, c.conv_bias ? c.conv_bias + channel : nullptr,
-                        conv_pool + slots[row] * conv_stride + channel, to, count);
+        baton::convolve(s.kernel, s.channels(), p.inputs.row(row) + channel, c.taps + channel,
+                        c.conv_bias ? c.conv_bias + channel : nullptr, conv_pool + slots[row] * conv_stride + channel,
+                        to, count);
     }
 
     // A key head of a row, and the heads that use it.
     void key_head(int64_t row, int64_t key_head) const {
-        float *const q = scratch(0, 2 * s.size + s.width), *const k = q + s.size, *const x = k + s.size;
+        float *const q = scratch(0, (2 + Decay::BUFFERS) * s.size + s.width), *const k = q + s.size;
+        float *const buffer = k + s.size, *const x = buffer + Decay::BUFFERS * s.size;
         convolve(row, key_head * s.size, s.size, q);
         convolve(row, s.keys() + key_head * s.size, s.size, k);
         normalize(q, s.size, 1.0f / std::sqrt(static_cast<float>(s.size)));
         normalize(k, s.size, 1.0f);
-        Step step{q, k, dot(k, q, s.size), 0.0f, 0.0f, 0};
-        for (int64_t i = 0; i < s.sharing(); i++) head(row, key_head * s.sharing() + i, x, step);
+        const float kq = dot(k, q, s.size);
+        for (int64_t i = 0; i < s.sharing(); i++) head(row, key_head * s.sharing() + i, q, k, kq, buffer, x);
     }
 
-    void head(int64_t row, int64_t head, float *x, Step &step) const {
-        const T *const gates = projected + row * projected_stride + s.inner() + s.channels() + head;
-        const int64_t first = head * s.width;
+    void head(int64_t row, int64_t head, const float *q, const float *k, float kq, float *buffer, float *x) const {
+        const int64_t first = head * s.width, decays = std::is_same_v<Decay, ByHead> ? 1 : s.size;
         convolve(row, 2 * s.keys() + first, s.width, x);
-        step.beta = 1.0f / (1.0f + std::exp(-to_float(gates[0])));
-        step.decay = std::exp(c.A[head] * softplus(to_float(gates[s.heads]) + c.dt_bias[head]));
-        step.place = mix(static_cast<uint32_t>(positions[row])) + static_cast<uint32_t>(first * s.size);
-        update(s, state_pool + slots[row] * state_stride + first * s.size, x, step);
-        norm(projected + row * projected_stride + first, x, y + row * y_stride + first);
+        Decay decay{q, k};
+        decay.decay_by(p.forget.row(row) + head * decays, c.dt_bias + head * decays, c.A[head], buffer, s.size);
+        const uint32_t place = mix(static_cast<uint32_t>(positions[row])) + static_cast<uint32_t>(first * s.size);
+        update(s, state_pool + slots[row] * state_stride + first * s.size, x, decay,
+               {k, kq, Decay::beta(to_float(p.betas.row(row)[head])), place});
+        norm(p.gate.row(row) + first, x, y + row * s.inner() + first);
     }
 
-    // to = norm·x / rms(x)·silu(z) of a head.
+    // to = norm·x / rms(x)·gate(z) of a head.
     void norm(const T *z, const float *x, T *to) const {
         const float scale = 1.0f / std::sqrt(dot(x, x, s.width) / static_cast<float>(s.width) + c.eps);
         over(s.width, [&](int64_t i, auto v) {
             using V = decltype(v);
-            put(to + i, get<V>(x + i) * scale * get<V>(c.norm + i) * silu(get<V>(z + i)));
+            put(to + i, get<V>(x + i) * scale * get<V>(c.norm + i) * Decay::gate(get<V>(z + i)));
         });
     }
 
     void run(int64_t rows) const {
         const int64_t numbers = s.sharing() * s.width * s.size;
         parallel_for(rows * s.key_heads, GRAIN / numbers + 1, [&](int64_t begin, int64_t end) {
-            const FlushDenormals flush;  // Here, for the pool's threads have settings of their own.
+            const FlushDenormals flush;  // Set here because each of the pool's threads has its own setting.
             for (int64_t i = begin; i < end; i++) key_head(i / s.key_heads, i % s.key_heads);
         });
     }
 };
 
-}  // namespace
-}  // namespace baton
-
-// projected: [rows, 2·inner + 2·key_heads·size + 2·heads] and y: [rows, inner], of `type`, rows `stride` apart. taps:
-// [kernel, channels]; conv_bias: [channels] or null; dt_bias, A: [heads]; norm: [width]; all float32. conv_pool: float32
-// [slots, kernel - 1, channels] and state_pool: of `state_type`, [slots, heads, width, size], slots `stride` apart.
-// positions: [rows], of the tokens. key_heads divides heads.
-extern "C" void baton_delta_decode(
-    int type, const void *projected, int64_t projected_stride, const float *taps, const float *conv_bias,
-    const float *dt_bias, const float *A, const float *norm, float eps, float *conv_pool, int64_t conv_stride,
-    int state_type, void *state_pool, int64_t state_stride, const int64_t *slots, const int64_t *positions, void *y,
-    int64_t y_stride, int64_t rows, int64_t heads, int64_t width, int64_t key_heads, int64_t size, int64_t kernel
-) {
-    using namespace baton;
+// Run a net of the types that are named. given(T *): the rows of the projections of type T.
+template <class Decay, class Given>
+void decode(const Shape &shape, const Constants &constants, int type, Given given, float *conv_pool,
+            int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride, const int64_t *slots,
+            const int64_t *positions, void *y, int64_t rows) {
     with_type(type, [=](auto *t) {
         with_type(state_type, [=](auto *h) {
             using T = std::remove_pointer_t<decltype(t)>;
             using S = std::remove_pointer_t<decltype(h)>;
-            Net<T, S>{{heads, width, key_heads, size, kernel},
-                      {taps, conv_bias, dt_bias, A, norm, eps},
-                      static_cast<const T *>(projected), projected_stride, conv_pool, conv_stride,
-                      static_cast<S *>(state_pool), state_stride, slots, positions, static_cast<T *>(y), y_stride}
+            Net<T, S, Decay>{shape, constants, given(t), conv_pool, conv_stride, static_cast<S *>(state_pool),
+                             state_stride, slots, positions, static_cast<T *>(y)}
                 .run(rows);
         });
     });
 }
 
+}  // namespace
+}  // namespace baton
+
+// For both functions: taps: [kernel, channels]; A: [heads]; norm: [width]; all float32. conv_pool: float32 [slots,
+// kernel - 1, channels] and state_pool: of `state_type`, [slots, heads, width, size], slots `stride` apart. positions:
+// [rows], of the tokens. The projections and y [rows, heads·width] are of `type`, rows of the projections `stride` apart.
+
+// A decay for each head, and SiLU of the gate. projected: [rows, inner + channels + 2·heads], with the columns gate
+// [inner], inputs [channels], betas [heads] and forget [heads]. conv_bias: [channels] or null; dt_bias: [heads]. key_heads
+// divides heads.
+extern "C" void baton_delta_decode(
+    int type, const void *projected, int64_t stride, const float *taps, const float *conv_bias, const float *dt_bias,
+    const float *A, const float *norm, float eps, float *conv_pool, int64_t conv_stride, int state_type,
+    void *state_pool, int64_t state_stride, const int64_t *slots, const int64_t *positions, void *y, int64_t rows,
+    int64_t heads, int64_t width, int64_t key_heads, int64_t size, int64_t kernel
+) {
+    using namespace baton;
+    const Shape shape{heads, width, key_heads, size, kernel};
+    const auto given = [=](auto *t) {
+        using T = std::remove_pointer_t<decltype(t)>;
+        const T *const at = static_cast<const T *>(projected), *const inputs = at + shape.inner();
+        const T *const betas = inputs + shape.channels();
+        return Projections<T>{{inputs, stride}, {betas, stride}, {betas + heads, stride}, {at, stride}};
+    };
+    decode<ByHead>(shape, {taps, conv_bias, dt_bias, A, norm, eps}, type, given, conv_pool, conv_stride, state_type,
+                   state_pool, state_stride, slots, positions, y, rows);
+}
+
+// A decay for each channel of the keys, and a sigmoid of the gate. projected: [rows, channels + heads], with the columns
+// inputs [channels] and betas [heads]; forget: [rows, heads·size]; gate: [rows, heads·width]; dt_bias: [heads·size].
+extern "C" void baton_kda_decode(
+    int type, const void *projected, int64_t stride, const void *forget, int64_t forget_stride, const void *gate,
+    int64_t gate_stride, const float *taps, const float *dt_bias, const float *A, const float *norm, float eps,
+    float *conv_pool, int64_t conv_stride, int state_type, void *state_pool, int64_t state_stride, const int64_t *slots,
+    const int64_t *positions, void *y, int64_t rows, int64_t heads, int64_t width, int64_t size, int64_t kernel
+) {
+    using namespace baton;
+    const Shape shape{heads, width, heads, size, kernel};
+    const auto given = [=](auto *t) {
+        using T = std::remove_pointer_t<decltype(t)>;
+        const T *const inputs = static_cast<const T *>(projected);
+        return Projections<T>{{inputs, stride},
+                              {inputs + shape.channels(), stride},
+                              {static_cast<const T *>(forget), forget_stride},
+                              {static_cast<const T *>(gate), gate_stride}};
+    };
+    decode<ByChannel>(shape, {taps, nullptr, dt_bias, A, norm, eps}, type, given, conv_pool, conv_stride, state_type,
+                      state_pool, state_stride, slots, positions, y, rows);
+}
+
 BATON_RECORDABLE(baton_delta_decode)
+BATON_RECORDABLE(baton_kda_decode)

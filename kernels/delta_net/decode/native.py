@@ -7,31 +7,37 @@ from math import prod
 import torch
 from torch import Tensor
 
-from baton.kernels.delta_net.constants import DeltaConstants
+from baton.kernels.delta_net.constants import DeltaConstants, KdaConstants
 from baton.kernels.delta_net.decode import reference
 from baton.kernels.runtime import cpp
 from baton.kernels.runtime.cpp import FLOAT, INT, INT64, POINTER, TYPES
 from baton.kernels.runtime.cpp.checks import assert_agrees
 
-NAME = "baton_delta_decode"
-ARGUMENTS = [
-    *(INT, POINTER, INT64),
-    *(POINTER,) * 5,
-    *(FLOAT, POINTER, INT64, INT, POINTER, INT64),
-    *(POINTER, POINTER, POINTER, INT64, INT64),
-    *(INT64,) * 5,
-]
+NAME, KDA = "baton_delta_decode", "baton_kda_decode"
+POOLS = (POINTER, INT64, INT, POINTER, INT64)
+ARGUMENTS = [*(INT, POINTER, INT64), *(POINTER,) * 5, FLOAT, *POOLS, *(POINTER,) * 3, *(INT64,) * 6]
+KDA_ARGUMENTS = [INT, *(POINTER, INT64) * 3, *(POINTER,) * 4, FLOAT, *POOLS, *(POINTER,) * 3, *(INT64,) * 5]
 Shape = tuple[int, ...]
+Layouts = tuple[Shape, ...]
+"""Shape and strides of each tensor, one after another."""
 
 
 def takes(projected: Tensor, constants: DeltaConstants, conv_pool: Tensor, state_pool: Tensor) -> bool:
-    """Whether the C function is installed and made for these."""
+    """Decide whether the C function is installed and made for these arguments of delta_decode."""
+    return cpp.function(NAME) is not None and _types_fit(projected, conv_pool, state_pool)
+
+
+def takes_kda(
+    projected: Tensor, forget: Tensor, gate: Tensor, constants: KdaConstants, conv_pool: Tensor, state_pool: Tensor
+) -> bool:
+    """Decide whether the C function is installed and made for these arguments of kda_decode."""
+    same = projected.dtype == forget.dtype == gate.dtype
+    return cpp.function(KDA) is not None and same and _types_fit(projected, conv_pool, state_pool)
+
+
+def _types_fit(projected: Tensor, conv_pool: Tensor, state_pool: Tensor) -> bool:
     return (
-        cpp.function(NAME) is not None
-        and projected.device.type == "cpu"
-        and projected.dtype in TYPES
-        and conv_pool.dtype == torch.float32
-        and state_pool.dtype in TYPES
+        projected.is_cpu and projected.dtype in TYPES and conv_pool.dtype == torch.float32 and state_pool.dtype in TYPES
     )
 
 
@@ -43,58 +49,109 @@ def delta_decode(
     slots: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """See reference.delta_decode. Slots may lie apart, and rows of `projected`; ValueError for other layouts."""
+    """See reference.delta_decode. Slots and rows of `projected` may be strided; ValueError for other layouts."""
     run, c = cpp.function(NAME), constants
     assert run is not None
-    dimensions = _dimensions(
+    dimensions = _of_delta(
         c.key_heads,
         c.taps.shape,
-        *(projected.shape, projected.stride()),
-        *(conv_pool.shape, conv_pool.stride()),
-        *(state_pool.shape, state_pool.stride()),
+        (
+            *(projected.shape, projected.stride()),
+            *(conv_pool.shape, conv_pool.stride()),
+            *(state_pool.shape, state_pool.stride()),
+        ),
     )
-    rows, inner = len(projected), dimensions[0] * dimensions[1]
-    for given in (slots, positions):
-        if given.dtype != torch.int64 or given.shape != (rows,) or not given.is_contiguous():
-            raise ValueError(f"slots and positions are not {rows} of int64 side by side")
-    y = torch.empty(rows, inner, dtype=projected.dtype)
+    rows = len(projected)
+    _check_places(rows, slots, positions)
+    y = torch.empty(rows, dimensions[0] * dimensions[1], dtype=projected.dtype)
     run(
         *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0)),
         *(c.taps.data_ptr(), None if c.conv_bias is None else c.conv_bias.data_ptr()),
         *(c.dt_bias.data_ptr(), c.A.data_ptr(), c.norm.data_ptr(), c.eps),
         *(conv_pool.data_ptr(), conv_pool.stride(0)),
         *(TYPES[state_pool.dtype], state_pool.data_ptr(), state_pool.stride(0)),
-        *(slots.data_ptr(), positions.data_ptr(), y.data_ptr(), inner, rows),
+        *(slots.data_ptr(), positions.data_ptr(), y.data_ptr(), rows),
         *dimensions,
     )
     return y
 
 
+def kda_decode(
+    projected: Tensor,
+    forget: Tensor,
+    gate: Tensor,
+    constants: KdaConstants,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """See reference.kda_decode. Slots and rows of the projections may be strided; ValueError for other layouts."""
+    run, c = cpp.function(KDA), constants
+    assert run is not None
+    dimensions = _of_kda(
+        c.taps.shape,
+        (
+            *(projected.shape, projected.stride()),
+            *(forget.shape, forget.stride()),
+            *(gate.shape, gate.stride()),
+            *(conv_pool.shape, conv_pool.stride()),
+            *(state_pool.shape, state_pool.stride()),
+        ),
+    )
+    rows = len(projected)
+    _check_places(rows, slots, positions)
+    y = torch.empty(rows, dimensions[0] * dimensions[1], dtype=projected.dtype)
+    run(
+        *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0)),
+        *(forget.data_ptr(), forget.stride(0), gate.data_ptr(), gate.stride(0)),
+        *(c.taps.data_ptr(), c.dt_bias.data_ptr(), c.A.data_ptr(), c.norm.data_ptr(), c.eps),
+        *(conv_pool.data_ptr(), conv_pool.stride(0)),
+        *(TYPES[state_pool.dtype], state_pool.data_ptr(), state_pool.stride(0)),
+        *(slots.data_ptr(), positions.data_ptr(), y.data_ptr(), rows),
+        *dimensions,
+    )
+    return y
+
+
+def _check_places(rows: int, slots: Tensor, positions: Tensor) -> None:
+    for places in (slots, positions):
+        if places.dtype != torch.int64 or places.shape != (rows,) or not places.is_contiguous():
+            raise ValueError(f"slots and positions are not {rows} of int64 side by side")
+
+
 @lru_cache(maxsize=1024)
-def _dimensions(
-    key_heads: int,
-    taps: Shape,
-    projected: Shape,
-    rows: Shape,
-    conv_pool: Shape,
-    conv: Shape,
-    state_pool: Shape,
-    state: Shape,
-) -> tuple[int, int, int, int, int]:
-    """heads, width, key_heads, size, kernel; rows, conv and state: strides. Asked again and again for the same."""
-    (kernel, channels), (heads, width, size) = taps, state_pool[1:]
+def _of_delta(key_heads: int, taps: Shape, layouts: Layouts) -> Shape:
+    """Return heads, width, key_heads, size and kernel for C; ValueError for tensors that do not fit.
+
+    layouts: of `projected` and both pools. Cached, because decoding steps ask for the same ones again and again.
+    """
+    (kernel, channels), (_, heads, width, size) = taps, layouts[-2]
     inner = heads * width
     if channels != inner + 2 * key_heads * size or heads % key_heads:
         raise ValueError(f"{channels} channels do not fit {heads} heads of {width} and {key_heads} of keys of {size}")
-    given = {
-        "projected": (projected[1:], rows[1:], (inner + channels + 2 * heads,)),
-        "the convolution's pool": (conv_pool[1:], conv[1:], (kernel - 1, channels)),
-        "the pool of states": (state_pool[1:], state[1:], (heads, width, size)),
-    }
-    for name, (shape, strides, wanted) in given.items():
-        if shape != wanted or not _side_by_side(shape, strides):
-            raise ValueError(f"a row of {name} is {shape} with strides {strides}, not {wanted} side by side")
+    _check(layouts, kernel, channels, (heads, width, size), {"projected": inner + channels + 2 * heads})
     return heads, width, key_heads, size, kernel
+
+
+@lru_cache(maxsize=1024)
+def _of_kda(taps: Shape, layouts: Layouts) -> Shape:
+    """Return heads, width, size and kernel; layouts: of `projected`, `forget`, `gate` and both pools."""
+    (kernel, channels), (_, heads, width, size) = taps, layouts[-2]
+    if channels != heads * (2 * size + width):
+        raise ValueError(f"{channels} channels do not fit {heads} heads of {width} with keys of {size}")
+    columns = {"projected": channels + heads, "forget": heads * size, "gate": heads * width}
+    _check(layouts, kernel, channels, (heads, width, size), columns)
+    return heads, width, size, kernel
+
+
+def _check(layouts: Layouts, kernel: int, channels: int, state: Shape, columns: dict[str, int]) -> None:
+    wanted: dict[str, Shape] = {name: (count,) for name, count in columns.items()}
+    wanted |= {"the convolution's pool": (kernel - 1, channels), "the pool of states": state}
+    for (name, expected), shape, strides in zip(wanted.items(), layouts[::2], layouts[1::2], strict=True):
+        of_row, within = tuple(shape[1:]), strides[1:]
+        if of_row != expected or not _side_by_side(of_row, within):
+            raise ValueError(f"a row of {name} is {of_row} with strides {within}, not {expected} side by side")
 
 
 def _side_by_side(shape: Shape, strides: Shape) -> bool:
@@ -102,7 +159,7 @@ def _side_by_side(shape: Shape, strides: Shape) -> bool:
 
 
 def check() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError if delta_decode differs from its reference."""
     heads, width, key_heads, size, slots = 4, 20, 2, 37, torch.tensor([2, 0, 3])
     inner, channels = heads * width, heads * width + 2 * key_heads * size
     g = torch.Generator().manual_seed(0)
@@ -118,13 +175,41 @@ def check() -> None:
     pools = torch.randn(4, 3, channels, generator=g), torch.randn(4, heads, width, size, generator=g)
     for dtype, state_dtype in product(TYPES, TYPES):
         projected = torch.randn(len(slots), inner + channels + 2 * heads, generator=g).to(dtype)
-        found, expected = ([pools[0].clone(), pools[1].to(state_dtype, copy=True)] for _ in range(2))
-        y = delta_decode(projected, constants, found[0], found[1], slots, slots)
-        exact = reference.delta_decode(projected, constants, expected[0], expected[1], slots, slots)
-        tolerance = 1e-4 if dtype == torch.float32 else 0.02
-        assert_agrees(y, exact, rtol=tolerance, atol=tolerance)
-        assert_agrees(found[0], expected[0], rtol=1e-4, atol=1e-4)
-        assert_agrees(found[1], expected[1], rtol=1e-4 if state_dtype == torch.float32 else 0.01, atol=1e-4)
+        found, expected = ((pools[0].clone(), pools[1].to(state_dtype, copy=True)) for _ in range(2))
+        y = delta_decode(projected, constants, *found, slots, slots)
+        exact = reference.delta_decode(projected, constants, *expected, slots, slots)
+        _assert_agree((y, *found), (exact, *expected))
+
+
+def check_kda() -> None:
+    """Raise AssertionError if kda_decode differs from its reference."""
+    heads, width, size, slots = 2, 20, 37, torch.tensor([2, 0, 3])
+    channels, g = heads * (2 * size + width), torch.Generator().manual_seed(0)
+    constants = KdaConstants(
+        taps=torch.randn(4, channels, generator=g),
+        dt_bias=torch.randn(heads * size, generator=g),
+        A=-torch.rand(heads, generator=g),
+        norm=torch.randn(width, generator=g),
+        eps=1e-5,
+    )
+    pools = torch.randn(4, 3, channels, generator=g), torch.randn(4, heads, width, size, generator=g)
+    for dtype, state_dtype in product(TYPES, TYPES):
+        columns = (channels + heads, heads * size, heads * width)
+        projected, forget, gate = (torch.randn(len(slots), count, generator=g).to(dtype) for count in columns)
+        given = (projected, forget, gate, constants)
+        found, expected = ((pools[0].clone(), pools[1].to(state_dtype, copy=True)) for _ in range(2))
+        y, exact = kda_decode(*given, *found, slots, slots), reference.kda_decode(*given, *expected, slots, slots)
+        _assert_agree((y, *found), (exact, *expected))
+
+
+def _assert_agree(found: tuple[Tensor, Tensor, Tensor], expected: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Compare the result, the convolution's pool and the pool of states."""
+    (y, conv, state), (exact, exact_conv, exact_state) = found, expected
+    tolerance = 1e-4 if y.dtype == torch.float32 else 0.02
+    assert_agrees(y, exact, rtol=tolerance, atol=tolerance)
+    assert_agrees(conv, exact_conv, rtol=1e-4, atol=1e-4)
+    assert_agrees(state, exact_state, rtol=1e-4 if state.dtype == torch.float32 else 0.01, atol=1e-4)
 
 
 cpp.declare(NAME, ARGUMENTS, check)
+cpp.declare(KDA, KDA_ARGUMENTS, check_kda)

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from baton.kernels.conv1d.triton_update import conv1d_update
-from baton.kernels.delta_net.constants import DeltaConstants
-from baton.kernels.delta_net.gated.triton_update import gated_delta_update
+from baton.kernels.delta_net.constants import DeltaConstants, KdaConstants
+from baton.kernels.delta_net.rule.triton_update import delta_update
 from baton.kernels.norm.gated.triton import gated_norm
 
 
@@ -24,7 +24,7 @@ def delta_decode(
     inner, channels, keys = heads * width, c.taps.shape[1], c.key_heads * size
     convolved = conv1d_update(projected[:, inner : inner + channels], c.taps, c.conv_bias, conv_pool, slots)
     # Not .view, which gives a single row another stride, and so another kernel.
-    o = gated_delta_update(
+    o = delta_update(
         convolved.as_strided((rows, c.key_heads, size), (channels, size, 1), 0),
         convolved.as_strided((rows, c.key_heads, size), (channels, size, 1), keys),
         convolved.as_strided((rows, heads, width), (channels, width, 1), 2 * keys),
@@ -36,3 +36,35 @@ def delta_decode(
     )
     gate = projected[:, :inner]
     return gated_norm(o.view(rows, inner), gate, c.norm, c.eps, heads, norm_before_gate=True, dtype=projected.dtype)
+
+
+def kda_decode(
+    projected: Tensor,
+    forget: Tensor,
+    gate: Tensor,
+    constants: KdaConstants,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """See reference.kda_decode. Rows of what is projected may lie apart, and slots.
+
+    Padding rows may share a slot that no other row has: what is in it, and those rows of the result, mean nothing.
+    """
+    (heads, width, size), rows, c = state_pool.shape[1:], len(projected), constants
+    channels, keys = c.taps.shape[1], heads * size
+    convolved = conv1d_update(projected[:, :channels], c.taps, None, conv_pool, slots)
+    # Not .view, which gives a single row another stride, and so another kernel.
+    o = delta_update(
+        convolved.as_strided((rows, heads, size), (channels, size, 1), 0),
+        convolved.as_strided((rows, heads, size), (channels, size, 1), keys),
+        convolved.as_strided((rows, heads, width), (channels, width, 1), 2 * keys),
+        forget,
+        projected[:, channels:],
+        *(state_pool, slots, positions),
+        A=c.A,
+        dt_bias=c.dt_bias,
+    )
+    o = o.view(rows, heads * width)
+    return gated_norm(o, gate, c.norm, c.eps, heads, True, "sigmoid", dtype=projected.dtype)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from baton.kernels.delta_net.kda_constants import KdaConstants
+from baton.kernels.delta_net.constants import KdaConstants
 from baton.kernels.prefill.plan import plan_prefill
 from tests.kernels.packing import Packed
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from baton.kernels.delta_net.gated import gated_delta_prefill, gated_delta_update, unit_length
+from baton.kernels.delta_net.rule import delta_scan, delta_update, unit_length
 from baton.kernels.prefill.chunk_table import chunk_table, cut
 from baton.kernels.state_pool.rounding import round_by_chance
 from tests.kernels.mamba2.test_prefill import packs
@@ -32,11 +32,11 @@ class Rule:
     def prefill(self, packed: Packed, chunk_size: int = 64) -> Tensor:
         lists = cut(packed.offsets, packed.starts, packed.slots, packed.checkpoints, chunk_size)
         table = chunk_table(lists, torch.device("cpu"))
-        return gated_delta_prefill(self.q, self.k, self.v, self.g, self.beta, self.pool, table)
+        return delta_scan(self.q, self.k, self.v, self.g, self.beta, self.pool, table)
 
     def update(self, slots: list[int], positions: list[int]) -> Tensor:
         at = torch.tensor(slots), torch.tensor(positions)
-        return gated_delta_update(self.q, self.k, self.v, self.g, self.beta, self.pool, *at)
+        return delta_update(self.q, self.k, self.v, self.g, self.beta, self.pool, *at)
 
     def rows(self, rows: slice) -> "Rule":
         """Those tokens, over the same pool."""

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from baton.kernels.delta_net.gated import gated_delta_prefill, unit_length
-from baton.kernels.delta_net.kda import kda_scan, kda_update
+from baton.kernels.delta_net.rule import delta_scan, delta_update, unit_length
 from baton.kernels.prefill.chunk_table import chunk_table, cut
 from baton.kernels.state_pool.rounding import round_by_chance
 from tests.kernels.mamba2.test_prefill import packs
@@ -35,11 +34,11 @@ class ChannelRule:
     def prefill(self, packed: Packed, chunk_size: int = 64) -> Tensor:
         lists = cut(packed.offsets, packed.starts, packed.slots, packed.checkpoints, chunk_size)
         table = chunk_table(lists, torch.device("cpu"))
-        return kda_scan(self.q, self.k, self.v, self.g, self.beta, self.pool, table)
+        return delta_scan(self.q, self.k, self.v, self.g, self.beta, self.pool, table)
 
     def update(self, slots: list[int], positions: list[int]) -> Tensor:
         at = torch.tensor(slots), torch.tensor(positions)
-        return kda_update(self.q, self.k, self.v, self.g, self.beta, self.pool, *at)
+        return delta_update(self.q, self.k, self.v, self.g, self.beta, self.pool, *at)
 
     def rows(self, rows: slice) -> "ChannelRule":
         """Those tokens, over the same pool."""
@@ -155,7 +154,7 @@ def test_one_decay_for_all_channels_is_the_gated_delta_rule(packed: Packed, seed
     other = rule.over(rule.pool.clone())
     lists = cut(packed.offsets, packed.starts, packed.slots, packed.checkpoints, 64)
     table = chunk_table(lists, torch.device("cpu"))
-    o = gated_delta_prefill(other.q, other.k, other.v, other.g[:, :, 0], other.beta, other.pool, table)
+    o = delta_scan(other.q, other.k, other.v, other.g[:, :, 0], other.beta, other.pool, table)
     assert_close(rule.prefill(packed), o)
     assert_close(rule.pool, other.pool)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from baton.kernels.delta_net.kda_decode import kda_decode, native, reference
+from baton.kernels.delta_net.decode import kda_decode, native, reference
 from baton.kernels.state_pool.rounding import round_by_chance
 from tests.kernels.delta_net.kda_nets import (
     BF16,

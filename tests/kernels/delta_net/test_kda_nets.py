@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from baton.kernels.delta_net.kda_decode import kda_decode, reference as decoding
-from baton.kernels.delta_net.kda_prefill import kda_prefill, reference as prefilling
+from baton.kernels.delta_net.decode import kda_decode, reference as decoding
+from baton.kernels.delta_net.prefill import kda_prefill, reference as prefilling
 from tests.kernels.delta_net.kda_nets import BF16, F32, LAYOUTS, KdaLayout, KdaNet, assert_same_to_rounding, drawn
 from tests.kernels.mamba2.test_prefill import packs
 from tests.kernels.packing import Packed, pack

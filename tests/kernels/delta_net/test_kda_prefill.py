@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from baton.kernels.delta_net.kda_prefill import kda_prefill, native, reference
+from baton.kernels.delta_net.prefill import kda_prefill, native, reference
 from baton.kernels.prefill.plan import plan_prefill
 from tests.kernels.delta_net.kda_nets import (
     BF16,

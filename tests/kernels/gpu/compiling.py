@@ -27,10 +27,10 @@ SPILLED = 32
 # In float32 products take no tensor cores, and so more registers than there are, whatever the blocks: right, but slow.
 SPILLED_IN_FLOAT32 = {
     "mamba2.ssd.triton._scan": 4096,
-    "delta_net.gated.triton._prepare": 1024,
-    "delta_net.gated.triton._scan": 4096,
-    "delta_net.kda.triton._relate": 512,
-    "delta_net.kda.triton._scan": 4096,
+    "delta_net.rule.triton_by_head._prepare": 1024,
+    "delta_net.rule.triton_by_head._scan": 4096,
+    "delta_net.rule.triton_by_channel._relate": 512,
+    "delta_net.rule.triton_by_channel._scan": 4096,
     "moe.experts.triton._project_in": 512,
 }
 # At widths that no model has: loads of single numbers want an address each.

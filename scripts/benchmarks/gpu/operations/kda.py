@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.kernels.delta_net.kda_constants import KdaConstants
-from baton.kernels.delta_net.kda_decode import reference as kda_decode
-from baton.kernels.delta_net.kda_prefill import reference as kda_prefill
+from baton.kernels.delta_net.constants import KdaConstants
+from baton.kernels.delta_net.decode import reference as kda_decode
+from baton.kernels.delta_net.prefill import reference as kda_prefill
 from scripts.benchmarks.gpu.operation import Draw, Operation, bytes_of
 from scripts.benchmarks.gpu.operations.mamba2 import plans
 
@@ -47,7 +47,7 @@ class KdaNet:
 
 def prefill(draw: Draw, net: KdaNet, lengths: Sequence[int], states: torch.dtype = torch.float32) -> Operation:
     """On packed prompts."""
-    from baton.kernels.delta_net.kda_prefill import triton
+    from baton.kernels.delta_net.prefill import triton
 
     here, on_cpu = plans(lengths, net.kernel, draw.device, chunk_size=64)
     projected, pools = net.projected(draw, sum(lengths)), net.pools(draw, 2 * len(lengths), states)
@@ -74,7 +74,7 @@ def flops(net: KdaNet, lengths: Sequence[int], chunk: int = 64) -> int:
 
 def decode(draw: Draw, net: KdaNet, rows: int, states: torch.dtype = torch.float32) -> Operation:
     """A token for each row."""
-    from baton.kernels.delta_net.kda_decode import triton
+    from baton.kernels.delta_net.decode import triton
 
     projected, (conv, pool) = net.projected(draw, rows), net.pools(draw, rows + 1, states)
     slots, positions = draw.order(rows + 1)[:rows], draw.integers(10_000, rows)

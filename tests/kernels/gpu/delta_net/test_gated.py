@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from baton.kernels.delta_net.gated import gated_delta_prefill, gated_delta_update, reference, triton, triton_update
+from baton.kernels.delta_net.rule import delta_scan, delta_update, reference, triton, triton_update
 from baton.kernels.prefill.plan import plan_prefill
 from baton.kernels.runtime import triton as gpu
 from baton.kernels.state_pool.rounding import round_by_chance
@@ -19,7 +19,7 @@ SIZES = st.one_of(st.integers(1, 40), st.just(128))
 def scan(rule: Rule, packed: Packed) -> torch.Tensor:
     p = packed
     table = plan_prefill(p.offsets, p.starts, p.slots, p.checkpoints, 64, 1, torch.device("cpu")).table
-    return triton.gated_delta_prefill(rule.q, rule.k, rule.v, rule.g, rule.beta, rule.pool, table)
+    return triton.delta_scan(rule.q, rule.k, rule.v, rule.g, rule.beta, rule.pool, table)
 
 
 @few
@@ -102,8 +102,8 @@ def test_an_update_equals_the_reference(
     f, expected = found, found.over(found.pool.clone())
     at = torch.tensor(slots), torch.tensor(slots) + 2**33
     e = expected
-    exact = reference.gated_delta_update(e.q, e.k, e.v, e.g, e.beta, e.pool, *at)
-    assert_close(triton_update.gated_delta_update(f.q, f.k, f.v, f.g, f.beta, f.pool, *at), exact)
+    exact = reference.delta_update(e.q, e.k, e.v, e.g, e.beta, e.pool, *at)
+    assert_close(triton_update.delta_update(f.q, f.k, f.v, f.g, f.beta, f.pool, *at), exact)
     assert_close(f.pool, e.pool)
 
 
@@ -117,7 +117,7 @@ def test_an_update_from_slot_to_slot(states: torch.dtype) -> None:
 
     def update(rule: Rule, targets: torch.Tensor | None = None) -> torch.Tensor:
         r = rule
-        return triton_update.gated_delta_update(r.q, r.k, r.v, r.g, r.beta, r.pool, slots, positions, targets=targets)
+        return triton_update.delta_update(r.q, r.k, r.v, r.g, r.beta, r.pool, slots, positions, targets=targets)
 
     o = update(given, targets)
     assert torch.equal(o, update(expected)) and torch.equal(o, update(exact))
@@ -136,10 +136,10 @@ def test_computes_wherever_triton_does() -> None:
     at = torch.tensor([0, 1]), torch.tensor([5, 6])
     r, e = rule, expected
     with gpu.computes_for("cpu"):
-        o = gated_delta_prefill(r.q, r.k, r.v, r.g, r.beta, r.pool, table)
-        updated = gated_delta_update(r.q[:2], r.k[:2], r.v[:2], r.g[:2], r.beta[:2], r.pool, *at)
+        o = delta_scan(r.q, r.k, r.v, r.g, r.beta, r.pool, table)
+        updated = delta_update(r.q[:2], r.k[:2], r.v[:2], r.g[:2], r.beta[:2], r.pool, *at)
     assert torch.equal(o, scan(expected, packed))
     first = e.rows(slice(2))
-    exact = triton_update.gated_delta_update(first.q, first.k, first.v, first.g, first.beta, e.pool, *at)
+    exact = triton_update.delta_update(first.q, first.k, first.v, first.g, first.beta, e.pool, *at)
     assert torch.equal(updated, exact)
     assert torch.equal(rule.pool, expected.pool)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from baton.kernels.delta_net.kda import kda_update, reference, triton, triton_update
-from baton.kernels.delta_net.kda_decode import kda_decode, reference as decoding_reference, triton as decoding
-from baton.kernels.delta_net.kda_prefill import kda_prefill, reference as prefilling_reference, triton as prefilling
+from baton.kernels.delta_net.decode import kda_decode, reference as decoding_reference, triton as decoding
+from baton.kernels.delta_net.prefill import kda_prefill, reference as prefilling_reference, triton as prefilling
+from baton.kernels.delta_net.rule import delta_update, reference, triton, triton_update
 from baton.kernels.prefill.plan import plan_prefill
 from baton.kernels.runtime import triton as gpu
 from baton.kernels.state_pool.rounding import round_by_chance
@@ -67,7 +67,7 @@ def test_the_bare_scan_equals_the_recurrence_at_every_checkpoint(
 def scan(rule: test_kda.ChannelRule, packed: Packed) -> torch.Tensor:
     p = packed
     table = plan_prefill(p.offsets, p.starts, p.slots, p.checkpoints, 64, 1, torch.device("cpu")).table
-    return triton.kda_scan(rule.q, rule.k, rule.v, rule.g, rule.beta, rule.pool, table)
+    return triton.delta_scan(rule.q, rule.k, rule.v, rule.g, rule.beta, rule.pool, table)
 
 
 def test_every_configuration_scans_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,8 +153,8 @@ def test_the_bare_update_equals_the_reference(falls: list[float], size: int, wid
     found = test_kda.drawn(3, 6, 3, 2, size, width, falls)
     expected, at = found.over(found.pool.clone()), (torch.tensor([4, 0, 2]), torch.tensor([5, 0, 2**33]))
     f, e = found, expected
-    exact = reference.kda_update(e.q, e.k, e.v, e.g, e.beta, e.pool, *at)
-    test_kda.assert_close(triton_update.kda_update(f.q, f.k, f.v, f.g, f.beta, f.pool, *at), exact)
+    exact = reference.delta_update(e.q, e.k, e.v, e.g, e.beta, e.pool, *at)
+    test_kda.assert_close(triton_update.delta_update(f.q, f.k, f.v, f.g, f.beta, f.pool, *at), exact)
     test_kda.assert_close(f.pool, e.pool)
 
 
@@ -171,10 +171,10 @@ def test_computes_wherever_triton_does() -> None:
     first, exact = rule.rows(slice(2)), other.rows(slice(2))
     with gpu.computes_for("cpu"):
         o = rule.prefill(packed)
-        updated = kda_update(first.q, first.k, first.v, first.g, first.beta, rule.pool, *at)
+        updated = delta_update(first.q, first.k, first.v, first.g, first.beta, rule.pool, *at)
     assert torch.equal(o, scan(other, packed))
     e = exact
-    assert torch.equal(updated, triton_update.kda_update(e.q, e.k, e.v, e.g, e.beta, other.pool, *at))
+    assert torch.equal(updated, triton_update.delta_update(e.q, e.k, e.v, e.g, e.beta, other.pool, *at))
     assert torch.equal(rule.pool, other.pool)
 
 

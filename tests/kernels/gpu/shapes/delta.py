@@ -9,8 +9,8 @@ from torch import Tensor
 
 from baton.kernels.delta_net.constants import DeltaConstants
 from baton.kernels.delta_net.decode import triton as decoding
-from baton.kernels.delta_net.gated import triton, triton_update
 from baton.kernels.delta_net.prefill import triton as prefilling
+from baton.kernels.delta_net.rule import triton, triton_update
 from baton.kernels.prefill.plan import PrefillPlan, plan_prefill
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -81,9 +81,9 @@ def bare(s: NetShape) -> None:
     for rows in (plan.tokens, 5):
         q, v, g = _meta(rows, s.key_heads, s.size), _meta(rows, s.heads, s.width), _meta(rows, s.heads)
         if rows == 5:
-            triton_update.gated_delta_update(q, q, v, g, g, pool, index, index, targets=index)
+            triton_update.delta_update(q, q, v, g, g, pool, index, index, targets=index)
         else:
-            triton.gated_delta_prefill(q, q, v, g, g, pool, plan.table)
+            triton.delta_scan(q, q, v, g, g, pool, plan.table)
 
 
 CASES: list[tuple[str, Callable[[], None]]] = [

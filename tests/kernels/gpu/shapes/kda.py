@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from baton.kernels.delta_net.kda import triton, triton_update
-from baton.kernels.delta_net.kda_constants import KdaConstants
-from baton.kernels.delta_net.kda_decode import triton as decoding
-from baton.kernels.delta_net.kda_prefill import triton as prefilling
+from baton.kernels.delta_net.constants import KdaConstants
+from baton.kernels.delta_net.decode import triton as decoding
+from baton.kernels.delta_net.prefill import triton as prefilling
+from baton.kernels.delta_net.rule import triton, triton_update
 from baton.kernels.prefill.plan import PrefillPlan, plan_prefill
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -68,9 +68,9 @@ def bare(s: KdaShape) -> None:
     for rows in (plan.tokens, 5):
         q, v, beta = _meta(rows, s.heads, s.size), _meta(rows, s.heads, s.width), _meta(rows, s.heads)
         if rows == 5:
-            triton_update.kda_update(q, q, v, q, beta, pool, index, index)
+            triton_update.delta_update(q, q, v, q, beta, pool, index, index)
         else:
-            triton.kda_scan(q, q, v, q, beta, pool, plan.table)
+            triton.delta_scan(q, q, v, q, beta, pool, plan.table)
 
 
 CASES: list[tuple[str, Callable[[], None]]] = [

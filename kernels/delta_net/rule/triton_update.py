@@ -1,4 +1,4 @@
-"""The same as reference.kda_update, by Triton: each state is read once and written once."""
+"""The update of reference.py by Triton: each state is read once and written once."""
 
 import torch
 import triton
@@ -12,7 +12,7 @@ from baton.kernels.runtime.triton.layout import row_stride
 from baton.kernels.state_pool.triton_states import candidates, rounded, widened
 
 
-def kda_update(
+def delta_update(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -22,29 +22,35 @@ def kda_update(
     slots: Tensor,
     positions: Tensor,
     *,
+    targets: Tensor | None = None,
     A: Tensor | None = None,
     dt_bias: Tensor | None = None,
 ) -> Tensor:
-    """See reference.kda_update. Rows of what is given, float32 or bfloat16, may lie apart; slots too.
+    """See reference.delta_update. Rows of all inputs, float32 or bfloat16, may be strided; slots too.
 
-    A: float32 [H], dt_bias: float32 [H·Dk]; with them all is as it was projected and convolved: q and k get their
-    lengths, g is A·softplus(g + dt_bias), and beta σ(beta).
-    Rows may share a slot if nobody wants what is then in it, or those rows of o.
+    targets: int64 [R], the slots that states are written to, none of them another row's; None: where they were read.
+    A, dt_bias: float32 [Hv] and [Hv], or [Hv·Dk] with a decay for each channel. If they are given, the inputs are as
+        they were projected and convolved: q and k get unit length and q the scale Dk^-½, g is A·softplus(g + dt_bias),
+        and beta is σ(beta).
+    Padding rows may share a slot and a target; what is then in the slot and in those rows of o means nothing.
     """
-    (rows, heads, width), size = v.shape, k.shape[2]
+    (rows, heads, width), (key_heads, size) = v.shape, k.shape[1:]
     o = torch.empty(rows, heads, width, dtype=torch.float32, device=v.device)
     is_rounded = pool.dtype == torch.bfloat16
     shape = f"width={width} state={size} {'bfloat16' if is_rounded else 'float32'}"
-    config = config_of("delta_net.kda.step", shape, v.device, *candidates(size))
+    by_channel = g.dim() == 3
+    config = config_of(f"delta_net.rule.{'channel_' * by_channel}step", shape, v.device, *candidates(size))
     launch(
-        _kda_step,
+        _step,
         (heads * triton.cdiv(width, config.blocks["BLOCK_P"]), rows),
         *(q, k, v, g, beta, A, dt_bias, pool.view(torch.int16) if is_rounded else pool),
-        *(slots, positions, o, size**-0.5),
+        *(slots, targets, positions, o, size**-0.5),
         config=config,
         HEADS=heads,
         WIDTH=width,
         SIZE=size,
+        HEADS_PER_KEY=heads // key_heads,
+        BY_CHANNEL=by_channel,
         Q_ROW=row_stride(q),
         K_ROW=row_stride(k),
         V_ROW=row_stride(v),
@@ -57,7 +63,7 @@ def kda_update(
 
 
 @jit
-def _kda_step(
+def _step(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -67,12 +73,15 @@ def _kda_step(
     dt_bias_ptr,
     pool_ptr,
     slots_ptr,
+    targets_ptr,
     positions_ptr,
     o_ptr,
     scale,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     SIZE: tl.constexpr,
+    HEADS_PER_KEY: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
     Q_ROW: tl.constexpr,
     K_ROW: tl.constexpr,
     V_ROW: tl.constexpr,
@@ -94,20 +103,30 @@ def _kda_step(
 
     slot = tl.load(slots_ptr + row).to(tl.int64)
     kept = tl.load(pool_ptr + slot * SLOT + places, inside, other=0)
-    of_head = head * SIZE + n
-    q = tl.load(q_ptr + row * Q_ROW + of_head, has_n, other=0.0).to(tl.float32)
-    k = tl.load(k_ptr + row * K_ROW + of_head, has_n, other=0.0).to(tl.float32)
-    g = tl.load(g_ptr + row * G_ROW + of_head, has_n, other=0.0).to(tl.float32)
+    of_key = head // HEADS_PER_KEY * SIZE + n
+    q = tl.load(q_ptr + row * Q_ROW + of_key, has_n, other=0.0).to(tl.float32)
+    k = tl.load(k_ptr + row * K_ROW + of_key, has_n, other=0.0).to(tl.float32)
     v = tl.load(v_ptr + row * V_ROW + head * WIDTH + p, has_p, other=0.0).to(tl.float32)
+    # A number, or with a decay for each channel a vector.
+    if BY_CHANNEL:
+        g = tl.load(g_ptr + row * G_ROW + head * SIZE + n, has_n, other=0.0).to(tl.float32)
+    else:
+        g = tl.load(g_ptr + row * G_ROW + head).to(tl.float32)
     beta = tl.load(beta_ptr + row * BETA_ROW + head).to(tl.float32)
     position = tl.load(positions_ptr + row)
+    if targets_ptr is not None:
+        slot = tl.load(targets_ptr + row).to(tl.int64)
 
     if A_ptr is not None:
         q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * scale
         k *= tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
-        g = tl.load(A_ptr + head) * softplus(g + tl.load(dt_bias_ptr + of_head, has_n, other=0.0))
+        if BY_CHANNEL:
+            g += tl.load(dt_bias_ptr + head * SIZE + n, has_n, other=0.0)
+        else:
+            g += tl.load(dt_bias_ptr + head)
+        g = tl.load(A_ptr + head) * softplus(g)
         beta = tl.sigmoid(beta)
-    state = widened(kept) * tl.exp(g)[None, :]
+    state = widened(kept) * (tl.exp(g)[None, :] if BY_CHANNEL else tl.exp(g))
     fed = beta * (v - tl.sum(state * k[None, :], 1))
     state = tl.fma(fed[:, None], k[None, :], state)
     tl.store(o_ptr + (row * HEADS + head) * WIDTH + p, tl.sum(state * q[None, :], 1), has_p)

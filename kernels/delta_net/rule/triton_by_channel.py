@@ -1,8 +1,8 @@
-"""The same as reference.kda_scan, by Triton: in three kernels.
+"""The scan with a decay for each channel, by Triton, in three kernels.
 
 The first makes of a chunk's keys and queries what their channels' decays leave of them. The second relates its tokens:
 scores, and the inverse of the system that couples them. The third goes through a segment's chunks with the state in
-registers, as that of kernels/delta_net/gated/triton.py does.
+registers, as triton_by_head.py does.
 Nothing is divided by a decay, which may be 0: in blocks of 16 tokens, as in FLA's form, a later block's decays count
 from its beginning on, and those of tokens before it up to there; within a block each two tokens have their own.
 """
@@ -12,8 +12,8 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from baton.kernels.delta_net.gated.triton import inverse_of, scan_candidates
-from baton.kernels.delta_net.kda.reference import BLOCK
+from baton.kernels.delta_net.rule.reference import BLOCK
+from baton.kernels.delta_net.rule.triton_by_head import inverse_of, scan_candidates
 from baton.kernels.prefill.chunk_table import LONGEST, ChunkTable
 from baton.kernels.runtime.triton import KernelConfig, config_of, launch
 from baton.kernels.runtime.triton.functions import softplus
@@ -22,7 +22,7 @@ from baton.kernels.runtime.triton.layout import row_stride
 from baton.kernels.runtime.triton.limits import shared_memory
 
 
-def kda_scan(
+def delta_scan(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -34,9 +34,10 @@ def kda_scan(
     A: Tensor | None = None,
     dt_bias: Tensor | None = None,
 ) -> Tensor:
-    """See reference.kda_scan. Rows of what is given, float32 or bfloat16, may lie apart; slots too.
+    """See reference.delta_scan, for a decay of each channel. Rows of all inputs may be strided, and slots of the pool.
 
-    q, k and v are of one dtype, which is that of o and of what is multiplied; sums and states are float32.
+    Inputs are float32 or bfloat16; q, k and v have one dtype, in which products are computed, as is o. Sums and states
+    are float32.
     A: float32 [H], dt_bias: float32 [H·Dk]; with them all is as it was projected and convolved: q and k get their
     lengths, g is A·softplus(g + dt_bias), and beta σ(beta).
     """
@@ -57,7 +58,7 @@ def kda_scan(
         _decay,
         (heads * table.chunks,),
         *(q, k, g, A, dt_bias, met, asked, added, sums, table.starts, size**-0.5),
-        config=config_of("delta_net.kda.decay", shape, device, *decay_candidates(size)),
+        config=config_of("delta_net.rule.channel_decay", shape, device, *decay_candidates(size)),
         G_ROW=row_stride(g),
         **rows,
         **sizes,
@@ -66,7 +67,7 @@ def kda_scan(
         _relate,
         (heads * table.chunks,),
         *(q, k, beta, sums, inverses, scores, table.starts, size**-0.5),
-        config=config_of("delta_net.kda.relate", shape, device, *relate_candidates(size, v.dtype)),
+        config=config_of("delta_net.rule.channel_relate", shape, device, *relate_candidates(size, v.dtype)),
         IS_PROJECTED=A is not None,
         BETA_ROW=row_stride(beta),
         NEAR=BLOCK,
@@ -77,7 +78,7 @@ def kda_scan(
     )
     shape = f"heads={heads} width={width} state={size} {of_type}"
     candidates = scan_candidates(heads, width, size, v.dtype, shared_memory(device))
-    config = config_of("delta_net.kda.scan", shape, device, *candidates)
+    config = config_of("delta_net.rule.channel_scan", shape, device, *candidates)
     launch(
         _scan,
         (heads * triton.cdiv(width, config.blocks["BLOCK_P"]), table.segments),

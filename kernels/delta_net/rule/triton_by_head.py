@@ -1,4 +1,4 @@
-"""The same as reference.py, by Triton: in two kernels.
+"""The scan with a decay for each head, by Triton, in two kernels.
 
 The first takes what chunks have by themselves: decays, scores, and the inverse of the system that couples a chunk's
 tokens. The second goes through a segment's chunks with the state in registers, as kernels/mamba2/ssd/triton.py does;
@@ -18,7 +18,7 @@ from baton.kernels.runtime.triton.layout import row_stride
 from baton.kernels.runtime.triton.limits import shared_memory
 
 
-def gated_delta_prefill(
+def delta_scan(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -30,9 +30,10 @@ def gated_delta_prefill(
     A: Tensor | None = None,
     dt_bias: Tensor | None = None,
 ) -> Tensor:
-    """See reference.gated_delta_prefill. Rows of what is given, float32 or bfloat16, may lie apart; slots too.
+    """See reference.delta_scan, for a decay of each head. Rows of all inputs may be strided, and slots of the pool.
 
-    q, k and v are of one dtype, which is that of o and of what is multiplied; sums and states are float32.
+    Inputs are float32 or bfloat16; q, k and v have one dtype, in which products are computed, as is o. Sums and states
+    are float32.
     A, dt_bias: float32 [Hv]; with them all is as it was projected: q and k get unit length and q the scale Dk^-½, beta
     is the sigmoid of what is given for it, and g A·softplus(g + dt_bias).
     """
@@ -50,7 +51,7 @@ def gated_delta_prefill(
         "K_ROW": row_stride(k),
         "TOKENS": LONGEST,
     }
-    config = config_of("delta_net.gated.prepare", f"state={size} {of_type}", device, *prepare_candidates(size, v.dtype))
+    config = config_of("delta_net.rule.prepare", f"state={size} {of_type}", device, *prepare_candidates(size, v.dtype))
     launch(
         _prepare,
         (heads * table.chunks,),
@@ -63,7 +64,7 @@ def gated_delta_prefill(
         **sizes,
     )
     config = config_of(
-        "delta_net.gated.scan",
+        "delta_net.rule.scan",
         f"heads={heads} width={width} state={size} {of_type}",
         device,
         *scan_candidates(heads, width, size, v.dtype, shared_memory(device)),
