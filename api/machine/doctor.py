@@ -1,7 +1,6 @@
 """`baton doctor`: this machine's hardware, and which kernels run on it."""
 
 import os
-import pkgutil
 import platform
 from importlib import import_module, metadata
 
@@ -30,7 +29,7 @@ def doctor(as_json: bool) -> int:
         print(msgspec.json.encode(found).decode())
     else:
         for name, value in found.items():
-            print(f"{name:<19} {value}")
+            print(f"{name:<33} {value}")
     return 0
 
 
@@ -82,9 +81,12 @@ def describe_threads(threads: int) -> str:
 
 
 def operations() -> list[str]:
-    """Import all operations, the folders of kernels/, so that they declare their functions. Return their names."""
-    folders = [module.name for module in pkgutil.iter_modules([str(KERNELS)]) if module.ispkg]
-    names = sorted(name for name in folders if name != "native")
+    """Return the names of all operations, and import them, so that they declare their native functions.
+
+    An operation is a folder below kernels/ that holds a reference.py; CPU graphs have a native function too.
+    """
+    folders = [file.parent for pattern in ("reference.py", "recording.py") for file in KERNELS.rglob(pattern)]
+    names = sorted(".".join(folder.relative_to(KERNELS).parts) for folder in folders)
     for name in names:
         import_module(f"baton.kernels.{name}")
     return names

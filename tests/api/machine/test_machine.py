@@ -91,8 +91,8 @@ def test_the_doctor_reports_what_runs() -> None:
         check=True,
     )
     found = json.loads(run.stdout)
-    assert found["kernel rms_norm"] == "baton_add_rms_norm: native"
-    assert found["kernel recorded"] == "baton_replay: native"
+    assert found["kernel norm.rms"] == "baton_add_rms_norm: native"
+    assert found["kernel runtime.cpu_graph"] == "baton_add_scaled: native, baton_replay: native"
     assert "baton_draw: native" in found["kernel sampling"] and found["kernel conv1d"] == "torch"
     assert "ready in" in found["native code"] and "GB/s" in found["memory"]
     assert f"GOMP_SPINCOUNT={SPINS}" in found["threads"]
