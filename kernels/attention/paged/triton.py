@@ -82,7 +82,7 @@ def _layout(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> dict[str, 
     heads, width = query.shape[1:]
     _, page_size, kv_heads, value_width = value_pages.shape
     if value_pages.stride(3) != 1:
-        raise ValueError(f"values with strides {value_pages.stride()} do not lie side by side")
+        raise ValueError(f"values with strides {value_pages.stride()} are not contiguous")
     columns = tiles.columns_of_values(heads // kv_heads, width, value_width)
     return {
         "GROUP": heads // kv_heads,

@@ -1,4 +1,4 @@
-"""The Mamba-2 mixer between its two projections, a token a row: made of the operations that have a reference."""
+"""The Mamba-2 mixer between its two projections for one token a row, composed of the references of its operations."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from baton.kernels.mamba2.constants import MixerConstants
 
 
 class Forms(NamedTuple):
-    """Of kernels.conv1d, kernels.mamba2.state_update and kernels.norm.gated."""
+    """The implementations of conv1d, mamba2.state_update and norm.gated that a mixer is composed of."""
 
     conv1d_update: Callable[..., Tensor]
     selective_state_update: Callable[..., Tensor]
@@ -37,12 +37,16 @@ def mixer_decode(
     positions: Tensor,
     forms: Forms = REFERENCES,
 ) -> Tensor:
-    """Convolution, recurrence, gate and norm of one token for each row: [R, inner] in the dtype of `projected`.
+    """Run convolution, recurrence, gate and norm for one token of each row: [R, inner] in the dtype of `projected`.
 
-    projected: [R, inner + channels + H]: each row's gate, its x (inner), B and C (G·N each), and its dt.
-    conv_pool: float32 [slots, K-1, channels]; state_pool: [slots, H, P, N], float32, or bfloat16 rounded by chance
-    (kernels/state_pool/rounding.py); both are updated in place. slots: int64 [R], no two alike; positions: int64 [R].
-    Computed in float32.
+    Computed in float32. Both pools are updated in place.
+
+    projected: [R, inner + channels + H], each row's gate (inner), x (inner), B and C (G·N each), and dt (H).
+    conv_pool: float32 [slots, K-1, channels].
+    state_pool: [slots, H, P, N], float32, or bfloat16 with stochastic rounding (kernels/state_pool/rounding.py).
+    slots: int64 [R], all different.
+    positions: int64 [R], the absolute position of each row's token, which seeds the rounding.
+    forms: which implementations to use.
     """
     (heads, width, size), (rows, _) = state_pool.shape[1:], projected.shape
     inner, channels = heads * width, constants.taps.shape[1]

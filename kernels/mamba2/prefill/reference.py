@@ -1,4 +1,4 @@
-"""The Mamba-2 mixer between its two projections, over packed segments: made of the operations that have a reference."""
+"""The Mamba-2 mixer between its two projections over packed segments, composed of its operations' references."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from baton.kernels.prefill.plan import PrefillPlan
 
 
 class Parts(NamedTuple):
-    """Forms of kernels.conv1d, kernels.mamba2.ssd and kernels.norm.gated."""
+    """The implementations of conv1d, mamba2.ssd and norm.gated that a mixer is composed of."""
 
     conv1d_prefill: Callable[..., Tensor]
     ssd_prefill: Callable[..., Tensor]
@@ -37,12 +37,17 @@ def mixer_prefill(
     plan: PrefillPlan,
     parts: Parts = REFERENCES,
 ) -> Tensor:
-    """Convolution, recurrence, gate and norm: [T, inner] in the dtype of `projected`; float32 throughout.
+    """Run convolution, recurrence, gate and norm over packed segments: [T, inner] in the dtype of `projected`.
 
-    projected: [T, inner + channels + H], each token's gate, its x (inner), B and C (G·N each), and its dt.
-    conv_pool: float32 [slots, K-1, channels]; state_pool: [slots, H, P, N], float32 or bfloat16. Both hold each
-    segment's state before its first token, afterwards that at its end, and in each checkpoint's slot that at its
-    position; in between, states are not rounded.
+    Computed in float32. Both pools are updated in place: each segment's slot is read as the state before its first
+    token and receives the state at its end; each checkpoint's slot receives the state at its position. States are
+    rounded only on these writes, not between chunks.
+
+    projected: [T, inner + channels + H], each token's gate (inner), x (inner), B and C (G·N each), and dt (H).
+    conv_pool: float32 [slots, K-1, channels].
+    state_pool: [slots, H, P, N], float32 or bfloat16.
+    plan: the segments with their slots, checkpoints and chunks.
+    parts: which implementations to use.
     """
     heads, width, size = state_pool.shape[1:]
     inner, channels, tokens = heads * width, constants.taps.shape[1], len(projected)

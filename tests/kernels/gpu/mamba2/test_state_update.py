@@ -198,7 +198,7 @@ def test_rows_that_do_not_lie_side_by_side_are_refused() -> None:
     g = drawn(StepShape(2, 1, 2, 4, 8), 0)
     x, B, C = g.parts()
     for wrong_x, wrong_B, pool in [(x.mT, B, g.pool), (x, B[..., ::2], g.pool), (x, B, g.pool.mT)]:
-        with pytest.raises(ValueError, match="side by side"):
+        with pytest.raises(ValueError, match="contiguous"):
             triton.selective_state_update(wrong_x, g.dt, g.A, wrong_B, C, g.D, pool, g.slots, g.slots)
 
 
