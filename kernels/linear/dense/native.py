@@ -27,7 +27,10 @@ def takes(weight: Tensor) -> bool:
 
 
 def packed(weight: Tensor) -> Tensor:
-    """Pack a weight [outputs, inputs] as [ceil(outputs/32), ceil(inputs/k), 32, k], padded with zeros; k = INPUTS[…]."""
+    """Pack a weight [outputs, inputs] as [ceil(outputs/32), ceil(inputs/k), 32, k], padded with zeros.
+
+    k: the number in INPUTS for the weight's dtype.
+    """
     (outputs, inputs), side = weight.shape, INPUTS[weight.dtype]
     blocks, steps, whole = -(-outputs // BLOCK), -(-inputs // side), outputs // BLOCK
     rows = weight.detach() if inputs % side == 0 else F.pad(weight.detach(), (0, steps * side - inputs))

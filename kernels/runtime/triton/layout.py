@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 def row_stride(rows: Tensor) -> int:
-    """Return the stride of the first dimension in elements. Raise ValueError unless each row (or slot) is contiguous."""
+    """Return the stride of the first dimension in elements. Raise ValueError unless each row or slot is contiguous."""
     expected = 1
     for size, stride in zip(reversed(rows.shape[1:]), reversed(rows.stride()[1:]), strict=True):
         if size != 1 and stride != expected:

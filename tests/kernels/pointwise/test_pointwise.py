@@ -122,5 +122,5 @@ def test_written_pages(places: list[int], heads: int, width: int, dtype: torch.d
 @pytest.mark.usefixtures("native_kernels")
 def test_places_that_do_not_fit_are_refused() -> None:
     keys, pages = drawn(2, 1, 4), torch.zeros(3, 2, 1, 4)
-    with pytest.raises(ValueError, match="places are not 2"):
+    with pytest.raises(ValueError, match="places must be 2"):
         attention.write_pages(keys, keys, pages, pages, torch.tensor([1]))
