@@ -51,9 +51,9 @@ def test_padding_may_copy_a_slot_to_itself_and_clear_one_again() -> None:
 
 @pytest.mark.parametrize("pool", [torch.zeros(2, 96, dtype=torch.uint8), torch.zeros(2, 64)])
 def test_what_is_not_made_of_lines_is_refused(pool: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="lines of 64 bytes"):
+    with pytest.raises(ValueError, match="multiples of 64 bytes"):
         triton.clear(pool, torch.tensor([0]))
-    with pytest.raises(ValueError, match="lines of 64 bytes"):
+    with pytest.raises(ValueError, match="multiples of 64 bytes"):
         triton.gather(torch.zeros(64, 64, dtype=torch.uint8).t()[:, :64], torch.tensor([0]))
 
 
