@@ -1,11 +1,9 @@
 """The operation of reference.py in Triton. Pages are read in place, and the scores are never stored.
 
-Prompts: a program computes a tile of tokens (flash attention 2: Dao, 2023, arXiv:2307.08691).
-Decoding rows: the positions of a row are split into parts, which different programs compute and another kernel
-combines (split-K, also known as flash decoding).
-
-The query heads that share a key head are rows of one tile. Blocks and parts are cut at a row's own positions,
-independent of the rest of the batch and of the width of the page table, so the results are batch-invariant.
+Prompts: a program computes a tile of tokens (flash attention 2: Dao, 2023, arXiv:2307.08691). Decoding rows: programs
+compute parts of a row's positions, and another kernel combines them (split-K, as in flash decoding). The query heads
+that share a key head are rows of one tile. Blocks and parts are cut at a row's own positions, independent of the rest
+of the batch and of the width of the page table, so the results are batch-invariant.
 """
 
 import math
@@ -164,8 +162,7 @@ def _attend(
 
     query: [M, WIDTH]; if WIDTH > BLOCK_WIDTH, pointers to its first BLOCK_WIDTH columns instead.
     is_row: [M], which rows of the query exist.
-    best: [M], the largest score so far.
-    total: [M], the sum of 2^(score - best).
+    best, total: [M], the largest score so far, and the sum of 2^(score - best).
     sums: [M, value_dims], the sum of the columns value_dims of values, weighted with 2^(score - best).
     limits: [M], a row sees the positions below its limit.
     end: positions from here on are not in the pages, and are not loaded.
@@ -205,10 +202,7 @@ def _attend(
 
 @jit
 def _scores_of_pieces(query_ptrs, is_row, key_ptrs, is_there, dims, WIDTH: tl.constexpr):
-    """Return the products [M, N] of queries and keys that are too wide for one tile, D columns at a time.
-
-    query_ptrs, key_ptrs: pointers to the first D columns. dims: [D].
-    """
+    """Return the products [M, N] of wide queries and keys, D columns at a time. Pointers and dims are the first D."""
     BLOCK_WIDTH: tl.constexpr = dims.shape[0]
     scores = tl.zeros([query_ptrs.shape[0], key_ptrs.shape[0]], tl.float32)
     for piece in range(0, WIDTH, BLOCK_WIDTH):

@@ -90,4 +90,4 @@ def test_kernels_that_do_not_fit_are_found(triton_cache: Path, tmp_path: Path) -
     excess = " ".join(found["excess"])
     assert "attention.paged.triton._prefill on 89" in excess and "bytes of shared memory" in excess
     assert "norm.gated.triton._gated_norm on 89" in excess and "bytes of registers spilled" in excess
-    assert found["unmet"] == ["NVIDIA GeForce RTX 4090: slots.move: words=3"]
+    assert found["unmet"] == ["NVIDIA GeForce RTX 4090: state_pool.move: words=3"]
