@@ -72,8 +72,8 @@ def cut(
 ) -> ChunkLists:
     """Cut segments into chunks whose boundaries lie at absolute multiples of chunk_size and at checkpoints.
 
-    Boundaries at absolute positions make a state independent of where a prompt's steps begin. Raise ValueError for an
-    empty segment, or for a checkpoint outside its segment.
+    Boundaries are at absolute positions, so a prompt that is fed in steps which end at multiples of chunk_size has the
+    same chunks as in one step. Raise ValueError for an empty segment, or for a checkpoint outside its segment.
 
     offsets: [segments + 1]; segment s is tokens [offsets[s], offsets[s+1]) of the batch.
     starts: the absolute position of each segment's first token.

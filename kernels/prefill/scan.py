@@ -99,5 +99,6 @@ def rounds_of(lists: ChunkLists, device: torch.device) -> ChunkPlan:
 
 
 def _scan_chunk(lists: ChunkLists, row: int, chunk: int) -> ScanChunk:
+    """Return one chunk of `lists` as a ScanChunk."""
     saved = lists.saved[lists.saves[chunk] : lists.saves[chunk + 1]]
     return ScanChunk(row, lists.starts[chunk], lists.starts[chunk + 1], tuple(saved))

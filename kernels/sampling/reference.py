@@ -200,6 +200,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _xor_shifted(x: Tensor, bits: int) -> Tensor:
+    """Return x ^ (x >> bits) with a logical shift."""
     return x.bitwise_xor(_shift_right(x, bits))
 
 

@@ -22,7 +22,7 @@ def rotate_and_write(
     value_pages: Tensor,
     places: Tensor,
 ) -> Tensor:
-    """Compute reference.rotate_and_write. All tensors but cos and sin may be strided in their first dimension."""
+    """Compute reference.rotate_and_write. Query, keys, values and pages may be strided in their first dimension."""
     tokens, heads, width = query.shape
     (page_size, kv_heads), half = key_pages.shape[1:3], cos.shape[2] // 2
     rotated = torch.empty(query.shape, dtype=query.dtype, device=query.device)

@@ -67,8 +67,7 @@ int64_t grain(int64_t weights, const Choice &choice, const SortedPairs &sorted) 
     return 65536 / (weights * (1 + rows / 16) + 1) + 1;
 }
 
-// Return the inputs of a tile's pairs as consecutive rows, in this thread's scratch memory. Those of a single pair are
-// not copied.
+// Return the inputs of a tile's pairs as consecutive rows, in this thread's scratch memory. A single pair is not copied.
 template <class T>
 const T *gathered(const T *x, int64_t stride, int64_t inputs, const Tile &tile, const int32_t *order, int64_t top_k) {
     if (tile.rows == 1) return x + order[tile.first] / top_k * stride;

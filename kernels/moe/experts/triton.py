@@ -104,6 +104,7 @@ def _config(x: Tensor, pairs: int, count: int, inner: int, bits: int) -> KernelC
 
 
 def _sized(output_count: int, row_count: int, input_count: int, warps: int, stages: int) -> KernelConfig:
+    """Return a configuration. STAGES is passed to the kernel as well: see kernels/linear/quantized/triton.py."""
     blocks = {"BLOCK_OUT": output_count, "BLOCK_ROWS": row_count, "BLOCK_IN": input_count, "STAGES": stages}
     return KernelConfig(blocks, warps, stages)
 

@@ -44,6 +44,7 @@ class Prepared:
             self._find(on_compile)
 
     def _find(self, on_compile: Callable[["Prepared"], None]) -> None:
+        """Choose target and compiler, and set `path`. Exceptions are recorded by the caller."""
         targets = usable_targets(machine(), cpu_features()) if sys.platform != "win32" else []
         if not targets:
             self.problem = f"there is no target for this CPU ({machine()} on {sys.platform})"
