@@ -52,7 +52,7 @@ def decode_config(query: Tensor, value_pages: Tensor) -> KernelConfig:
 def _config(
     kernel: str, candidates: Callable[[int, int, torch.dtype], list[KernelConfig]], query: Tensor, value_pages: Tensor
 ) -> KernelConfig:
-    """Return the configuration of a kernel for these shapes and this device. candidates: returns those to choose from."""
+    """Return the configuration of a kernel for these shapes on this device, one of those that `candidates` returns."""
     (heads, width), (page_size, kv_heads, value_width) = query.shape[1:], value_pages.shape[1:]
     dtype = str(query.dtype).removeprefix("torch.")
     widths = f"width={width}" if value_width == width else f"width={width} values={value_width}"
