@@ -1,4 +1,4 @@
-// Activations of feed-forward layers, and gates: kernels/activations/reference.py.
+// Activations of feed-forward layers, and gates, as kernels/activations/reference.py defines them.
 #include <type_traits>
 
 #include "runtime/cpp/numbers.h"
@@ -8,9 +8,9 @@
 namespace baton {
 namespace {
 
-constexpr int64_t GRAIN = 16384;  // Numbers that a thread must have to be worth waking.
+constexpr int64_t GRAIN = 16384;  // Least numbers per part of a parallel loop: fewer do not pay for waking a thread.
 
-// f(row) for each of them.
+// Call f(row) for each row, in parallel.
 template <class F>
 void for_rows(int64_t rows, int64_t width, F f) {
     parallel_for(rows, GRAIN / (width + 1) + 1, [=](int64_t begin, int64_t end) {
@@ -21,7 +21,7 @@ void for_rows(int64_t rows, int64_t width, F f) {
 }  // namespace
 }  // namespace baton
 
-// x, gate, y: [rows, width], all of `type` and contiguous.
+// y = sigmoid(gate)·x. x, gate, y: [rows, width], contiguous, of dtype `type`.
 extern "C" void baton_sigmoid_gate(int type, const void *x, const void *gate, void *y, int64_t rows, int64_t width) {
     using namespace baton;
     with_type(type, [=](auto *t) {
@@ -36,7 +36,7 @@ extern "C" void baton_sigmoid_gate(int type, const void *x, const void *gate, vo
     });
 }
 
-// x: [rows, 2·width], y: [rows, width], both of `type` and contiguous.
+// y = silu(gate)·up with x = [gate, up]. x: [rows, 2·width], y: [rows, width], both contiguous, of dtype `type`.
 extern "C" void baton_silu_multiply(int type, const void *x, void *y, int64_t rows, int64_t width) {
     using namespace baton;
     with_type(type, [=](auto *t) {
@@ -49,7 +49,7 @@ extern "C" void baton_silu_multiply(int type, const void *x, void *y, int64_t ro
     });
 }
 
-// x, y: [rows, width], both of `type` and contiguous.
+// y = relu(x)². x, y: [rows, width], both contiguous, of dtype `type`.
 extern "C" void baton_squared_relu(int type, const void *x, void *y, int64_t rows, int64_t width) {
     using namespace baton;
     with_type(type, [=](auto *t) {
@@ -59,7 +59,7 @@ extern "C" void baton_squared_relu(int type, const void *x, void *y, int64_t row
             T *to = static_cast<T *>(y) + row * width;
             over(width, [=](int64_t i, auto v) {
                 using V = decltype(v);
-                const V given = get<V>(from + i), positive = given < 0 ? V{} : given;  // A NaN stays one.
+                const V given = get<V>(from + i), positive = given < 0 ? V{} : given;  // A NaN stays a NaN.
                 put(to + i, positive * positive);
             });
         });

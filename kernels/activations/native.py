@@ -1,4 +1,4 @@
-"""The same as reference.py, in cpu.cpp."""
+"""The operation of reference.py in C++ (cpu.cpp)."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ SQUARED_RELU = "baton_squared_relu"
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the C functions are installed and made for this."""
+    """Return whether the C functions are installed and take this tensor."""
     return (
         cpp.function(SILU_MULTIPLY) is not None
         and cpp.function(SQUARED_RELU) is not None
@@ -27,7 +27,7 @@ def takes(x: Tensor) -> bool:
 
 
 def takes_gated(x: Tensor, gate: Tensor) -> bool:
-    """Whether the C function is installed and made for these."""
+    """Return whether the C function is installed and takes these tensors."""
     return (
         cpp.function(SIGMOID_GATE) is not None
         and x.dtype == gate.dtype
@@ -38,7 +38,7 @@ def takes_gated(x: Tensor, gate: Tensor) -> bool:
 
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
-    """See reference.sigmoid_gate; for what `takes_gated` says yes to."""
+    """Compute reference.sigmoid_gate; only for arguments that `takes_gated` accepts."""
     run = cpp.function(SIGMOID_GATE)
     assert run is not None
     y = torch.empty_like(x)
@@ -47,7 +47,7 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
 
 
 def silu_multiply(x: Tensor) -> Tensor:
-    """See reference.silu_multiply; for what `takes` says yes to."""
+    """Compute reference.silu_multiply; only for arguments that `takes` accepts."""
     run = cpp.function(SILU_MULTIPLY)
     assert run is not None
     rows, width = len(x), x.shape[1] // 2
@@ -57,7 +57,7 @@ def silu_multiply(x: Tensor) -> Tensor:
 
 
 def squared_relu(x: Tensor) -> Tensor:
-    """See reference.squared_relu; for what `takes` says yes to."""
+    """Compute reference.squared_relu; only for arguments that `takes` accepts."""
     run = cpp.function(SQUARED_RELU)
     assert run is not None
     y = torch.empty_like(x)
@@ -66,21 +66,22 @@ def squared_relu(x: Tensor) -> Tensor:
 
 
 def check_sigmoid_gate() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     _check(lambda x: sigmoid_gate(x, x), lambda x: reference.sigmoid_gate(x, x))
 
 
 def check_silu_multiply() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     _check(silu_multiply, reference.silu_multiply)
 
 
 def check_squared_relu() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     _check(squared_relu, reference.squared_relu)
 
 
 def _check(found: Callable[[Tensor], Tensor], expected: Callable[[Tensor], Tensor]) -> None:
+    """Raise AssertionError where two functions of one tensor differ."""
     x = torch.randn(3, 74, generator=torch.Generator().manual_seed(0))
     for dtype, tolerance in zip(TYPES, (1e-5, 2**-7), strict=True):
         assert_agrees(found(x.to(dtype)), expected(x.to(dtype)), rtol=tolerance, atol=1e-6)

@@ -1,20 +1,23 @@
-"""What stands between the two projections of a feed-forward layer, and the gate of a layer's output."""
+"""Activations between the two projections of a feed-forward layer, and the sigmoid gate of a layer's output."""
 
 from torch import Tensor
 from torch.nn import functional as F
 
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
-    """σ(gate)·x, of [T, n] each, computed in float32, in x's dtype."""
+    """Return σ(gate)·x in x's dtype, computed in float32. x, gate: [T, n]."""
     return (gate.float().sigmoid() * x.float()).to(x.dtype)
 
 
 def silu_multiply(x: Tensor) -> Tensor:
-    """silu(gate)·up of x = [gate, up]: [T, 2n] → [T, n], computed in float32, in x's dtype."""
+    """Return silu(gate)·up [T, n] in x's dtype, computed in float32 (SwiGLU: Shazeer, 2020, arXiv:2002.05202).
+
+    x: [T, 2n], the columns of gate followed by those of up.
+    """
     gate, up = x.float().chunk(2, dim=-1)
     return (F.silu(gate) * up).to(x.dtype)
 
 
 def squared_relu(x: Tensor) -> Tensor:
-    """relu(x)², computed in float32, in x's dtype."""
+    """Return relu(x)² in x's dtype, computed in float32 (So et al., 2021, arXiv:2109.08668)."""
     return F.relu(x.float()).square().to(x.dtype)

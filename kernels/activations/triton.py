@@ -1,4 +1,4 @@
-"""The same as reference.py, by Triton: a program for a stretch of a row."""
+"""The operations of reference.py in Triton: one program per BLOCK columns of a row."""
 
 import torch
 import triton
@@ -12,7 +12,7 @@ from baton.kernels.runtime.triton.layout import row_stride
 
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
-    """See reference.sigmoid_gate. Rows may lie apart."""
+    """Compute reference.sigmoid_gate. x and gate may be strided in their first dimension."""
     rows, width = x.shape
     y = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     config = config_of("activations.sigmoid_gate", f"width={width}", x.device, *candidates(width))
@@ -23,23 +23,24 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
 
 
 def silu_multiply(x: Tensor) -> Tensor:
-    """See reference.silu_multiply. Rows may lie apart."""
+    """Compute reference.silu_multiply. x may be strided in its first dimension."""
     return _launch("silu_multiply", _silu_multiply, x, x.shape[1] // 2)
 
 
 def squared_relu(x: Tensor) -> Tensor:
-    """See reference.squared_relu, of [T, n]. Rows may lie apart."""
+    """Compute reference.squared_relu of x, [T, n], which may be strided in its first dimension."""
     return _launch("squared_relu", _squared_relu, x, x.shape[1])
 
 
 def candidates(width: int) -> list[KernelConfig]:
-    """The first is the default."""
+    """Return the configurations to choose from, the default first."""
     least = triton.next_power_of_2(width)
     sizes = [(1024, 4), (1024, 2), (1024, 8), (2048, 4), (2048, 8), (512, 2), (512, 4), (4096, 8)]
     return [KernelConfig({"BLOCK": min(block, least)}, warps) for block, warps in sizes]
 
 
 def _launch(name: str, kernel: object, x: Tensor, width: int) -> Tensor:
+    """Launch a kernel of one input; width: columns of the result."""
     y = torch.empty(len(x), width, dtype=x.dtype, device=x.device)
     config = config_of(f"activations.{name}", f"width={width}", x.device, *candidates(width))
     grid = (len(x), triton.cdiv(width, config.blocks["BLOCK"]))
@@ -51,6 +52,7 @@ def _launch(name: str, kernel: object, x: Tensor, width: int) -> Tensor:
 def _sigmoid_gate(
     x_ptr, gate_ptr, y_ptr, WIDTH: tl.constexpr, ROW: tl.constexpr, GATE_ROW: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """Compute BLOCK columns of one row of sigmoid(gate)·x."""
     row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     x = tl.load(x_ptr + row * ROW + columns, inside, other=0.0).to(tl.float32)
@@ -60,6 +62,7 @@ def _sigmoid_gate(
 
 @jit
 def _silu_multiply(x_ptr, y_ptr, WIDTH: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute BLOCK columns of one row of silu(gate)·up."""
     row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     gate = tl.load(x_ptr + row * ROW + columns, inside, other=0.0).to(tl.float32)
@@ -69,6 +72,7 @@ def _silu_multiply(x_ptr, y_ptr, WIDTH: tl.constexpr, ROW: tl.constexpr, BLOCK: 
 
 @jit
 def _squared_relu(x_ptr, y_ptr, WIDTH: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute BLOCK columns of one row of relu(x)²."""
     row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     x = tl.load(x_ptr + row * ROW + columns, inside, other=0.0).to(tl.float32)

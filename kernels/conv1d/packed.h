@@ -1,4 +1,4 @@
-// Segments packed one behind the other, and their depthwise causal convolution, with SiLU: reference.conv1d_prefill.
+// Packed segments, and their depthwise causal convolution with SiLU, as reference.conv1d_prefill defines it.
 #pragma once
 
 #include <algorithm>
@@ -9,15 +9,16 @@
 
 namespace baton {
 
-// Chunk c is tokens [starts[c], starts[c + 1]); its end is kept in slots saved[saves[c]] to saved[saves[c + 1] - 1].
-// Segment s is chunks [first[s], first[s + 1]), and its state is in slots[s].
+// The chunks of packed segments; see ChunkLists in kernels/prefill/chunk_table.py.
+// Segment s is chunks [first[s], first[s + 1]), and its state is in slots[s]. Chunk c is tokens [starts[c], starts[c +
+// 1]). The state at its end is written to the slots saved[saves[c]] to saved[saves[c + 1] - 1].
 struct Plan {
     int64_t segments, chunks;
     const int64_t *slots, *first, *starts, *saves, *saved;
 
     int64_t tokens() const { return starts[chunks]; }
     int64_t length(int64_t chunk) const { return starts[chunk + 1] - starts[chunk]; }
-    // Most tokens of a chunk, as whole vectors.
+    // Return the most tokens of a chunk, rounded up to whole vectors.
     int64_t longest() const {
         int64_t most = 0;
         for (int64_t chunk = 0; chunk < chunks; ++chunk) most = std::max(most, round_up(length(chunk)));
@@ -25,7 +26,7 @@ struct Plan {
     }
 };
 
-// Of the channels of T: float or bfloat16.
+// The convolution of packed segments whose inputs have type T, float or bfloat16.
 template <class T> struct Convolution {
     static constexpr int BUFFER = ScratchBuffers::COUNT - 1;
 
@@ -37,7 +38,8 @@ template <class T> struct Convolution {
     float *pool;  // [slots, kernel - 1, channels], slots `pool_stride` apart
     int64_t pool_stride;
 
-    // SiLU of the convolution of a chunk's tokens at `count` channels from `channel` on: [tokens, padded count].
+    // Write SiLU of the convolution of a chunk's tokens, for `count` channels from `channel` on, to `to`: [tokens,
+    // round_up(count)]. Works on LANES channels at a time, whose inputs are gathered as consecutive vectors first.
     void operator()(int64_t segment, int64_t chunk, int64_t channel, int64_t count, float *to) const {
         const int64_t history = kernel - 1, begin = plan.starts[chunk], end = plan.starts[chunk + 1];
         float *const rows = scratch(BUFFER, (history + end - begin + kernel) * LANES);
@@ -54,7 +56,8 @@ template <class T> struct Convolution {
         }
     }
 
-    // The last inputs at checkpoints, then at ends, which overwrite the segment's slot: when all is computed.
+    // Write the last inputs of checkpoints and ends to their slots. Called after all outputs are computed, because ends
+    // overwrite the segments' slots, which the convolution reads.
     void save() const {
         for (int64_t segment = 0; segment < plan.segments; ++segment) {
             const int64_t last = plan.first[segment + 1];
@@ -66,8 +69,8 @@ template <class T> struct Convolution {
     }
 
 private:
-    // Inputs at the vector of channels from `channel` on, of which `count` are wanted, for tokens [begin, end):
-    // [tokens, LANES]. Those before the segment's first are in its slot.
+    // Gather the inputs of tokens [begin, end) for the LANES channels from `channel` on, of which `count` exist, as
+    // [tokens, LANES]. Tokens before the segment's first come from its slot.
     void gather(int64_t segment, int64_t begin, int64_t end, int64_t channel, int64_t count, float *to) const {
         const int64_t first = plan.starts[plan.first[segment]], history = kernel - 1;
         const float *const slot = pool + plan.slots[segment] * pool_stride;
@@ -77,7 +80,7 @@ private:
         for (; begin < end; ++begin, to += LANES, from += stride) put(to, load(from, count));
     }
 
-    // Width: of the kernel, or 0 for any.
+    // Convolve one vector of channels. Width: the kernel's width if known at compile time, else 0.
     template <int Width>
     void slide(const float *rows, const float *vectors, floats added, int64_t length, float *to, int64_t wide) const {
         const int64_t width = Width ? Width : kernel;
@@ -88,7 +91,8 @@ private:
         }
     }
 
-    // Oldest first: where a segment is shorter than the history, its slot's rows move up within it.
+    // Write the last inputs before token `end` to a slot, the oldest first. In this order a segment that is shorter
+    // than the history can move rows within its own slot.
     void save(int64_t segment, int64_t end, int64_t slot) const {
         float *const to = pool + slot * pool_stride;
         float row[LANES];

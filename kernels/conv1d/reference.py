@@ -8,11 +8,14 @@ from baton.kernels.prefill.convolution import ConvPlan
 
 
 def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, plan: ConvPlan) -> Tensor:
-    """SiLU of the convolution of packed segments: float32 [T, channels].
+    """Return SiLU of the causal convolution of packed segments, float32 [T, channels]; update the pool in place.
 
-    x: [T, channels]; taps: float32 [K, channels], the last one for a token itself; bias: float32 [channels].
-    pool: float32 [slots, K-1, channels], the last K-1 inputs of each segment, oldest first; afterwards those at its
-    end, and in each checkpoint's slot those at its position.
+    x: [T, channels].
+    taps: float32 [K, channels]; taps[K-1] multiplies the current token, taps[0] the oldest input.
+    bias: float32 [channels] or None.
+    pool: float32 [slots, K-1, channels]. A slot holds the last K-1 inputs, oldest first. Each segment's slot is read as
+        the history before its first token and receives the inputs at its end. Each checkpoint's slot receives those at
+        the checkpoint's position.
     """
     rows = torch.empty(len(x) + plan.head_rows.numel(), x.shape[1], dtype=torch.float32, device=x.device)
     rows[plan.head_rows] = pool[plan.slot_index]
@@ -22,14 +25,20 @@ def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, p
 
 
 def conv1d_update(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, slots: Tensor) -> Tensor:
-    """One token for each row: x [rows, channels], slots int64 [rows] → float32 [rows, channels]."""
+    """Advance each row by one token: return float32 [rows, channels], and shift the token into the row's pool slot.
+
+    x: [rows, channels]. slots: int64 [rows], all different. taps, bias and pool: see conv1d_prefill.
+    """
     rows = torch.cat([pool.index_select(0, slots), x.float()[:, None]], dim=1)
     pool.index_copy_(0, slots, rows[:, 1:])
     return convolve(rows.transpose(0, 1), taps, bias)[0]
 
 
 def convolve(rows: Tensor, taps: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
-    """SiLU(bias + Σ_k rows[i + k]·taps[k]) for every i at which K rows are left: shifted multiply-adds."""
+    """Return SiLU(bias + Σ_k rows[i + k]·taps[k]) for each i with i + K ≤ len(rows), as K shifted multiply-adds.
+
+    rows: float32 [n, ...]. out: the memory of the result, [n - K + 1, ...].
+    """
     count = len(rows) - len(taps) + 1
     y = torch.mul(rows[:count], taps[0], out=out)
     for shift, tap in enumerate(taps[1:], start=1):

@@ -1,4 +1,4 @@
-"""The same as reference.py, by Triton: a program a chunk, then one for what each segment leaves."""
+"""reference.conv1d_prefill in Triton: a kernel with one program per chunk, then one that stores the segments' ends."""
 
 import torch
 import triton
@@ -11,14 +11,14 @@ from baton.kernels.runtime.triton.functions import silu
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
 
-# The first is the default.
+# The configurations to choose from, the default first.
 CANDIDATES = [KernelConfig({"BLOCK": block}, warps) for block, warps in [(64, 4), (128, 8), (64, 8), (128, 4)]]
 
 
 def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, table: ChunkTable) -> Tensor:
-    """See reference.conv1d_prefill, but the result is in x's dtype, float32 or bfloat16.
+    """Compute reference.conv1d_prefill, except that the result is in x's dtype, float32 or bfloat16.
 
-    Rows of x may lie apart, and slots of the pool.
+    x and the pool may be strided in their first dimension.
     """
     (tokens, channels), kernel = x.shape, len(taps)
     y = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
@@ -39,7 +39,7 @@ def conv1d_prefill(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, t
         TOKENS=LONGEST,
         **sizes,
     )
-    # Behind it, since it reads what this overwrites.
+    # A launch of its own, after the first, which reads the slots that this one overwrites.
     launch(
         _keep_ends,
         (triton.cdiv(channels, 256), table.segments if kernel > 1 else 0),
@@ -71,7 +71,10 @@ def _convolve(
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """BLOCK channels of one chunk, and of the checkpoints at its end."""
+    """Compute BLOCK channels of one chunk, and write those of the checkpoints at its end.
+
+    A token's K inputs are its segment's tokens in x and, before the segment's first token, the history in the slot.
+    """
     BLOCKS: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
     chunk, token = (tl.program_id(0) // BLOCKS).to(tl.int64), tl.arange(0, TOKENS)
     channel = (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
@@ -81,17 +84,17 @@ def _convolve(
     segment_begin = tl.load(starts_ptr + tl.load(first_ptr + segment)).to(tl.int64)
     history_ptr = pool_ptr + tl.load(slots_ptr + segment).to(tl.int64) * SLOT
     live = token < (end - begin).to(tl.int32)
-    behind = tl.minimum(begin - segment_begin, KERNEL).to(tl.int32)  # How far back in x the segment's inputs are.
+    before = tl.minimum(begin - segment_begin, KERNEL).to(tl.int32)  # the segment's tokens in x before this chunk
 
     y = tl.zeros([TOKENS, BLOCK], tl.float32)
     for k in tl.static_range(KERNEL):
         place = token - (KERNEL - 1 - k)
-        of_x = (live & (place >= -behind))[:, None] & inside[None, :]
+        of_x = (live & (place >= -before))[:, None] & inside[None, :]
         places = place[:, None] * X_ROW + channel[None, :]
         values = tl.load(x_ptr + begin * X_ROW + places, of_x, other=0.0).to(tl.float32)
-        if behind < KERNEL - 1 - k:
-            of_history = (live & (place < -behind))[:, None] & inside[None, :]
-            places = (place + behind + KERNEL - 1)[:, None] * CHANNELS + channel[None, :]
+        if before < KERNEL - 1 - k:
+            of_history = (live & (place < -before))[:, None] & inside[None, :]
+            places = (place + before + KERNEL - 1)[:, None] * CHANNELS + channel[None, :]
             values = tl.where(of_history, tl.load(history_ptr + places, of_history, other=0.0), values)
         y += values * tl.load(taps_ptr + k * CHANNELS + channel, inside, other=0.0)[None, :]
     if bias_ptr is not None:
@@ -99,12 +102,13 @@ def _convolve(
     y_places = token[:, None] * CHANNELS + channel[None, :]
     tl.store(y_ptr + begin * CHANNELS + y_places, silu(y).to(y_ptr.dtype.element_ty), live[:, None] & inside[None, :])
 
+    # Checkpoints: their slots belong to no other segment, so nothing that is still to be read is overwritten.
     if KERNEL > 1:
         for save in range(tl.load(saves_ptr + chunk).to(tl.int32), tl.load(saves_ptr + chunk + 1).to(tl.int32)):
             segment_ptr, length = x_ptr + segment_begin * X_ROW, end - segment_begin
             last = _last_inputs(segment_ptr, history_ptr, length, channel, CHANNELS, KERNEL, X_ROW, ROWS)
-            kept_ptr = pool_ptr + tl.load(saved_ptr + save).to(tl.int64) * SLOT
-            _keep(kept_ptr, last, channel, CHANNELS, KERNEL, ROWS)
+            slot_ptr = pool_ptr + tl.load(saved_ptr + save).to(tl.int64) * SLOT
+            _keep(slot_ptr, last, channel, CHANNELS, KERNEL, ROWS)
 
 
 @jit
@@ -121,13 +125,13 @@ def _keep_ends(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """BLOCK channels of a segment's last inputs into its own slot."""
+    """Write BLOCK channels of a segment's last inputs to its own slot."""
     segment, channel = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     begin = tl.load(starts_ptr + tl.load(first_ptr + segment)).to(tl.int64)
     length = tl.load(starts_ptr + tl.load(first_ptr + segment + 1)).to(tl.int64) - begin
     own_ptr = pool_ptr + tl.load(slots_ptr + segment).to(tl.int64) * SLOT
     last = _last_inputs(x_ptr + begin * X_ROW, own_ptr, length, channel, CHANNELS, KERNEL, X_ROW, ROWS)
-    tl.debug_barrier()  # Rows of a short segment move within the slot: all are read before any is written.
+    tl.debug_barrier()  # A segment shorter than K - 1 moves rows within its slot: read all before writing any.
     _keep(own_ptr, last, channel, CHANNELS, KERNEL, ROWS)
 
 
@@ -142,11 +146,14 @@ def _last_inputs(
     X_ROW: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """[ROWS, channels] of which the first K-1 are the last inputs of a segment that begins at x_ptr."""
+    """Return [ROWS, channels], of which the first K-1 rows are the last inputs of a segment that begins at x_ptr.
+
+    Inputs before the segment come from its history. ROWS is K-1, rounded up to a power of two.
+    """
     row = tl.arange(0, ROWS)
     place = length - (KERNEL - 1) + row  # int64
-    wanted = (row < KERNEL - 1)[:, None] & (channel < CHANNELS)[None, :]
-    of_x, of_history = wanted & (place >= 0)[:, None], wanted & (place < 0)[:, None]
+    inside = (row < KERNEL - 1)[:, None] & (channel < CHANNELS)[None, :]
+    of_x, of_history = inside & (place >= 0)[:, None], inside & (place < 0)[:, None]
     values = tl.load(x_ptr + (place[:, None] * X_ROW + channel[None, :]), of_x, other=0.0).to(tl.float32)
     places = (place + KERNEL - 1)[:, None] * CHANNELS + channel[None, :]
     return tl.where(of_x, values, tl.load(history_ptr + places, of_history, other=0.0))
@@ -154,6 +161,7 @@ def _last_inputs(
 
 @jit
 def _keep(slot_ptr, rows, channel, CHANNELS: tl.constexpr, KERNEL: tl.constexpr, ROWS: tl.constexpr):
+    """Write the first K-1 of `rows`, as _last_inputs returns them, to a slot."""
     row = tl.arange(0, ROWS)
-    wanted = (row < KERNEL - 1)[:, None] & (channel < CHANNELS)[None, :]
-    tl.store(slot_ptr + (row[:, None] * CHANNELS + channel[None, :]), rows, wanted)
+    inside = (row < KERNEL - 1)[:, None] & (channel < CHANNELS)[None, :]
+    tl.store(slot_ptr + (row[:, None] * CHANNELS + channel[None, :]), rows, inside)

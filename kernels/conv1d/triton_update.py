@@ -1,4 +1,4 @@
-"""The same as reference.conv1d_update, by Triton: each row's last inputs are read once and shifted in place."""
+"""reference.conv1d_update in Triton: each row's last inputs are read once and shifted in place."""
 
 import torch
 import triton
@@ -10,14 +10,15 @@ from baton.kernels.runtime.triton.functions import silu
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
 
-# The first is the default. Each thread has channels of its own: none reads what another has shifted.
+# The configurations to choose from, the default first. A thread reads and shifts its own channels only, so that the
+# shift in place needs no barrier.
 CANDIDATES = [KernelConfig({"BLOCK": block}, warps) for block, warps in [(256, 2), (128, 1), (512, 4), (1024, 4)]]
 
 
 def conv1d_update(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, slots: Tensor) -> Tensor:
-    """See reference.conv1d_update. Rows of x, float32 or bfloat16, may lie apart, and slots of the pool.
+    """Compute reference.conv1d_update. x, float32 or bfloat16, and the pool may be strided in their first dimension.
 
-    Rows may share a slot if nobody wants what is then in it, or those rows of the result.
+    Rows may share a slot if neither its contents nor these rows of the result are used, as with padding rows.
     """
     rows, (kernel, channels) = len(x), taps.shape
     y = torch.empty(rows, channels, dtype=torch.float32, device=x.device)
@@ -49,11 +50,12 @@ def _update(
     SLOT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Advance BLOCK channels of one row by a token."""
     row = tl.program_id(1).to(tl.int64)
     channels = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = channels < CHANNELS
     history_ptr = pool_ptr + tl.load(slots_ptr + row).to(tl.int64) * SLOT + channels
-    # All is read before anything is written, so that no load waits for another.
+    # Load everything before the first store, so that the loads are in flight together.
     window = tl.tuple([])
     for k in tl.static_range(KERNEL - 1):
         window += (tl.load(history_ptr + k * CHANNELS, inside, other=0.0),)

@@ -1,12 +1,13 @@
-// The depthwise causal convolution of decoding rows, with SiLU: reference.conv1d_update.
+// The depthwise causal convolution of decoding rows with SiLU, as reference.conv1d_update defines it.
 #pragma once
 
 #include "runtime/cpp/numbers.h"
 
 namespace baton {
 
-// y = silu(convolution) of `count` channels of one row, the first of them at x, taps, bias and history; that is
-// [kernel - 1, channels], and moves on by one input. taps: [kernel, channels]; bias may be null.
+// Compute y = silu(convolution) for `count` channels of one row, and shift the history by one input.
+// All pointers are to the first of these channels. taps: [kernel, channels]. bias: [channels] or null.
+// history: [kernel - 1, channels], the oldest first.
 template <class T>
 void convolve(int64_t kernel, int64_t channels, const T *x, const float *taps, const float *bias, float *history,
               float *y, int64_t count) {

@@ -1,4 +1,4 @@
-"""What a mixer computes with besides its projections."""
+"""The weights and constants of a Mamba-2 mixer other than its two projections."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class MixerConstants:
-    """float32 and contiguous, prepared at load. Heads H, convolution of width K over `channels` = inner + 2·G·N.
+    """A mixer's constants, prepared at load: contiguous float32 tensors.
 
-    taps: [K, channels], the last for a token itself; conv_bias: [channels]; dt_bias, A (negative), D: [H];
-    norm: [inner], its mean squares over norm_groups equal parts, with eps, after the gate or before it; None: there is
-    only the gate. dt is clamped to dt_limits.
+    The mixer has H heads of width P (inner = H·P), G groups of B and C with N states each, and a convolution of K taps
+    over `channels` = inner + 2·G·N.
     """
 
-    taps: Tensor
-    conv_bias: Tensor | None
-    dt_bias: Tensor
-    A: Tensor
-    D: Tensor
-    norm: Tensor | None
-    norm_groups: int
-    eps: float
-    dt_limits: tuple[float, float]
-    norm_before_gate: bool = False
+    taps: Tensor  # [K, channels]; taps[K-1] multiplies the current token
+    conv_bias: Tensor | None  # [channels]
+    dt_bias: Tensor  # [H], added to dt before the softplus
+    A: Tensor  # [H], negative
+    D: Tensor  # [H]
+    norm: Tensor | None  # [inner], weight of the gated RMS norm; None: there is only the gate
+    norm_groups: int  # equal parts of the channels, each of which is normalised by its own mean square
+    eps: float  # added to these mean squares
+    dt_limits: tuple[float, float]  # range that dt is clamped to
+    norm_before_gate: bool = False  # apply the gate after the norm

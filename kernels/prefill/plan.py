@@ -1,4 +1,4 @@
-"""How a packed prefill passes through the mixer."""
+"""The plan of a packed prefill: its segments, their chunks, and the plans of the references."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,31 +13,33 @@ from baton.kernels.prefill.scan import ChunkPlan, rounds_of
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """Segments with their slots and checkpoints, as kernels.prefill.chunk_table.cut takes them, and their chunks.
+    """The segments of a packed prefill, with their slots, checkpoints and chunks.
 
-    kernel: the width of the convolution. table: the chunks where the model computes. What the references want to know
-    besides is worked out when they ask.
+    The plans that only the references and torch's forms need are made on first use.
     """
 
-    offsets: Sequence[int]
+    offsets: Sequence[int]  # these four: see kernels.prefill.chunk_table.cut
     starts: Sequence[int]
     slots: Sequence[int]
     checkpoints: Sequence[tuple[int, int, int]]
-    kernel: int
-    table: ChunkTable
+    kernel: int  # width of the convolution
+    table: ChunkTable  # the chunks, on the model's device
 
     @property
     def tokens(self) -> int:
+        """The number of tokens of the batch."""
         return self.offsets[-1]
 
     @cached_property
     def chunks(self) -> ChunkPlan:
+        """The chunks in rounds."""
         return rounds_of(self.table.lists, self.table.slots.device)
 
     @cached_property
     def conv(self) -> ConvPlan:
-        given = (self.offsets, self.starts, self.slots, self.checkpoints)
-        return plan_conv(*given, self.kernel, self.table.slots.device)
+        """The plan of the convolution."""
+        segments = (self.offsets, self.starts, self.slots, self.checkpoints)
+        return plan_conv(*segments, self.kernel, self.table.slots.device)
 
 
 def plan_prefill(
@@ -49,6 +51,9 @@ def plan_prefill(
     kernel: int,
     device: torch.device,
 ) -> PrefillPlan:
-    """Arguments as in kernels.prefill.chunk_table.cut; kernel: the width of the convolution."""
+    """Plan a packed prefill.
+
+    kernel: the width of the convolution. device: the model's. Other arguments: see kernels.prefill.chunk_table.cut.
+    """
     table = chunk_table(cut(offsets, starts, slots, checkpoints, chunk_size), device)
     return PrefillPlan(offsets, starts, slots, checkpoints, kernel, table)

@@ -1,4 +1,4 @@
-"""The chunks of a packed prefill in rounds: one of each segment at a time."""
+"""The chunks of a packed prefill in rounds, each of which holds one chunk of every segment."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,52 +13,53 @@ from baton.kernels.prefill.chunk_table import ChunkLists, cut
 
 @dataclass(frozen=True)
 class ScanChunk:
-    """Tokens [begin, end) of the batch, all of one segment. `slots` receive the state at the chunk's end."""
+    """The tokens [begin, end) of the batch, all of one segment."""
 
-    row: int
+    row: int  # the segment's row in ChunkPlan.rows
     begin: int
     end: int
-    slots: tuple[int, ...]
+    slots: tuple[int, ...]  # checkpoint slots that receive the state at the chunk's end
 
 
 @dataclass(frozen=True)
 class ChunkPlan:
     """Chunks in rounds: round j holds the j-th chunk of every segment that has one.
 
-    rows: the pool slot of each row; row 0 is the segment with the most chunks, so round j works on rows [0, n).
+    Segments are sorted by their number of chunks, the largest first, so each round works on rows [0, n).
     """
 
-    rows: tuple[int, ...]
+    rows: tuple[int, ...]  # slot of each segment, in that order
     rounds: tuple[tuple[ScanChunk, ...], ...]
-    tokens: int
+    tokens: int  # of the batch
     device: torch.device
 
     @cached_property
     def chunks(self) -> tuple[ScanChunk, ...]:
+        """All chunks, round by round."""
         return tuple(chunk for chunks in self.rounds for chunk in chunks)
 
     @cached_property
     def slots(self) -> Tensor:
-        """int64 [rows]."""
+        """Slot of each segment: int64 [rows]."""
         return torch.tensor(self.rows, dtype=torch.int64, device=self.device)
 
     @cached_property
     def index(self) -> Tensor:
-        """int64 [chunks, longest]: the token at each place; a short chunk repeats its own last token."""
+        """Token at each place: int64 [chunks, longest]. A short chunk repeats its last token."""
         begin, end = self._bounds
         places = torch.arange(int((end - begin).max()))
         return torch.minimum(begin[:, None] + places, end[:, None] - 1).to(self.device)
 
     @cached_property
     def valid(self) -> Tensor:
-        """bool [chunks, longest]: false where `index` repeats."""
+        """Whether a place holds a token of its own: bool [chunks, longest]. False where `index` repeats one."""
         begin, end = self._bounds
         places = torch.arange(int((end - begin).max()))
         return (begin[:, None] + places < end[:, None]).to(self.device)
 
     @cached_property
     def place(self) -> Tensor:
-        """int64 [tokens]: where in the flattened [chunks · longest] each token stands."""
+        """Place of each token in the flattened [chunks · longest]: int64 [tokens]."""
         index, valid = self.index.flatten(), self.valid.flatten()
         place = torch.empty(self.tokens, dtype=torch.int64, device=self.device)
         place[index[valid]] = valid.nonzero().squeeze(1)
@@ -66,6 +67,7 @@ class ChunkPlan:
 
     @property
     def _bounds(self) -> tuple[Tensor, Tensor]:
+        """First token of each chunk, and the token after its last: int64 [chunks] each, on the host."""
         return torch.tensor([c.begin for c in self.chunks]), torch.tensor([c.end for c in self.chunks])
 
 
@@ -77,12 +79,12 @@ def plan_chunks(
     chunk_size: int,
     device: torch.device,
 ) -> ChunkPlan:
-    """See kernels.prefill.chunk_table.cut."""
+    """Cut segments into chunks and arrange these in rounds. Arguments: see kernels.prefill.chunk_table.cut."""
     return rounds_of(cut(offsets, starts, slots, checkpoints, chunk_size), device)
 
 
 def rounds_of(lists: ChunkLists, device: torch.device) -> ChunkPlan:
-    """The same chunks in rounds."""
+    """Arrange chunks in rounds."""
     counts = [end - begin for begin, end in pairwise(lists.first)]
     order = sorted(range(len(counts)), key=lambda s: -counts[s])
     rounds = [
@@ -97,5 +99,6 @@ def rounds_of(lists: ChunkLists, device: torch.device) -> ChunkPlan:
 
 
 def _scan_chunk(lists: ChunkLists, row: int, chunk: int) -> ScanChunk:
+    """Return one chunk of `lists` as a ScanChunk."""
     saved = lists.saved[lists.saves[chunk] : lists.saves[chunk + 1]]
     return ScanChunk(row, lists.starts[chunk], lists.starts[chunk + 1], tuple(saved))

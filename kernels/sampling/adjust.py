@@ -1,4 +1,4 @@
-"""What is done to logits before the draw: penalties, and biases with banned tokens. Only for rows that ask for it."""
+"""Changes to logits before the draw: penalties, and biases with banned tokens. Only rows that request them change."""
 
 import torch
 from torch import Tensor
@@ -7,30 +7,30 @@ from baton.kernels.runtime import triton
 
 
 class TokenCounts:
-    """Which tokens the penalised rows have seen: one line per such row, none for the others.
+    """Token counts of the rows that have penalties, one line of 5·V bytes for each such row.
 
-    prompt_seen: bool [lines, V]; output_counts: int32 [lines, V]: 5·V bytes a line. Lines are reused, and their number
-    doubles when none is free, so memory stays below twice the most penalised rows that ever ran at once.
+    Lines are reused. Their number doubles when none is free, so memory stays below twice what the largest number of
+    penalised rows at one time needed.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.prompt_seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
-        self.output_counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
-        self._free: list[int] = []
+        self.prompt_seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)  # [lines, V]
+        self.output_counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)  # [lines, V]
+        self._free: list[int] = []  # lines without a row; the last one is used next
 
     def open(self, prompt: Tensor, output: Tensor) -> int:
-        """The line of a new row with these tokens (int64 [n] each). `output` is not empty where a request resumes."""
+        """Return a line for a new row with these tokens, int64 [n] each. `output` is not empty if a request resumes."""
         if not self._free:
             self._grow()
         line = self._free[-1]
         self.prompt_seen[line].zero_()[prompt] = True
         counts = self.output_counts[line].zero_()
         counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
-        self._free.pop()  # Now that nothing can fail.
+        self._free.pop()  # Last, because a failure above (out of memory) must not lose the line.
         return line
 
     def add(self, lines: Tensor, tokens: Tensor) -> None:
-        """Count one output token on each line, int64 [n] both: O(1) a line, in place, on the stream."""
+        """Count one output token on each line, both int64 [n]: O(1) per line, in place, in stream order."""
         if triton.takes(self.output_counts):
             from baton.kernels.sampling import triton_adjust
 
@@ -39,14 +39,15 @@ class TokenCounts:
         self.output_counts.index_put_((lines, tokens), self.output_counts.new_ones(()), accumulate=True)
 
     def close(self, line: int) -> None:
-        """The row is gone; its line may be opened again."""
+        """Free the line of a row that has ended."""
         self._free.append(line)
 
     def _grow(self) -> None:
+        """Double the number of lines."""
         lines = len(self.prompt_seen)
         added = max(lines, 1)
         grown = [torch.cat((old, old.new_zeros(added, old.shape[1]))) for old in (self.prompt_seen, self.output_counts)]
-        self.prompt_seen, self.output_counts = grown  # Both or, where memory runs out, none.
+        self.prompt_seen, self.output_counts = grown  # Assigned together: if memory runs out, neither has grown.
         self._free.extend(range(lines + added - 1, lines - 1, -1))
 
 
@@ -60,17 +61,21 @@ def apply_penalties(
     presence: Tensor,
     frequency: Tensor,
 ) -> Tensor:
-    """Penalise rows of logits, float32 [R, V], in place, as vLLM and Hugging Face define it, and return the logits.
+    """Apply penalties to rows of logits, float32 [R, V], in place, as vLLM and Hugging Face do; return the logits.
 
-    rows, lines: int64 [n], no row twice; the line of TokenCounts that says what a row has seen. The penalties: float32
-    [n]. Repetition (> 0) divides positive and multiplies negative logits of tokens in the prompt or the output; then
-    each output token costs `frequency` for every occurrence and `presence` once.
+    `repetition` (> 0) divides positive and multiplies negative logits of tokens that occur in the prompt or the output.
+    Then `frequency` is subtracted for each occurrence in the output, and `presence` once.
+
+    rows: int64 [n], the rows to penalise, all different.
+    prompt_seen, output_counts: the tensors of TokenCounts.
+    lines: int64 [n], each row's line in them.
+    repetition, presence, frequency: float32 [n].
     """
     if triton.takes(logits):
         from baton.kernels.sampling import triton_adjust
 
-        given = rows, prompt_seen, output_counts, lines, repetition, presence, frequency
-        return triton_adjust.apply_penalties(logits, *given)
+        arguments = rows, prompt_seen, output_counts, lines, repetition, presence, frequency
+        return triton_adjust.apply_penalties(logits, *arguments)
     before, counts, scale = logits[rows], output_counts[lines], repetition[:, None]
     in_output = counts > 0
     repeated = torch.where(before > 0, before / scale, before * scale)
@@ -80,10 +85,12 @@ def apply_penalties(
 
 
 def apply_bias(logits: Tensor, rows: Tensor, tokens: Tensor, addends: Tensor) -> Tensor:
-    """Add addends[i] to logits[rows[i], tokens[i]] in place, and return the logits.
+    """Add addends[i] to logits[rows[i], tokens[i]] in place, and return the logits, float32 [R, V].
 
-    rows, tokens: int64 [n]; addends: float32 [n], finite, or -inf to ban a token (as min_tokens bans the stop tokens).
-    A token may be banned as well as biased, but not biased twice: the order of additions is not defined.
+    A token of a row may be both banned and biased, but not biased twice, because the order of additions is undefined.
+
+    rows, tokens: int64 [n].
+    addends: float32 [n], finite, or -inf to ban a token (as min_tokens bans the stop tokens).
     """
     if triton.takes(logits):
         from baton.kernels.sampling import triton_adjust

@@ -1,5 +1,5 @@
-// Drawing tokens from logits, as reference.py defines it. All but the exponential, which has to be torch's: whole
-// numbers, so that a draw is the same in any order of addition.
+// Drawing tokens from logits, as reference.py defines it, except for the exponentials, which the caller computes with
+// torch because torch's define the weights. Weights are integers, so a draw does not depend on the order of additions.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -12,8 +12,9 @@ namespace {
 
 using namespace baton;
 
-constexpr int64_t BLOCK = 128;
+constexpr int64_t BLOCK = 128;  // Tokens whose maximum or sum is stored, so that a search can skip them.
 constexpr float WEIGHT_OF_ONE = 1099511627776.0f;  // 2^40
+// Bits of a digit of Row::reach.
 constexpr int BITS = 11, BUCKETS = 1 << BITS;
 typedef int64_t whole __attribute__((vector_size(8 * LANES)));
 
@@ -21,7 +22,7 @@ enum Buffer { MAXIMA, IDS, AMOUNTS, SUMS };
 
 int64_t blocks(int64_t count) { return (count + BLOCK - 1) / BLOCK; }
 
-// The greatest of a block's numbers; NaN if one of them is.
+// Return the greatest of some numbers; a NaN if one of them is.
 float greatest(const float *x, int64_t count) {
     floats most = splat(x[0]), odd{};
     float rest = x[0], fault = 0.0f;
@@ -42,13 +43,13 @@ float greatest(const float *x, int64_t count) {
     return fault != fault ? fault : rest;
 }
 
-// The greatest of each block.
+// Find the greatest number of each block.
 void find_maxima(const float *x, int64_t count, float *maxima) {
     for (int64_t block = 0; block < blocks(count); ++block)
         maxima[block] = greatest(x + block * BLOCK, std::min(BLOCK, count - block * BLOCK));
 }
 
-// The index of the greatest, the lowest of several, or that of the first NaN.
+// Return the index of the greatest number, the lowest on a tie; that of the first NaN if there is one.
 int64_t find_greatest(const float *x, int64_t count) {
     float *const maxima = scratch(MAXIMA, blocks(count));
     find_maxima(x, count, maxima);
@@ -62,7 +63,7 @@ int64_t find_greatest(const float *x, int64_t count) {
     return found;
 }
 
-// SplitMix64, as reference.uniform: in [0, 1).
+// A random number in [0, 1) from SplitMix64, as reference.uniform computes it.
 double uniform(int64_t seed, int64_t position) {
     constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
     const auto mix = [](uint64_t x) {
@@ -74,10 +75,10 @@ double uniform(int64_t seed, int64_t position) {
     return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
-// Of a number from 0 to 1, in units of 2^-40.
+// The weight of an exponential in [0, 1], in units of 2^-40.
 int64_t weight(float x) { return static_cast<int64_t>(x * WEIGHT_OF_ONE); }
 
-// Ordered like the logits, 0 and -0 alike. Not for NaN.
+// A number that is ordered like the logit; 0 and -0 have the same. Not for NaN.
 uint32_t key(float logit) {
     const float x = logit + 0.0f;
     uint32_t bits;
@@ -85,7 +86,7 @@ uint32_t key(float logit) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// The last that is kept, in the order of (logit descending, id ascending).
+// The last token that top_k and top_p keep, in the order of (logit descending, id ascending).
 struct Cut {
     float logit;
     int64_t id;
@@ -93,11 +94,12 @@ struct Cut {
     bool keeps(float x, int64_t i) const { return x > logit || (x == logit && i <= id); }
 };
 
-// One row. exps: e^((logit - greatest) / temperature).
+// One row of logits. exps: e^((logit - greatest) / temperature).
 struct Row {
     const float *logits, *exps;
     int64_t vocab;
 
+    // Return the sum of all weights.
     int64_t mass() const {
         whole sum{};
         int64_t rest = 0;
@@ -111,7 +113,8 @@ struct Row {
         return rest;
     }
 
-    // Those of `from` that are at least `bound`, in ascending order of ids; their number.
+    // Write the ids with from[id] >= bound to `ids`, in ascending order, and return their number. Branch-free: each id
+    // is written, and kept only if the count advances.
     int64_t collect(const float *from, float bound, int32_t *ids) const {
         int64_t count = 0;
         for (int64_t i = 0; i < vocab; ++i) {
@@ -121,7 +124,7 @@ struct Row {
         return count;
     }
 
-    // A bound that at least `wanted` logits reach: as many blocks have one that does.
+    // Return a bound that at least `wanted` logits reach: the wanted-th greatest maximum of a block.
     float bound_of(int64_t wanted) const {
         if (wanted > blocks(vocab)) return -INFINITY;
         float *const maxima = scratch(MAXIMA, blocks(vocab));
@@ -130,8 +133,9 @@ struct Row {
         return maxima[wanted - 1];
     }
 
-    // The first of the ids, by rank, with which the sum of amounts reaches `bound`, which all of them do; a digit of
-    // the keys after the other. Leaves its ties in `ids`.
+    // Return the first of the ids, by rank, at which the sum of amounts reaches `bound`; the sum of all must reach it.
+    // This is a radix select: for each digit of the keys, from the highest down, sum the amounts per value of the
+    // digit, and continue with the ids of the value in which the bound is reached. `ids` is overwritten.
     template <class F> Cut reach(int32_t *ids, int64_t count, int64_t bound, F amount) const {
         int64_t *const amounts = reinterpret_cast<int64_t *>(scratch(AMOUNTS, 2 * BUCKETS));
         for (int shift = 32 - BITS; shift > -BITS; shift -= BITS) {
@@ -152,7 +156,7 @@ struct Row {
         return {logits[ids[last]], ids[last]};
     }
 
-    // What top_k (0: all) and top_p leave.
+    // Return the cut of top_k (0: all tokens) and top_p. mass: the sum of all weights, if top_k does not limit.
     Cut cut(int64_t top_k, float top_p, int64_t mass) const {
         int32_t *const ids = reinterpret_cast<int32_t *>(scratch(IDS, 2 * (vocab + 1))), *const kept = ids + vocab + 1;
         const auto of = [this](int32_t id) { return weight(exps[id]); };
@@ -170,12 +174,14 @@ struct Row {
         if (top_p >= 1.0f) return cut;
         const double part = static_cast<double>(top_p) * static_cast<double>(mass);
         const int64_t bound = std::max<int64_t>(1, std::min(static_cast<int64_t>(part), mass));
-        // All that are lighter than an equal share of what may go, weigh less than that together.
+        // Tokens that are lighter than (mass - bound) / vocab weigh less than mass - bound together, so the bound is
+        // reached without them. 0.999 covers the rounding of the quotient.
         if (!limited) count = collect(exps, static_cast<float>((mass - bound) / vocab) / WEIGHT_OF_ONE * 0.999f, ids);
         return reach(ids, count, bound, of);
     }
 
-    // The first id at which the cumulative weight of those that are kept exceeds uniform · total.
+    // Return the first id at which the cumulative weight of the remaining tokens exceeds uniform · total. least: the
+    // least weight that min_p keeps.
     int64_t draw(const Cut &cut, int64_t least, double uniform) const {
         const auto kept = [&](int64_t i) {
             const int64_t w = weight(exps[i]);
@@ -198,8 +204,9 @@ struct Row {
 
 }  // namespace
 
-// best: [rows], the id of each row's greatest logit, the lowest of several (the first NaN, if there is one), and
-// greatest: [rows], that logit. logits: float32 [rows, vocab], rows `stride` apart.
+// Find the greatest logit of each row.
+// logits: float32 [rows, vocab], rows `stride` elements apart.
+// best: [rows], its id, the lowest on a tie; the first NaN's if there is one. greatest: [rows], that logit.
 extern "C" void baton_arg_max(const float *logits, int64_t stride, int64_t rows, int64_t vocab, int64_t *best,
                               float *greatest) {
     parallel_for(rows, [=](int64_t begin, int64_t end) {
@@ -210,7 +217,7 @@ extern "C" void baton_arg_max(const float *logits, int64_t stride, int64_t rows,
     });
 }
 
-// scaled: [count, vocab], (logit - greatest) / temperature of the rows `chosen`: [count].
+// scaled [count, vocab] = (logit - greatest) / temperature of the rows `chosen`, [count].
 extern "C" void baton_scale_logits(const float *logits, int64_t stride, int64_t vocab, const int64_t *chosen,
                                    int64_t count, const float *greatest, const float *temperature, float *scaled) {
     parallel_for(count, [=](int64_t begin, int64_t end) {
@@ -223,13 +230,13 @@ extern "C" void baton_scale_logits(const float *logits, int64_t stride, int64_t 
     });
 }
 
-// tokens[row] for the rows `chosen`: [count], whose greatest logit is finite. exps: [count, vocab], e^scaled. The
-// parameters are one a row, as in reference.SamplingTensors.
+// Draw tokens[row] for the rows `chosen`, [count], whose greatest logits are finite.
+// exps: [count, vocab], e^scaled. Other parameters: one for each row, as in reference.SamplingTensors.
 extern "C" void baton_draw(const float *logits, int64_t stride, int64_t vocab, const int64_t *chosen, int64_t count,
                            const float *exps, const int64_t *top_k, const float *top_p, const float *min_p,
                            const int64_t *seed, const int64_t *position, int64_t *tokens) {
     parallel_for(count, [=](int64_t begin, int64_t end) {
-        const FlushDenormals flush;  // An exponential so small weighs nothing.
+        const FlushDenormals flush;  // A denormal exponential has weight 0 anyway.
         for (int64_t i = begin; i < end; ++i) {
             const int64_t row = chosen[i];
             const Row drawn{logits + row * stride, exps + i * vocab, vocab};
@@ -246,8 +253,9 @@ BATON_RECORDABLE(baton_arg_max)
 BATON_RECORDABLE(baton_scale_logits)
 BATON_RECORDABLE(baton_draw)
 
-// -infinity to what is not allowed in the rows `chosen`: [count]; but for NaN and infinity. words: [count, width], a bit
-// for each token.
+// Set logits of tokens that are not allowed to -infinity in the rows `chosen`, [count], unless they are NaN or
+// +infinity.
+// allowed: [count, width], a bit for each token.
 extern "C" void baton_mask_logits(float *logits, int64_t stride, int64_t vocab, const int64_t *chosen, int64_t count,
                                   const uint32_t *allowed, int64_t width) {
     parallel_for(count, [=](int64_t begin, int64_t end) {

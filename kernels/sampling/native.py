@@ -1,4 +1,4 @@
-"""The same draws as reference.py, by cpu.cpp; the exponential is torch's, which defines the weights."""
+"""The draws of reference.py in C++ (cpu.cpp). The exponentials are torch's, because they define the weights."""
 
 import torch
 from torch import Tensor
@@ -10,31 +10,31 @@ from baton.kernels.sampling import reference
 from baton.kernels.sampling.reference import Sampled, SamplingTensors
 
 ARG_MAX, SCALE, DRAW, MASK = "baton_arg_max", "baton_scale_logits", "baton_draw", "baton_mask_logits"
-BLOCK_ELEMENTS = 2**19  # Of a temporary that stays in the cache, and comes from memory that has been used before.
+BLOCK_ELEMENTS = 2**19  # Largest temporary: it stays in the CPU's cache, and the allocator reuses mapped memory.
 
 
 def takes(logits: Tensor) -> bool:
-    """Whether the C functions are installed and made for these."""
+    """Return whether the C functions are installed and take these tensors."""
     installed = all(cpp.function(name) is not None for name in (ARG_MAX, SCALE, DRAW))
     return installed and logits.is_cpu and logits.dtype == torch.float32 and logits.stride(1) == 1
 
 
 def masks(logits: Tensor) -> bool:
-    """Whether apply_masks is installed and made for these."""
+    """Return whether the C function of apply_masks is installed and takes these logits."""
     return cpp.function(MASK) is not None and logits.is_cpu and logits.stride(1) == 1
 
 
 def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
-    """See reference.apply_masks."""
+    """Compute reference.apply_masks; only for logits that `masks` accepts."""
     run = cpp.function(MASK)
     assert run is not None and logits.dtype == torch.float32 and words.dtype == torch.int32
     rows, words = rows.contiguous(), words.contiguous()
-    run(*_given(logits, rows), words.data_ptr(), words.shape[1])
+    run(*_row_arguments(logits, rows), words.data_ptr(), words.shape[1])
     return logits
 
 
 def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
-    """One token for each row of logits, float32 [R, V]; equal to reference.sample."""
+    """Draw one token for each row of logits, float32 [R, V]: the same tokens as reference.sample."""
     tokens, greatest = arg_max(logits)
     finite = greatest.isfinite()
     if not params.greedy():
@@ -45,7 +45,10 @@ def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
 
 
 def arg_max(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """int64 [R], the lowest id of each row's greatest logit, or that of its first NaN; and that logit, float32 [R]."""
+    """Return the id of each row's greatest logit, int64 [R], and that logit, float32 [R].
+
+    On a tie it is the lowest id. A row with NaNs yields the first NaN.
+    """
     run = cpp.function(ARG_MAX)
     assert run is not None
     best, greatest = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
@@ -54,35 +57,40 @@ def arg_max(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scaled(logits: Tensor, rows: Tensor, greatest: Tensor, temperature: Tensor) -> Tensor:
-    """(logit - greatest) / temperature of the rows, int64 [n]: float32 [n, V]."""
+    """Return (logit - greatest) / temperature of the rows, int64 [n]: float32 [n, V]."""
     run = cpp.function(SCALE)
     assert run is not None
-    of_rows, to = [greatest.contiguous(), temperature.contiguous()], torch.empty(len(rows), logits.shape[1])
-    run(*_given(logits, rows), *(values.data_ptr() for values in of_rows), to.data_ptr())
-    return to
+    parameters, result = [greatest.contiguous(), temperature.contiguous()], torch.empty(len(rows), logits.shape[1])
+    run(*_row_arguments(logits, rows), *(values.data_ptr() for values in parameters), result.data_ptr())
+    return result
 
 
 def draw(logits: Tensor, rows: Tensor, exps: Tensor, params: SamplingTensors, tokens: Tensor) -> None:
-    """Steps 1 to 5 of reference.py for the rows, int64 [n], into `tokens`; exps: e^scaled, contiguous."""
+    """Run steps 1 to 5 of reference.py for the rows, int64 [n], and write their tokens to tokens[rows].
+
+    exps: float32 [n, V], contiguous: the exponentials of what `scaled` returns.
+    """
     run = cpp.function(DRAW)
     assert run is not None
-    of_rows = [params.top_k, params.top_p, params.min_p, params.seed, params.position]
-    kept = [values.contiguous() for values in of_rows]
-    run(*_given(logits, rows), exps.data_ptr(), *(values.data_ptr() for values in kept), tokens.data_ptr())
+    columns = [params.top_k, params.top_p, params.min_p, params.seed, params.position]
+    columns = [values.contiguous() for values in columns]
+    run(*_row_arguments(logits, rows), exps.data_ptr(), *(values.data_ptr() for values in columns), tokens.data_ptr())
 
 
-def _given(logits: Tensor, rows: Tensor) -> tuple[int, ...]:
+def _row_arguments(logits: Tensor, rows: Tensor) -> tuple[int, ...]:
+    """Return the arguments that name some rows of logits, which all functions but arg_max begin with."""
     return logits.data_ptr(), logits.stride(0), logits.shape[1], rows.data_ptr(), len(rows)
 
 
 def check_arg_max() -> None:
-    """Raises AssertionError where it differs from torch's; so do the others from the reference."""
+    """Raise AssertionError where it differs from torch's."""
     logits = _logits()
     logits[0, 200] = torch.nan
     assert_agrees(arg_max(logits)[0], logits.argmax(-1), rtol=0, atol=0)
 
 
 def check_scaled() -> None:
+    """Raise AssertionError where it differs from torch's arithmetic."""
     logits, params = _logits(), _params()
     rows, greatest = torch.arange(1, 24, 2), logits.amax(-1)
     found = scaled(logits, rows, greatest, params.temperature)
@@ -90,6 +98,7 @@ def check_scaled() -> None:
 
 
 def check_draw() -> None:
+    """Raise AssertionError where it differs from the reference."""
     logits, params = _logits(), _params()
     rows, tokens = torch.arange(24), torch.empty(24, dtype=torch.int64)
     exps = ((logits - logits.amax(-1, keepdim=True)) / params.temperature[:, None]).exp_()
@@ -98,6 +107,7 @@ def check_draw() -> None:
 
 
 def check_masks() -> None:
+    """Raise AssertionError where it differs from the reference."""
     logits, rows = _logits(), torch.tensor([3, 20, 0])
     logits[3, :40], logits[20, 7], logits[0, 300] = torch.nan, torch.inf, -torch.inf
     words = torch.randint(-(2**31), 2**31, (3, 11), dtype=torch.int32, generator=torch.Generator().manual_seed(1))
@@ -106,11 +116,12 @@ def check_masks() -> None:
 
 
 def _logits() -> Tensor:
-    """With ties."""
+    """Return logits, float32 [24, 307], with ties."""
     return (torch.randn(24, 307, generator=torch.Generator().manual_seed(0)) * 8).round() / 4
 
 
 def _params() -> SamplingTensors:
+    """Return sampling parameters for the rows of _logits."""
     return SamplingTensors(
         temperature=torch.tensor([0.3, 0.5, 1.0, 2.0]).repeat(6),
         top_k=torch.tensor([0, 5, 200]).repeat(8),

@@ -1,10 +1,14 @@
-"""The same draws as reference.py, by Triton, without a sort of the vocabulary.
+"""The draws of reference.py in Triton, without sorting the vocabulary.
 
-A row is split over programs, which find the greatest logit, then what the splits weigh; one program a row draws. Where
-top_k or top_p cut a row, the splits also tell what lies within each of a few distances of the greatest logit. From that
-follows a distance that the cut is within, and if few tokens are, they are listed and then sorted. Else the program of
-the row searches the cut by bisection. All sums are of whole numbers, so a draw depends neither on the splits nor on the
-rows beside it.
+The kernels, each of which splits a row's vocabulary over several programs except for the last:
+1. _find_best: the greatest logit of each split.
+2. _weigh: the sum of each split's weights. If top_k or top_p cut the row, also how many tokens lie within each of
+   DISTANCES distances from the greatest logit, and their weight.
+3. _list, if some row is cut: from these numbers follows a distance that the cut lies within. If few tokens are within
+   it, they are listed.
+4. draw, one program per row: finds the cut, by sorting the list if it is short and by bisection otherwise, and draws.
+
+All sums are sums of integers, so a draw depends neither on the splits nor on other rows of the batch.
 """
 
 from functools import cache
@@ -32,17 +36,23 @@ from baton.kernels.sampling.triton_numbers import (
 )
 
 DISTANCES = 16
+"""Number of distances from the greatest logit for which tokens are counted."""
 SPLIT_CONFIG = KernelConfig({"SPLIT": 4096}, warps=8)
 DRAW_CONFIG = KernelConfig({"LIST": 16384, "SORT": 512, "CHUNK": 512}, warps=8)
 
 
 @cache
 def split_candidates() -> list[KernelConfig]:
+    """Return the configurations of the kernels with splits to choose from. SPLIT: tokens of one split."""
     return [KernelConfig({"SPLIT": split}, warps=warps) for split in (1024, 2048, 4096, 8192) for warps in (4, 8)]
 
 
 @cache
 def draw_candidates() -> list[KernelConfig]:
+    """Return the configurations of `draw` to choose from.
+
+    LIST: most tokens that are listed. SORT: most that are sorted. CHUNK: tokens that a program walks over at a time.
+    """
     chunks = (256, 512, 1024)
     return [
         KernelConfig({"LIST": 16384, "SORT": 512, "CHUNK": chunk}, warps=warps) for chunk in chunks for warps in (4, 8)
@@ -50,22 +60,24 @@ def draw_candidates() -> list[KernelConfig]:
 
 
 def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
-    """See reference.sample. Logits of a row are consecutive. A hint that is None is never read: it costs launches.
+    """Compute reference.sample. Logits may be strided in their first dimension.
 
-    The exponential is within one unit in the last place, as torch's is, but not the same one. So weights may differ by
-    2**-22 of themselves, and a draw from the reference's where its uniform number is as close to the end of a token's
-    part.
+    A flag of `params` that is None is not read from the tensors; the kernels for all cases are launched instead.
+
+    The exponential is within one unit in the last place, as torch's is, but not identical. So weights may have a
+    relative difference of 2**-22, and a draw differs from the reference's if its uniform number is that close to the
+    boundary between two tokens.
     """
     rows, vocab = logits.shape
     config = config_of("sampling.split", f"vocab={vocab}", logits.device, SPLIT_CONFIG, *split_candidates())
     splits = triton.cdiv(vocab, config.blocks["SPLIT"])
-    split_row = {"SPLITS": splits, "LANES": triton.next_power_of_2(splits)}
-    of_row = {"VOCAB": vocab, "STRIDE": logits.stride(0), **split_row}
+    split_constants = {"SPLITS": splits, "LANES": triton.next_power_of_2(splits)}
+    row_constants = {"VOCAB": vocab, "STRIDE": logits.stride(0), **split_constants}
     best = logits.new_empty(rows, splits, dtype=torch.int64)
     tokens, finite = best.new_empty(rows), best.new_empty(rows, dtype=torch.bool)
-    launch(_find_best, (rows, splits), logits, best, config=config, **of_row)
+    launch(_find_best, (rows, splits), logits, best, config=config, **row_constants)
     if params.all_greedy:
-        launch(_take_best, (rows,), best, tokens, finite, config=KernelConfig(warps=1), **split_row)
+        launch(_take_best, (rows,), best, tokens, finite, config=KernelConfig(warps=1), **split_constants)
         return Sampled(tokens, finite)
 
     draw_config = config_of("sampling.draw", f"vocab={vocab}", logits.device, DRAW_CONFIG, *draw_candidates())
@@ -77,25 +89,25 @@ def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
     if params.any_truncated is not False:
         within = best.new_empty(rows, splits, DISTANCES)
         listed = best.new_empty(rows, draw_config.blocks["LIST"], dtype=torch.int32)
-    asked = temperature, top_k, top_p, min_p
-    of_row["DISTANCES"] = DISTANCES
-    launch(_weigh, (rows, splits), logits, best, *asked, sums, within, config=config, **of_row)
+    bounds = temperature, top_k, top_p, min_p
+    row_constants["DISTANCES"] = DISTANCES
+    launch(_weigh, (rows, splits), logits, best, *bounds, sums, within, config=config, **row_constants)
     if listed is not None:
         launch(
             _list,
             (rows, splits),
             logits,
             best,
-            *asked,
+            *bounds,
             sums,
             within,
             listed,
             config=config,
-            **of_row,
+            **row_constants,
             LIST=listed.shape[1],
         )
-    given = logits, best, *asked, seed, position, sums, within, listed, tokens, finite
-    launch(draw, (rows,), *given, config=draw_config, **of_row, SPLIT=config.blocks["SPLIT"])
+    arguments = logits, best, *bounds, seed, position, sums, within, listed, tokens, finite
+    launch(draw, (rows,), *arguments, config=draw_config, **row_constants, SPLIT=config.blocks["SPLIT"])
     return Sampled(tokens, finite)
 
 
@@ -109,7 +121,7 @@ def _find_best(
     LANES: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """The highest rank of each split."""
+    """Find the highest rank of one split: its greatest logit, the lowest id on a tie."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = split * SPLIT + tl.arange(0, SPLIT)
     logits = tl.load(logits_ptr + row * STRIDE + ids, ids < VOCAB, other=float("-inf"))
@@ -118,6 +130,7 @@ def _find_best(
 
 @jit
 def _take_best(best_ptr, tokens_ptr, finite_ptr, SPLITS: tl.constexpr, LANES: tl.constexpr):
+    """Write a greedy row's token, and whether its greatest logit is finite."""
     row = tl.program_id(0).to(tl.int64)
     best = best_of(best_ptr, row, SPLITS, LANES)
     tl.store(tokens_ptr + row, ids_of(best))
@@ -141,9 +154,10 @@ def _weigh(
     DISTANCES: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """What each split weighs: what min_p keeps, or all where the row is cut, and then what is within each distance.
+    """Sum the weights of one split, and count its tokens within each distance.
 
-    within_ptr None: no row is cut.
+    sums_ptr gets the sum of the weights that min_p keeps; for a row that top_k or top_p cut, the sum of all weights.
+    within_ptr gets, for such a row, the tokens within each distance and their weight (amounts_of). None: no row is cut.
     """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperature_ptr + row)
@@ -184,15 +198,15 @@ def _list(
     LIST: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """The ids, in ascending order, of those that the cut of the row is among, if they are at most LIST."""
+    """List the ids, in ascending order, of the tokens within the distance that contains the cut, if at most LIST."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature, top_p = tl.load(temperature_ptr + row), tl.load(top_p_ptr + row)
     limit = limit_of(tl.load(top_k_ptr + row), VOCAB)
     greatest = logits_of(best_of(best_ptr, row, SPLITS, LANES))
     if (temperature > 0) & is_finite(greatest) & ((limit < NO_LIMIT) | (top_p < 1)):
         threshold = top_p_threshold(top_p, tl.sum(sums_of(sums_ptr, row, SPLITS, LANES), 0))
-        of_row_ptr = within_ptr + row * SPLITS * DISTANCES
-        lowest, counts = narrowed(of_row_ptr, limit, threshold, SPLITS, LANES, DISTANCES)
+        row_within_ptr = within_ptr + row * SPLITS * DISTANCES
+        lowest, counts = narrowed(row_within_ptr, limit, threshold, SPLITS, LANES, DISTANCES)
         if tl.sum(counts, 0) <= LIST:
             ids = split * SPLIT + tl.arange(0, SPLIT)
             logits = tl.load(logits_ptr + row * STRIDE + ids, ids < VOCAB, other=float("-inf"))

@@ -1,6 +1,4 @@
-"""The same as adjust.py, by Triton, and reference.apply_masks: a launch for the penalties of a batch, one for its
-biases, one for its masks, one to count.
-"""
+"""The operations of adjust.py, and reference.apply_masks, in Triton: one launch each for a whole batch."""
 
 from functools import cache
 
@@ -18,6 +16,7 @@ ENTRIES_CONFIG = KernelConfig({"BLOCK": 128}, warps=4)
 
 @cache
 def penalties_candidates() -> list[KernelConfig]:
+    """Return the configurations of the penalties' kernel to choose from."""
     return [KernelConfig({"BLOCK": block}, warps=warps) for block in (1024, 2048, 4096) for warps in (4, 8)]
 
 
@@ -31,7 +30,7 @@ def apply_penalties(
     presence: Tensor,
     frequency: Tensor,
 ) -> Tensor:
-    """See adjust.apply_penalties. Logits of a row, and counts of a line, are consecutive."""
+    """Compute adjust.apply_penalties. Logits may be strided in their first dimension; the counts are contiguous."""
     vocab = logits.shape[1]
     config = config_of("sampling.penalties", f"vocab={vocab}", logits.device, PENALTIES_CONFIG, *penalties_candidates())
     launch(
@@ -46,15 +45,15 @@ def apply_penalties(
 
 
 def apply_bias(logits: Tensor, rows: Tensor, tokens: Tensor, addends: Tensor) -> Tensor:
-    """See adjust.apply_bias. By atomic additions, whose order does not matter there."""
+    """Compute adjust.apply_bias with atomic additions; adjust.apply_bias forbids cases where their order matters."""
     grid = (triton.cdiv(len(rows), ENTRIES_CONFIG.blocks["BLOCK"]),)
-    given = logits, rows, tokens, addends, len(rows)
-    launch(_apply_bias, grid, *given, config=ENTRIES_CONFIG, STRIDE=logits.stride(0))
+    arguments = logits, rows, tokens, addends, len(rows)
+    launch(_apply_bias, grid, *arguments, config=ENTRIES_CONFIG, STRIDE=logits.stride(0))
     return logits
 
 
 def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
-    """See reference.apply_masks. Logits, and words, of a row are consecutive."""
+    """Compute reference.apply_masks. Logits and words may be strided in their first dimension."""
     vocab = logits.shape[1]
     launch(
         _apply_masks,
@@ -69,10 +68,10 @@ def apply_masks(logits: Tensor, rows: Tensor, words: Tensor) -> Tensor:
 
 
 def count(output_counts: Tensor, lines: Tensor, tokens: Tensor) -> None:
-    """See adjust.TokenCounts.add."""
+    """Compute adjust.TokenCounts.add."""
     grid = (triton.cdiv(len(lines), ENTRIES_CONFIG.blocks["BLOCK"]),)
-    given = output_counts, lines, tokens, len(lines)
-    launch(_count, grid, *given, config=ENTRIES_CONFIG, STRIDE=output_counts.stride(0))
+    arguments = output_counts, lines, tokens, len(lines)
+    launch(_count, grid, *arguments, config=ENTRIES_CONFIG, STRIDE=output_counts.stride(0))
 
 
 @jit
@@ -89,7 +88,7 @@ def _apply_penalties(
     STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Logits are read and written only where the line has seen the token."""
+    """Penalise BLOCK tokens of one row. Only logits of tokens that the line has seen are read and written."""
     index = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = ids < VOCAB
@@ -107,6 +106,7 @@ def _apply_penalties(
 
 @jit
 def _apply_bias(logits_ptr, rows_ptr, tokens_ptr, addends_ptr, count, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Add BLOCK of `count` addends."""
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = places < count
     rows = tl.load(rows_ptr + places, inside, other=0)
@@ -125,7 +125,7 @@ def _apply_masks(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Written only where a token is not allowed, and its logit is neither NaN nor +inf."""
+    """Mask BLOCK tokens of one row. Only forbidden tokens whose logit is neither NaN nor +inf are written."""
     index = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = ids < VOCAB
@@ -138,6 +138,7 @@ def _apply_masks(
 
 @jit
 def _count(output_counts_ptr, lines_ptr, tokens_ptr, count, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Count BLOCK of `count` tokens."""
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = places < count
     lines = tl.load(lines_ptr + places, inside, other=0)

@@ -1,7 +1,7 @@
-"""Where top_k and top_p cut a row: the rank of the last token that they keep.
+"""The search for a row's cut: the rank of the last token that top_k and top_p keep.
 
-The cut is the first rank, from the highest down, with which the tokens are `limit` or weigh `threshold`. A token that
-weighs nothing is never drawn, so it does not matter on which side of the cut it is.
+From the highest rank down, it is the first rank at which there are `limit` tokens or their weights reach `threshold`.
+A token of weight 0 is never drawn, so it does not matter on which side of the cut it lies.
 """
 
 from triton import language as tl
@@ -21,6 +21,7 @@ from baton.kernels.sampling.triton_numbers import (
 )
 
 NO_LIMIT = tl.constexpr(2**31 - 1)
+# An amount is an int64 with a count of tokens in the upper 22 bits, and a weight in units of 2**18 in the lower 42.
 _COUNT_SHIFT = tl.constexpr(42)
 _MASS = tl.constexpr(2**42 - 1)
 _WEIGHT_SHIFT = tl.constexpr(18)
@@ -28,19 +29,25 @@ _WEIGHT_SHIFT = tl.constexpr(18)
 
 @jit
 def limit_of(top_k, VOCAB: tl.constexpr):
-    """How many tokens top_k leaves, or NO_LIMIT."""
+    """Return how many tokens top_k leaves, or NO_LIMIT."""
     return tl.where((top_k > 0) & (top_k < VOCAB), top_k, NO_LIMIT)
 
 
 @jit
 def distance(index, DISTANCES: tl.constexpr):
-    """Scaled logits, from near the greatest to where nothing weighs anything. Exact, whoever computes it."""
+    """Return the scaled logit of a distance: from near the greatest logit (index 0) to where every weight is 0.
+
+    Exact, so that all kernels compute the same number.
+    """
     return (index + 1) * (index + 1) * (LIGHTEST / (DISTANCES * DISTANCES))
 
 
 @jit
 def amounts_of(weights):
-    """One token and the least that it weighs, as a number whose sums are sums of both. 2**19 tokens fit."""
+    """Return the amounts of single tokens: a count of 1, and the weight, rounded down.
+
+    A sum of amounts holds the sums of both parts, for up to 2**19 tokens.
+    """
     return (tl.full(weights.shape, 1, tl.int64) << _COUNT_SHIFT) + (weights >> _WEIGHT_SHIFT)
 
 
@@ -53,9 +60,9 @@ def narrowed(
     LANES: tl.constexpr,
     DISTANCES: tl.constexpr,
 ):
-    """A distance that the cut is within, and how many tokens of each split are, int64 [LANES].
+    """Return a distance that the cut lies within, and how many tokens of each split do, int64 [LANES].
 
-    within_ptr: of a row, [SPLITS, DISTANCES], sums of amounts_of.
+    within_ptr: [SPLITS, DISTANCES] of a row, sums of amounts.
     """
     lanes, indices = tl.arange(0, LANES), tl.arange(0, DISTANCES)
     places = lanes[:, None] * DISTANCES + indices[None, :]
@@ -70,7 +77,10 @@ def narrowed(
 
 @jit
 def tokens_at(logits_ptr, listed_ptr, is_listed, places, stop):
-    """Ids and logits of a row at these places before stop, of a list of ids if is_listed. Behind it: NO_TOKEN, -inf."""
+    """Return the ids and logits of a row at these places; NO_TOKEN and -inf from `stop` on.
+
+    A place is an index of the row's list of ids if is_listed, else it is the id itself.
+    """
     ids = tl.where(places < stop, places, NO_TOKEN)
     if listed_ptr is not None:
         listed = tl.load(listed_ptr + places, is_listed & (places < stop), other=NO_TOKEN)
@@ -90,7 +100,10 @@ def cut_by_sort(
     temperature,
     SORT: tl.constexpr,
 ):
-    """The cut, which is among the listed, at most SORT of them. mass: of the row, where limit is NO_LIMIT."""
+    """Find the cut by sorting the listed tokens, at most SORT of which one is the cut.
+
+    mass: the sum of the row's weights, used if limit is NO_LIMIT.
+    """
     ids, logits = tokens_at(logits_ptr, listed_ptr, True, tl.arange(0, SORT), stop)
     ranks = tl.sort(tl.where(ids != NO_TOKEN, ranks_of(logits, ids), LOWEST), descending=True)
     is_left = tl.arange(0, SORT) < tl.minimum(limit, stop)
@@ -102,19 +115,20 @@ def cut_by_sort(
 
 @jit
 def weigh_from(logits_ptr, listed_ptr, is_listed, stop, cut, least, greatest, temperature, CHUNK: tl.constexpr):
-    """Of the tokens at the cut or above it: their number, what those of them weigh that weigh `least`, the lowest rank.
+    """Return four numbers, int64, about the tokens at places [0, stop).
 
-    And the highest rank below the cut. int64 each, of all places up to stop.
+    Three are about tokens with a rank of at least `cut`: their count, the sum of their weights that are at least
+    `least`, and their lowest rank. The fourth is the highest rank below `cut`.
     """
     counts, weights = tl.zeros((CHUNK,), tl.int32), tl.zeros((CHUNK,), tl.int64)
     lowest, highest = tl.full((CHUNK,), HIGHEST, tl.int64), tl.full((CHUNK,), LOWEST, tl.int64)
     for start in range(0, stop, CHUNK):
         ids, logits = tokens_at(logits_ptr, listed_ptr, is_listed, start + tl.arange(0, CHUNK), stop)
         ranks = tl.where(ids != NO_TOKEN, ranks_of(logits, ids), LOWEST)
-        added = weights_of(scaled_of(logits, greatest, temperature))
+        token_weights = weights_of(scaled_of(logits, greatest, temperature))
         is_above = ranks >= cut
         counts += is_above.to(tl.int32)
-        weights += tl.where(is_above & (added >= least), added, 0)
+        weights += tl.where(is_above & (token_weights >= least), token_weights, 0)
         lowest = tl.minimum(lowest, tl.where(is_above, ranks, HIGHEST))
         highest = tl.maximum(highest, tl.where(is_above, LOWEST, ranks))
     return tl.sum(counts, 0).to(tl.int64), tl.sum(weights, 0), tl.min(lowest, 0), tl.max(highest, 0)
@@ -134,7 +148,10 @@ def cut_by_bisection(
     temperature,
     CHUNK: tl.constexpr,
 ):
-    """Among the tokens of tokens_at. lowest_scaled: a distance that the cut is within, as far as it matters."""
+    """Find the cut by bisection over ranks, among the tokens that tokens_at returns.
+
+    lowest_scaled: a distance that the cut lies within, unless only tokens of weight 0 lie after it.
+    """
     # Rounding is monotone, so this is not above the logit of any token within the distance.
     cut = lowest_ranks_of(greatest + 1.001 * lowest_scaled * temperature)
     if limit < NO_LIMIT:
@@ -159,14 +176,17 @@ def _reach(
     temperature,
     CHUNK: tl.constexpr,
 ):
-    """The highest rank of a token such that those from it on are `bound`, or weigh that. If all do not: the lowest."""
+    """Return the highest rank of a token such that tokens from that rank up reach `bound`; the lowest if none do.
+
+    COUNTS: `bound` is a number of tokens, else a sum of weights. low: all tokens that matter have at least this rank.
+    """
     count, weight, lowest, _ = weigh_from(logits_ptr, listed_ptr, is_listed, stop, low, 0, greatest, temperature, CHUNK)
     reaches = (count if COUNTS else weight) >= bound
-    # The cut is at low or above it, and below high: one the rank of a token, the other one above such.
+    # Invariant: low <= cut < high, where low is the rank of a token and high a token's rank + 1.
     low = lowest
     high = tl.where(reaches, lowest_ranks_of(greatest) + 2**32, low + 1)
     while low + 1 < high:
-        middle = (low >> 1) + (high >> 1) + (low & high & 1)  # Their difference may not fit.
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)  # (low + high) / 2 without overflow.
         count, weight, lowest, highest = weigh_from(
             logits_ptr, listed_ptr, is_listed, stop, middle, 0, greatest, temperature, CHUNK
         )

@@ -1,4 +1,4 @@
-"""The last of the kernels that sample: a program a row, which knows what its splits weigh and draws a token."""
+"""The last kernel of sampling: one program per row draws a token, given the weights of the row's splits."""
 
 from triton import language as tl
 
@@ -29,12 +29,14 @@ from baton.kernels.sampling.triton_numbers import (
 
 @jit
 def best_of(best_ptr, row, SPLITS: tl.constexpr, LANES: tl.constexpr):
+    """Return the highest rank of a row."""
     lanes = tl.arange(0, LANES)
     return tl.max(tl.load(best_ptr + row * SPLITS + lanes, lanes < SPLITS, other=LOWEST), 0)
 
 
 @jit
 def sums_of(sums_ptr, row, SPLITS: tl.constexpr, LANES: tl.constexpr):
+    """Return the sums of a row's splits, int64 [LANES], padded with 0."""
     lanes = tl.arange(0, LANES)
     return tl.load(sums_ptr + row * SPLITS + lanes, lanes < SPLITS, other=0)
 
@@ -64,7 +66,7 @@ def draw(
     SORT: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """within_ptr and listed_ptr None: no row is cut."""
+    """Draw a row's token. within_ptr and listed_ptr are None if top_k and top_p cut no row."""
     row = tl.program_id(0).to(tl.int64)
     best = best_of(best_ptr, row, SPLITS, LANES)
     greatest, temperature = logits_of(best), tl.load(temperature_ptr + row)
@@ -111,7 +113,10 @@ def _draw_from_all(
     SPLIT: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """sums: of the splits, without what min_p drops; 0 behind the last."""
+    """Draw from a row that neither top_k nor top_p cut: find the split of the token, then walk over that split.
+
+    sums: of the splits' weights that min_p keeps, padded with 0.
+    """
     target = _target(number, tl.sum(sums, 0))
     split = tl.sum((tl.cumsum(sums, 0) <= target).to(tl.int32), 0)
     before = tl.sum(tl.where(tl.arange(0, sums.shape[0]) < split, sums, 0), 0)
@@ -122,7 +127,7 @@ def _draw_from_all(
 
 @jit
 def _draw_from(logits_ptr, listed_ptr, is_listed, stop, cut, least, number, greatest, temperature, CHUNK: tl.constexpr):
-    """From what is at the cut or above it, and not lighter than `least`."""
+    """Draw from the tokens with a rank of at least `cut` and a weight of at least `least`."""
     _, total, _, _ = weigh_from(logits_ptr, listed_ptr, is_listed, stop, cut, least, greatest, temperature, CHUNK)
     start, target = tl.full((), 0, tl.int32), _target(number, total)
     return _walk(logits_ptr, listed_ptr, is_listed, start, stop, target, cut, least, greatest, temperature, CHUNK)
@@ -130,19 +135,20 @@ def _draw_from(logits_ptr, listed_ptr, is_listed, stop, cut, least, number, grea
 
 @jit
 def _target(number, total):
-    """Below the total also after rounding, as no number exceeds 1 - 2**-53."""
+    """Return number · total, rounded down. It is below the total because no number exceeds 1 - 2**-53."""
     return (number * total.to(tl.float64)).to(tl.int64)
 
 
 @jit
-def _kept_weights(logits, ids, cut, least, greatest, temperature):
+def _remaining_weights(logits, ids, cut, least, greatest, temperature):
+    """Return the weights of tokens, 0 for those that the cut or min_p drops."""
     weights = weights_of(scaled_of(logits, greatest, temperature))
     return tl.where((ranks_of(logits, ids) >= cut) & (weights >= least), weights, 0)
 
 
 @jit
 def _first_beyond(weights, ids, target):
-    """The first id at which the cumulative weight exceeds the target; NO_TOKEN if it does not."""
+    """Return the first id at which the cumulative weight exceeds the target; NO_TOKEN if there is none."""
     return tl.min(tl.where(tl.cumsum(weights, 0) > target, ids, NO_TOKEN), 0)
 
 
@@ -160,11 +166,11 @@ def _walk(
     temperature,
     CHUNK: tl.constexpr,
 ):
-    """int64: the first id from start on at which the cumulative weight of those that are kept exceeds the target."""
+    """Return the first id, int64, from place `start` on at which the cumulative remaining weight exceeds the target."""
     token = tl.full((), NO_TOKEN, tl.int32)
     while (token == NO_TOKEN) & (start < stop):
         ids, logits = tokens_at(logits_ptr, listed_ptr, is_listed, start + tl.arange(0, CHUNK), stop)
-        weights = _kept_weights(logits, ids, cut, least, greatest, temperature)
+        weights = _remaining_weights(logits, ids, cut, least, greatest, temperature)
         token = _first_beyond(weights, ids, target)
         target -= tl.sum(weights, 0)
         start += CHUNK

@@ -1,4 +1,4 @@
-"""Log probabilities by Triton: each split of a row tells its best tokens and its sum, one program a row joins them."""
+"""Log probabilities in Triton: a program per split finds its best tokens and sum, and one per row combines them."""
 
 from functools import cache
 
@@ -11,18 +11,21 @@ from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.sampling.triton_numbers import LOWEST, ids_of, logits_of, ranks_of
 
 MOST = 32
+"""Most tokens that can be asked for."""
 SPLIT_CONFIG = KernelConfig({"SPLIT": 4096}, warps=8)
 
 
 @cache
 def candidates() -> list[KernelConfig]:
+    """Return the configurations of the splits' kernel to choose from."""
     return [KernelConfig({"SPLIT": split}, warps=warps) for split in (2048, 4096, 8192) for warps in (4, 8)]
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """See reference.log_probabilities; top: at most MOST. Logits of a row are consecutive, and one of them is finite.
+    """Compute reference.log_probabilities; top is at most MOST.
 
-    Sums are added split by split in order, so they do not depend on the rows beside it.
+    Logits may be strided in their first dimension, and each row has a finite one. Splits are added in order, so the
+    results are batch-invariant.
     """
     rows, vocab = logits.shape
     top = min(top, vocab)
@@ -30,12 +33,13 @@ def log_probabilities(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor,
     splits = triton.cdiv(vocab, config.blocks["SPLIT"])
     best = tokens.new_empty(rows, splits, MOST)
     greatest, sums = logits.new_empty(rows, splits), logits.new_empty(rows, splits)
-    of_split = {"VOCAB": vocab, "STRIDE": logits.stride(0), "SPLITS": splits, "MOST": MOST}
-    launch(_best_of_splits, (rows, splits), logits, best, greatest, sums, top, config=config, **of_split)
+    split_constants = {"VOCAB": vocab, "STRIDE": logits.stride(0), "SPLITS": splits, "MOST": MOST}
+    launch(_best_of_splits, (rows, splits), logits, best, greatest, sums, top, config=config, **split_constants)
     chosen, values, ids = logits.new_empty(rows), logits.new_empty(rows, top), tokens.new_empty(rows, top)
-    given = logits, tokens, best, greatest, sums, chosen, values, ids, top
-    of_row = {"STRIDE": logits.stride(0), "SPLITS": splits, "LANES": triton.next_power_of_2(splits), "MOST": MOST}
-    launch(_join, (rows,), *given, config=KernelConfig(warps=4), **of_row)
+    arguments = logits, tokens, best, greatest, sums, chosen, values, ids, top
+    lanes = triton.next_power_of_2(splits)
+    row_constants = {"STRIDE": logits.stride(0), "SPLITS": splits, "LANES": lanes, "MOST": MOST}
+    launch(_join, (rows,), *arguments, config=KernelConfig(warps=4), **row_constants)
     return chosen, values, ids
 
 
@@ -52,7 +56,7 @@ def _best_of_splits(
     MOST: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """The `top` highest ranks of each split, its greatest logit, and the sum of exponentials against that."""
+    """Find the `top` highest ranks of one split, its greatest logit, and the sum of exp(logit - greatest)."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = split * SPLIT + tl.arange(0, SPLIT)
     logits = tl.load(logits_ptr + row * STRIDE + ids, ids < VOCAB, other=float("-inf"))
@@ -84,6 +88,7 @@ def _join(
     LANES: tl.constexpr,
     MOST: tl.constexpr,
 ):
+    """Combine the splits of one row."""
     row = tl.program_id(0).to(tl.int64)
     lanes, indices = tl.arange(0, LANES), tl.arange(0, MOST)
     greatest = tl.load(greatest_ptr + row * SPLITS + lanes, lanes < SPLITS, other=float("-inf"))

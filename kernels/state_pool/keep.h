@@ -1,11 +1,12 @@
-// How a decoded state is kept in its pool.
+// Storing decoded states in their pool.
 #pragma once
 
 #include "runtime/cpp/numbers.h"
 
 namespace baton {
 
-// float32 as it is, bfloat16 by chance, of which the place is the source: rounding.py.
+// Store x: as it is in a float32 pool, with stochastic rounding in a bfloat16 pool. place: the element's index in the
+// state plus the hash of the position, whose hash is the source of the random bits; see rounding.py.
 template <class V, class P> void keep(float *target, V x, P) { put(target, x); }
 template <class V, class P> void keep(bfloat16 *target, V x, P place) { put_by_chance(target, x, mix(place) >> 16); }
 

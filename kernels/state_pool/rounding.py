@@ -1,6 +1,7 @@
-"""How a decoded state is kept in bfloat16: rounded by chance, so that what is too small to show adds up all the same.
+"""Stochastic rounding of decoded states to bfloat16.
 
-To the nearest, a state that decays or grows by less than half a step of bfloat16 a token would stand still.
+With rounding to the nearest, a state that changes by less than half a bfloat16 step per token would never change.
+Stochastic rounding is right on average, so small changes add up.
 """
 
 import torch
@@ -8,11 +9,14 @@ from torch import Tensor
 
 
 def round_by_chance(states: Tensor, positions: Tensor) -> Tensor:
-    """bfloat16 of states, float32 [R, ...]: one of the two nearest, the likelier the nearer it is.
+    """Round states, float32 [R, ...], to one of the two nearest bfloat16 numbers, with a probability by its nearness.
 
-    The chance is a pure function of the place in the state and of the row's absolute position, int64 [R]: it depends
-    neither on other rows nor on threads. Integer arithmetic that wraps, so it is the same on every device. A NaN stays
-    one if the 16 bits that go are 0, as arithmetic makes them.
+    A random integer of 16 bits is added to the float's bits before the lower 16 are cut off. It is a pure function of
+    the element's index in the state and of the row's absolute position, so it does not depend on other rows or on
+    threads. It is made with wrapping integer arithmetic, so it is the same on every device.
+    A NaN stays a NaN if its lower 16 bits are 0, which holds for the NaNs that arithmetic produces.
+
+    positions: int64 [R], each row's absolute position.
     """
     places = torch.arange(states[0].numel(), dtype=torch.int32, device=states.device)
     chance = _mix(places + _mix(positions.int())[:, None]) >> 16 & 0xFFFF
@@ -21,6 +25,6 @@ def round_by_chance(states: Tensor, positions: Tensor) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Of 32 bits, the upper ones the better; the multipliers are those of Wellons' lowbias32."""
+    """Hash int32 numbers; the upper bits are mixed best. The multipliers are those of Wellons' lowbias32."""
     x = x * 0x7FEB352D
     return (x ^ (x >> 15 & 0x1FFFF)) * (0x846CA68B - 2**32)

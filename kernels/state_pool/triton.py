@@ -1,4 +1,4 @@
-"""The same as reference.py, by Triton: one launch, in words of 16 bytes."""
+"""The operations of reference.py in Triton, with one launch each. Memory is read and written 16 bytes at a time."""
 
 import torch
 import triton
@@ -8,37 +8,40 @@ from triton import language as tl
 from baton.kernels.runtime.triton import KernelConfig, config_of, launch
 from baton.kernels.runtime.triton.jit import jit
 
-# The first is the default: four words of 16 bytes a thread. BLOCK is in words of 4.
+# The configurations to choose from, the default first: four accesses of 16 bytes per thread. BLOCK counts words of 4.
 CANDIDATES = [KernelConfig({"BLOCK": block}, warps) for block, warps in [(2048, 4), (1024, 4), (4096, 4), (4096, 8)]]
 
 
 def copy(pool: Tensor, sources: Tensor, targets: Tensor) -> None:
-    """See reference.copy."""
+    """Compute reference.copy."""
     _move(pool, pool, sources, targets, len(targets))
 
 
 def clear(pool: Tensor, targets: Tensor) -> None:
-    """See reference.clear."""
+    """Compute reference.clear."""
     _move(None, pool, None, targets, len(targets))
 
 
 def gather(pool: Tensor, sources: Tensor) -> Tensor:
-    """See reference.gather."""
+    """Compute reference.gather."""
     rows = torch.empty(len(sources), pool.shape[1], dtype=torch.uint8, device=pool.device)
     _move(pool, rows, sources, None, len(rows))
     return rows
 
 
 def scatter(pool: Tensor, targets: Tensor, rows: Tensor) -> None:
-    """See reference.scatter."""
+    """Compute reference.scatter."""
     _move(rows, pool, None, targets, len(targets))
 
 
 def _move(origin: Tensor | None, goal: Tensor, sources: Tensor | None, targets: Tensor | None, rows: int) -> None:
-    """goal[targets[i]] = origin[sources[i]], or 0 without origin; without sources or targets, i itself."""
+    """Set goal[targets[i]] to origin[sources[i]] for i in [0, rows).
+
+    origin: None writes zeros. sources, targets: None means i itself.
+    """
     for tensor in (origin, goal):
         if tensor is not None and (tensor.dtype != torch.uint8 or not tensor.is_contiguous() or tensor.shape[1] % 64):
-            raise ValueError(f"not contiguous lines of 64 bytes: {tensor.dtype} {list(tensor.shape)}")
+            raise ValueError(f"not contiguous rows of multiples of 64 bytes: {tensor.dtype} {list(tensor.shape)}")
     words = goal.shape[1] // 4
     config = config_of("state_pool.move", f"words={words}", goal.device, *CANDIDATES)
     blocks = triton.cdiv(words, config.blocks["BLOCK"])
@@ -62,6 +65,7 @@ def _move_words(
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Move BLOCK words of one row. The grid's one dimension numbers the blocks of all rows."""
     row = (tl.program_id(0) // BLOCKS).to(tl.int64)
     places = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     inside = places < WORDS

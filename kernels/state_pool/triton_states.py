@@ -1,4 +1,4 @@
-"""How Triton kernels read, round and write the states of a pool."""
+"""Reading, rounding and writing of a pool's states in Triton kernels."""
 
 import triton
 from triton import language as tl
@@ -18,12 +18,12 @@ def candidates(size: int) -> list[KernelConfig]:
 
 
 @jit
-def widened(kept):
+def widened(loaded):
     """Return the float32 state of a pool's elements, which are float32, or the bits of bfloat16 as int16."""
-    if kept.dtype == tl.int16:
-        return (kept.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    if loaded.dtype == tl.int16:
+        return (loaded.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     else:  # noqa: RET505 (which of them is known when the kernel is compiled)
-        return kept
+        return loaded
 
 
 @jit
@@ -39,6 +39,6 @@ def rounded(state, places, position):
 
 @jit
 def _mix(x):
-    """See rounding._mix."""
+    """Compute rounding._mix."""
     x = x * 0x7FEB352D
     return (x ^ (x >> 15 & 0x1FFFF)) * -0x7B935975

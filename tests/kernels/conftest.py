@@ -15,7 +15,7 @@ def one_thread() -> None:
 
 @pytest.fixture
 def native_kernels() -> Iterator[None]:
-    """The C++ of this checkout, for what this CPU has, in one thread."""
+    """Install this checkout's C++, compiled for this CPU, with one thread."""
     assert cpp.install(library_for(), threads=1) == {}
     yield
     cpp.uninstall()
@@ -23,6 +23,6 @@ def native_kernels() -> Iterator[None]:
 
 @pytest.fixture(params=runnable(), ids=lambda target: target.name, scope="module")
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
-    """The C++ of this checkout, for each set of instructions that this CPU has, in one thread."""
+    """Install this checkout's C++ with one thread, for each instruction set that this CPU supports."""
     with installed(request.param):
         yield request.param

@@ -1,4 +1,4 @@
-"""Libraries of this checkout's kernels for tests: each compiled once a run."""
+"""Libraries of this checkout's kernels for tests, each compiled once per run."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from baton.kernels.runtime.cpp.cache import cache_folder, fetch, open_folder
 from baton.kernels.runtime.cpp.compiler import Compiler, find_compiler
 from baton.kernels.runtime.cpp.targets import Target, cpu_features, machine, usable_targets
 
-# -O1: with all loops unrolled it would take minutes.
+# -O1, since unrolling all loops with sanitizers would take minutes.
 SANITIZED = ("-O1", "-g1", "-fno-var-tracking", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
@@ -22,12 +22,15 @@ def compiler() -> Compiler:
 
 
 def runnable() -> list[Target]:
-    """The targets whose instructions this CPU has, the best first."""
+    """Return the targets whose instructions this CPU supports, the best first."""
     return usable_targets(machine(), cpu_features())
 
 
 def library_for(target: Target | None = None) -> Path:
-    """The library for a target, by default the one that a server here uses; with sanitizers where BATON_SANITIZE is."""
+    """Return the library for a target, by default the one that a server on this machine would use.
+
+    It has sanitizers if BATON_SANITIZE is set.
+    """
     chosen, found = target or runnable()[0], compiler()
     extra = ("-Wextra", "-Werror", *(SANITIZED if "BATON_SANITIZE" in os.environ else ()))
     open_folder(cache_folder())

@@ -1,4 +1,4 @@
-"""Random packed prefills, and the recurrence token by token that they are held against."""
+"""Random packed prefills, and the token-by-token recurrence that they are compared with."""
 
 import random
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass
 class Packed:
-    """Segments as kernels.prefill.scan.plan_chunks takes them; slots beyond the segments' are for checkpoints."""
+    """Packed segments, as kernels.prefill.scan.plan_chunks takes them."""
 
     offsets: list[int]
     starts: list[int]
@@ -23,19 +23,19 @@ class Packed:
 
 
 def pack(lengths: list[int], starts: list[int], checkpoints: list[tuple[int, int]], seed: int = 0) -> Packed:
-    """checkpoints: (segment, absolute position); slots are drawn at random."""
+    """Pack segments with random slots. checkpoints: (segment, absolute position)."""
     offsets = [0]
     for length in lengths:
         offsets.append(offsets[-1] + length)
     size = len(lengths) + len(checkpoints) + 2
     slots = random.Random(seed).sample(range(size), size - 2)
-    held, spare = slots[: len(lengths)], slots[len(lengths) :]
-    wanted = [(*place, slot) for place, slot in zip(checkpoints, spare, strict=True)]
-    return Packed(offsets, starts, held, wanted, size)
+    own, spare = slots[: len(lengths)], slots[len(lengths) :]
+    saved = [(*place, slot) for place, slot in zip(checkpoints, spare, strict=True)]
+    return Packed(offsets, starts, own, saved, size)
 
 
 def random_packed(seed: int) -> Packed:
-    """2 to 16 segments of 1 to 300 tokens, fresh or resumed anywhere, with up to 4 checkpoints each."""
+    """Pack 2 to 16 segments of 1 to 300 tokens, fresh or resumed anywhere, with up to 4 checkpoints each."""
     draw = random.Random(seed)
     count = draw.randint(2, 16)
     lengths = [draw.choice([1, 2, 3, draw.randint(1, 60), draw.randint(1, 300)]) for _ in range(count)]
@@ -53,6 +53,8 @@ def random_packed(seed: int) -> Packed:
 
 @dataclass
 class Inputs:
+    """The arguments of kernels.mamba2.ssd.reference.ssd_prefill."""
+
     x: Tensor
     dt: Tensor
     A: Tensor
@@ -63,7 +65,7 @@ class Inputs:
 
 
 def random_inputs(tokens: int, slots: int, seed: int, heads: int = 6, groups: int = 2) -> Inputs:
-    """Width 4, state size 8; decays from nearly none to nearly all, states of size 1."""
+    """Return inputs of width 4 and state size 8, with decays from nearly none to nearly all, and states of size 1."""
     g = torch.Generator().manual_seed(seed)
     return Inputs(
         torch.randn(tokens, heads, 4, generator=g),
@@ -77,7 +79,7 @@ def random_inputs(tokens: int, slots: int, seed: int, heads: int = 6, groups: in
 
 
 def recurrence(inputs: Inputs, packed: Packed) -> tuple[Tensor, Tensor]:
-    """Outputs [T, H, P] and the pool afterwards, one token after the other in float64."""
+    """Compute the outputs [T, H, P] and the final pool in float64, one token after another."""
     pool, y = inputs.pool.double(), torch.empty(inputs.x.shape, dtype=torch.float64)
     per_group = inputs.x.shape[1] // inputs.B.shape[1]
     for segment, slot in enumerate(packed.slots):
@@ -89,8 +91,8 @@ def recurrence(inputs: Inputs, packed: Packed) -> tuple[Tensor, Tensor]:
             state = (dt * inputs.A).exp()[:, None, None] * state + (dt[:, None] * x)[..., None] * B[:, None]
             y[token] = (state * C[:, None]).sum(-1) + inputs.D[:, None] * x
             position = packed.starts[segment] + token - packed.offsets[segment] + 1
-            for wanted, at, target in packed.checkpoints:
-                if (wanted, at) == (segment, position):
+            for owner, at, target in packed.checkpoints:
+                if (owner, at) == (segment, position):
                     pool[target] = state
         pool[slot] = state
     return y, pool

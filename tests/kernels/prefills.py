@@ -1,4 +1,4 @@
-"""What a net with a state owes of a prefill whatever it computes, in C++ and by Triton."""
+"""Properties that the prefill of every net with a state must have, in C++ and in Triton."""
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
@@ -14,7 +14,7 @@ Form = Callable[..., Tensor]
 
 
 class StatefulNet(Protocol):
-    """Of one layer; the pools hold all layers of a slot side by side."""
+    """One layer of a net, and pools whose slots hold all layers one after another."""
 
     @property
     def conv_pools(self) -> Tensor: ...
@@ -26,29 +26,31 @@ class StatefulNet(Protocol):
 
 
 def assert_the_same_alone(together: StatefulNet, packed: Packed, form: Form, segments: Iterable[int]) -> None:
-    """Each of these segments, beside states of NaN in all slots but its own."""
+    """Assert that each of these segments gets the same alone, with states of NaN in all slots but its own."""
     nets = {segment: together.alone(packed.slots[segment]) for segment in segments}
     expected = together.prefill(packed, form)
     for segment, net in nets.items():
         slot, rows = packed.slots[segment], slice(*packed.offsets[segment : segment + 2])
-        wanted = [(0, position, target) for owner, position, target in packed.checkpoints if owner == segment]
-        part = Packed([0, rows.stop - rows.start], [packed.starts[segment]], [slot], wanted, packed.pool_size)
+        checkpoints = [(0, position, target) for owner, position, target in packed.checkpoints if owner == segment]
+        part = Packed([0, rows.stop - rows.start], [packed.starts[segment]], [slot], checkpoints, packed.pool_size)
         assert torch.equal(net.prefill(part, form, rows), expected[rows])
-        own = [slot, *(target for _, _, target in wanted)]
+        own = [slot, *(target for _, _, target in checkpoints)]
         assert torch.equal(net.state_pools[own, 1], together.state_pools[own, 1])
         assert torch.equal(net.conv_pools[own, 1], together.conv_pools[own, 1])
 
 
 def assert_the_same_in_pieces(once: StatefulNet, cuts: list[int], form: Form) -> None:
-    """A prompt up to the last of the cuts, in slot 1, in one piece and cut at the others; the first one's state is kept
-    in slot 2."""
-    apart = once.again()
+    """Assert that a prompt in slot 1 gets the same in one piece and cut into pieces.
+
+    cuts: ends of the pieces; the last one is the end of the prompt. The state at the first one goes to slot 2.
+    """
+    pieces = once.again()
     expected = once.prefill(Packed([0, cuts[-1]], [0], [1], [(0, cuts[0], 2)], 3), form)
     for begin, end in pairwise([0, *cuts]):
         part = Packed([0, end - begin], [begin], [1], [] if begin else [(0, end, 2)], 3)
-        assert torch.equal(apart.prefill(part, form, slice(begin, end)), expected[begin:end])
-    assert torch.equal(apart.state_pools, once.state_pools)
-    assert torch.equal(apart.conv_pools, once.conv_pools)
+        assert torch.equal(pieces.prefill(part, form, slice(begin, end)), expected[begin:end])
+    assert torch.equal(pieces.state_pools, once.state_pools)
+    assert torch.equal(pieces.conv_pools, once.conv_pools)
 
 
 def assert_the_same_by_any_threads(first: StatefulNet, packed: Packed, form: Form) -> None:
@@ -64,7 +66,7 @@ def assert_the_same_by_any_threads(first: StatefulNet, packed: Packed, form: For
 
 
 def assert_rounded_where_kept(rounded: StatefulNet, packed: Packed, form: Form, tolerance: float = 0.0) -> None:
-    """States in bfloat16, of which nothing is rounded between chunks: outputs are those of float32."""
+    """Assert that bfloat16 states are rounded only when written: the outputs are those with float32 states."""
     exact = rounded.again(torch.float32)
     assert torch.equal(rounded.prefill(packed, form), exact.prefill(packed, form))
     expected = exact.state_pools if tolerance else exact.state_pools.bfloat16().float()
@@ -72,7 +74,7 @@ def assert_rounded_where_kept(rounded: StatefulNet, packed: Packed, form: Form, 
 
 
 def assert_nan_stays_in_its_segment(found: StatefulNet, packed: Packed, form: Form, spoil: Callable[[], None]) -> None:
-    """spoil: makes the first token of the second of two segments NaN."""
+    """Assert that NaN in the second of two segments does not reach the first. spoil: puts it into its first token."""
     expected, second = found.again(), packed.offsets[1]
     exact = expected.prefill(packed, form)
     spoil()

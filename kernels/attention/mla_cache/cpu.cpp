@@ -1,4 +1,4 @@
-// What latent attention keeps of a token: kernels/attention/mla_cache/reference.py.
+// The cache entries of latent attention, as kernels/attention/mla_cache/reference.py defines them.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -11,8 +11,9 @@ namespace {
 
 using namespace baton;
 
-constexpr int64_t GRAIN = 16384;  // Numbers that are worth another thread.
+constexpr int64_t GRAIN = 16384;  // Least numbers per part of a parallel loop: fewer do not pay for waking a thread.
 
+// The sum of squares.
 template <class T>
 float squares(const T *x, int64_t count) {
     floats total{};
@@ -23,7 +24,7 @@ float squares(const T *x, int64_t count) {
     return sum(total);
 }
 
-// to [width] ← weight·x / rms(x) of the first `rank`, and the others as they are.
+// to [width] ← weight·x / rms(x) for the first `rank` numbers; the others are copied.
 template <class T>
 void write(const T *x, const T *weight, float eps, int64_t rank, int64_t width, T *to) {
     const float scale = 1.0f / std::sqrt(squares(x, rank) / static_cast<float>(rank) + eps);
@@ -35,8 +36,10 @@ void write(const T *x, const T *weight, float eps, int64_t rank, int64_t width, 
 
 }  // namespace
 
-// All of one type. projected: [tokens, width], rows `stride` apart; weight: [rank]; places [tokens] = page · page_size +
-// offset; pages: [page_size, width] each, page_stride apart.
+// Write the entries of tokens to pages. All tensors have dtype `type`; strides are in elements.
+// projected: [tokens, width], rows `stride` apart. weight: [rank].
+// places: [tokens], flat cache indices: page · page_size + offset.
+// pages: [page_size, width] each, page_stride apart.
 extern "C" void baton_write_latents(int type, const void *projected, int64_t stride, const void *weight, float eps,
                                     void *pages, int64_t page_stride, const int64_t *places, int64_t tokens,
                                     int64_t page_size, int64_t rank, int64_t width) {

@@ -1,4 +1,4 @@
-"""The same as reference.py, by cpu.cpp."""
+"""The operation of reference.py in C++ (cpu.cpp)."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ ARGUMENTS = [INT, POINTER, INT64, POINTER, FLOAT, POINTER, INT64, POINTER, *(INT
 
 
 def takes(projected: Tensor, weight: Tensor, eps: float, pages: Tensor) -> bool:
-    """Whether the C function is installed and made for these."""
+    """Return whether the C function is installed and takes these tensors."""
     return (
         cpp.function(NAME) is not None
         and projected.device.type == "cpu"
@@ -23,7 +23,10 @@ def takes(projected: Tensor, weight: Tensor, eps: float, pages: Tensor) -> bool:
 
 
 def write_latents(projected: Tensor, weight: Tensor, eps: float, pages: Tensor, places: Tensor) -> None:
-    """See reference.write_latents. Tokens and pages may lie apart; ValueError for other layouts."""
+    """Compute reference.write_latents. Raise ValueError for layouts that the C function does not take.
+
+    `projected` and `pages` may be strided in their first dimension.
+    """
     (tokens, width), page_size, run = projected.shape, pages.shape[1], cpp.function(NAME)
     assert run is not None
     if pages.shape[1:] != (page_size, 1, width) or not pages[:1].is_contiguous() or projected.stride(1) != 1:
@@ -31,7 +34,7 @@ def write_latents(projected: Tensor, weight: Tensor, eps: float, pages: Tensor, 
     if len(weight) > width or not weight.is_contiguous():
         raise ValueError(f"weight is {tuple(weight.shape)} for latents of {width}")
     if places.dtype != torch.int64 or places.shape != (tokens,) or not places.is_contiguous():
-        raise ValueError(f"places are not {tokens} of int64 side by side")
+        raise ValueError(f"places must be {tokens} contiguous int64 numbers")
     run(
         *(TYPES[projected.dtype], projected.data_ptr(), projected.stride(0), weight.data_ptr(), eps),
         *(pages.data_ptr(), pages.stride(0), places.data_ptr(), tokens, page_size, len(weight), width),
@@ -39,7 +42,7 @@ def write_latents(projected: Tensor, weight: Tensor, eps: float, pages: Tensor, 
 
 
 def check() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     g, places = torch.Generator().manual_seed(0), torch.tensor([9, 2, 5])
     for dtype, tolerance in zip(TYPES, (1e-5, 0.02), strict=True):
         projected, weight = torch.randn(3, 45, generator=g).to(dtype), torch.randn(37, generator=g).to(dtype)

@@ -1,14 +1,16 @@
-"""What latent attention keeps of a token (DeepSeek-V2, arXiv:2405.04434): a norm, and the writing into pages."""
+"""The cache entry of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): its norm, and the write to pages."""
 
 import torch
 from torch import Tensor
 
 
 def write_latents(projected: Tensor, weight: Tensor, eps: float, pages: Tensor, places: Tensor) -> None:
-    """Store [weight·rms-normed latent, shared key] of each token at places int64 [T] = page · page_size + offset.
+    """Write [weight · rms_norm(latent), shared key] of each token to the pages, in place.
 
-    projected: [T, rank + shared]: the latent, and the part of the keys that all heads share; weight: [rank], computed
-    in float32, rounded to weight's dtype. pages: [pages, page_size, 1, rank + shared].
+    projected: [T, rank + shared], the latent followed by the part of the key that all heads share.
+    weight: [rank]; the norm is computed in float32 and rounded to weight's dtype.
+    pages: [pages, page_size, 1, rank + shared], of any dtype.
+    places: int64 [T], each token's flat cache index: page · page_size + offset.
     """
     rank = len(weight)
     latent = projected[:, :rank].float()

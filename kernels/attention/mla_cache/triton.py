@@ -1,4 +1,4 @@
-"""The same as reference.py, by Triton: a program for each token, which it reads once."""
+"""The operation of reference.py in Triton: one program per token, which reads the token's numbers once."""
 
 import triton
 from torch import Tensor
@@ -11,7 +11,7 @@ from baton.kernels.runtime.triton.layout import row_stride
 
 
 def write_latents(projected: Tensor, weight: Tensor, eps: float, pages: Tensor, places: Tensor) -> None:
-    """See reference.write_latents. Tokens may lie apart, and so may pages."""
+    """Compute reference.write_latents. `projected` and `pages` may be strided in their first dimension."""
     (tokens, width), rank = projected.shape, len(weight)
     launch(
         _write_latents,
@@ -41,15 +41,16 @@ def _write_latents(
     PAGE_STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Normalise the latent of one token, and write it and the shared key to the token's place in the pages."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_latent, inside = column < RANK, column < WIDTH
-    given = tl.load(projected_ptr + token * ROW + column, inside, other=0.0)
-    latent = tl.where(is_latent, given.to(tl.float32), 0.0)
+    values = tl.load(projected_ptr + token * ROW + column, inside, other=0.0)
+    latent = tl.where(is_latent, values.to(tl.float32), 0.0)
     scale = tl.rsqrt(tl.sum(latent * latent, 0) / RANK + eps)
     normed = latent * scale * tl.load(weight_ptr + column, is_latent, other=0.0).to(tl.float32)
-    # Rounded as the weight is, and then as pages are.
+    # Round to the weight's dtype and then to that of the pages, as the reference does.
     normed = normed.to(weight_ptr.dtype.element_ty).to(pages_ptr.dtype.element_ty)
     place = tl.load(places_ptr + token)
-    kept_ptr = pages_ptr + (place // PAGE) * PAGE_STRIDE + (place % PAGE) * WIDTH
-    tl.store(kept_ptr + column, tl.where(is_latent, normed, given.to(pages_ptr.dtype.element_ty)), inside)
+    target_ptr = pages_ptr + (place // PAGE) * PAGE_STRIDE + (place % PAGE) * WIDTH
+    tl.store(target_ptr + column, tl.where(is_latent, normed, values.to(pages_ptr.dtype.element_ty)), inside)

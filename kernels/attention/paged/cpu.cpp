@@ -1,5 +1,6 @@
-// Causal attention over pages, read in place: a block of keys at a time, with a running maximum and sum of each row's
-// softmax (Dao et al., 2022, arXiv:2205.14135), so that no matrix of scores is ever whole.
+// Causal attention over pages, which are read in place. Keys are processed in blocks with an online softmax, a running
+// maximum and sum for each row (flash attention: Dao et al., 2022, arXiv:2205.14135), so that the matrix of scores is
+// never stored.
 #include <algorithm>
 #include <cfloat>
 #include <cstring>
@@ -15,12 +16,14 @@ namespace {
 
 using namespace baton;
 
-constexpr int64_t KEYS = 64;  // A block of keys begins at a multiple of it: then a row's sums are the same in any step.
+// Keys of a block. Blocks begin at multiples of it, so a token's sums are added in the same order in every step.
+constexpr int64_t KEYS = 64;
 
 enum Buffer { TURNED_KEYS, VALUES, QUERIES, SCORES, WEIGHTS, SUMS, ROWS, BLOCKS };
 
-// Segment s is tokens [offsets[s], offsets[s + 1]) at positions from starts[s] on; its blocks of `tokens` of them are
-// [blocks[s], blocks[s + 1]). Strides count elements from page to page and from row to row of the table.
+// The packed segments. Segment s is tokens [offsets[s], offsets[s + 1]) at positions from starts[s] on. It is divided
+// into blocks of `tokens` tokens, which are numbered [blocks[s], blocks[s + 1]). table: a row of page numbers for each
+// segment, rows table_stride elements apart.
 struct Segments {
     int64_t count, tokens, table_stride;
     const int64_t *offsets, *starts;
@@ -28,7 +31,7 @@ struct Segments {
     const int64_t *blocks;
 };
 
-// [segments + 1], the calling thread's until it asks again.
+// Return Segments::blocks, [segments + 1], in scratch memory of the calling thread.
 int64_t *cut(int64_t segments, int64_t tokens, const int64_t *offsets) {
     auto *const blocks = reinterpret_cast<int64_t *>(scratch(BLOCKS, 2 * (segments + 1)));
     blocks[0] = 0;
@@ -45,23 +48,25 @@ struct Heads {
     int64_t value_columns() const { return round_up(value_width); }
 };
 
-// [pages, page_size, kv_heads, width] with strides that count elements; those of a row lie side by side.
+// Pages [pages, page_size, kv_heads, width] with strides in elements, between pages, positions and heads. The last
+// dimension is contiguous.
 template <class Stored> struct Pages {
     const Stored *at;
     int64_t size, page_stride, stride, head_stride;
 };
 
-// A head's keys or values, position by position; a division for each would take as long as what is done with them.
+// An iterator over a head's keys or values by position. It counts positions within the page, because computing page and
+// offset with a division for each position would take as long as the work on the row.
 template <class Stored> class Rows {
 public:
     Rows(const Pages<Stored> &all, const int32_t *pages, int64_t kv_head, int64_t position)
         : all(all), from(all.at + kv_head * all.head_stride), page(pages + position / all.size),
           offset(position % all.size) {}
 
-    // Of this page.
+    // Positions left on this page.
     int64_t left() const { return all.size - offset; }
 
-    // The row here; then `count` further on, at most to the page's end.
+    // Return the current row, and advance by `count` positions, at most to the page's end.
     const Stored *next(int64_t count) {
         const Stored *const row = from + *page * all.page_stride + offset * all.stride;
         offset += count;
@@ -76,18 +81,19 @@ private:
     int64_t offset;
 };
 
-// Number: what is multiplied, float32 or, where the CPU multiplies pairs of them, bfloat16. Then the weights of values
-// are rounded to it, as on a GPU, and their total is that of the rounded ones.
+// Attention over pages of type Stored. Number: the type of the factors of products. It is bfloat16 if the CPU has
+// instructions that multiply pairs of bfloat16, else float32. With bfloat16 the softmax weights are rounded to it, as
+// on a GPU, and the total that they are divided by is the sum of the rounded weights.
 template <class Stored, class Number> class Attention {
 public:
     const Segments s;
     const Heads h;
-    const int type;  // Of query and output.
+    const int type;  // Dtype of query and output.
     const void *const query;  // [T, heads, width]
     const Pages<Stored> keys, values;
     void *const output;  // [T, heads, value_width]
 
-    // All blocks for a head before the next head's, so that long and short ones are spread over the threads.
+    // Loop over heads, and within a head over blocks, so that long and short segments are spread over the threads.
     void run() const {
         const int64_t blocks = s.blocks[s.count];
         parallel_for(h.kv_heads * blocks, [&](int64_t begin, int64_t end) {
@@ -97,7 +103,8 @@ public:
     }
 
 private:
-    // The rows of a block: each of its tokens with each of the heads that read this one's keys.
+    // Compute a block of tokens for one key head. Its rows are the block's tokens times the query heads that share the
+    // key head.
     void attend(int64_t kv_head, int64_t block) const {
         const int64_t segment = std::upper_bound(s.blocks, s.blocks + s.count, block) - s.blocks - 1;
         const int64_t first = s.offsets[segment] + (block - s.blocks[segment]) * s.tokens;
@@ -131,12 +138,13 @@ private:
         });
     }
 
-    // Which row of query and output is a block's.
+    // Return the row of query and output that a row of a block stands for.
     int64_t place(int64_t first, int64_t kv_head, int64_t row) const {
         return (first + row / h.repeats()) * h.heads + kv_head * h.repeats() + row % h.repeats();
     }
 
-    // The block of keys from `begin` on, of those before `last`, for rows whose first token stands at `position`.
+    // Add the block of keys at positions [begin, min(begin + KEYS, last)) to the rows' sums, maxima and totals.
+    // position: that of the rows' first token.
     void add(int64_t segment, int64_t kv_head, int64_t begin, int64_t last, int64_t position, int64_t rows,
              const Number *queries, float *sums, float *highest, float *totals) const {
         const int64_t columns = h.columns(), summed = h.value_columns(), end = std::min(begin + KEYS, last);
@@ -150,7 +158,8 @@ private:
             const float kept = weigh(seen, scores + row * KEYS, weights + row * KEYS, highest[row], totals[row]);
             for (int64_t c = row * summed; c < (row + 1) * summed; c += LANES) put(sums + c, load(sums + c) * kept);
         }
-        // Without pairs few rows take the values from the pages, many from a copy in float32: the sums are the same.
+        // In float32, few rows read the values from the pages, many rows from a float32 copy: converting once pays only
+        // if the copy is read by several tiles. The sums are the same.
         Rows<Stored> pages{values, s.table + segment * s.table_stride, kv_head, begin};
         if constexpr (IN_PAIRS) {
             add_values(pair_values(pages, end - begin), 2 * summed, whole(end - begin), rows, weights, sums);
@@ -178,7 +187,7 @@ private:
 
     static int64_t whole(int64_t count) { return (count + PAIRED<Number> - 1) / PAIRED<Number> * PAIRED<Number>; }
 
-    // sums += weights · values, of `count` keys from `from` on.
+    // sums += weights · values for `count` keys, whose values begin at `from`.
     template <class T>
     void add_values(const T *from, int64_t stride, int64_t count, int64_t rows, const Number *weights,
                     float *sums) const {
@@ -187,7 +196,8 @@ private:
         multiply<T, Number>(rows, columns, count, {weights, KEYS}, {from, stride}, {&one, 0}, {sums, columns});
     }
 
-    // [count / 2, columns, 2]: the values of two keys side by side, with zeros beside the last of an odd number.
+    // Return the values as [count / 2, columns, 2], interleaved for pairs of keys. An odd last key is paired with
+    // zeros.
     const bfloat16 *pair_values(Rows<Stored> &pages, int64_t count) const {
         const int64_t summed = h.value_columns();
         bfloat16 *const pairs = reinterpret_cast<bfloat16 *>(scratch(VALUES, KEYS * summed / 2));
@@ -203,9 +213,10 @@ private:
         return pairs;
     }
 
-    // Keys at positions [begin, end) as [width, KEYS], or in pairs [width / 2, KEYS, 2]; what is behind them means
-    // nothing. The next block's rows, of keys and values before `last`, are asked for meanwhile: pages lie anywhere, so
-    // no prefetcher does.
+    // Transpose the keys at positions [begin, end) to [width, KEYS], or in pairs to [width / 2, KEYS, 2]. Columns from
+    // end - begin on are undefined.
+    // Meanwhile prefetch the keys and values of the next block, up to position `last`. Pages are scattered in memory,
+    // so the hardware does not prefetch them.
     void turn_keys(int64_t segment, int64_t kv_head, int64_t begin, int64_t end, int64_t last, Number *to) const {
         const int32_t *const pages = s.table + segment * s.table_stride;
         Rows<Stored> now{keys, pages, kv_head, begin}, next_keys{keys, pages, kv_head, begin + KEYS},
@@ -226,7 +237,7 @@ private:
         for (int64_t c = 0; c < width; c += 64 / sizeof(Stored)) __builtin_prefetch(row + c, 0, SECOND_CACHE);
     }
 
-    // LANES rows of keys as columns, KEYS apart.
+    // Transpose LANES keys: their numbers become columns of `to`, whose rows are KEYS apart.
     void turn_rows(const Stored *const (&rows)[LANES], Number *to) const {
         constexpr int64_t PACKED = sizeof(float) / sizeof(Stored), STEP = LANES * PACKED;
         for (int64_t c = 0; c < h.width; c += STEP) {
@@ -250,7 +261,8 @@ private:
         }
     }
 
-    // Scores to weights, 0 beyond the first `seen`; what the row's sums are to be multiplied by.
+    // Replace a row's scores by softmax weights, 0 after the first `seen`; update its maximum and total. Return the
+    // factor that rescales the row's previous sums to the new maximum.
     float weigh(int64_t seen, float *scores, Number *weights, float &highest, float &total) const {
         if (seen == 0) {
             std::fill(weights, weights + KEYS, Number{});
@@ -276,8 +288,12 @@ private:
 
 }  // namespace
 
-// Types are those of numbers.h: `type` of query [T, heads, width] and output [T, heads, value_width], `stored` of the
-// pages. Strides of values: from page to page, from position to position, from head to head.
+// Compute reference.paged_attention. Dtypes are numbered as in numbers.h; strides are in elements.
+// query: [T, heads, width] and output: [T, heads, value_width], of dtype `type`.
+// keys, values: pages of dtype `stored`. Strides: between pages of keys; between pages, positions and heads of values.
+// table: page numbers, a row for each segment, rows table_stride apart.
+// tokens: how many tokens of a segment are computed together.
+// offsets: [segments + 1]; starts: [segments].
 extern "C" void baton_paged_attention(int type, const void *query, int stored, const void *keys, int64_t key_stride,
                                       const void *values, int64_t value_page_stride, int64_t value_stride,
                                       int64_t value_head_stride, const int32_t *table, int64_t table_stride,
@@ -305,7 +321,8 @@ extern "C" void baton_paged_attention(int type, const void *query, int stored, c
     });
 }
 
-// rows [tokens, bytes] to places [tokens] = page · page_size + offset; pages lie `stride` bytes apart.
+// Copy rows [tokens, bytes] to the pages, which are `stride` bytes apart.
+// places: [tokens], flat KV indices: page · page_size + offset.
 extern "C" void baton_write_pages(const char *rows, char *pages, int64_t stride, const int64_t *places, int64_t tokens,
                                   int64_t page_size, int64_t bytes) {
     for (int64_t t = 0; t < tokens; t++)

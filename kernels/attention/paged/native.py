@@ -1,4 +1,4 @@
-"""The same as reference.py, by cpu.cpp: pages are read in place, and scores are never kept."""
+"""The operation of reference.py in C++ (cpu.cpp). Pages are read in place, and the scores are never stored."""
 
 from itertools import product
 
@@ -19,12 +19,12 @@ ARGUMENTS = [
     *(FLOAT, POINTER),
 ]
 WRITE = "baton_write_pages"
-# Queries, of all heads that share keys, that pass over a block of keys together.
+# Query rows (tokens times the heads that share keys) that are multiplied with a block of keys together.
 ROWS = 64
 
 
 def takes(query: Tensor, key_pages: Tensor, value_pages: Tensor, page_table: Tensor) -> bool:
-    """Whether the C function is installed and made for these."""
+    """Return whether the C function is installed and takes these tensors."""
     return (
         cpp.function(NAME) is not None
         and query.device.type == "cpu"
@@ -44,9 +44,9 @@ def paged_attention(
     starts: Tensor,
     scale: float,
 ) -> Tensor:
-    """See reference.paged_attention. Pages may lie apart, positions and heads of values, and rows of the table.
+    """Compute reference.paged_attention. Raise ValueError for layouts that the C function does not take.
 
-    ValueError for other layouts.
+    Key pages and rows of the page table may be strided in their first dimension, values in all but the last.
     """
     reference.check_fit(query, key_pages, value_pages)
     heads, width = query.shape[1:]
@@ -74,7 +74,7 @@ def paged_attention(
 
 
 def takes_written(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
-    """Whether the C function is installed and made for these."""
+    """Return whether the C function is installed and takes these tensors."""
     return (
         cpp.function(WRITE) is not None
         and keys.device.type == "cpu"
@@ -84,18 +84,21 @@ def takes_written(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: 
 
 
 def write_pages(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor, places: Tensor) -> None:
-    """See reference.write_pages; for what `takes_written` says yes to. ValueError for places that do not fit."""
+    """Compute reference.write_pages; only for arguments that `takes_written` accepts.
+
+    Raise ValueError unless places are int64 [T].
+    """
     if places.dtype != torch.int64 or places.shape != (len(keys),) or not places.is_contiguous():
-        raise ValueError(f"places are not {len(keys)} of int64 side by side")
+        raise ValueError(f"places must be {len(keys)} contiguous int64 numbers")
     run, row = cpp.function(WRITE), keys[:1].numel() * keys.itemsize
     assert run is not None
-    for given, pages in ((keys, key_pages), (values, value_pages)):
+    for entries, pages in ((keys, key_pages), (values, value_pages)):
         stride = pages.stride(0) * pages.itemsize
-        run(given.data_ptr(), pages.data_ptr(), stride, places.data_ptr(), len(given), pages.shape[1], row)
+        run(entries.data_ptr(), pages.data_ptr(), stride, places.data_ptr(), len(entries), pages.shape[1], row)
 
 
 def check() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     g = torch.Generator().manual_seed(0)
     table = torch.randperm(20, generator=g).view(2, 10).int()
     offsets, starts = torch.tensor([0, 30, 31]), torch.tensor([50, 7])
@@ -110,7 +113,7 @@ def check() -> None:
 
 
 def check_write() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     places, pages = torch.tensor([9, 2, 5]), torch.zeros(4, 2, 3, 2, 20)
     keys, values = torch.randn(2, 3, 2, 20, generator=torch.Generator().manual_seed(0))
     expected = pages.clone()

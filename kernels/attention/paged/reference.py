@@ -8,7 +8,10 @@ from torch.nn import functional as F
 
 
 def write_pages(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor, places: Tensor) -> None:
-    """Store keys, values [T, kv_heads, head_dim] at places int64 [T] = page · page_size + offset."""
+    """Write keys and values [T, kv_heads, head_dim] to the pages, in place, rounded to the dtype of the pages.
+
+    places: int64 [T], each token's flat KV index: page · page_size + offset.
+    """
     page, offset = places // key_pages.shape[1], places % key_pages.shape[1]
     key_pages[page, offset] = keys.to(key_pages.dtype)
     value_pages[page, offset] = values.to(value_pages.dtype)
@@ -23,13 +26,19 @@ def paged_attention(
     starts: Tensor,
     scale: float,
 ) -> Tensor:
-    """Let each segment attend to its pages up to each of its own tokens, whose keys have been written already.
+    """Compute causal softmax attention of each segment over its pages: [T, heads, value_dim] in query's dtype.
 
-    query: [T, heads, head_dim]. offsets, starts: int64 [segments + 1] and [segments], on the host: segment s is
-    [offsets[s], offsets[s+1]) and its first token stands at starts[s]; a decode row is a segment of one token.
-    key_pages: [pages, page_size, kv_heads, head_dim]; value_pages: [pages, page_size, kv_heads, value_dim], which may
-    be the first columns of wider pages; value_dim is at most head_dim. page_table: int [segments, max_pages]. Reads no
-    entry beyond a segment's end. Returns [T, heads, value_dim]; ValueError for pages that do not fit.
+    The token at absolute position p attends to positions 0 to p. The keys and values of the segments' own tokens must
+    already be in the pages. Raise ValueError if the shapes of the pages do not fit the query.
+
+    query: [T, heads, head_dim], packed: segment s is rows [offsets[s], offsets[s+1]). A decode row is one token long.
+    key_pages: [pages, page_size, kv_heads, head_dim].
+    value_pages: [pages, page_size, kv_heads, value_dim] with value_dim ≤ head_dim; may be a view of the first columns
+        of wider pages.
+    page_table: int [segments, max_pages]. No entry after a segment's last token is read.
+    offsets: int64 [segments + 1], on the host.
+    starts: int64 [segments], on the host: the absolute position of each segment's first token.
+    scale: factor of the scores, usually head_dim ** -0.5.
     """
     check_fit(query, key_pages, value_pages)
     page_size = key_pages.shape[1]
@@ -45,7 +54,7 @@ def paged_attention(
 
 
 def check_fit(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:
-    """ValueError unless they have the shapes that paged_attention takes."""
+    """Raise ValueError unless the shapes are those that paged_attention takes."""
     heads, width = query.shape[1:]
     _, page_size, kv_heads, value_width = value_pages.shape
     if heads % kv_heads or key_pages.shape[1:] != (page_size, kv_heads, width) or value_width > width:
@@ -53,14 +62,18 @@ def check_fit(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, start: int, scale: float) -> Tensor:
-    """query: [heads, L, d] at positions start + i; keys, values: [kv_heads, start + L, d, or less of values]."""
+    """Return the attention [heads, L, value_dim] of one segment.
+
+    query: [heads, L, d], at positions start to start + L - 1.
+    keys: [kv_heads, start + L, d]. values: [kv_heads, start + L, value_dim], value_dim ≤ d.
+    """
     (_, length, width), value_width = query.shape, values.shape[2]
     whole = start == 0 and length > 1
     mask = None
     if start and length > 1:
         places = torch.arange(start + length, device=query.device)
         mask = places <= places[start:, None]
-    if value_width < width:  # Torch's kernel that does not keep all scores takes no other values.
+    if value_width < width:  # Torch's flash kernel, which never stores all scores, requires equal widths.
         values = F.pad(values, (0, width - value_width))
     attended = F.scaled_dot_product_attention(
         query[None], keys[None], values[None], attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=True

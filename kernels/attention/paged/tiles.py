@@ -1,4 +1,4 @@
-"""How large the tiles of triton.py are: what a program has of tokens, positions and columns at a time."""
+"""Tile sizes of triton.py: how many tokens, positions and columns a program instance holds at a time."""
 
 from collections.abc import Callable
 
@@ -8,43 +8,51 @@ from torch import Tensor
 
 from baton.kernels.runtime.triton import KernelConfig, config_of
 
-# Columns of queries and keys that a program holds; of wider ones it multiplies a piece of so many after the other.
+# Queries and keys of up to WIDEST columns are held as one tile; wider ones are multiplied in pieces of PIECE columns.
 WIDEST, PIECE = 256, 64
-# Sums of values that a program has where keys are wider than that; of more columns several programs have some each.
+# Most accumulators of values in a program with keys wider than WIDEST; further value columns go to other programs.
 SUMS = 32768
-# Numbers of all parts of a decoding row that a program combines.
+# Most numbers that one program of the combine kernel reads: parts of a decoding row times columns.
 COMBINED = 16384
 
 
 def block(width: int) -> int:
-    """Columns that hold so many, of a size that there are tiles of."""
+    """Return the width of a tile that holds `width` columns: a power of two, at least 16."""
     return max(16, int(triton.next_power_of_2(width)))
 
 
 def columns_of_keys(width: int) -> int:
+    """Return how many columns of queries and keys a program holds at a time."""
     return PIECE if width > WIDEST else block(width)
 
 
 def columns_of_values(group: int, width: int, value_width: int) -> int:
-    """group: heads that share keys."""
+    """Return how many columns of values a program accumulates.
+
+    group: query heads that share a key head.
+    """
     return block(value_width) if width <= WIDEST else min(block(value_width), SUMS // max(64, block(group)))
 
 
 def combined_columns(parts: int, value_width: int) -> int:
+    """Return how many columns of a decoding row one program combines from its parts."""
     return min(block(value_width), COMBINED // parts)
 
 
 def prefill_config(query: Tensor, value_pages: Tensor) -> KernelConfig:
+    """Return the block sizes of the prefill kernel for these shapes on this device."""
     return _config("prefill", prefill_candidates, query, value_pages)
 
 
 def decode_config(query: Tensor, value_pages: Tensor) -> KernelConfig:
+    """Return the block sizes of the decode kernel for these shapes on this device."""
     return _config("decode", decode_candidates, query, value_pages)
 
 
 def _config(
     kernel: str, candidates: Callable[[int, int, torch.dtype], list[KernelConfig]], query: Tensor, value_pages: Tensor
 ) -> KernelConfig:
+    """Return the configuration of a kernel for these shapes on this device, one of those that `candidates` returns."""
     (heads, width), (page_size, kv_heads, value_width) = query.shape[1:], value_pages.shape[1:]
     dtype = str(query.dtype).removeprefix("torch.")
     widths = f"width={width}" if value_width == width else f"width={width} values={value_width}"
@@ -55,16 +63,20 @@ def _config(
 
 
 def prefill_candidates(group: int, width: int, dtype: torch.dtype) -> list[KernelConfig]:
-    """The first fits every GPU. BLOCK_M rows (tokens times GROUP heads) pass over BLOCK_N positions at a time."""
+    """Return the configurations to choose from, the default first; that one fits every GPU.
+
+    A program holds BLOCK_M rows of queries (tokens times the `group` heads that share keys), and reads BLOCK_N
+    positions at a time.
+    """
     least = triton.next_power_of_2(group)
-    if dtype == torch.float32:  # Without tensor cores: large tiles do not fit into registers, unless of many threads.
+    if dtype == torch.float32:  # No tensor cores: a large tile fits into registers only with many threads.
         sizes = [(16, 16, 4, 2), (32, 16, 8, 1), (32, 16, 8, 2), (32, 32, 8, 2)]
         sizes = [(m, n, min(16, max(warps, least // 4)), stages) for m, n, warps, stages in sizes]
     elif width <= 64:
         sizes = [(128, 64, 8, 3), (128, 64, 4, 3), (128, 128, 8, 3), (64, 64, 4, 3), (128, 32, 4, 3)]
     elif width <= 128:
         sizes = [(128, 32, 8, 3), (128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 2), (64, 32, 4, 3)]
-    elif width > WIDEST:  # Latents, which all heads share.
+    elif width > WIDEST:  # The latents of MLA, which all heads share.
         sizes = [(64, 32, 8, 3), (64, 32, 8, 4), (64, 16, 8, 3), (32, 64, 8, 3), (32, 32, 8, 3)]
     else:
         sizes = [(64, 32, 8, 2), (64, 32, 8, 3), (128, 32, 8, 2), (64, 64, 8, 2)]
@@ -72,10 +84,13 @@ def prefill_candidates(group: int, width: int, dtype: torch.dtype) -> list[Kerne
 
 
 def decode_candidates(group: int, width: int, dtype: torch.dtype) -> list[KernelConfig]:
-    """The first fits every GPU. BLOCK_N positions are read at a time; it divides 128."""
+    """Return the configurations to choose from, the default first; that one fits every GPU.
+
+    A program reads BLOCK_N positions at a time, a divisor of 128.
+    """
     exact = dtype == torch.float32
-    bytes_wanted = 8192 if exact or group > 16 else 16384
-    most = max(16, min(64, bytes_wanted // (triton.next_power_of_2(width) * dtype.itemsize)))
+    tile_bytes = 8192 if exact or group > 16 else 16384
+    most = max(16, min(64, tile_bytes // (triton.next_power_of_2(width) * dtype.itemsize)))
     sizes = [(most, 4, 3), (most // 2, 4, 4), (most // 2, 2, 4), (most, 2, 3), (most, 4, 4), (most, 8, 2)]
     if width > WIDEST:
         sizes = [(16, 8, 3), (16, 16, 2), (32, 8, 2)] if exact else [(32, 8, 4), (32, 8, 3), (64, 8, 3), (16, 8, 4)]

@@ -1,8 +1,9 @@
-"""The same as reference.py, by Triton: pages are read in place, and scores are never kept.
+"""The operation of reference.py in Triton. Pages are read in place, and the scores are never stored.
 
-A program computes a tile of a prompt's tokens (flash attention: Dao, 2023, arXiv:2307.08691). A decoding row is split
-into parts, which are combined. The query heads that share keys are rows of one tile. Blocks and parts lie by a row's
-own positions, whatever else is in the batch and however wide the table: so its result is the same in all of them.
+Prompts: a program computes a tile of tokens (flash attention 2: Dao, 2023, arXiv:2307.08691). Decoding rows: programs
+compute parts of a row's positions, and another kernel combines them (split-K, as in flash decoding). The query heads
+that share a key head are rows of one tile. Blocks and parts are cut at a row's own positions, independent of the rest
+of the batch and of the width of the page table, so the results are batch-invariant.
 """
 
 import math
@@ -18,16 +19,16 @@ from baton.kernels.runtime.triton import KernelConfig, launch
 from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
 
-# The most parts of a decoding row, of all heads that have keys together: enough for a GPU that has this row alone.
+# Most parts of a decoding row, summed over its key heads: enough to fill a GPU with a single row.
 PARTS = 128
-# Positions that are not worth a second part.
+# Least positions of a part.
 SHORTEST = tl.constexpr(256)
-# Enough for any GPU: with more rows and heads than these, a program computes several parts.
+# Programs that are enough for any GPU. If rows · key heads · parts exceed this, each program computes several parts.
 PROGRAMS = 8192
 
 
 def write_pages(keys: Tensor, values: Tensor, key_pages: Tensor, value_pages: Tensor, places: Tensor) -> None:
-    """See reference.write_pages. Tokens of keys and values may lie apart, and so may pages."""
+    """Compute reference.write_pages. Keys, values and pages may be strided in their first dimension."""
     page_size, kv_heads, width = key_pages.shape[1:]
     row = kv_heads * width
     block = triton.next_power_of_2(row)
@@ -57,32 +58,35 @@ def paged_attention(
     prompts: int,
     longest: int,
 ) -> Tensor:
-    """See reference.paged_attention; but offsets and starts lie on the device. ValueError for other layouts.
+    """Compute reference.paged_attention, except that offsets and starts are on the device.
 
-    The first `prompts` segments have up to `longest` tokens, and each behind them has one. Tokens of the query may lie
-    apart, and so may pages, and rows of the table, and positions and heads of values.
+    The query, key pages and the page table may be strided in their first dimension, value pages in all but the last.
+    Raise ValueError for other layouts.
+
+    prompts: how many segments, the first ones, may have more than one token; the others have one each.
+    longest: the most tokens of a segment.
     """
     reference.check_fit(query, key_pages, value_pages)
     kv_heads, value_width = value_pages.shape[2:]
     output = torch.empty(*query.shape[:2], value_width, dtype=query.dtype, device=query.device)
-    given = (query, key_pages, value_pages, page_table, row_stride(page_table), scale / math.log(2))
+    arguments = (query, key_pages, value_pages, page_table, row_stride(page_table), scale / math.log(2))
     layout = _layout(query, key_pages, value_pages)
     if prompts:
         config = tiles.prefill_config(query, value_pages)
         blocks = triton.cdiv(longest, config.blocks["BLOCK_M"] // layout["GROUP"])
         grid = (blocks, kv_heads * layout["VALUE_PARTS"], prompts)
-        launch(_prefill, grid, *given, offsets, starts, output, config=config, **layout)
+        launch(_prefill, grid, *arguments, offsets, starts, output, config=config, **layout)
     if prompts < len(page_table):
-        _attend_from_rows(given, starts, prompts, output, layout)
+        _attend_from_rows(arguments, starts, prompts, output, layout)
     return output
 
 
 def _layout(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> dict[str, int]:
-    """What the kernels are compiled for; ValueError where what should does not lie side by side."""
+    """Return the constexprs that the kernels are compiled for. Raise ValueError for layouts that they cannot read."""
     heads, width = query.shape[1:]
     _, page_size, kv_heads, value_width = value_pages.shape
     if value_pages.stride(3) != 1:
-        raise ValueError(f"values with strides {value_pages.stride()} do not lie side by side")
+        raise ValueError(f"values with strides {value_pages.stride()} are not contiguous")
     columns = tiles.columns_of_values(heads // kv_heads, width, value_width)
     return {
         "GROUP": heads // kv_heads,
@@ -103,10 +107,10 @@ def _layout(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> dict[str, 
 
 
 def _attend_from_rows(
-    given: tuple[Any, ...], starts: Tensor, prompts: int, output: Tensor, layout: dict[str, int]
+    arguments: tuple[Any, ...], starts: Tensor, prompts: int, output: Tensor, layout: dict[str, int]
 ) -> None:
-    """The segments behind the prompts."""
-    query, _, value_pages, page_table, *_ = given
+    """Compute the segments after the prompts, which have one token each: first their parts, then the combination."""
+    query, _, value_pages, page_table, *_ = arguments
     tokens, heads, _ = query.shape
     page_size, kv_heads, value_width = value_pages.shape[1:]
     rows = len(page_table) - prompts
@@ -118,7 +122,7 @@ def _attend_from_rows(
     grid = (kv_heads * layout["VALUE_PARTS"], rows, min(room, triton.cdiv(PROGRAMS, rows * kv_heads)))
     layout = {**layout, "PARTS": parts, "BLOCK_M": max(16, triton.next_power_of_2(layout["GROUP"]))}
     config = tiles.decode_config(query, value_pages)
-    launch(_decode, grid, *given, *where, sums, marks, config=config, **layout)
+    launch(_decode, grid, *arguments, *where, sums, marks, config=config, **layout)
     columns = tiles.combined_columns(parts, value_width)
     shape = {"WIDTH": value_width, "BLOCK_WIDTH": columns, "PARTS": parts}
     grid = (heads, rows, triton.cdiv(value_width, columns))
@@ -152,18 +156,23 @@ def _attend(
     BLOCK_N: tl.constexpr,
     IS_WHOLE: tl.constexpr,
 ):
-    """Let the query attend to the positions from first to stop, a block at a time.
+    """Attend to the positions [first, stop) of a segment, BLOCK_N at a time; return the updated best, total and sums.
 
-    query: [M, width]; where that is more than a block, pointers to the first one, for the rows in is_row [M].
-    best, total [M] and sums [M, value_dims]: the largest score, and sums of 2^(score - best) and of the columns
-    value_dims of values, weighed by it. limits [M]: a row sees the positions before its own; end: those that are there.
-    IS_WHOLE: all rows see them all.
+    This is the online softmax of flash attention with powers of 2: `scale` includes 1 / ln 2.
+
+    query: [M, WIDTH]; if WIDTH > BLOCK_WIDTH, pointers to its first BLOCK_WIDTH columns instead.
+    is_row: [M], which rows of the query exist.
+    best, total: [M], the largest score so far, and the sum of 2^(score - best).
+    sums: [M, value_dims], the sum of the columns value_dims of values, weighted with 2^(score - best).
+    limits: [M], a row sees the positions below its limit.
+    end: positions from here on are not in the pages, and are not loaded.
+    IS_WHOLE: every row sees all positions, so no causal mask is needed.
     """
     columns = tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_WIDTH)
     is_dim = (dims < WIDTH)[None, :]
     is_value_dim = (value_dims < VALUE_WIDTH)[None, :]
-    # A block's pages are looked up while the one before is computed.
+    # Page numbers are loaded one block ahead, so that the loads of keys need not wait for them.
     pages = tl.load(table_ptr + (first + columns) // PAGE, first + columns < end, other=0)
     for begin in range(first, stop, BLOCK_N):
         positions = begin + columns
@@ -182,18 +191,18 @@ def _attend(
             scores = tl.where(positions[None, :] < limits[:, None], scores, float("-inf"))
         larger = tl.maximum(best, tl.max(scores, 1))
         weights = tl.exp2(scores - larger[:, None])
-        kept = tl.exp2(best - larger)
+        shrink = tl.exp2(best - larger)  # rescales the previous sums to the new largest score
         best = larger
-        total = total * kept + tl.sum(weights, 1)
+        total = total * shrink + tl.sum(weights, 1)
         inner = ((positions % PAGE) * VALUE_POSITION)[:, None] + value_dims[None, :]
         values = tl.load(value_ptr + page * VALUE_STRIDE + inner, is_there & is_value_dim, other=0.0)
-        sums = tl.dot(weights.to(values.dtype), values, sums * kept[:, None], input_precision="ieee")
+        sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None], input_precision="ieee")
     return best, total, sums
 
 
 @jit
 def _scores_of_pieces(query_ptrs, is_row, key_ptrs, is_there, dims, WIDTH: tl.constexpr):
-    """Products [M, N] of queries and keys, a piece of their width at a time; pointers and dims [D]: the first's."""
+    """Return the products [M, N] of wide queries and keys, D columns at a time. Pointers and dims are the first D."""
     BLOCK_WIDTH: tl.constexpr = dims.shape[0]
     scores = tl.zeros([query_ptrs.shape[0], key_ptrs.shape[0]], tl.float32)
     for piece in range(0, WIDTH, BLOCK_WIDTH):
@@ -232,14 +241,17 @@ def _prefill(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """A tile of a segment's tokens, of a head that has keys; the last, which takes longest, is begun first."""
+    """Compute BLOCK_M // GROUP tokens of a segment, for the query heads of one key head and some columns of values.
+
+    The last tokens see the most positions and take longest, so the first programs compute them.
+    """
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     segment, kv_head = tl.program_id(2), tl.program_id(1) // VALUE_PARTS
     origin = tl.load(offsets_ptr + segment)
     length = (tl.load(offsets_ptr + segment + 1) - origin).to(tl.int32)
     start = tl.load(starts_ptr + segment).to(tl.int32)
     first = (tl.cdiv(length, TOKENS) - 1 - tl.program_id(0)) * TOKENS
-    if first < 0:
+    if first < 0:  # The grid is made for the longest segment; this one has fewer tiles.
         return
     rows, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_WIDTH)
     tokens = first + rows // GROUP
@@ -258,6 +270,7 @@ def _prefill(
     table_ptr += segment.to(tl.int64) * table_stride
     limits = start + tokens + 1
     end = start + tl.minimum(first + TOKENS, length)
+    # Positions below `whole` are visible to all tokens of the tile and need no mask; those from there on do.
     whole = (start + first + 1) // BLOCK_N * BLOCK_N
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -279,7 +292,10 @@ def _prefill(
 
 @jit
 def _span(length, PARTS: tl.constexpr):
-    """How many positions of a row each part but the last has: a multiple of all blocks, and PARTS are enough."""
+    """Return the positions of each part of a row but the last.
+
+    It is a multiple of 128, and so of every BLOCK_N, and so large that at most PARTS parts are needed.
+    """
     return tl.maximum(SHORTEST, tl.cdiv(length, PARTS * 128) * 128)
 
 
@@ -315,9 +331,12 @@ def _decode(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Every so many parts of a row, as many as there are programs for it, of a head that has keys.
+    """Compute every n-th part of a row for the query heads of one key head, where n is the number of such programs.
 
-    Programs that have columns of the same values write the same marks.
+    Each part's weighted sums go to sums_ptr, its largest score and total to marks_ptr. Programs for other columns of
+    the same values write identical marks.
+
+    room: how many parts sums_ptr and marks_ptr have room for.
     """
     kv_head, row = tl.program_id(0) // VALUE_PARTS, tl.program_id(1).to(tl.int64)
     length = tl.load(starts_ptr + first_segment + row).to(tl.int32) + 1
@@ -365,7 +384,10 @@ def _combine(
     BLOCK_WIDTH: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """A row's head: its parts, each weighed by its largest score, always as if there were PARTS of them."""
+    """Combine the parts of one head of a row, each rescaled to the largest score of all.
+
+    Always adds up PARTS parts, some of them empty, so that the order of the additions does not depend on the batch.
+    """
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     heads = tl.num_programs(0)
     length = tl.load(starts_ptr + first_segment + row).to(tl.int32) + 1
@@ -399,7 +421,7 @@ def _write_pages(
     VALUE_STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A token's keys, or its values."""
+    """Write the keys (program 0 of the second dimension) or the values (program 1) of one token."""
     token = tl.program_id(0).to(tl.int64)
     place = tl.load(places_ptr + token)
     if tl.program_id(1) == 0:
@@ -412,14 +434,14 @@ def _write_pages(
 
 @jit
 def in_pages(place, PAGE: tl.constexpr, ROW: tl.constexpr, STRIDE: tl.constexpr):
-    """Elements from the first page to a place: pages are STRIDE apart, and in them there are ROW for a position."""
+    """Return the offset in elements of a flat KV index: pages are STRIDE apart, the positions in a page ROW."""
     place = place.to(tl.int64)
     return place // PAGE * STRIDE + place % PAGE * ROW
 
 
 @jit
 def copy_row(source_ptr, target_ptr, ROW: tl.constexpr, BLOCK: tl.constexpr):
-    """ROW elements, as the target's type."""
+    """Copy ROW elements, converted to the target's dtype."""
     columns = tl.arange(0, BLOCK)
     inside = columns < ROW
     tl.store(

@@ -1,4 +1,4 @@
-// Rotary position embedding: kernels/attention/rotary/reference.py.
+// Rotary position embedding, as kernels/attention/rotary/reference.py defines it.
 #include <algorithm>
 #include <type_traits>
 
@@ -6,7 +6,8 @@
 #include "runtime/cpp/parallel.h"
 #include "runtime/cpu_graph/call.h"
 
-// x, y: [tokens, heads, width] of `type`; cos, sin: [tokens, turned]. All contiguous; turned is even, at most width.
+// Rotate the first `turned` columns of each head; the others are copied. `turned` is even and at most width.
+// x, y: [tokens, heads, width] of dtype `type`. cos, sin: [tokens, turned]. All are contiguous.
 extern "C" void baton_rotate(int type, const void *x, const float *cos, const float *sin, void *y, int64_t tokens,
                              int64_t heads, int64_t width, int64_t turned) {
     using namespace baton;

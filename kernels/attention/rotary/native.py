@@ -1,4 +1,4 @@
-"""The same as reference.py, in cpu.cpp."""
+"""The operation of reference.py in C++ (cpu.cpp)."""
 
 from itertools import product
 
@@ -14,7 +14,7 @@ NAME = "baton_rotate"
 
 
 def takes(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Whether the C function is installed and made for these."""
+    """Return whether the C function is installed and takes these tensors."""
     return (
         cpp.function(NAME) is not None
         and x.dtype in TYPES
@@ -26,7 +26,7 @@ def takes(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """See reference.rotate; for what `takes` says yes to."""
+    """Compute reference.rotate; only for arguments that `takes` accepts."""
     run = cpp.function(NAME)
     assert run is not None
     y = torch.empty_like(x)
@@ -35,13 +35,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def check() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     g = torch.Generator().manual_seed(0)
     x, angle = torch.randn(3, 2, 74, generator=g), torch.randn(3, 1, 37, generator=g).repeat(1, 1, 2)
     for (dtype, tolerance), beyond in product(zip(TYPES, (1e-5, 2**-7), strict=True), (0, 19)):
         heads = torch.cat([x, x[..., :beyond]], dim=-1).to(dtype)
-        given = heads, angle.cos(), angle.sin()
-        assert_agrees(rotate(*given), reference.rotate(*given), rtol=tolerance, atol=1e-5)
+        arguments = heads, angle.cos(), angle.sin()
+        assert_agrees(rotate(*arguments), reference.rotate(*arguments), rtol=tolerance, atol=1e-5)
 
 
 cpp.declare(NAME, [INT, POINTER, POINTER, POINTER, POINTER, *(INT64,) * 4], check)

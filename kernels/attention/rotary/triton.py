@@ -1,4 +1,4 @@
-"""The same as reference.py, by Triton: a program for each token, of all its heads."""
+"""The operation of reference.py in Triton: one program per token, for all its heads."""
 
 import torch
 import triton
@@ -11,7 +11,7 @@ from baton.kernels.runtime.triton.layout import row_stride
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """See reference.rotate. Tokens of x may lie apart."""
+    """Compute reference.rotate. x may be strided in its first dimension."""
     (_, heads, width), half = x.shape, cos.shape[2] // 2
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     config = config_of("attention.rotary.rotate", f"heads={heads} width={width}", x.device, *candidates(heads, width))
@@ -32,7 +32,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def candidates(heads: int, width: int) -> list[KernelConfig]:
-    """The first is the default: some 16 pairs a thread."""
+    """Return the configurations to choose from; the first, about 16 pairs per thread, is the default."""
     pairs = triton.next_power_of_2(heads) * triton.next_power_of_2(width // 2)
     default = min(16, max(1, pairs // 512))
     return [KernelConfig({}, default), *(KernelConfig({}, warps) for warps in (1, 2, 4, 8) if warps != default)]
@@ -52,6 +52,7 @@ def _rotate(
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
+    """Rotate all heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     cos_ptr += token * (2 * HALF)
     sin_ptr += token * (2 * HALF)
@@ -72,7 +73,10 @@ def rotate_row(
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """The heads of a token, from x_ptr to y_ptr, the first 2·HALF of each turned by the angles of one."""
+    """Copy all heads of a token from x_ptr to y_ptr, and rotate the first 2·HALF columns of each on the way.
+
+    cos_ptr, sin_ptr: the token's angles. Their second half, a copy of the first, is not read.
+    """
     heads, columns = tl.arange(0, BLOCK_HEADS)[:, None], tl.arange(0, BLOCK_HALF)[None, :]
     is_column = columns < HALF
     cos = tl.load(cos_ptr + columns, is_column, other=0.0)

@@ -1,4 +1,4 @@
-"""What lies between attention's projections and attention: positions are encoded, and keys and values kept."""
+"""The step between the QKV projections and attention: rotary embedding, and the write of keys and values to pages."""
 
 from torch import Tensor
 
@@ -16,10 +16,12 @@ def rotate_and_write(
     value_pages: Tensor,
     places: Tensor,
 ) -> Tensor:
-    """Rotate query [T, heads, head_dim] and keys, store keys and values at their places; return the query, rotated.
+    """Rotate query and keys, write keys and values to the pages, and return the rotated query [T, heads, head_dim].
 
-    kernels/attention/rotary/reference.py defines the rotation, kernels/attention/paged/reference.py the storing.
-    cos and sin have a head's whole width or less; None leaves query and keys as they are.
+    kernels/attention/rotary/reference.py defines the rotation, kernels/attention/paged/reference.py the write.
+
+    cos, sin: float32 [T, 1, width ≤ head_dim], or None to leave query and keys unrotated.
+    places: int64 [T], each token's flat KV index: page · page_size + offset.
     """
     if cos is not None and sin is not None:
         query = baton.kernels.attention.rotary.reference.rotate(query, cos, sin)

@@ -1,4 +1,4 @@
-"""The same as reference.py, by Triton: a program each for a token's query, its keys and its values."""
+"""The operation of reference.py in Triton: three programs per token, for its query, its keys and its values."""
 
 import torch
 import triton
@@ -22,7 +22,7 @@ def rotate_and_write(
     value_pages: Tensor,
     places: Tensor,
 ) -> Tensor:
-    """See reference.rotate_and_write. Tokens of query, keys and values may lie apart, and so may pages."""
+    """Compute reference.rotate_and_write. Query, keys, values and pages may be strided in their first dimension."""
     tokens, heads, width = query.shape
     (page_size, kv_heads), half = key_pages.shape[1:3], cos.shape[2] // 2
     rotated = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -79,6 +79,7 @@ def _rotate_and_write(
     BLOCK_REST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Rotate the query (part 0), rotate and write the keys (part 1), or write the values (part 2) of one token."""
     ROW: tl.constexpr = KV_HEADS * WIDTH
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     cos_ptr += token * (2 * HALF)

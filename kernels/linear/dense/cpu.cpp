@@ -1,5 +1,5 @@
-// x · weightᵀ over packed weights. Each output is one chain of additions along the inputs, the same for any number of
-// rows and threads, so what a row gets depends on nothing else.
+// x · weightᵀ with packed weights. Each output is added up in one chain along the inputs, in the same order for any
+// number of rows and threads, so the results are batch-invariant.
 #include <algorithm>
 #include <type_traits>
 
@@ -12,8 +12,9 @@
 namespace baton {
 namespace {
 
-// Steps that several tiles share: their weights stay in the first cache, and those of the next ones are on their way.
-// Few rows are done sooner, and wait for memory: theirs come by the second cache.
+// Steps along the inputs that all tiles of rows compute before the next steps, so that these steps' weights stay in the
+// L1 cache while the next ones are prefetched. With few rows the computation is limited by memory; their weights are
+// prefetched into the L2 cache, where more fetches can be in flight.
 constexpr int64_t DEPTH = 256, DEPTH_OF_FEW = 64, FEW = 16;
 constexpr int64_t STEP_BYTES = OUT * 4;
 
@@ -58,7 +59,8 @@ template void block_sums(const PackedMatrix<bfloat16> &, int64_t, float *, const
 
 namespace {
 
-// Blocks that are worth another thread: a second one costs as much as some 64K weights, times few rows, from the cache.
+// Least blocks of a part of a parallel loop. Waking another thread takes as long as multiplying about 64K weights that
+// are in the cache with few rows.
 template <class T>
 int64_t grain(const PackedMatrix<T> &m) {
     return 65536 / (OUT * m.inputs * (1 + m.rows / 16)) + 1;
@@ -78,7 +80,7 @@ void linear(const PackedMatrix<T> &m, T *y, int64_t y_stride) {
     });
 }
 
-// table: [outputs, inputs] as packed for `linear`.
+// y [rows, inputs] = rows `tokens` of a matrix that is packed as for `linear`.
 template <class T>
 void look_up(const PackedMatrix<T> &m, const int64_t *tokens, T *y) {
     parallel_for(m.rows, 16, [&](int64_t begin, int64_t end) {
@@ -96,8 +98,9 @@ void look_up(const PackedMatrix<T> &m, const int64_t *tokens, T *y) {
 }  // namespace
 }  // namespace baton
 
-// All of one type; weights: [ceil(outputs/32), ceil(inputs/k), 32, k], padded with zeros, k = 1 in float32 and 2 in
-// bfloat16. x: [rows, inputs] and y: [rows, outputs], rows `stride` apart; bias: [outputs] or null.
+// y = x · weightᵀ + bias. All tensors have dtype `type`; strides are in elements.
+// x: [rows, inputs] and y: [rows, outputs], rows x_stride and y_stride apart. bias: [outputs] or null.
+// weights: [ceil(outputs/32), ceil(inputs/k), 32, k], padded with zeros; k is 1 for float32 and 2 for bfloat16.
 extern "C" void baton_linear(
     int type, const void *x, int64_t x_stride, const void *weights, const void *bias, void *y, int64_t y_stride,
     int64_t rows, int64_t inputs, int64_t outputs
@@ -110,7 +113,7 @@ extern "C" void baton_linear(
     });
 }
 
-// y [rows, inputs]: the rows `tokens` of a matrix [.., inputs] packed as above.
+// y [rows, inputs] = rows `tokens` of a matrix [.., inputs] that is packed as for baton_linear.
 extern "C" void baton_look_up(int type, const void *weights, const int64_t *tokens, void *y, int64_t rows,
                               int64_t inputs) {
     baton::with_type(type, [=](auto *t) {

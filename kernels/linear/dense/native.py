@@ -1,4 +1,4 @@
-"""The same as reference.py, by cpu.cpp, over weights packed once: what a row gets is the same beside any other rows."""
+"""The operation of reference.py in C++ (cpu.cpp), over packed weights. It is batch-invariant."""
 
 import torch
 from torch import Tensor
@@ -13,11 +13,11 @@ LINEAR = "baton_linear"
 LOOK_UP = "baton_look_up"
 BLOCK = 32
 INPUTS = {torch.float32: 1, torch.bfloat16: 2}
-"""How many inputs of an output lie side by side: as many as an instruction takes."""
+"""Consecutive inputs of an output that are adjacent in memory: as many as one multiply-add instruction takes."""
 
 
 def takes(weight: Tensor) -> bool:
-    """Whether the C functions are installed and made for such a weight."""
+    """Return whether the C functions are installed and take weights of this device and dtype."""
     return (
         weight.device.type == "cpu"
         and weight.dtype in TYPES
@@ -27,20 +27,23 @@ def takes(weight: Tensor) -> bool:
 
 
 def packed(weight: Tensor) -> Tensor:
-    """[outputs, inputs] → [ceil(outputs/32), ceil(inputs/k), 32, k], padded with zeros; k of INPUTS."""
+    """Pack a weight [outputs, inputs] as [ceil(outputs/32), ceil(inputs/k), 32, k], padded with zeros.
+
+    k: the number in INPUTS for the weight's dtype.
+    """
     (outputs, inputs), side = weight.shape, INPUTS[weight.dtype]
     blocks, steps, whole = -(-outputs // BLOCK), -(-inputs // side), outputs // BLOCK
     rows = weight.detach() if inputs % side == 0 else F.pad(weight.detach(), (0, steps * side - inputs))
-    # Beside the weight there is only what becomes of it: a head may be a quarter of a model.
-    found = rows.new_zeros(blocks, steps, BLOCK, side)
-    found[:whole] = rows[: whole * BLOCK].view(whole, BLOCK, steps, side).transpose(1, 2)
+    # Written into the result without a further copy of the weight, because an LM head may be a quarter of a model.
+    result = rows.new_zeros(blocks, steps, BLOCK, side)
+    result[:whole] = rows[: whole * BLOCK].view(whole, BLOCK, steps, side).transpose(1, 2)
     if rest := outputs % BLOCK:
-        found[whole, :, :rest] = rows[-rest:].view(rest, steps, side).transpose(0, 1)
-    return found
+        result[whole, :, :rest] = rows[-rest:].view(rest, steps, side).transpose(0, 1)
+    return result
 
 
 def linear(x: Tensor, weight: Tensor, outputs: int, bias: Tensor | None) -> Tensor:
-    """See reference.linear; weight: packed. ValueError for other dtypes and layouts."""
+    """Compute reference.linear with a packed weight. Raise ValueError for other dtypes and layouts."""
     run = cpp.function(LINEAR)
     assert run is not None
     rows, inputs = x.shape
@@ -57,7 +60,10 @@ def linear(x: Tensor, weight: Tensor, outputs: int, bias: Tensor | None) -> Tens
 
 
 def look_up(tokens: Tensor, weight: Tensor, shape: tuple[int, int]) -> Tensor:
-    """See reference.look_up; weight: packed from `shape`. IndexError for a token outside of it."""
+    """Compute reference.look_up in a packed weight. Raise IndexError for a token outside of it.
+
+    shape: the weight's shape before it was packed, [outputs, inputs].
+    """
     run = cpp.function(LOOK_UP)
     assert run is not None
     outputs, inputs = shape
@@ -71,12 +77,13 @@ def look_up(tokens: Tensor, weight: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def _shape(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Return the shape of a packed weight."""
     side = INPUTS[dtype]
     return -(-outputs // BLOCK), -(-inputs // side), BLOCK, side
 
 
 def check_linear() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     generator = torch.Generator().manual_seed(0)
     for dtype in TYPES:
         weight = torch.randn(45, 71, generator=generator).to(dtype)
@@ -89,7 +96,7 @@ def check_linear() -> None:
 
 
 def check_look_up() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     for dtype in TYPES:
         weight = torch.randn(45, 71, generator=torch.Generator().manual_seed(0)).to(dtype)
         assert torch.equal(look_up(torch.arange(45), packed(weight), (45, 71)), weight)

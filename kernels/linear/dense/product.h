@@ -1,4 +1,4 @@
-// A packed weight with rows to multiply by it, and the one function that does so for a block of outputs.
+// A packed weight together with the rows that it is multiplied with, and the product for one block of outputs.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +6,12 @@
 namespace baton {
 
 constexpr int64_t BLOCK_OUT = 32;  // Outputs of a block.
-constexpr int64_t ROWS_AT_ONCE = 96;  // Most rows that a block's sums are held for.
+constexpr int64_t ROWS_AT_ONCE = 96;  // Most rows of one call of block_sums, whose sums then fit into 12 KiB.
 
 template <class T>
 struct PackedMatrix {
     using Input = T;
-    static constexpr int64_t SIDE = 4 / sizeof(T);  // Inputs side by side.
+    static constexpr int64_t SIDE = 4 / sizeof(T);  // Consecutive inputs of an output that are adjacent in memory.
     const T *x, *weights, *bias;  // weights: [blocks, steps, BLOCK_OUT, SIDE], padded with zeros; bias: [outputs] or null.
     int64_t x_stride, rows, inputs, outputs;
 
@@ -23,14 +23,15 @@ struct PackedMatrix {
     PackedMatrix with(const T *rows_x, int64_t stride, int64_t count) const {
         return {rows_x, weights, bias, stride, count, inputs, outputs};
     }
-    // Of matrices of this size, one behind the other.
+    // Return the matrix with this index, if this one is the first of consecutive matrices of the same size.
     PackedMatrix number(int64_t index) const {
         return {x, block(index * blocks()), bias, x_stride, rows, inputs, outputs};
     }
 };
 
-// sums [rows, BLOCK_OUT] of one block, for at most ROWS_AT_ONCE rows: each one chain of additions along the inputs.
-// following: the block that is wanted next, if that is not the one behind it; its weights are fetched meanwhile.
+// Compute the sums [rows, BLOCK_OUT] of one block for at most ROWS_AT_ONCE rows, each in one chain of additions along
+// the inputs. following: the weights that are needed next, which are prefetched meanwhile; null: those of the next
+// block.
 template <class T>
 void block_sums(const PackedMatrix<T> &m, int64_t block, float *sums, const void *following = nullptr);
 

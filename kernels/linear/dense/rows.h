@@ -1,4 +1,5 @@
-// Products of a few rows with a block of outputs: what weights of every layout come down to.
+// Products of a few rows with one block of outputs, in registers. The products of all weight layouts are built from
+// these.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +14,14 @@
 namespace baton {
 namespace {
 
-constexpr int OUT = BLOCK_OUT;  // Outputs of a block, side by side in memory for each step along the inputs.
+constexpr int OUT = BLOCK_OUT;  // Outputs of a block, which are adjacent in memory for each step along the inputs.
 constexpr int VECTORS = OUT / LANES;
-constexpr int MAX_ROWS = VECTORS <= 2 ? 8 : VECTORS == 4 ? 3 : 1;  // Of a tile: sums and strides stay in registers.
-constexpr int64_t LINE = 64;
+// Most rows of a tile: so many that the accumulators, and the addresses of the rows, stay in registers.
+constexpr int MAX_ROWS = VECTORS <= 2 ? 8 : VECTORS == 4 ? 3 : 1;
+constexpr int64_t LINE = 64;  // Bytes of a cache line.
 
-// Weights on their way from memory while others are computed with: `stride` bytes of them at each step.
+// Prefetches later weights while others are multiplied: `stride` bytes of them at each step, into the L1 cache if
+// to_first, else into L2.
 struct Prefetch {
     const char *next;
     int64_t stride;
@@ -42,7 +45,8 @@ struct NoPrefetch {
     void step() {}
 };
 
-// A step along the inputs: the weights of a block for it, and their products with one row's inputs, added to its sums.
+// A step along the inputs: holds a block's weights for INPUTS inputs, and adds their products with a row's inputs to
+// the row's sums.
 template <class T>
 struct Step;
 
@@ -110,13 +114,14 @@ struct Step<bfloat16> {
 };
 #endif
 
-// The sums [ROWS, OUT] of some rows, in registers, for which all that touches them is inlined; W: the weights' type.
+// The sums [ROWS, OUT] of some rows. All functions are inlined so that the sums stay in registers. W: the weights'
+// type.
 template <class W, int ROWS>
 struct RowSums {
     static constexpr int COUNT = ROWS;
     floats held[ROWS][VECTORS] = {};
 
-    // f(sum, row, column) for each of the vectors.
+    // Call f(sum, row, column) for each vector of sums; column is that of its first lane.
     template <class F>
     __attribute__((always_inline)) void each(F f) {
 #pragma GCC unroll 12
@@ -125,7 +130,7 @@ struct RowSums {
             for (int v = 0; v < VECTORS; v++) f(held[row][v], row, v * LANES);
     }
 
-    // Adds x [ROWS, steps] · weights [steps, OUT], a step after the other; prefetch.step() comes before each.
+    // Add x [ROWS, steps] · weights [steps, OUT], step by step; prefetch.step() is called before each.
     template <class X, class P = NoPrefetch>
     __attribute__((always_inline)) void add(const X *x, int64_t x_stride, const W *weights, int64_t steps, P prefetch = P()) {
         for (int64_t step = 0; step < steps; step++) {
@@ -139,8 +144,8 @@ struct RowSums {
     }
 };
 
-// y [rows, outputs] = sums [rows, OUT] + bias, of one block of outputs; rows of y are `stride` apart; bias: [outputs] or
-// null.
+// Write one block of y [rows, outputs] = sums [rows, OUT] + bias. Rows of y are `stride` elements apart. bias:
+// [outputs] or null.
 template <class T>
 void finish(const float *sums, const T *bias, int64_t rows, int64_t block, int64_t outputs, T *y, int64_t stride) {
     const int64_t first = block * OUT, last = std::min(first + OUT, outputs);
@@ -151,7 +156,7 @@ void finish(const float *sums, const T *bias, int64_t rows, int64_t block, int64
         }
 }
 
-// Calls f(RowSums<W, rows>()) for LEAST to MAX_ROWS rows.
+// Call f(RowSums<W, rows>()), where rows is between LEAST and ROWS.
 template <class W, int LEAST = 1, int ROWS = MAX_ROWS, class F>
 void with_rows(int64_t rows, F f) {
     if (rows == ROWS) return f(RowSums<W, ROWS>());

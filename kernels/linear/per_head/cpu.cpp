@@ -1,5 +1,5 @@
-// Projections of each head over packed weights: kernels/linear/per_head/reference.py. Outputs are the same chains of
-// additions as those of kernels/linear/dense/cpu.cpp, so what a row gets depends on nothing else.
+// Projections of each head with packed weights, as kernels/linear/per_head/reference.py defines them. Outputs are added
+// up as in kernels/linear/dense/cpu.cpp, so the results are batch-invariant.
 #include <algorithm>
 #include <type_traits>
 
@@ -13,13 +13,13 @@ namespace {
 
 template <class T>
 struct Heads {
-    PackedMatrix<T> first;  // Of the first head, with all rows; the others' weights lie behind its.
+    PackedMatrix<T> first;  // That of the first head, with all rows; the other heads' weights follow its own.
     int64_t count, head_stride, passed;
 
     int64_t width() const { return first.outputs + passed; }
     int64_t grain() const { return 65536 / (OUT * first.inputs * (1 + first.rows / 16)) + 1; }
 
-    // y: [rows, count, width]
+    // Compute y: [rows, count, width()].
     void run(T *y) const {
         const int64_t blocks = first.blocks();
         parallel_for(count * blocks, grain(), [&](int64_t begin, int64_t end) {
@@ -54,8 +54,10 @@ struct Heads {
 }  // namespace
 }  // namespace baton
 
-// All of one type; x: [rows, heads, at least inputs + passed], rows `stride` and heads `head_stride` apart; weights: for
-// each head as for baton_linear; y: [rows, heads, outputs + passed].
+// Compute reference.head_linear. All tensors have dtype `type`; strides are in elements.
+// x: [rows, heads, at least inputs + passed], rows `stride` and heads head_stride apart.
+// weights: [heads, ...], each head's as for baton_linear.
+// y: [rows, heads, outputs + passed], contiguous.
 extern "C" void baton_head_linear(
     int type, const void *x, int64_t stride, int64_t head_stride, const void *weights, void *y, int64_t rows,
     int64_t heads, int64_t inputs, int64_t outputs, int64_t passed

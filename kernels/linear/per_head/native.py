@@ -1,4 +1,4 @@
-"""The same as reference.py, by cpu.cpp, over weights packed once: what a row gets is the same beside any other rows."""
+"""The operation of reference.py in C++ (cpu.cpp), over packed weights. It is batch-invariant."""
 
 from dataclasses import dataclass
 
@@ -17,36 +17,37 @@ ARGUMENTS = [INT, POINTER, INT64, INT64, POINTER, POINTER, *(INT64,) * 5]
 
 @dataclass(frozen=True)
 class PackedHeads:
-    """Weights [H, outputs, inputs], each head's as a projection's: [H, blocks, steps, 32, k]."""
+    """The weights [H, outputs, inputs] of all heads, each packed like the weight of a projection."""
 
-    data: Tensor
+    data: Tensor  # [H, blocks, steps, 32, k], see linear.dense.native.packed
     outputs: int
     inputs: int
 
     @property
     def numel(self) -> int:
+        """The number of weights, without padding."""
         return len(self.data) * self.outputs * self.inputs
 
 
 def takes(weight: Tensor) -> bool:
-    """Whether the C function is installed and made for such weights."""
+    """Return whether the C function is installed and takes weights of this device and dtype."""
     return weight.device.type == "cpu" and weight.dtype in TYPES and cpp.function(NAME) is not None
 
 
 def pack(weight: Tensor) -> PackedHeads:
-    """weight: [H, outputs, inputs]."""
+    """Pack the weights of all heads, [H, outputs, inputs]."""
     return PackedHeads(torch.stack([packed(head) for head in weight]), *weight.shape[1:])
 
 
 def head_linear(x: Tensor, weight: PackedHeads, passed: int = 0) -> Tensor:
-    """See reference.head_linear; ValueError for other dtypes and layouts."""
+    """Compute reference.head_linear with packed weights. Raise ValueError for other dtypes and layouts."""
     run = cpp.function(NAME)
     assert run is not None
     rows, heads, width = x.shape
     if x.dtype != weight.data.dtype or heads != len(weight.data) or width < weight.inputs + passed:
         raise ValueError(
             f"x is {tuple(x.shape)} of {x.dtype} for {len(weight.data)} heads of {weight.inputs} inputs in "
-            f"{weight.data.dtype}, with {passed} behind them"
+            f"{weight.data.dtype}, with {passed} passed columns after them"
         )
     if x.stride(2) != 1:
         x = x.contiguous()
@@ -59,7 +60,7 @@ def head_linear(x: Tensor, weight: PackedHeads, passed: int = 0) -> Tensor:
 
 
 def check() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     g = torch.Generator().manual_seed(0)
     for dtype, tolerance in zip(TYPES, (1e-4, 0.05), strict=True):
         x, weight = torch.randn(3, 2, 80, generator=g).to(dtype), torch.randn(2, 45, 71, generator=g).to(dtype)

@@ -1,13 +1,17 @@
-"""Projections of each head by a weight of its own."""
+"""Projections with a separate weight for each head."""
 
 import torch
 from torch import Tensor
 
 
 def head_linear(x: Tensor, weight: Tensor, passed: int = 0) -> Tensor:
-    """weight[h] · the first numbers of x[t, h], and behind it the `passed` that follow these: [T, H, outputs + passed].
+    """Project the first `inputs` columns of each head, and append the next `passed` columns unchanged.
 
-    x: [T, H, at least inputs + passed]; weight: [H, outputs, inputs]. Computed in float32, in weight's dtype.
+    Return [T, H, outputs + passed] in weight's dtype; the product weight[h] @ x[t, h, :inputs] is computed in float32.
+
+    x: [T, H, at least inputs + passed].
+    weight: [H, outputs, inputs].
+    passed: how many columns after the first `inputs` are copied to the end of the result.
     """
     inputs = weight.shape[2]
     y = torch.einsum("thi,hoi->tho", x[..., :inputs].float(), weight.float()).to(weight.dtype)

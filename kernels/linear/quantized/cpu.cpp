@@ -1,6 +1,6 @@
-// x · weightᵀ by integers with a scale for each group of inputs: kernels/linear/quantized/reference.py. The integers of
-// a group become floating point, exactly, once for all rows; its sums are scaled and added to those of the groups
-// before. So a row gets the same beside any others, and whatever the number of threads.
+// x · weightᵀ with weights of integers and a scale for each group of inputs, as kernels/linear/quantized/reference.py
+// defines it. The integers of a group are converted to floating point, exactly, once for all rows. A group's sums are
+// scaled and added to those of the previous groups. The results are batch-invariant, for any number of threads.
 #include <algorithm>
 #include <type_traits>
 
@@ -13,22 +13,24 @@
 namespace baton {
 namespace {
 
-constexpr int64_t AHEAD = 8192;  // Bytes from what is computed with to what is fetched.
+constexpr int64_t AHEAD = 8192;  // Distance, in bytes, from the codes in use to those that are prefetched.
 
-// Rows of a tile: few in float32, which seldom goes with integers, for each number of rows has code of its own.
+// Most rows of a tile. Each number of rows is compiled separately, so float32, which is rarely used with integer
+// weights, has few.
 template <class T>
 constexpr int MOST_ROWS = sizeof(T) == 4 ? std::min(MAX_ROWS, 4) : MAX_ROWS;
 
 typedef int32_t integers __attribute__((vector_size(4 * LANES)));
 
-// Integers of 8 bits, or of 4 with 8 added, of a block's outputs for UNIT inputs in a line of memory.
-// 8 bits: [OUT, 2 inputs]. 4 bits: 16-bit words [OUT/2, 2 inputs], each with [2 pairs of inputs, 2 halves of OUT] from
-// its lowest bits on.
+// The codes of a block's outputs for UNIT inputs, which fill one cache line (a unit).
+// 8 bits: bytes [OUT, 2 inputs].
+// 4 bits, with 8 added: 16-bit words [OUT/2, 2 inputs of a pair]. A word holds, from its lowest bits up, [2 pairs of
+// inputs, 2 halves of OUT].
 template <int BITS>
 struct Codes {
     static constexpr int UNIT = 16 / BITS;
 
-    // The integer of one output and one input of the unit.
+    // Return the integer of one output and one input of the unit.
     static int one(const uint8_t *unit, int output, int input) {
         if constexpr (BITS == 8) return static_cast<int8_t>(unit[output * 2 + input]);
         uint16_t word;
@@ -36,7 +38,7 @@ struct Codes {
         return (word >> (input / 2 * 8 + output / (OUT / 2) * 4) & 15) - 8;
     }
 
-    // Those of LANES outputs and two inputs of the unit, the first of them even.
+    // Extract the integers of LANES outputs for two inputs of the unit, `input`, which is even, and the next.
     static void pairs(const uint8_t *unit, int output, int input, integers *first, integers *second) {
         if constexpr (BITS == 8) {
             halves both;
@@ -54,7 +56,8 @@ struct Codes {
     }
 };
 
-// codes of a unit → [UNIT / k, OUT, k], k of `Step`. Within its caller, where the numbers need not go to memory.
+// Convert the codes of a unit to [UNIT / k, OUT, k], where k is Step::INPUTS. Always inlined, so that the compiler can
+// keep the numbers in registers.
 template <int BITS>
 __attribute__((always_inline)) inline void unpack(const uint8_t *codes, float *to) {
 #pragma GCC unroll 2
@@ -70,7 +73,7 @@ __attribute__((always_inline)) inline void unpack(const uint8_t *codes, float *t
 
 #if defined(__AVX512BF16__)
 template <class T>
-using Number = T;  // What integers become, for inputs of type T.
+using Number = T;  // The type that integers are converted to, for inputs of type T.
 
 template <int BITS>
 void unpack(const uint8_t *codes, bfloat16 *to);
@@ -85,7 +88,7 @@ inline void unpack<8>(const uint8_t *codes, bfloat16 *to) {
     _mm512_storeu_si512(to + OUT, (__m512i)_mm512_cvtne2ps_pbh(numbers(3 * LANES), numbers(2 * LANES)));
 }
 
-// -8 to 7 in bfloat16, twice: a lookup of 32 takes the lowest 5 bits of an index.
+// The bfloat16 numbers -8 to 7, twice, because a look-up among 32 uses the lowest 5 bits of an index, and a code has 4.
 alignas(LINE) constexpr uint16_t NUMBERS[32] = {
     0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
     0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040,
@@ -104,7 +107,7 @@ template <class T>
 using Number = float;
 #endif
 
-// What some rows have for a group of inputs; where inputs end within it, copies with zeros behind them.
+// The inputs of ROWS rows in one group. If the inputs end within the group, they are copied and padded with zeros.
 template <class T, int ROWS>
 struct Inputs {
     T padded[ROWS * GROUP];
@@ -157,11 +160,11 @@ void multiply_few(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums)
     }
 }
 
-// The same for any number of rows: the first tile leaves the unpacked weights to the others.
+// The same for any number of rows: the first tile of rows unpacks a group's weights, the others reuse them.
 template <int BITS, class T>
 void multiply_many(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums) {
     constexpr int64_t UNIT = Codes<BITS>::UNIT, INPUTS = Step<Number<T>>::INPUTS;
-    constexpr int MOST = MOST_ROWS<T>, LEAST = (MOST + 1) / 2;  // Of two tiles or more, none is smaller.
+    constexpr int MOST = MOST_ROWS<T>, LEAST = (MOST + 1) / 2;  // With two tiles or more, none has fewer rows.
     const int64_t tiles = (m.rows + MOST - 1) / MOST;
     alignas(LINE) Number<T> weights[GROUP * OUT];
     for (int64_t g = 0; g < m.groups(); g++) {
@@ -239,8 +242,11 @@ void with_bits(int bits, F f) {
 }  // namespace
 }  // namespace baton
 
-// blocks: [ceil(outputs/32), ceil(inputs/64)] groups, each with bfloat16 scales [32] and codes, padded with zeros. x:
-// [rows, inputs], y: [rows, outputs], rows `stride` apart, and bias, [outputs] or null: all of one type.
+// y = x · weightᵀ + bias.
+// blocks: the weight, [ceil(outputs/32), ceil(inputs/64)] groups, each of bfloat16 scales [32] and codes, padded with
+// zeros; see packed() in native.py.
+// x: [rows, inputs] and y: [rows, outputs], rows x_stride and y_stride elements apart, and bias: [outputs] or null, all
+// of dtype `type`.
 extern "C" void baton_quantized_linear(
     int type, int bits, const void *x, int64_t x_stride, const void *blocks, const void *bias, void *y,
     int64_t y_stride, int64_t rows, int64_t inputs, int64_t outputs
@@ -257,7 +263,7 @@ extern "C" void baton_quantized_linear(
     });
 }
 
-// y [rows, inputs]: the rows `tokens` of a matrix [.., inputs] packed as above.
+// y [rows, inputs] = rows `tokens` of a matrix [.., inputs] that is packed as for baton_quantized_linear.
 extern "C" void baton_quantized_look_up(int type, int bits, const void *blocks, const int64_t *tokens, void *y,
                                         int64_t rows, int64_t inputs) {
     using namespace baton;

@@ -1,4 +1,4 @@
-"""The same as reference.py, by cpu.cpp, over weights packed once: what a row gets is the same beside any other rows."""
+"""The operation of reference.py in C++ (cpu.cpp), over packed weights. It is batch-invariant."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ BLOCK = 32
 
 
 def takes(weight: Tensor) -> bool:
-    """Whether the C functions are installed and made for such a weight, before it is quantized."""
+    """Return whether the C functions are installed and take such a weight once it is quantized."""
     return (
         weight.device.type == "cpu"
         and weight.dtype in TYPES
@@ -26,33 +26,35 @@ def takes(weight: Tensor) -> bool:
 
 
 def group_bytes(bits: int) -> int:
-    """Of BLOCK outputs and a group of inputs: scales, then codes."""
+    """Return the bytes of BLOCK outputs times one group of inputs: their bfloat16 scales, then their codes."""
     return BLOCK * 2 + BLOCK * GROUP * bits // 8
 
 
 def packed(codes: Tensor, scales: Tensor, bits: int) -> Tensor:
-    """See reference.quantize → uint8 [ceil(outputs/BLOCK), groups, group_bytes], padded with zeros: what cpu.cpp reads.
+    """Pack the results of reference.quantize as cpu.cpp reads them.
 
-    Codes of 8 bits lie as [inputs/2, outputs, 2]; those of 4 bits, with 8 added, in 16-bit words [inputs/4, outputs/2,
-    2] that hold, from the lowest bits on: for the first pair of inputs the lower half of the outputs and the upper,
-    then for the second pair.
+    Return uint8 [ceil(outputs/BLOCK), groups, group_bytes], padded with zeros. Each entry holds BLOCK scales, then
+    codes:
+    - 8 bits: [GROUP/2, BLOCK, 2] (pair of inputs, output, input of the pair).
+    - 4 bits, with 8 added so that they are unsigned: bytes [GROUP/4, BLOCK/2, 2, 2] (four inputs, output o, input of a
+      pair, pair). The lower half of a byte is the code of output o, the upper half that of output o + BLOCK/2.
     """
     outputs, groups = scales.shape
     blocks = -(-outputs // BLOCK)
-    held = F.pad(codes, (0, 0, 0, blocks * BLOCK - outputs)).view(blocks, BLOCK, groups, GROUP).transpose(1, 2)
+    padded = F.pad(codes, (0, 0, 0, blocks * BLOCK - outputs)).view(blocks, BLOCK, groups, GROUP).transpose(1, 2)
     if bits == 8:
-        laid = held.reshape(blocks, groups, BLOCK, GROUP // 2, 2).transpose(2, 3)
+        interleaved = padded.reshape(blocks, groups, BLOCK, GROUP // 2, 2).transpose(2, 3)
     else:
-        parts = held.reshape(blocks, groups, 2, BLOCK // 2, GROUP // 4, 2, 2).permute(0, 1, 4, 3, 6, 5, 2)
+        parts = padded.reshape(blocks, groups, 2, BLOCK // 2, GROUP // 4, 2, 2).permute(0, 1, 4, 3, 6, 5, 2)
         lower, upper = (parts + 8).unbind(6)
-        laid = lower | upper << 4
-    of_scales = F.pad(scales, (0, 0, 0, blocks * BLOCK - outputs)).view(blocks, BLOCK, groups).transpose(1, 2)
-    both = (of_scales.contiguous().view(torch.uint8), laid.reshape(blocks, groups, -1).view(torch.uint8))
+        interleaved = lower | upper << 4
+    block_scales = F.pad(scales, (0, 0, 0, blocks * BLOCK - outputs)).view(blocks, BLOCK, groups).transpose(1, 2)
+    both = (block_scales.contiguous().view(torch.uint8), interleaved.reshape(blocks, groups, -1).view(torch.uint8))
     return torch.cat(both, dim=2)
 
 
 def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None) -> Tensor:
-    """See reference.linear; data: packed. ValueError for other dtypes and layouts."""
+    """Compute reference.linear with packed data. Raise ValueError for other dtypes and layouts."""
     run = cpp.function(LINEAR)
     assert run is not None
     rows, inputs = x.shape
@@ -70,7 +72,10 @@ def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None
 
 
 def look_up(tokens: Tensor, data: Tensor, bits: int, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """See reference.look_up; data: packed from `shape`. IndexError for a token outside of it."""
+    """Compute reference.look_up in packed data. Raise IndexError for a token outside of the table.
+
+    shape: the weight's shape before it was packed, [outputs, inputs].
+    """
     run = cpp.function(LOOK_UP)
     assert run is not None
     outputs, inputs = shape
@@ -84,11 +89,12 @@ def look_up(tokens: Tensor, data: Tensor, bits: int, shape: tuple[int, int], dty
 
 
 def _shape(outputs: int, inputs: int, bits: int) -> tuple[int, int, int]:
+    """Return the shape of packed data."""
     return -(-outputs // BLOCK), -(-inputs // GROUP), group_bytes(bits)
 
 
 def check_linear() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     generator = torch.Generator().manual_seed(0)
     for bits in (8, 4):
         codes, scales = reference.quantize(torch.randn(45, 151, generator=generator), bits)
@@ -103,7 +109,7 @@ def check_linear() -> None:
 
 
 def check_look_up() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     tokens = torch.arange(45)
     for bits in (8, 4):
         codes, scales = reference.quantize(torch.randn(45, 151, generator=torch.Generator().manual_seed(0)), bits)

@@ -1,4 +1,4 @@
-// A weight of integers with rows to multiply by it, and the one function that does so for a block of outputs.
+// A weight of integers together with the rows that it is multiplied with, and the product for one block of outputs.
 #pragma once
 
 #include "linear/dense/product.h"
@@ -7,7 +7,7 @@ namespace baton {
 
 constexpr int GROUP = 64;  // Inputs that share a scale.
 
-// blocks: [blocks, groups], each the BLOCK_OUT scales and then the codes.
+// codes: [blocks, groups, BYTES], in each group BLOCK_OUT scales and then the codes.
 template <int BITS, class T>
 struct QuantizedMatrix {
     using Input = T;
@@ -25,13 +25,14 @@ struct QuantizedMatrix {
     QuantizedMatrix with(const T *rows_x, int64_t stride, int64_t count) const {
         return {codes, rows_x, bias, stride, count, inputs, outputs};
     }
-    // Of matrices of this size, one behind the other.
+    // Return the matrix with this index, if this one is the first of consecutive matrices of the same size.
     QuantizedMatrix number(int64_t index) const {
         return {group(index * blocks(), 0), x, bias, x_stride, rows, inputs, outputs};
     }
 };
 
-// sums [rows, BLOCK_OUT] of one block, for at most ROWS_AT_ONCE rows; following: see linear/product.h.
+// Compute the sums [rows, BLOCK_OUT] of one block for at most ROWS_AT_ONCE rows. following is ignored here: see
+// linear/dense/product.h for its meaning there. The parameter exists so that moe/experts can call both.
 template <int BITS, class T>
 void block_sums(const QuantizedMatrix<BITS, T> &m, int64_t block, float *sums, const void *following = nullptr);
 

@@ -1,7 +1,7 @@
-"""The same as reference.py, by Triton: integers become numbers in registers, so a weight is read once, as it is kept.
+"""The operation of reference.py in Triton. Weights are read as integers and converted to floating point in registers.
 
-Outputs are the first dimension of the products, of which tensor cores want 64; rows are the second, of which they take
-few. The shape of the weight alone fixes the order of the sums (_splits), so a row gets the same beside any others.
+The products have outputs as their first dimension, since tensor cores need 64 there, and rows as their second, where
+few are enough. The weight's shape alone fixes the order of the additions (_splits), so results are batch-invariant.
 """
 
 import torch
@@ -14,39 +14,42 @@ from baton.kernels.runtime.triton import KernelConfig, config_of, dot_precision,
 from baton.kernels.runtime.triton.jit import jit
 
 BLOCK: tl.constexpr = tl.constexpr(64)
-"""Outputs that lie together."""
+"""Outputs of one packed block."""
 STEP: tl.constexpr = tl.constexpr(2 * GROUP)
-"""Inputs that lie together."""
+"""Inputs of one packed block."""
 SPLIT_OUTPUTS = 32_768
-"""Weights with fewer outputs are split along their inputs, so that as many sums are made at once."""
+"""Weights with fewer outputs are split along their inputs into about SPLIT_OUTPUTS sums, to occupy the whole GPU."""
 LEAST_STEPS = 4
-"""In a split."""
+"""Least steps of a split."""
 APART = 64
-"""Most rows whose splits are summed by programs of their own; of more rows one program makes a tile of all splits."""
+"""With up to this many rows, each split is computed by a program of its own; with more, a program computes them all."""
 ADDED = 512
-"""Outputs whose splits a program adds up."""
+"""Outputs per program of the kernel that adds up splits."""
 
 
 def packed(codes: Tensor, scales: Tensor, bits: int) -> Tensor:
-    """See reference.quantize → uint8 [ceil(outputs/64), ceil(inputs/128), bytes], padded with zeros.
+    """Pack the results of reference.quantize: uint8 [ceil(outputs/64), ceil(inputs/128), bytes], padded with zeros.
 
-    The bytes of 64 outputs and 128 inputs: two scales for each output, then words of 16 bits [outputs, words], which
-    hold from the lowest bits on an integer of each half of the inputs, or with 4 bits of each quarter. Half of their
-    range is added, so that none is negative.
+    A block of 64 outputs and 128 inputs holds two bfloat16 scales for each output, then 16-bit words [outputs, words].
+    A word holds one integer of each half of the inputs (8 bits) or of each quarter (4 bits), the first in the lowest
+    bits. 2^(bits-1) is added to the integers so that they are unsigned.
     """
     outputs, groups = scales.shape
     block, blocks, steps = BLOCK.value, -(-outputs // BLOCK.value), -(-groups // 2)
     missing = blocks * block - outputs
-    held = F.pad(codes, (0, steps * STEP.value - codes.shape[1], 0, missing)).view(torch.uint8) + 2 ** (bits - 1)
-    laid = held.view(blocks, block, steps, 16 // bits, -1).permute(0, 2, 1, 4, 3)
+    unsigned = F.pad(codes, (0, steps * STEP.value - codes.shape[1], 0, missing)).view(torch.uint8) + 2 ** (bits - 1)
+    words = unsigned.view(blocks, block, steps, 16 // bits, -1).permute(0, 2, 1, 4, 3)
     if bits == 4:
-        laid = laid[..., ::2] | laid[..., 1::2] << 4
+        words = words[..., ::2] | words[..., 1::2] << 4
     pairs = F.pad(scales, (0, 2 * steps - groups, 0, missing)).view(blocks, block, steps, 2).transpose(1, 2)
-    return torch.cat([pairs.contiguous().view(torch.uint8).flatten(2), laid.flatten(2)], dim=2)
+    return torch.cat([pairs.contiguous().view(torch.uint8).flatten(2), words.flatten(2)], dim=2)
 
 
 def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None) -> Tensor:
-    """See reference.linear; data: packed. Products of float32 are exact unless use_tf32(True) was called."""
+    """Compute reference.linear with packed data. Raise ValueError if its shape does not fit.
+
+    Products of float32 are exact unless use_tf32(True) was called.
+    """
     x = x.contiguous()
     rows, inputs = x.shape
     if data.shape != data_shape(outputs, inputs, bits):
@@ -84,7 +87,12 @@ def linear(x: Tensor, data: Tensor, bits: int, outputs: int, bias: Tensor | None
 
 
 def look_up(tokens: Tensor, data: Tensor, bits: int, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """See reference.look_up; data: packed from `shape`. A token outside of it gets NaN, for the host reads nothing."""
+    """Compute reference.look_up in packed data.
+
+    A token outside of the table gets NaN instead of an error, because the host does not read the tokens.
+
+    shape: the weight's shape before it was packed, [outputs, inputs].
+    """
     outputs, inputs = shape
     found = torch.empty(len(tokens), inputs, dtype=dtype, device=data.device)
     launch(
@@ -101,49 +109,57 @@ def look_up(tokens: Tensor, data: Tensor, bits: int, shape: tuple[int, int], dty
 
 
 def data_shape(outputs: int, inputs: int, bits: int) -> tuple[int, int, int]:
-    """Of a weight that is packed."""
+    """Return the shape of packed data."""
     return -(-outputs // BLOCK.value), -(-inputs // STEP.value), BLOCK.value * (4 + STEP.value * bits // 8)
 
 
 def candidates(rows: int, dtype: torch.dtype) -> list[KernelConfig]:
-    """Of _project. Always 64 outputs and 4 warps at least: with fewer, Hopper's tensor cores add in another way."""
-    of_rows = _most_rows(rows, dtype)
+    """Return the configurations of _project to choose from.
+
+    All have at least 64 outputs and 4 warps. With fewer, Hopper's tensor cores add in another order, and the result
+    would depend on the configuration, and so on the number of rows.
+    """
+    row_count = _most_rows(rows, dtype)
     if dtype == torch.float32:
-        return [_sized(64, of_rows, warps, stages) for warps in (4, 8) for stages in (2, 3, 4)]
+        return [_sized(64, row_count, warps, stages) for warps in (4, 8) for stages in (2, 3, 4)]
     if rows > APART:
         sizes = [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3), (64, 128, 8, 2), (128, 128, 8, 2)]
         return [_sized(*size) for size in sizes]
     pairs = [(64, 4), (128, 4), (128, 8)]
-    return [_sized(of_outputs, of_rows, warps, stages) for of_outputs, warps in pairs for stages in (2, 3, 4)]
+    return [_sized(output_count, row_count, warps, stages) for output_count, warps in pairs for stages in (2, 3, 4)]
 
 
 def _config(x: Tensor, bits: int, outputs: int) -> KernelConfig:
+    """Return the configuration of _project for these shapes on this device."""
     rows, inputs = x.shape
-    of_rows = _most_rows(rows, x.dtype)
+    row_count = _most_rows(rows, x.dtype)
     if x.dtype == torch.float32:
-        default = _sized(64, 16, 4, 3) if of_rows == 16 else _sized(64, of_rows, 8, 3)
+        default = _sized(64, 16, 4, 3) if row_count == 16 else _sized(64, row_count, 8, 3)
     else:
-        default = _sized(128, 64, 8, 3) if rows > APART else _sized(64, of_rows, 4, 4 if of_rows == 16 else 3)
-    shape = f"rows={of_rows} outputs={outputs} inputs={inputs} bits={bits} {x.dtype}"
+        default = _sized(128, 64, 8, 3) if rows > APART else _sized(64, row_count, 4, 4 if row_count == 16 else 3)
+    shape = f"rows={row_count} outputs={outputs} inputs={inputs} bits={bits} {x.dtype}"
     return config_of("linear.quantized.linear", shape, x.device, default, *candidates(rows, x.dtype))
 
 
 def _most_rows(rows: int, dtype: torch.dtype) -> int:
-    """Of those that are computed by the same compiled kernel; as many as a tile has, up to APART."""
+    """Return the most rows that the compiled kernel for `rows` is used with; up to APART, these are one tile."""
     sizes = (16,) if dtype == torch.float32 else (16, 32, APART)
     return next((most for most in sizes if rows <= most), 32 if dtype == torch.float32 else 2 * APART)
 
 
-def _sized(of_outputs: int, of_rows: int, warps: int, stages: int) -> KernelConfig:
-    """STAGES: given to the kernel too, for only loops that name it themselves fetch what is not multiplied ahead."""
-    return KernelConfig({"BLOCK_OUT": of_outputs, "BLOCK_ROWS": of_rows, "STAGES": stages}, warps, stages)
+def _sized(output_count: int, row_count: int, warps: int, stages: int) -> KernelConfig:
+    """Return a configuration. STAGES is passed to the kernel as well.
+
+    Triton pipelines loads that do not feed a tl.dot directly only in loops that name num_stages themselves.
+    """
+    return KernelConfig({"BLOCK_OUT": output_count, "BLOCK_ROWS": row_count, "STAGES": stages}, warps, stages)
 
 
 def _splits(outputs: int, steps: int) -> tuple[int, int]:
-    """How many sums an output is made of, and of how many steps each."""
-    wanted = max(1, min(SPLIT_OUTPUTS // outputs, steps // LEAST_STEPS))
-    in_each = -(-steps // wanted)
-    return -(-steps // in_each), in_each
+    """Return how many splits the inputs are divided into, and the steps of each."""
+    most = max(1, min(SPLIT_OUTPUTS // outputs, steps // LEAST_STEPS))
+    split_steps = -(-steps // most)
+    return -(-steps // split_steps), split_steps
 
 
 @jit
@@ -164,7 +180,10 @@ def _project(
     BLOCK_ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """A tile of y, of all SPLITS from the program's own on. Programs: tiles of outputs, tiles of rows, splits."""
+    """Compute a tile of y: the sum of SPLITS splits from the program's own on.
+
+    Programs: tiles of outputs, tiles of rows, splits.
+    """
     outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     at = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     inside, here = outs < OUTPUTS, at < rows
@@ -195,9 +214,11 @@ def product(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """float32 [outs, rows] of the packed weight at data_ptr, along the steps from begin to end.
+    """Return the products, float32 [outs, rows], of a packed weight and rows, summed over the steps [begin, end).
 
-    inside: which of `outs` there are; rows_ptr: where each row's inputs begin; here: which of the rows there are.
+    data_ptr: the packed weight.
+    outs: [outs], the outputs; inside: which of them exist.
+    rows_ptr: [rows], pointers to each row's inputs; here: which of the rows exist.
     """
     WORDS: tl.constexpr = STEP * BITS // 16
     BYTES: tl.constexpr = BLOCK * (4 + 2 * WORDS)
@@ -215,6 +236,8 @@ def product(
     for step in tl.range(begin, end, num_stages=STAGES):
         scales = tl.load(scales_ptr + step * (BYTES // 4), inside, other=0)
         words = tl.load(words_ptr + step * (BYTES // 4), inside[:, None], other=0)
+        # One product per integer in a word: the inputs that a place of the words holds are consecutive in x. After each
+        # group of GROUP inputs, its scale is applied.
         for place in tl.static_range(16 // BITS):
             k = step * STEP + place * WORDS
             x = tl.load(x_ptr + k, here[None, :] & (k + within[:, None] < INPUTS), other=0.0)
@@ -237,7 +260,7 @@ def _add_splits(
     SPLITS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
 ):
-    """Programs: tiles of outputs, rows. In the order of _project."""
+    """Add up the splits, in the same order as _project does. Programs: tiles of outputs, rows."""
     outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     inside = outs < OUTPUTS
     row = tl.program_id(1).to(tl.int64)
@@ -259,7 +282,7 @@ def _look_up(
     STEPS: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """Programs: tokens, steps of inputs."""
+    """Dequantize STEP inputs of a token's row. Programs: tokens, steps of inputs."""
     WORDS: tl.constexpr = STEP * BITS // 16
     BYTES: tl.constexpr = BLOCK * (4 + 2 * WORDS)
     row, step = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -279,9 +302,12 @@ def _look_up(
 
 @jit
 def _numbers(words, PLACE: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr):
-    """[outputs, 2·words]: 1/64 of the integers at a place of each half of 32 bits, exactly.
+    """Return [outputs, 2·words]: the integers at a place of the words, divided by 64, exactly.
 
-    The eight lowest bits of a bfloat16, the others being 0, count multiples of 2^-133: numbers are made two at a time.
+    words: int32 [outputs, words], two 16-bit words each.
+
+    For bfloat16, the bits of an integer are interpreted as a denormal bfloat16, which counts multiples of 2^-133, and
+    scaled up. This converts both words of 32 bits at a time.
     """
     SHIFT: tl.constexpr = PLACE * BITS % 8
     MASK: tl.constexpr = 2**BITS - 1 << SHIFT
@@ -300,5 +326,5 @@ def _numbers(words, PLACE: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr
 
 @jit
 def _scale(pair, WHICH: tl.constexpr):
-    """64 times one of the two bfloat16 that lie in 32 bits."""
+    """Return 64 times one of the two bfloat16 scales in 32 bits; _numbers divides by 64."""
     return (pair & -0x10000 if WHICH else pair << 16).to(tl.float32, bitcast=True) * 64.0

@@ -1,4 +1,5 @@
-// Mamba-2 decode of a layer: everything between its two projections, with one pass over the states. See reference.py.
+// The Mamba-2 mixer between its two projections for one token a row, as reference.py defines it, with one pass over the
+// states.
 #include <algorithm>
 #include <type_traits>
 
@@ -11,8 +12,8 @@
 namespace baton {
 namespace {
 
-constexpr int64_t GRAIN = 16384;  // Numbers of the states that are worth another thread.
-constexpr int64_t AHEAD = 4096;   // Bytes of them that are on their way from memory.
+constexpr int64_t GRAIN = 16384;  // Least numbers of states per part of a parallel loop.
+constexpr int64_t AHEAD = 4096;   // Distance, in bytes, from the state in use to what is prefetched.
 
 struct Shape {
     int64_t heads, width, groups, state, kernel, norm_groups;
@@ -25,11 +26,12 @@ struct Shape {
 struct Constants {
     const float *taps, *conv_bias, *A, *D, *dt_bias, *norm;
     float dt_low, dt_high, eps;
-    bool norm_first;  // Before the gate; not without a norm, which is null then.
+    bool norm_first;  // The norm comes before the gate; false if norm is null.
 };
 
-// state [width, size] ← decay·state + dt·x⊗B; x [width] ← state·C + D·x. SIZE is `size` where it is known, else 0.
-// place: of the first number, by which the chances go.
+// Advance one head: state [width, size] ← decay·state + dt·x⊗B; x [width] ← state·C + D·x.
+// SIZE: `size` if known at compile time, else 0. place: hashed with each element's index, it gives the random bits of
+// stochastic rounding. Even and odd vectors have an accumulator each, so that two chains of additions overlap.
 template <int SIZE, class S>
 void update(S *state, float *x, const float *B, const float *C, float decay, float dt, float D, uint32_t place,
             int64_t width, int64_t any_size) {
@@ -64,7 +66,7 @@ void update(const Shape &s, S *state, float *x, const float *B, const float *C, 
     update<0>(state, x, B, C, decay, dt, D, place, s.width, s.state);
 }
 
-// y ·= silu(z).
+// y *= silu(z).
 template <class T>
 void gate(const T *z, float *y, int64_t width) {
     over(width, [=](int64_t i, auto v) { put(y + i, get<decltype(v)>(y + i) * silu(get<decltype(v)>(z + i))); });
@@ -83,7 +85,7 @@ float sum_of_squares(const float *y, int64_t width) {
     return sum(squares) + rest;
 }
 
-// T: of projected and y; S: of the states.
+// The computation of one call. T: the type of projected and y; S: that of the states.
 template <class T, class S>
 struct Mixer {
     Shape s;
@@ -97,9 +99,11 @@ struct Mixer {
     const int64_t *slots, *positions;
     T *y;
     int64_t y_stride;
-    // Between the passes: B and C, [rows, shared]; what the norm takes, [rows, inner], and its squares, [rows, heads].
+    // Intermediate results: B and C, [rows, shared()]; the norm's inputs, [rows, inner]; and the sums of squares that
+    // the norm divides by, [rows, heads].
     float *const shared, *const gated, *const squares;
 
+    // Convolve a row's B and C, which all heads of a group share.
     void share(int64_t row) const {
         const FlushDenormals flush;
         float *history = conv_pool + slots[row] * conv_stride + s.inner();
@@ -107,6 +111,7 @@ struct Mixer {
                  c.conv_bias ? c.conv_bias + s.inner() : nullptr, history, shared + row * s.shared(), s.shared());
     }
 
+    // Convolve x of one head of a row, advance its state, and apply the gate.
     void head(int64_t row, int64_t head) const {
         const T *given = projected + row * projected_stride;
         const int64_t first = head * s.width, group = head / (s.heads / s.groups);
@@ -125,7 +130,8 @@ struct Mixer {
         if (c.norm_first) gate(given + first, values, s.width);
     }
 
-    // What the squares are of is all that differs by the order of norm and gate.
+    // Apply the norm. The order of norm and gate matters only for the squares, which head() computed: both are
+    // products.
     void norm(int64_t row) const {
         const FlushDenormals flush;
         if (!c.norm) return copy(row);
@@ -148,11 +154,11 @@ struct Mixer {
         });
     }
 
-    // Few numbers beside the states': B and C first and the norm last, by the calling thread.
+    // B, C and the norm are small compared to the states, so the calling thread computes them alone.
     void run(int64_t rows) const {
         for (int64_t row = 0; row < rows; row++) share(row);
         parallel_for(rows * s.heads, GRAIN / (s.width * s.state) + 1, [&](int64_t begin, int64_t end) {
-            const FlushDenormals flush;  // Here, for the pool's threads have settings of their own.
+            const FlushDenormals flush;  // Per thread, so it must be set in each of the pool's threads.
             for (int64_t i = begin; i < end; i++) head(i / s.heads, i % s.heads);
         });
         for (int64_t row = 0; row < rows; row++) norm(row);
@@ -162,11 +168,14 @@ struct Mixer {
 }  // namespace
 }  // namespace baton
 
-// projected: [rows, inner + channels + heads] and y: [rows, inner], of `type`, rows `stride` apart. taps: [kernel,
-// channels]; conv_bias: [channels] or null; A, D, dt_bias: [heads]; norm: [inner] or null, before the gate if norm_first;
-// all float32. conv_pool: float32 [slots, kernel - 1, channels] and state_pool: of `state_type`, [slots, heads, width,
-// state], slots `stride` apart. positions: [rows], of the tokens. groups and norm_groups divide heads. scratch: [rows,
-// inner + 2·groups·state + heads].
+// Compute reference.mixer_decode. Strides are between rows or slots, in elements.
+// projected: [rows, inner + channels + heads] and y: [rows, inner], of dtype `type`.
+// taps: [kernel, channels]; conv_bias: [channels] or null; A, D, dt_bias: [heads]; norm: [inner] or null; all float32.
+// norm_first: the norm comes before the gate.
+// conv_pool: float32 [slots, kernel - 1, channels].
+// state_pool: [slots, heads, width, state], of dtype state_type.
+// positions: [rows], the tokens' absolute positions.
+// groups and norm_groups divide heads. scratch: float32 [rows, inner + 2·groups·state + heads].
 extern "C" void baton_mixer_decode(
     int type, const void *projected, int64_t projected_stride, const float *taps, const float *conv_bias,
     const float *A, const float *D, const float *dt_bias, const float *norm, float dt_low, float dt_high, float eps,

@@ -1,4 +1,4 @@
-"""The same as reference.py, by cpu.cpp: one call, and one pass over the states."""
+"""The operation of reference.py in C++ (cpu.cpp): one call, and one pass over the states."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 
 
 def takes(projected: Tensor, constants: MixerConstants, conv_pool: Tensor, state_pool: Tensor) -> bool:
-    """Whether the C function is installed and made for these."""
+    """Return whether the C function is installed and takes these tensors."""
     return (
         cpp.function(NAME) is not None
         and projected.device.type == "cpu"
@@ -47,7 +47,10 @@ def mixer_decode(
     slots: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """See reference.mixer_decode. Slots may lie apart, and rows of `projected`; ValueError for other layouts."""
+    """Compute reference.mixer_decode. Raise ValueError for layouts that the C function does not take.
+
+    The pools and `projected` may be strided in their first dimension.
+    """
     run, c = cpp.function(NAME), constants
     assert run is not None
     dimensions = _dimensions(
@@ -57,9 +60,9 @@ def mixer_decode(
         *(state_pool.shape, state_pool.stride()),
     )
     rows, inner = len(projected), dimensions[0] * dimensions[1]
-    for given in (slots, positions):
-        if given.dtype != torch.int64 or given.shape != (rows,) or not given.is_contiguous():
-            raise ValueError(f"slots and positions are not {rows} of int64 side by side")
+    for numbers in (slots, positions):
+        if numbers.dtype != torch.int64 or numbers.shape != (rows,) or not numbers.is_contiguous():
+            raise ValueError(f"slots and positions must be {rows} contiguous int64 numbers each")
     y = torch.empty(rows, inner, dtype=projected.dtype)
     scratch = torch.empty(rows, projected.shape[1], dtype=torch.float32)
     run(
@@ -80,29 +83,33 @@ def mixer_decode(
 def _dimensions(
     taps: Shape, projected: Shape, rows: Shape, conv_pool: Shape, conv: Shape, state_pool: Shape, state: Shape
 ) -> tuple[int, int, int, int, int]:
-    """heads, width, groups, state, kernel; rows, conv and state: strides. Asked again and again for the same."""
+    """Check layouts, and return heads, width, groups, state size and kernel width. Cached, as each step asks again.
+
+    taps, projected, conv_pool, state_pool: shapes. rows, conv, state: the strides of the latter three.
+    """
     (kernel, channels), (heads, width, size) = taps, state_pool[1:]
     inner = heads * width
     groups = (channels - inner) // (2 * size)
     if groups < 1 or channels != inner + 2 * groups * size or heads % groups:
         raise ValueError(f"{channels} channels do not fit {heads} heads of {width} and states of {size}")
-    given = {
+    layouts = {
         "projected": (projected[1:], rows[1:], (inner + channels + heads,)),
         "the convolution's pool": (conv_pool[1:], conv[1:], (kernel - 1, channels)),
         "the pool of states": (state_pool[1:], state[1:], (heads, width, size)),
     }
-    for name, (shape, strides, wanted) in given.items():
-        if shape != wanted or not _side_by_side(shape, strides):
-            raise ValueError(f"a row of {name} is {shape} with strides {strides}, not {wanted} side by side")
+    for name, (shape, strides, expected) in layouts.items():
+        if shape != expected or not _is_contiguous(shape, strides):
+            raise ValueError(f"a row of {name} is {shape} with strides {strides}, not a contiguous {expected}")
     return heads, width, groups, size, kernel
 
 
-def _side_by_side(shape: Shape, strides: Shape) -> bool:
+def _is_contiguous(shape: Shape, strides: Shape) -> bool:
+    """Return whether a tensor of this shape and these strides is contiguous."""
     return all(shape[i] == 1 or strides[i] == prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def check() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     heads, width, size, groups, slots = 4, 20, 37, 2, torch.tensor([2, 0, 3])
     inner, channels = heads * width, heads * width + 2 * groups * size
     g = torch.Generator().manual_seed(0)

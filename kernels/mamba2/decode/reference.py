@@ -1,4 +1,4 @@
-"""The Mamba-2 mixer between its two projections for one token a row, composed of the references of its parts."""
+"""The Mamba-2 mixer between its two projections for one token a row, composed of the references of its operations."""
 
 from collections.abc import Callable
 
@@ -21,12 +21,16 @@ def mixer_decode(
     positions: Tensor,
     update: Callable[..., Tensor] = selective_state_update,
 ) -> Tensor:
-    """Convolution, recurrence, gate and norm of one token for each row: [R, inner] in the dtype of `projected`.
+    """Run convolution, recurrence, gate and norm for one token of each row: [R, inner] in the dtype of `projected`.
 
-    projected: [R, inner + channels + H]: each row's gate, its x (inner), B and C (G·N each), and its dt.
-    conv_pool: float32 [slots, K-1, channels]; state_pool: [slots, H, P, N], float32, or bfloat16 rounded by chance
-    (kernels/state_pool/rounding.py); both are updated in place. slots: int64 [R], no two alike; positions: int64 [R].
-    update: a form of kernels.mamba2.state_update. Computed in float32.
+    Computed in float32. Both pools are updated in place.
+
+    projected: [R, inner + channels + H], each row's gate (inner), x (inner), B and C (G·N each), and dt (H).
+    conv_pool: float32 [slots, K-1, channels].
+    state_pool: [slots, H, P, N], float32, or bfloat16 with stochastic rounding (kernels/state_pool/rounding.py).
+    slots: int64 [R], all different.
+    positions: int64 [R], the absolute position of each row's token, which seeds the rounding.
+    update: the implementation of mamba2.state_update to use.
     """
     (heads, width, size), (rows, _) = state_pool.shape[1:], projected.shape
     inner, channels = heads * width, constants.taps.shape[1]

@@ -1,4 +1,4 @@
-"""The same as reference.py, by Triton: three launches."""
+"""The operation of reference.py in Triton, in three launches."""
 
 from collections.abc import Callable
 
@@ -19,16 +19,17 @@ def mixer_decode(
     positions: Tensor,
     update: Callable[..., Tensor] = selective_state_update,
 ) -> Tensor:
-    """See reference.mixer_decode. Rows of `projected` may lie apart, and slots.
+    """Compute reference.mixer_decode. `projected` and the pools may be strided in their first dimension.
 
-    update: this, or triton_replay.replay_state_update with its ring, places and starts.
-    Padding rows may share a slot that no other row has: what is in it, and those rows of the result, mean nothing.
+    Padding rows may share a slot that no other row has; its contents and these rows of the result are meaningless.
+
+    update: selective_state_update, or triton_replay.replay_state_update with its ring, places and starts bound.
     """
     (heads, width, size), rows, c = state_pool.shape[1:], len(projected), constants
     inner, channels = heads * width, c.taps.shape[1]
     groups = (channels - inner) // (2 * size)
     convolved = conv1d_update(projected[:, inner : inner + channels], c.taps, c.conv_bias, conv_pool, slots)
-    # Not .view, which gives a single row another stride, and so another kernel.
+    # .view would give a single row another stride, for which another kernel would be compiled.
     x = convolved.as_strided((rows, heads, width), (channels, width, 1), 0)
     B = convolved.as_strided((rows, groups, size), (channels, size, 1), inner)
     C = convolved.as_strided((rows, groups, size), (channels, size, 1), inner + groups * size)

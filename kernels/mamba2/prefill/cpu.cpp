@@ -1,7 +1,7 @@
-// The Mamba-2 mixer between its projections, over packed segments, as reference.py defines it.
-// The chunked form of Dao and Gu (2024, arXiv:2405.21060, section 6). A head's state stays in the cache, transposed to
-// [size, width], while the chunks of a segment pass over it, so that all products of a chunk have the head's width as
-// their columns: y = exp(a)·C·h + M·x, h ← exp(a_end)·h + Bᵀ·x.
+// The Mamba-2 mixer between its projections over packed segments, as reference.py defines it, in the chunked form of
+// Dao and Gu (2024, arXiv:2405.21060, section 6).
+// A head's state h stays in the cache while the chunks of a segment are computed. It is transposed to [size, width], so
+// that all products of a chunk have the head's width as their columns: y = exp(a)·C·h + M·x, h ← exp(a_end)·h + Bᵀ·x.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -25,14 +25,14 @@ struct Shape {
     int64_t columns() const { return round_up(width); }
 };
 
-// Prepared at load, all float32.
+// A mixer's constants, prepared at load, all float32.
 struct Constants {
     const float *taps;  // [kernel, channels]
     const float *conv_bias;  // [channels] or null
     const float *A, *D, *dt_bias;  // [heads]
     const float *norm;  // [inner] or null
     float dt_min, dt_max, eps;
-    bool norm_first;  // Before the gate.
+    bool norm_first;  // The norm comes before the gate.
 };
 
 struct Pools {
@@ -42,10 +42,11 @@ struct Pools {
     int64_t conv_stride, state_stride;
 };
 
-// Buffers that are in use at the same time; the first five are the calling thread's, for all of them.
+// Scratch buffers that are in use at the same time. The first five belong to the calling thread, and all threads use
+// them.
 enum Buffer { SHARED_DT, SHARED_C, SHARED_B, SHARED_SCORES, SHARED_GATED, ROWS_OF_B, HEAD, MIXED };
 
-// What all heads of a group share, and what the norm waits for.
+// Intermediate results that several threads read: what the heads of a group share, and the inputs of the norm.
 struct Shared {
     float *dt;  // [heads, T]
     float *C;  // [groups, T, padded size]
@@ -66,7 +67,7 @@ public:
     void run() {
         reserve_shared();
         each(plan.chunks, [&](int64_t chunk) { prepare(chunk); });
-        // A head's segments lie together: then a long one beside short ones does not leave a thread without work.
+        // The outer index is the head, the inner one the segment, so that long segments are spread over the threads.
         each(shape.heads * plan.segments, [&](int64_t i) { scan(i / plan.segments, i % plan.segments); });
         each(plan.tokens(), [&](int64_t token) { normalize(token); });
         convolve.save();
@@ -84,7 +85,7 @@ private:
     const Convolution<Activation> convolve;
     Shared shared{};
 
-    // f(i) for i < n, over the threads.
+    // Call f(i) for i < n, in parallel.
     template <class F> static void each(int64_t n, F f) {
         parallel_for(n, [&](int64_t begin, int64_t end) {
             const FlushDenormals flush;
@@ -101,7 +102,7 @@ private:
         shared.gated = scratch(SHARED_GATED, tokens * shape.inner());
     }
 
-    // Where a chunk's tokens begin if each chunk's are padded to whole vectors.
+    // Return where a chunk's tokens begin if the tokens of each chunk are padded to whole vectors.
     int64_t padded(int64_t chunk) const { return plan.starts[chunk] + chunk * (LANES - 1); }
     float *dt_of(int64_t head) const { return shared.dt + head * (plan.tokens() + LANES); }
     float *C_of(int64_t group, int64_t chunk) const {
@@ -117,7 +118,7 @@ private:
         return std::upper_bound(plan.first, plan.first + plan.segments, chunk) - plan.first - 1;
     }
 
-    // dt, B, C and the scores of a chunk.
+    // Compute dt, B, C and the scores of a chunk.
     void prepare(int64_t chunk) {
         const int64_t length = plan.length(chunk), padded = round_up(length), size = shape.size, wide = round_up(size);
         float *const B = scratch(ROWS_OF_B, padded * wide);
@@ -135,7 +136,7 @@ private:
         }
     }
 
-    // softplus(dt + bias), clamped, by head.
+    // Compute softplus(dt + bias), clamped, and store it by head.
     void time_steps(int64_t chunk) {
         const Activation *const from = projected + shape.inner() + shape.channels();
         for (int64_t t = plan.starts[chunk]; t < plan.starts[chunk + 1]; ++t)
@@ -148,7 +149,7 @@ private:
             }
     }
 
-    // All chunks of a segment for one head.
+    // Compute all chunks of a segment for one head.
     void scan(int64_t head, int64_t segment) {
         const int64_t columns = shape.columns();
         float *const h = scratch(HEAD, (shape.size + longest) * columns + 2 * longest);
@@ -171,19 +172,20 @@ private:
         save(h, plan.slots[segment], head);
     }
 
-    // f(state [width, size]), in the pool's type.
+    // Call f with a pointer to a head's state [width, size] in the pool, in the pool's type.
     template <class F> void with_state(int64_t slot, int64_t head, F f) const {
         const int64_t at = slot * pools.state_stride + head * shape.width * shape.size;
         with_type(pools.state_type, [&](auto *type) { f(static_cast<decltype(type)>(pools.state) + at); });
     }
 
+    // Write a head's state to a slot, transposed back.
     void save(const float *h, int64_t slot, int64_t head) const {
         with_state(slot, head,
                    [&](auto *state) { transpose(h, shape.columns(), shape.size, shape.width, state, shape.size); });
     }
 
-    // gated = (exp(a)·C·h + M·x + D·x)·silu(gate), where M[l, s] = scores[l, s]·exp(a_l − a_s)·dt_s for s ≤ l; without
-    // the gate where the norm comes first.
+    // gated = (exp(a)·C·h + M·x + D·x)·silu(gate), where M[l, s] = scores[l, s]·exp(a_l − a_s)·dt_s for s ≤ l. If the
+    // norm comes before the gate, without the gate.
     void output(int64_t chunk, int64_t head, const float *h, const float *x, const float *a) const {
         const int64_t length = plan.length(chunk), padded = round_up(length), columns = shape.columns();
         const int64_t wide = round_up(shape.size), group = head / (shape.heads / shape.groups);
@@ -192,7 +194,7 @@ private:
         float *const carried = M + padded * padded, *const y = carried + padded;
         mix(length, scores_of(group, chunk), a, dt_of(head) + plan.starts[chunk], M);
         for (int64_t i = 0; i < length; i += LANES) put(carried + i, exp(load(a + i)));
-        // In two passes, since the state and x do not fit into the first cache together.
+        // Two passes, since the state and x do not fit into the L1 cache together.
         multiply<float>(length, columns, shape.size, {C, wide}, {h, columns}, {}, {y, columns});
         for (int64_t row = 0; row < length; row += TILE_ROWS)
             multiply<float>(std::min<int64_t>(TILE_ROWS, length - row), columns, std::min(row + TILE_ROWS, length),
@@ -200,7 +202,7 @@ private:
         for (int64_t i = 0; i < length; ++i) gate(plan.starts[chunk] + i, head, y + i * columns, x + i * columns);
     }
 
-    // Zero from the diagonal on to the end of a tile's rows.
+    // Compute M of output(). Entries after the diagonal are 0 as far as a tile of TILE_ROWS rows reads them.
     void mix(int64_t length, const float *scores, const float *a, const float *dt, float *M) const {
         const int64_t padded = round_up(length);
         for (int64_t l = 0; l < length; ++l) {
@@ -211,7 +213,7 @@ private:
         }
     }
 
-    // gated = (y + D·x)·silu(gate) of a token, or y + D·x.
+    // Write gated = (y + D·x)·silu(gate) of a token, or y + D·x if the norm comes before the gate.
     void gate(int64_t token, int64_t head, const float *y, const float *x) const {
         const Activation *const z = projected + token * stride + head * shape.width;
         float *const to = shared.gated + token * shape.inner() + head * shape.width;
@@ -222,7 +224,7 @@ private:
         }
     }
 
-    // h ← decay·h + Bᵀ·(weights·x); x is weighted in place.
+    // h ← decay·h + Bᵀ·(weights·x). x is multiplied with the weights in place.
     void advance(int64_t chunk, int64_t head, float *h, float *x, const float *weights, float decay) const {
         const int64_t length = plan.length(chunk), columns = shape.columns();
         const float *const B = B_of(head / (shape.heads / shape.groups), chunk);
@@ -232,7 +234,7 @@ private:
         multiply<float>(shape.size, columns, length, {B, padded}, {x, columns}, {&decay, 0}, {h, columns});
     }
 
-    // y = norm·gated / rms(gated), over each group of channels, and then the gate where the norm comes first.
+    // y = norm·gated / rms(gated) for each group of channels, then times silu(gate) if the norm comes before the gate.
     void normalize(int64_t token) const {
         if (!constants.norm) return copy(token);
         const Activation *const z = projected + token * stride;
@@ -262,9 +264,11 @@ private:
 
 }  // namespace
 
-// Types are those of numbers.h: `type` of y [T, inner] and of projected [T, inner + channels + heads], whose rows are
-// `stride` apart; `state_type` of the states. Strides of the pools count elements from slot to slot. conv_bias and norm may
-// be null; norm_first: before the gate.
+// Compute reference.mixer_prefill. Dtypes are numbered as in numbers.h; strides are between rows or slots, in elements.
+// projected: [T, inner + channels + heads], rows `stride` apart, and y: [T, inner], of dtype `type`.
+// state_type: dtype of the states.
+// conv_bias and norm may be null. norm_first: the norm comes before the gate.
+// slots, first, starts, saves, saved: see Plan in conv1d/packed.h.
 extern "C" void baton_mixer_prefill(int type, const void *projected, int64_t stride, const float *taps,
                                     const float *conv_bias, const float *A, const float *D, const float *dt_bias,
                                     const float *norm, float dt_min, float dt_max, float eps, int norm_first,

@@ -1,4 +1,4 @@
-"""The same as reference.py, by cpu.cpp: convolution, scan, gate and norm in one call."""
+"""The operation of reference.py in C++ (cpu.cpp): convolution, scan, gate and norm in one call."""
 
 from dataclasses import replace
 from itertools import product
@@ -26,7 +26,7 @@ ARGUMENTS = [
 
 
 def takes(projected: Tensor, conv_pool: Tensor, state_pool: Tensor) -> bool:
-    """Whether the C function is installed and made for these."""
+    """Return whether the C function is installed and takes these tensors."""
     return (
         cpp.function(NAME) is not None
         and projected.device.type == "cpu"
@@ -39,7 +39,10 @@ def takes(projected: Tensor, conv_pool: Tensor, state_pool: Tensor) -> bool:
 def mixer_prefill(
     projected: Tensor, constants: MixerConstants, conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan
 ) -> Tensor:
-    """See reference.mixer_prefill. Slots may lie apart, and rows of `projected`; ValueError for other layouts."""
+    """Compute reference.mixer_prefill. Raise ValueError for layouts that the C function does not take.
+
+    The pools and `projected` may be strided in their first dimension.
+    """
     heads, width, size = state_pool.shape[1:]
     (kernel, channels), inner = constants.taps.shape, heads * width
     groups = (channels - inner) // (2 * size)
@@ -72,7 +75,7 @@ def mixer_prefill(
 
 
 def check() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     heads, width, size, groups = 4, 20, 37, 2
     inner, channels = heads * width, heads * width + 2 * groups * size
     g = torch.Generator().manual_seed(0)

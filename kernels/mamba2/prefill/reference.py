@@ -1,4 +1,4 @@
-"""The Mamba-2 mixer between its two projections, over packed segments: made of the operations that have a reference."""
+"""The Mamba-2 mixer between its two projections over packed segments, composed of its operations' references."""
 
 from collections.abc import Callable
 
@@ -21,13 +21,17 @@ def mixer_prefill(
     plan: PrefillPlan,
     scan: Callable[..., Tensor] = ssd_prefill,
 ) -> Tensor:
-    """Convolution, recurrence, gate and norm: [T, inner] in the dtype of `projected`; float32 throughout.
+    """Run convolution, recurrence, gate and norm over packed segments: [T, inner] in the dtype of `projected`.
 
-    projected: [T, inner + channels + H], each token's gate, its x (inner), B and C (G·N each), and its dt.
-    conv_pool: float32 [slots, K-1, channels]; state_pool: [slots, H, P, N], float32 or bfloat16. Both hold each
-    segment's state before its first token, afterwards that at its end, and in each checkpoint's slot that at its
-    position; in between, states are not rounded.
-    scan: a form of kernels.mamba2.ssd.
+    Computed in float32. Both pools are updated in place: each segment's slot is read as the state before its first
+    token and receives the state at its end; each checkpoint's slot receives the state at its position. States are
+    rounded only on these writes, not between chunks.
+
+    projected: [T, inner + channels + H], each token's gate (inner), x (inner), B and C (G·N each), and dt (H).
+    conv_pool: float32 [slots, K-1, channels].
+    state_pool: [slots, H, P, N], float32 or bfloat16.
+    plan: the segments with their slots, checkpoints and chunks.
+    scan: the implementation of mamba2.ssd to use.
     """
     heads, width, size = state_pool.shape[1:]
     inner, channels, tokens = heads * width, constants.taps.shape[1], len(projected)

@@ -1,4 +1,4 @@
-"""The same as reference.py, by Triton: five launches."""
+"""The operation of reference.py in Triton, in five launches."""
 
 from torch import Tensor
 
@@ -12,15 +12,16 @@ from baton.kernels.prefill.plan import PrefillPlan
 def mixer_prefill(
     projected: Tensor, constants: MixerConstants, conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan
 ) -> Tensor:
-    """See reference.mixer_prefill, but what is passed from one kernel to the next, and multiplied, is in the dtype of
-    `projected`. Rows of it may lie apart, and slots.
+    """Compute reference.mixer_prefill, except that intermediate results and factors are in the dtype of `projected`.
+
+    `projected` and the pools may be strided in their first dimension.
     """
     (heads, width, size), tokens, c = state_pool.shape[1:], len(projected), constants
     inner, channels = heads * width, c.taps.shape[1]
     groups = (channels - inner) // (2 * size)
     inputs = projected[:, inner : inner + channels]
     convolved = conv1d_prefill(inputs, c.taps, c.conv_bias, conv_pool, plan.table)
-    # Not .view, which gives a single token another stride, and so another kernel.
+    # .view would give a single token another stride, for which another kernel would be compiled.
     y = ssd_prefill(
         convolved.as_strided((tokens, heads, width), (channels, width, 1), 0),
         projected[:, inner + channels :],

@@ -9,12 +9,15 @@ from baton.kernels.prefill.scan import ChunkPlan
 def ssd_prefill(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, pool: Tensor, plan: ChunkPlan
 ) -> Tensor:
-    """Run packed segments through h ← exp(dt·A)·h + dt·x⊗B, y = C·h + D·x; float32 throughout.
+    """Run packed segments through h ← exp(dt·A)·h + dt·x⊗B, y = C·h + D·x, chunk by chunk; return y [T, H, P].
 
-    x: [T, H, P]; dt: [T, H], positive; A: [H], negative; B, C: [T, G, N], head h reads group h // (H // G); D: [H].
-    pool: [slots, H, P, N], holds each segment's state before its first token; afterwards the state at its end,
-    and in each checkpoint's slot the state *after* the chunk that ends there. float32 or bfloat16, to which states are
-    rounded when they are kept, and only then: not from chunk to chunk. Returns y [T, H, P].
+    Computed in float32 throughout; the pool is updated in place.
+
+    x: [T, H, P]. dt: [T, H], positive. A: [H], negative. D: [H].
+    B, C: [T, G, N]; head h reads group h // (H // G).
+    pool: [slots, H, P, N], float32 or bfloat16. Each segment's slot is read as the state before its first token and
+        receives the state at its end; each checkpoint's slot receives the state *after* the chunk that ends there.
+        States are rounded only when written, not between chunks.
     """
     heads, width, groups, size = *x.shape[1:], *B.shape[1:]
     chunks, length = plan.index.shape
@@ -39,14 +42,18 @@ def ssd_prefill(
 
 
 def _decay(a: Tensor) -> Tensor:
-    """exp(a_i − a_j) for j ≤ i, else 0: [chunks, length, H] → [chunks, H, length, length]."""
+    """Return exp(a_i − a_j) for j ≤ i, else 0: [chunks, length, H] → [chunks, H, length, length]."""
     a = a.transpose(1, 2)
     later = torch.ones(a.shape[-1], a.shape[-1], dtype=torch.bool, device=a.device).triu(1)
     return (a[..., :, None] - a[..., None, :]).masked_fill_(later, -torch.inf).exp_()
 
 
 def _scan(added: Tensor, decay: Tensor, pool: Tensor, plan: ChunkPlan) -> Tensor:
-    """The state *before* each chunk [chunks, H, P, N]; writes ends and checkpoints to the pool."""
+    """Return the state *before* each chunk, [chunks, H, P, N]; write states at ends and checkpoints to the pool.
+
+    added: [chunks, H, P, N], what each chunk adds to the state by its end.
+    decay: [chunks, H], each chunk's total decay.
+    """
     before = torch.empty_like(added)
     state = pool[plan.slots].float()
     done = 0

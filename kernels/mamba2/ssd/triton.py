@@ -1,7 +1,7 @@
-"""The same as reference.py, by Triton: in two kernels.
+"""The operation of reference.py in Triton, in two kernels.
 
-The first takes what chunks have by themselves: decays, and C·B of each group. The second goes through a segment's
-chunks with the state in registers, so that of the states only those pass through memory that are kept.
+The first computes what chunks do not need a state for: decays, and C·B of each group. The second passes through a
+segment's chunks with the state in registers, so that only states of checkpoints and ends are written to memory.
 """
 
 from math import inf
@@ -32,13 +32,15 @@ def ssd_prefill(
     dt_bias: Tensor | None = None,
     dt_limits: tuple[float, float] = (0.0, inf),
 ) -> Tensor:
-    """See reference.ssd_prefill. Rows of x, dt, B and C, float32 or bfloat16, may lie apart; slots too.
+    """Compute reference.ssd_prefill. x, dt, B, C and the pool may be strided in their first dimension.
 
-    x, B and C are of one dtype, which is that of y and of what is multiplied; sums and states are float32.
-    dt_bias: float32 [H]; with it, dt is softplus(dt + dt_bias), clamped to dt_limits.
+    x, B and C have one dtype, float32 or bfloat16, which is also that of y and of all factors; sums and states are
+    float32.
+
+    dt_bias: float32 [H] or None; with it, dt becomes softplus(dt + dt_bias), clamped to dt_limits.
     """
     (tokens, heads, width), (groups, size) = x.shape, B.shape[1:]
-    device, of_type = x.device, str(x.dtype).removeprefix("torch.")
+    device, dtype_name = x.device, str(x.dtype).removeprefix("torch.")
     decays = torch.empty(table.chunks, heads, 2, LONGEST, device=device)
     scores = torch.empty(table.chunks, groups, LONGEST, LONGEST, device=device)
     y = torch.empty(tokens, heads, width, dtype=x.dtype, device=device)
@@ -50,7 +52,7 @@ def ssd_prefill(
         "C_ROW": row_stride(C),
         "TOKENS": LONGEST,
     }
-    shape = f"heads={heads // groups} state={size} {of_type}"
+    shape = f"heads={heads // groups} state={size} {dtype_name}"
     config = config_of("mamba2.ssd.prepare", shape, device, *prepare_candidates(heads // groups))
     launch(
         _prepare,
@@ -62,7 +64,7 @@ def ssd_prefill(
     )
     config = config_of(
         "mamba2.ssd.scan",
-        f"heads={heads} width={width} state={size} {of_type}",
+        f"heads={heads} width={width} state={size} {dtype_name}",
         device,
         *scan_candidates(heads, width, size, x.dtype, shared_memory(device)),
     )
@@ -82,17 +84,20 @@ def ssd_prefill(
 
 
 def prepare_candidates(heads_per_group: int) -> list[KernelConfig]:
-    """The first is the default."""
+    """Return the configurations of _prepare to choose from, the default first."""
     most = triton.next_power_of_2(heads_per_group)
     chosen = [(16, 32, 4), (32, 32, 4), (16, 64, 4), (16, 16, 4), (16, 32, 8), (8, 32, 4)]
     return [KernelConfig({"BLOCK_H": min(heads, most), "BLOCK_N": size}, warps) for heads, size, warps in chosen]
 
 
 def scan_candidates(heads: int, width: int, size: int, dtype: torch.dtype, shared: int) -> list[KernelConfig]:
-    """The first is the default: as few programs a head as keep a GPU busy with one segment, since each reads B and C.
+    """Return the configurations of _scan to choose from, the default first.
 
-    shared: bytes of shared memory; three stages are what it takes for loads to overlap with the chunk before them.
-    In float32 there are no tensor cores, and the operands of larger blocks do not fit into registers.
+    Every program of a head reads B and C, so the default has as few programs per head as keep a GPU busy with one
+    segment. Three pipeline stages let loads overlap with the previous chunk, if there is enough shared memory.
+    Float32 has no tensor cores, and the operands of larger blocks would not fit into registers.
+
+    shared: bytes of shared memory that a program may use.
     """
     most = max(16, triton.next_power_of_2(width))
     block = next((block for block in (64, 32) if heads * triton.cdiv(width, block) >= 64), 16)
@@ -129,9 +134,10 @@ def _prepare(
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """BLOCK_H heads of a group in one chunk: the sums of dt·A up to each token, then dt; scores [i, j] = C_i·B_j once.
+    """Compute the sums of dt·A up to each token, and dt, for BLOCK_H heads of a group in one chunk.
 
-    Beyond a chunk's end nothing decays and nothing is added: sums there are those at its end, and dt is zero.
+    The program of a group's first heads also computes the group's scores[i, j] = C_i·B_j. After a chunk's end dt is 0,
+    so the sums stay as they are at its end: nothing decays there, and nothing is added.
     """
     GROUPS: tl.constexpr = HEADS // HEADS_PER_GROUP
     chunk, group, block = (tl.program_id(0) // GROUPS).to(tl.int64), tl.program_id(0) % GROUPS, tl.program_id(1)
@@ -139,14 +145,14 @@ def _prepare(
     begin = tl.load(starts_ptr + chunk).to(tl.int64)
     live = token < (tl.load(starts_ptr + chunk + 1) - begin).to(tl.int32)
 
-    of_group = block * BLOCK_H + tl.arange(0, BLOCK_H)
-    inside, head = of_group < HEADS_PER_GROUP, group * HEADS_PER_GROUP + of_group
-    wanted = inside[:, None] & live[None, :]
+    member = block * BLOCK_H + tl.arange(0, BLOCK_H)
+    inside, head = member < HEADS_PER_GROUP, group * HEADS_PER_GROUP + member
+    is_input = inside[:, None] & live[None, :]
     dt_places = token[None, :] * DT_ROW + head[:, None]
-    dt = tl.load(dt_ptr + begin * DT_ROW + dt_places, wanted, other=0.0).to(tl.float32)
+    dt = tl.load(dt_ptr + begin * DT_ROW + dt_places, is_input, other=0.0).to(tl.float32)
     if dt_bias_ptr is not None:
         dt = clamp(softplus(dt + tl.load(dt_bias_ptr + head, inside, other=0.0)[:, None]), dt_low, dt_high)
-    dt = tl.where(wanted, dt, 0.0)
+    dt = tl.where(is_input, dt, 0.0)  # Again, because softplus(bias) is not 0.
     decays_ptr += chunk * (HEADS * 2 * TOKENS)
     places = head[:, None] * (2 * TOKENS) + token[None, :]
     sums = tl.cumsum(dt * tl.load(A_ptr + head, inside, other=0.0)[:, None], 1)
@@ -194,7 +200,7 @@ def _scan(
     TOKENS: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """BLOCK_P columns of one head, of one segment. The state is held as [N, P]."""
+    """Scan BLOCK_P columns of one head of one segment. The state is held transposed, as [N, P]."""
     BLOCKS: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
     GROUPS: tl.constexpr = HEADS // HEADS_PER_GROUP
     Y_ROW: tl.constexpr = HEADS * WIDTH
@@ -210,12 +216,12 @@ def _scan(
     own_ptr = pool_ptr + tl.load(slots_ptr + segment).to(tl.int64) * SLOT
     in_state = (n < SIZE)[:, None] & (p < WIDTH)[None, :]
     state = tl.load(own_ptr + (p[None, :] * SIZE + n[:, None]), in_state, other=0.0).to(tl.float32)
-    first, behind = tl.load(first_ptr + segment).to(tl.int64), tl.load(first_ptr + segment + 1).to(tl.int64)
+    first, stop = tl.load(first_ptr + segment).to(tl.int64), tl.load(first_ptr + segment + 1).to(tl.int64)
     begin, end = tl.load(starts_ptr + first).to(tl.int64), tl.load(starts_ptr + first + 1).to(tl.int64)
-    for chunk in range(first, behind):
-        # Read ahead of need, so that no address waits for it and the loads of the next chunk overlap with this one.
+    for chunk in range(first, stop):
+        # Load the next chunk's bounds early, so that its loads have their addresses and overlap with this chunk.
         next_begin = tl.load(starts_ptr + chunk + 1).to(tl.int64)
-        next_end = tl.load(starts_ptr + tl.minimum(chunk + 2, behind)).to(tl.int64)
+        next_end = tl.load(starts_ptr + tl.minimum(chunk + 2, stop)).to(tl.int64)
         live = token < (end - begin).to(tl.int32)
         in_x = live[:, None] & (p < WIDTH)[None, :]
         C_places, in_C = token[:, None] * C_ROW + n[None, :], live[:, None] & (n < SIZE)[None, :]
@@ -227,12 +233,14 @@ def _scan(
         chunk_scores_ptr = scores_ptr + chunk * (GROUPS * TOKENS * TOKENS)
         scores = tl.load(chunk_scores_ptr + (token[:, None] * TOKENS + token[None, :]))
 
+        # y = C·(state before the chunk) + C·(inputs of the chunk up to each token) + D·x.
         is_causal = token[:, None] >= token[None, :]
         within = scores * tl.exp(tl.where(is_causal, a[:, None] - a[None, :], -float("inf"))) * dt[None, :]
         y = tl.dot(C, state.to(C.dtype), input_precision="ieee") * tl.exp(a)[:, None]
         y = tl.dot(within.to(x.dtype), x, y, input_precision="ieee") + x.to(tl.float32) * D
         tl.store(y_ptr + begin * Y_ROW + (token[:, None] * Y_ROW + p[None, :]), y.to(x.dtype), in_x)
 
+        # The state at the chunk's end, and its checkpoints.
         B_places, in_B = token[None, :] * B_ROW + n[:, None], live[None, :] & (n < SIZE)[:, None]
         B = tl.load(B_ptr + begin * B_ROW + B_places, in_B, other=0.0)
         added = (x.to(tl.float32) * (tl.exp(total - a) * dt)[:, None]).to(x.dtype)
@@ -241,6 +249,6 @@ def _scan(
         save, saved = tl.load(saves_ptr + chunk).to(tl.int32), tl.load(saves_ptr + chunk + 1).to(tl.int32)
         if save < saved:
             for number in range(save, saved):
-                kept_ptr = pool_ptr + tl.load(saved_ptr + number).to(tl.int64) * SLOT
-                tl.store(kept_ptr + (p[None, :] * SIZE + n[:, None]), state.to(pool_ptr.dtype.element_ty), in_state)
+                slot_ptr = pool_ptr + tl.load(saved_ptr + number).to(tl.int64) * SLOT
+                tl.store(slot_ptr + (p[None, :] * SIZE + n[:, None]), state.to(pool_ptr.dtype.element_ty), in_state)
     tl.store(own_ptr + (p[None, :] * SIZE + n[:, None]), state.to(pool_ptr.dtype.element_ty), in_state)

@@ -1,4 +1,4 @@
-"""One step of the Mamba-2 recurrence for each row, in place."""
+"""One step of the Mamba-2 recurrence (Dao and Gu, 2024, arXiv:2405.21060) for each row, in place."""
 
 import torch
 from torch import Tensor
@@ -17,11 +17,15 @@ def selective_state_update(
     slots: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """h ← exp(dt·A)·h + dt·x⊗B, y = C·h + D·x; float32 throughout.
+    """Advance each row's state by h ← exp(dt·A)·h + dt·x⊗B in place, and return y = C·h + D·x, [R, H, P].
 
-    x: [R, H, P]; dt: [R, H], positive; A, D: [H]; B, C: [R, G, N]; slots: int64 [R].
-    pool: [slots, H, P, N], float32 or bfloat16, to which h is rounded by chance when it is kept; y is that of h before.
-    positions: int64 [R], of the tokens. Returns y [R, H, P].
+    Computed in float32 throughout.
+
+    x: [R, H, P]. dt: [R, H], positive. A, D: [H]. B, C: [R, G, N]; head h reads group h // (H // G).
+    pool: [slots, H, P, N], float32 or bfloat16. A bfloat16 pool gets h with stochastic rounding
+        (kernels/state_pool/rounding.py); y is computed from h before it is rounded.
+    slots: int64 [R], all different.
+    positions: int64 [R], the tokens' absolute positions, which seed the rounding.
     """
     per_group = x.shape[1] // B.shape[1]
     B, C = B.repeat_interleave(per_group, 1), C.repeat_interleave(per_group, 1)

@@ -1,6 +1,11 @@
-"""The recurrence with its inputs kept: a state is written once in a window of positions, and read at each of them.
+"""The Mamba-2 recurrence with a ring of recent inputs, so that a state is written only once per window of positions.
 
-A slot holds the state after `written_at` tokens; the inputs of those since then lie in a ring, at position mod window.
+At each token the state is read, and the inputs since its last write are replayed on it. A slot holds the state after
+`written_at` tokens; the inputs of later tokens lie in the ring at index position mod window:
+
+    position     0 ........ 8 ......... 16 .. 19          (window 8, decoding began at or before 16)
+    slot         state after 16 tokens
+    ring                                0 1 2             inputs of tokens 16, 17, 18
 """
 
 from dataclasses import dataclass
@@ -13,22 +18,23 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class InputRing:
-    """One layer's kept inputs, float32: x·dt [rows, window, H, P], exp(dt·A) [rows, window, H], B [rows, window, G, N].
+    """One layer's ring of recent inputs, float32. A row keeps its place (first index) as long as it decodes."""
 
-    A row keeps its place in it as long as it decodes. window: a power of two.
-    """
-
-    x_dt: Tensor
-    decay: Tensor
-    B: Tensor
+    x_dt: Tensor  # x·dt, [rows, window, H, P]
+    decay: Tensor  # exp(dt·A), [rows, window, H]
+    B: Tensor  # [rows, window, G, N]
 
     @property
     def window(self) -> int:
+        """Positions between two writes of a state, a power of two."""
         return self.decay.shape[1]
 
 
 def written_at(position: int, start: int, window: int) -> int:
-    """After how many tokens the state was written that is in a slot, `position` having been fed, here since start."""
+    """Return the number of tokens that the state in a slot includes.
+
+    position: how many tokens have been fed in all. start: how many had been fed when the row began to decode here.
+    """
     return max(start, position // window * window)
 
 
@@ -49,11 +55,14 @@ def replay_state_update(
     dt_bias: Tensor | None = None,
     dt_limits: tuple[float, float] = (0.0, inf),
 ) -> Tensor:
-    """See reference.selective_state_update: the same bits, and the same state at each multiple of the window.
+    """Compute reference.selective_state_update with the ring: the same bits of y, [R, H, P].
 
-    pool: float32 only, since one of bfloat16 is rounded at each token. places: int64 [R], the rows' places in the ring.
-    starts: int64 [R], after how many tokens a row began to decode here, its slot exact; the same until it is flushed.
-    dt_bias: float32 [H]; with it, dt is softplus(dt + dt_bias), clamped to dt_limits.
+    The states in the pool are the same at each multiple of the window.
+
+    pool: float32 only, because a bfloat16 state would have to be rounded at each token.
+    places: int64 [R], each row's place in the ring.
+    starts: int64 [R], the number of tokens in a row's slot when it began to decode here; unchanged until it is flushed.
+    dt_bias: float32 [H] or None; with it, dt becomes softplus(dt + dt_bias), clamped to dt_limits.
     """
     if dt_bias is not None:
         dt = F.softplus(dt.float() + dt_bias).clamp(*dt_limits)
@@ -65,7 +74,7 @@ def replay_state_update(
     ):
         _advance(state, decay[row], x_dt[row], B[row])
         at = position % ring.window
-        if at == ring.window - 1:
+        if at == ring.window - 1:  # The window is full: write the state, and start the ring again.
             pool[slot] = state
         else:
             ring.x_dt[place, at], ring.decay[place, at], ring.B[place, at] = x_dt[row], decay[row], B[row]
@@ -81,15 +90,16 @@ def flush(
     starts: Tensor,
     targets: Tensor | None = None,
 ) -> None:
-    """Write to `targets`, int64 [R], the states after `positions` tokens; None: to their slots.
+    """Write the states after `positions` tokens to the slots `targets`, int64 [R]; None: to the rows' own slots.
 
-    A row whose own slot was written goes on with that position as its start; one copied elsewhere, as before.
+    A row whose own slot was written must continue with that position as its start. A row whose state was copied to
+    another slot continues with its old start.
     """
     pool[slots if targets is None else targets] = replayed(pool, slots, positions, ring, places, starts)
 
 
 def replayed(pool: Tensor, slots: Tensor, positions: Tensor, ring: InputRing, places: Tensor, starts: Tensor) -> Tensor:
-    """The states after `positions` tokens: [R, H, P, N]."""
+    """Return the states after `positions` tokens, [R, H, P, N]: those in the slots, advanced by the ring's inputs."""
     states = pool[slots]
     for state, place, position, start in zip(states, places.tolist(), positions.tolist(), starts.tolist(), strict=True):
         for fed in range(written_at(position, start, ring.window), position):
@@ -99,6 +109,6 @@ def replayed(pool: Tensor, slots: Tensor, positions: Tensor, ring: InputRing, pl
 
 
 def _advance(state: Tensor, decay: Tensor, x_dt: Tensor, B: Tensor) -> None:
-    """In place: state [H, P, N], decay [H], x_dt [H, P], B [G, N]."""
+    """Advance a state [H, P, N] by one token in place; decay: [H], x_dt: [H, P], B: [G, N]."""
     state *= decay[:, None, None]
     state += x_dt[..., None] * B.repeat_interleave(len(state) // len(B), 0)[:, None]

@@ -1,4 +1,4 @@
-"""The same as reference.py, by Triton: each state is read once and written once."""
+"""The operation of reference.py in Triton. Each state is read once and written once."""
 
 from math import inf
 
@@ -29,11 +29,13 @@ def selective_state_update(
     dt_bias: Tensor | None = None,
     dt_limits: tuple[float, float] = (0.0, inf),
 ) -> Tensor:
-    """See reference.selective_state_update. Rows of x, dt, B and C, float32 or bfloat16, may lie apart; slots too.
+    """Compute reference.selective_state_update. x, dt, B and C may be float32 or bfloat16.
 
-    targets: int64 [R], where the states are written, none of them a slot of another row; None: where they were read.
-    dt_bias: float32 [H]; with it, dt is softplus(dt + dt_bias), clamped to dt_limits.
-    Rows may share a slot and a target if nobody wants what is then in them, or those rows of y.
+    These and the pool may be strided in their first dimension. Rows may share a slot and a target if neither their
+    contents nor these rows of y are used, as with padding rows.
+
+    targets: int64 [R], the slots that the states are written to, none of them another row's slot; None: `slots`.
+    dt_bias: float32 [H] or None; with it, dt becomes softplus(dt + dt_bias), clamped to dt_limits.
     """
     (rows, heads, width), (groups, size) = x.shape, B.shape[1:]
     y = torch.empty(rows, heads, width, dtype=torch.float32, device=x.device)
@@ -88,7 +90,7 @@ def _step(
     BLOCK_N: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """BLOCK_P rows of the state of one head. pool_ptr: float32, or the bits of bfloat16 as int16."""
+    """Advance BLOCK_P rows of the state of one head. pool_ptr: float32, or the bits of bfloat16 as int16."""
     row = tl.program_id(1).to(tl.int64)
     blocks: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
     head = tl.program_id(0) // blocks
@@ -99,11 +101,11 @@ def _step(
     places = (head * WIDTH + p)[:, None] * SIZE + n[None, :]
 
     slot = tl.load(slots_ptr + row).to(tl.int64)
-    kept = tl.load(pool_ptr + slot * SLOT + places, inside, other=0)
+    loaded = tl.load(pool_ptr + slot * SLOT + places, inside, other=0)
     x = tl.load(x_ptr + row * X_ROW + head * WIDTH + p, has_p, other=0.0).to(tl.float32)
-    of_group = head // HEADS_PER_GROUP * SIZE + n
-    B = tl.load(B_ptr + row * B_ROW + of_group, has_n, other=0.0).to(tl.float32)
-    C = tl.load(C_ptr + row * C_ROW + of_group, has_n, other=0.0).to(tl.float32)
+    group_places = head // HEADS_PER_GROUP * SIZE + n
+    B = tl.load(B_ptr + row * B_ROW + group_places, has_n, other=0.0).to(tl.float32)
+    C = tl.load(C_ptr + row * C_ROW + group_places, has_n, other=0.0).to(tl.float32)
     dt = tl.load(dt_ptr + row * DT_ROW + head).to(tl.float32)
     A, D, position = tl.load(A_ptr + head), tl.load(D_ptr + head), tl.load(positions_ptr + row)
     if targets_ptr is not None:
@@ -111,7 +113,7 @@ def _step(
     if dt_bias_ptr is not None:
         dt = clamp(softplus(dt + tl.load(dt_bias_ptr + head)), dt_low, dt_high)
 
-    state = advanced(widened(kept), tl.exp(dt * A), x * dt, B)
+    state = advanced(widened(loaded), tl.exp(dt * A), x * dt, B)
     y = tl.sum(state * C[None, :], 1) + D * x
     tl.store(y_ptr + (row * HEADS + head) * WIDTH + p, y, has_p)
     if pool_ptr.dtype.element_ty == tl.int16:
@@ -122,5 +124,8 @@ def _step(
 
 @jit
 def advanced(state, decay, x_dt, B):
-    """One step of the recurrence. Fused as written, so that every kernel rounds alike."""
+    """Return the state after one step of the recurrence.
+
+    The multiply-add is fused explicitly, so that every kernel that calls this rounds alike.
+    """
     return tl.fma(x_dt[:, None], B[None, :], state * decay)

@@ -1,4 +1,4 @@
-"""The same as replay.py, by Triton: each state is read once, and written where a window ends."""
+"""The operations of replay.py in Triton. Each state is read once per token, and written only where a window ends."""
 
 from math import inf
 
@@ -32,9 +32,10 @@ def replay_state_update(
     dt_bias: Tensor | None = None,
     dt_limits: tuple[float, float] = (0.0, inf),
 ) -> Tensor:
-    """See replay.replay_state_update. Rows of x, dt, B and C, float32 or bfloat16, may lie apart, slots and places too.
+    """Compute replay.replay_state_update. x, dt, B and C may be float32 or bfloat16.
 
-    Rows may share a slot and a place if nobody wants what is then in them, or those rows of y.
+    These, the pool and the ring may be strided in their first dimension. Rows may share a slot and a place if neither
+    their contents nor these rows of y are used, as with padding rows.
     """
     rows, heads, width = x.shape
     y = torch.empty(rows, heads, width, dtype=torch.float32, device=x.device)
@@ -63,7 +64,7 @@ def flush(
     starts: Tensor,
     targets: Tensor | None = None,
 ) -> None:
-    """See replay.flush. Rows may share a target if nobody wants what is then in it."""
+    """Compute replay.flush. Rows may share a target if its contents are not used."""
     config, constants = _prepared("mamba2.state_update.flush", pool, ring)
     heads, width = pool.shape[1:3]
     launch(
@@ -77,14 +78,17 @@ def flush(
 
 
 def candidates(size: int) -> list[KernelConfig]:
-    """The first is the default. Larger than without a ring, since each program reads the kept B anew."""
+    """Return the configurations to choose from, the default first.
+
+    Blocks are larger than without a ring, since each program of a group reads the ring's B.
+    """
     elements = [(2048, 1), (1024, 1), (4096, 1), (4096, 2), (8192, 4), (8192, 8)]
     columns = triton.next_power_of_2(size)
     return [KernelConfig({"BLOCK_P": max(1, tile // columns)}, warps) for tile, warps in elements]
 
 
 def _prepared(kernel: str, pool: Tensor, ring: InputRing) -> tuple[KernelConfig, dict[str, int]]:
-    """How to launch it, and the constants that both kernels have."""
+    """Return a kernel's configuration and the constexprs that both kernels have. Raise ValueError for other layouts."""
     heads, width, size = pool.shape[1:]
     window, groups = ring.B.shape[1:3]
     if pool.dtype != torch.float32 or window & (window - 1):
@@ -140,7 +144,7 @@ def _replay(
     BLOCK_N: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """BLOCK_P rows of the state of one head."""
+    """Replay the ring on BLOCK_P rows of the state of one head, advance them by a token, and compute their y."""
     row = tl.program_id(1).to(tl.int64)
     blocks: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
     head, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
@@ -166,7 +170,7 @@ def _replay(
     end = (position % WINDOW).to(tl.int32)
     begin = _begin(position, end, tl.load(starts_ptr + row))
     state = _replayed(state, begin, end, x_dt_ptr + p, decay_ptr, B_ptr + n, has_p, has_n, HEADS, WIDTH, GROUPS, SIZE)
-    # Not before the loop, throughout which it would take registers.
+    # Loaded after the loop, during which it would occupy registers.
     C = tl.load(C_ptr + row * C_ROW + group * SIZE + n, has_n, other=0.0).to(tl.float32)
     decay, x_dt = tl.exp(dt * A), x * dt
     state = advanced(state, decay, x_dt, B)
@@ -175,7 +179,7 @@ def _replay(
 
     if end == WINDOW - 1:
         tl.store(state_ptr, state, inside)
-    else:
+    else:  # Add the inputs to the ring. Several programs share decay and B: one of them writes.
         is_first = block == 0
         is_first_of_group = is_first & (head % (HEADS // GROUPS) == 0)
         tl.store(x_dt_ptr + end * (HEADS * WIDTH) + p, x_dt, has_p)
@@ -206,7 +210,7 @@ def _flush(
     BLOCK_N: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """BLOCK_P rows of the state of one head."""
+    """Replay the ring on BLOCK_P rows of the state of one head, and write them to the row's target."""
     row = tl.program_id(1).to(tl.int64)
     blocks: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
     head = tl.program_id(0) // blocks
@@ -229,7 +233,7 @@ def _flush(
 
 @jit
 def _begin(position, end, start):
-    """Where in the ring the kept inputs begin that end before `end`: see replay.written_at."""
+    """Return the ring index of the first input to replay; the last is before `end`. See replay.written_at."""
     return tl.maximum(start - (position - end), 0).to(tl.int32)
 
 
@@ -248,7 +252,10 @@ def _replayed(
     GROUPS: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """state after the inputs that are kept at begin to end. Pointers: to the head's part, or its group's, at 0."""
+    """Return the state after the ring's inputs [begin, end).
+
+    x_dt_ptr, decay_ptr, B_ptr: the head's (or its group's) part of the row's ring, at index 0.
+    """
     for at in range(begin, end):
         x_dt = tl.load(x_dt_ptr + at * (HEADS * WIDTH), has_p, other=0.0)
         B = tl.load(B_ptr + at * (GROUPS * SIZE), has_n, other=0.0)

@@ -1,6 +1,6 @@
-// Experts over packed weights: kernels/moe/experts/reference.py. Pairs of a token and one of its experts are sorted by
-// expert; each expert's weights are read once for as many of them as fit a tile. A token adds up what its experts give
-// in the order of their numbers, so what it gets depends on no other.
+// A mixture of experts with packed weights, as kernels/moe/experts/reference.py defines it. Pairs of a token and one of
+// its experts are sorted by expert and cut into tiles, and an expert's weights are read once per tile. A token's
+// experts are added up in the order of their numbers, so the results are batch-invariant.
 #include <algorithm>
 #include <type_traits>
 
@@ -15,20 +15,23 @@ namespace {
 
 enum Activation : int { SILU_GATED = 0, RELU2 = 1 };
 
+// The experts of each token.
 struct Choice {
-    const int32_t *experts;  // [rows, top_k]; those outside of [0, count) are left out.
-    const float *weights;
+    const int32_t *experts;  // [rows, top_k]; numbers outside of [0, count) are left out.
+    const float *weights;  // [rows, top_k]
     int64_t rows, top_k, count;
 
     int64_t pairs() const { return rows * top_k; }
 };
 
-// Some of the pairs of one expert, from `first` on in their order.
+// `rows` pairs of one expert, from `first` on in sorted order.
 struct Tile {
     int32_t expert, first, rows;
 };
 
-// Pairs by expert, cut into tiles; memory: int32 [count + 1 + 4·pairs].
+// The pairs, sorted by expert (counting sort) and cut into tiles of up to ROWS_AT_ONCE pairs. A pair is row · top_k +
+// k.
+// memory: int32 [count + 1 + 4·pairs], for the ends of the experts' pairs, the order and the tiles.
 struct SortedPairs {
     const int32_t *order;
     const Tile *tiles;
@@ -57,13 +60,14 @@ struct SortedPairs {
     }
 };
 
-// Parts of a loop that are worth another thread, each of so many weights: see kernels/linear/dense/cpu.cpp.
+// Least iterations of a part of a parallel loop, each of which multiplies `weights` weights: see grain in
+// kernels/linear/dense/cpu.cpp.
 int64_t grain(int64_t weights, const Choice &choice, const SortedPairs &sorted) {
     const int64_t rows = choice.pairs() / std::max<int64_t>(sorted.count, 1);
     return 65536 / (weights * (1 + rows / 16) + 1) + 1;
 }
 
-// The inputs of a tile's pairs side by side, in this thread's memory; of a single one where it is.
+// Return the inputs of a tile's pairs as consecutive rows, in this thread's scratch memory. A single pair is not copied.
 template <class T>
 const T *gathered(const T *x, int64_t stride, int64_t inputs, const Tile &tile, const int32_t *order, int64_t top_k) {
     if (tile.rows == 1) return x + order[tile.first] / top_k * stride;
@@ -75,19 +79,19 @@ const T *gathered(const T *x, int64_t stride, int64_t inputs, const Tile &tile, 
     return rows;
 }
 
-// hidden [rows, outputs] ← the activation of sums [rows, BLOCK_OUT], of one block; gate: the same, or null for relu².
+// Write one block of hidden [rows, outputs]: silu(gate)·up, or relu(up)² if gate is null. gate, up: [rows, BLOCK_OUT].
 template <class T>
 void activate(const float *gate, const float *up, int64_t rows, int64_t block, int64_t outputs, T *hidden) {
     const int64_t first = block * BLOCK_OUT, last = std::min(first + BLOCK_OUT, outputs);
     for (int64_t row = 0; row < rows; row++, hidden += outputs)
         for (int64_t i = first; i < last; i += LANES) {
             const int64_t at = row * BLOCK_OUT + i - first;
-            const floats given = load(up + at), positive = given < 0 ? floats{} : given;  // A NaN stays one.
+            const floats given = load(up + at), positive = given < 0 ? floats{} : given;  // A NaN stays a NaN.
             put(hidden + i, gate ? silu(load(gate + at)) * given : positive * positive, last - i);
         }
 }
 
-// hidden [pairs in their order, m.outputs]; m: the first of the matrices, two for each expert if gated.
+// Compute hidden [pairs in sorted order, m.outputs]. m: the first of the matrices, of which an expert has two if gated.
 template <class M, class T = typename M::Input>
 void project_in(const M &m, bool gated, const T *x, int64_t stride, const Choice &c, const SortedPairs &sorted, T *hidden) {
     const int64_t blocks = m.blocks();
@@ -110,15 +114,15 @@ void project_in(const M &m, bool gated, const T *x, int64_t stride, const Choice
     });
 }
 
-// Blocks of outputs that share a tile's inputs while they are near, and lie behind each other in memory; their sums stay
-// near too.
+// Return how many consecutive blocks of outputs are computed together. They share a tile's inputs while these are in
+// the cache; there are few enough that their sums stay in the cache, too.
 int64_t blocks_at_once(const Choice &c) { return std::clamp<int64_t>(2048 / std::max<int64_t>(c.rows, 1), 1, 8); }
 
-// y [rows, m.outputs] ← the weighted sums over a token's pairs.
+// Compute y [rows, m.outputs], the weighted sums over each token's pairs.
 template <class M, class T = typename M::Input>
 void project_out(const M &m, const T *hidden, const Choice &c, const SortedPairs &sorted, T *y) {
     const int64_t most = blocks_at_once(c), size = c.rows * BLOCK_OUT;
-    const int64_t together = std::min(most, m.blocks() / (2 * pool.threads));  // So that no thread goes without.
+    const int64_t together = std::min(most, m.blocks() / (2 * pool.threads));  // Fewer if threads would be idle.
     const int64_t weights = BLOCK_OUT * m.inputs * sorted.count;
     parallel_for(m.blocks(), std::max(grain(weights, c, sorted), together), [&](int64_t begin, int64_t end) {
         const FlushDenormals flush;
@@ -152,7 +156,7 @@ void project_out(const M &m, const T *hidden, const Choice &c, const SortedPairs
     });
 }
 
-// `in` and `out` of the experts' first and second projections, PackedMatrix or QuantizedMatrix.
+// Compute all experts. in, out: their first and second projections, PackedMatrix or QuantizedMatrix.
 template <class M, class T = typename M::Input>
 void experts(const M &in, const M &out, bool gated, const T *x, int64_t stride, const Choice &c, T *hidden,
              int32_t *memory, T *y) {
@@ -164,10 +168,13 @@ void experts(const M &in, const M &out, bool gated, const T *x, int64_t stride, 
 }  // namespace
 }  // namespace baton
 
-// x [rows, wide], rows `stride` apart, and y [rows, wide], of `type`. chosen: [rows, top_k] of `count` experts. first:
-// 2·count matrices [inner, wide] (gate and up of each expert), with relu² count; second: count matrices [wide, inner]:
-// packed as for baton_linear if bits is 0, else as for baton_quantized_linear. hidden: [rows·top_k, inner] of `type`
-// and memory: [count + 1 + 4·rows·top_k], both for what is made on the way.
+// Compute reference.experts.
+// x: [rows, wide], rows `stride` elements apart, and y: [rows, wide], of dtype `type`.
+// chosen, weights: [rows, top_k], of `count` experts.
+// first: 2·count matrices [inner, wide] (gate and up of each expert), or count matrices for relu².
+// second: count matrices [wide, inner].
+// bits: 0 if matrices are packed as for baton_linear; 8 or 4 if they are packed as for baton_quantized_linear.
+// hidden: [rows·top_k, inner] of `type`, and memory: [count + 1 + 4·rows·top_k], for intermediate results.
 extern "C" void baton_experts(
     int type, int bits, int activation, const void *x, int64_t stride, const int32_t *chosen, const float *weights,
     const void *first, const void *second, void *hidden, int32_t *memory, void *y, int64_t rows, int64_t top_k,

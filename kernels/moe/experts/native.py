@@ -1,4 +1,4 @@
-"""The same as reference.py, by cpu.cpp, over weights packed once: what a row gets is the same beside any other rows."""
+"""The operation of reference.py in C++ (cpu.cpp), over packed weights. It is batch-invariant."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ ACTIVATIONS: dict[Activation, int] = {"silu_gated": 0, "relu2": 1}
 
 
 def takes(x: Tensor, input_linear: Tensor | PackedExperts, output_linear: Tensor | PackedExperts) -> bool:
-    """Whether the C function is installed, and made for weights of this layout."""
+    """Return whether the C function is installed and takes weights of this layout."""
     stacks = (input_linear, output_linear)
     return (
         cpp.function(NAME) is not None
@@ -33,7 +33,10 @@ def experts(
     output_linear: PackedExperts,
     activation: Activation,
 ) -> Tensor:
-    """See reference.experts; for what `takes` says yes to. ValueError for shapes and dtypes that do not fit."""
+    """Compute reference.experts; only for arguments that `takes` accepts.
+
+    Raise ValueError for shapes and dtypes that do not fit.
+    """
     run = cpp.function(NAME)
     assert run is not None
     (rows, wide), (count, inner), top_k = x.shape, (input_linear.count, input_linear.outputs), chosen.shape[1]
@@ -43,7 +46,7 @@ def experts(
     if x.stride(1) != 1:
         x = x.contiguous()
     if not (chosen.is_contiguous() and weights.is_contiguous()):
-        raise ValueError("what a router chose does not lie side by side")
+        raise ValueError("the chosen experts and their weights must be contiguous")
     y = torch.empty(rows, wide, dtype=x.dtype)
     hidden = torch.empty(rows * top_k, inner, dtype=x.dtype)
     memory = torch.empty(count + 1 + 4 * rows * top_k, dtype=torch.int32)
@@ -57,6 +60,7 @@ def experts(
 
 
 def _check_weights(x: Tensor, first: PackedExperts, second: PackedExperts, parts: int) -> None:
+    """Raise ValueError if the two projections do not fit x or each other."""
     wide, inner = x.shape[1], first.outputs
     fitting = (first.inputs, second.outputs, second.inputs) == (wide, wide, inner) and first.count == second.count
     if not fitting or first.parts != parts or (first.bits, first.dtype) != (second.bits, second.dtype):
@@ -69,7 +73,7 @@ def _check_weights(x: Tensor, first: PackedExperts, second: PackedExperts, parts
 
 
 def check() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     g = torch.Generator().manual_seed(0)
     chosen = torch.tensor([[2, 0], [1, 2], [-1, 2], [4, 3]], dtype=torch.int32)
     x, weights = torch.randn(4, 71, generator=g), torch.rand(4, 2, generator=g)

@@ -1,4 +1,4 @@
-"""Experts' weights laid out for what computes."""
+"""Experts' weights, laid out as the code that computes with them reads them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,36 +12,39 @@ from baton.kernels.linear.quantized import Layout, QuantizedWeight, quantize
 
 @dataclass(frozen=True)
 class PackedExperts:
-    """The weights [E, parts·outputs, inputs] of all experts. data: [E·parts, …], each part as a projection's weight.
+    """The packed weights [E, parts·outputs, inputs] of all experts of a layer."""
 
-    bits: 8 or 4 of integers, None of numbers; layout: see QuantizedWeight.
-    """
-
-    data: Tensor
-    parts: int
+    data: Tensor  # [E·parts, …], each part packed as the weight of one projection
+    parts: int  # matrices per expert, such as gate and up
     outputs: int
     inputs: int
-    bits: int | None
-    dtype: torch.dtype
-    layout: Layout
+    bits: int | None  # 8 or 4 for quantized weights, None for floating point
+    dtype: torch.dtype  # of the weights before they were packed
+    layout: Layout  # see QuantizedWeight
 
     @property
     def count(self) -> int:
-        """Of experts."""
+        """The number of experts."""
         return len(self.data) // self.parts
 
     @property
     def numel(self) -> int:
+        """The number of weights, without padding."""
         return len(self.data) * self.outputs * self.inputs
 
     def part(self, index: int) -> PackedWeight | QuantizedWeight:
+        """Return one matrix, number expert · parts + part, as a projection's weight."""
         if self.bits is None:
             return PackedWeight(self.data[index], self.outputs, self.inputs, with_rows=True)
         return QuantizedWeight(self.data[index], self.bits, self.outputs, self.inputs, self.dtype, self.layout)
 
 
 def pack(weight: Tensor, parts: int, bits: int | None) -> PackedExperts | None:
-    """None where plain is best. weight: [E, parts·outputs, inputs]; bits: integers of 8 or 4, None for numbers."""
+    """Pack the experts' weights; return None if the plain tensor is best left as it is.
+
+    weight: [E, parts·outputs, inputs].
+    bits: 8 or 4 quantizes to integers of that size, None keeps floating point.
+    """
     if bits is None:
         return pack_numbers(weight, parts) if linear_native.takes(weight) else None
     matrices = _matrices(weight, parts)
@@ -52,7 +55,7 @@ def pack(weight: Tensor, parts: int, bits: int | None) -> PackedExperts | None:
 
 
 def pack_numbers(weight: Tensor, parts: int) -> PackedExperts:
-    """For native code."""
+    """Pack floating-point weights for native code. weight: [E, parts·outputs, inputs]."""
     matrices = _matrices(weight, parts)
     data = _stacked(matrices, linear_native.packed)
     _, outputs, inputs = matrices.shape
@@ -60,13 +63,13 @@ def pack_numbers(weight: Tensor, parts: int) -> PackedExperts:
 
 
 def _matrices(weight: Tensor, parts: int) -> Tensor:
-    """[E·parts, outputs, inputs]."""
+    """Return the weight as [E·parts, outputs, inputs]."""
     count, rows, inputs = weight.shape
     return weight.detach().reshape(count * parts, rows // parts, inputs)
 
 
 def _stacked(matrices: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-    """What is made of each, without room for more than one of them beside the result."""
+    """Apply `make` to each matrix and stack the results; only one of these exists at a time beyond the stack itself."""
     first = make(matrices[0])
     data = first.new_empty(len(matrices), *first.shape)
     for index, matrix in enumerate(matrices):

@@ -1,4 +1,4 @@
-"""Feed-forward experts, of which each token has a few."""
+"""Mixture of experts: each token passes through a few of many feed-forward experts."""
 
 from typing import Literal, TypeAlias
 
@@ -10,7 +10,7 @@ from baton.kernels.activations import reference
 Activation: TypeAlias = Literal["silu_gated", "relu2"]
 ACTIVATIONS = {"silu_gated": reference.silu_multiply, "relu2": reference.squared_relu}
 PARTS: dict[Activation, int] = {"silu_gated": 2, "relu2": 1}
-"""How many matrices a first projection is made of: gate and up, or up alone."""
+"""Number of matrices that the first projection consists of: gate and up, or up alone."""
 
 
 def experts(
@@ -21,12 +21,15 @@ def experts(
     output_linear: Tensor,
     activation: Activation,
 ) -> Tensor:
-    """Σ_j weights[t, j] · output_linear[e] · activation(input_linear[e] · x_t) with e = chosen[t, j]: [T, D].
+    """Return Σ_j weights[t, j] · output_linear[e] · activation(input_linear[e] · x_t) with e = chosen[t, j]: [T, D].
 
-    x: [T, D]; chosen: int32 [T, k], no expert twice in a row; weights: float32 [T, k]. input_linear: [E, 2I, D], the
-    rows of gate before those of up, and silu(gate)·up; or [E, I, D], and relu(up)². output_linear: [E, D, I]. An expert
-    that there is not (-1, for padding) adds nothing. Computed in float32; what the activation gives is rounded to x's
-    dtype, and so is the result.
+    Computed in float32. The activation's result and the final result are rounded to x's dtype.
+
+    x: [T, D].
+    chosen: int32 [T, k], no expert twice in one row; -1 (padding) contributes nothing.
+    weights: float32 [T, k].
+    input_linear: [E, 2I, D] for silu(gate)·up, with the rows of gate first; [E, I, D] for relu(up)².
+    output_linear: [E, D, I].
     """
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in range(len(input_linear)):

@@ -1,8 +1,8 @@
-"""The same as reference.py, by Triton: pairs of a token and an expert are sorted, and each tile of an expert's pairs is
-multiplied by its weights, which may be integers.
+"""The operation of reference.py in Triton. Weights may be floating point or packed integers.
 
-As in kernels/linear/quantized/triton.py outputs are the first dimension of the products, and a row gets the same beside
-any others.
+Pairs of a token and one of its experts are sorted by expert and cut into tiles; a program multiplies a tile with its
+expert's weights. As in kernels/linear/quantized/triton.py, the products have outputs as their first dimension, and
+the results are batch-invariant.
 """
 
 import torch
@@ -19,7 +19,7 @@ from baton.kernels.runtime.triton.functions import silu
 from baton.kernels.runtime.triton.jit import jit
 
 ADDED = 1024
-"""Outputs that a program adds up."""
+"""Outputs per program of the kernel that sums a token's experts."""
 
 
 def experts(
@@ -30,7 +30,10 @@ def experts(
     output_linear: Tensor | PackedExperts,
     activation: Activation,
 ) -> Tensor:
-    """See reference.experts. Products of float32 are exact, unless kernels.runtime.triton.use_tf32 was asked."""
+    """Compute reference.experts. Products of float32 are exact unless kernels.runtime.triton.use_tf32(True) was called.
+
+    input_linear, output_linear: plain tensors as in the reference, or both packed as integers.
+    """
     x, chosen, weights = x.contiguous(), chosen.contiguous(), weights.contiguous()
     (rows, wide), top_k, parts = x.shape, chosen.shape[1], PARTS[activation]
     first, second = (
@@ -44,20 +47,20 @@ def experts(
     tile_rows, tile_outs = config.blocks["BLOCK_ROWS"], config.blocks["BLOCK_OUT"]
     order, tiles = sort_pairs(chosen, count, tile_rows)
     hidden = torch.empty(pairs, inner, dtype=x.dtype, device=x.device)
-    given = torch.empty(pairs, wide, dtype=torch.float32, device=x.device)
+    results = torch.empty(pairs, wide, dtype=torch.float32, device=x.device)
     y = torch.empty_like(x)
     sizes = {"WIDE": wide, "INNER": inner, "BITS": bits, "PRECISION": dot_precision()}
     most = most_tiles(pairs, count, tile_rows)
     grid = (triton.cdiv(inner, tile_outs), most)
     launch(_project_in, grid, x, first, order, tiles, hidden, config=config, TOP_K=top_k, GATED=parts == 2, **sizes)
     grid = (triton.cdiv(wide, tile_outs), most)
-    launch(_project_out, grid, hidden, second, order, tiles, given, config=config, **sizes)
+    launch(_project_out, grid, hidden, second, order, tiles, results, config=config, **sizes)
     block = min(ADDED, triton.next_power_of_2(wide))
     grid = (rows, triton.cdiv(wide, block))
     launch(
         _add_up,
         grid,
-        given,
+        results,
         chosen,
         weights,
         y,
@@ -70,31 +73,39 @@ def experts(
     return y
 
 
-def candidates(of_rows: int, dtype: torch.dtype) -> list[KernelConfig]:
-    """For tiles of so many rows. Always 64 outputs and 4 warps at least: see kernels/linear/quantized/triton.py."""
+def candidates(row_count: int, dtype: torch.dtype) -> list[KernelConfig]:
+    """Return the configurations to choose from for tiles of `row_count` rows.
+
+    All have at least 64 outputs and 4 warps: kernels/linear/quantized/triton.py says why.
+    """
     if dtype == torch.float32:
-        return [_sized(64, of_rows, 32, warps, stages) for warps in (4, 8) for stages in (2, 3)]
+        return [_sized(64, row_count, 32, warps, stages) for warps in (4, 8) for stages in (2, 3)]
     sizes = [(64, 4), (64, 8), (128, 4), (128, 8)]
-    return [_sized(of_outs, of_rows, 64, warps, stages) for of_outs, warps in sizes for stages in (2, 3, 4)]
+    return [_sized(output_count, row_count, 64, warps, stages) for output_count, warps in sizes for stages in (2, 3, 4)]
 
 
 def _config(x: Tensor, pairs: int, count: int, inner: int, bits: int) -> KernelConfig:
-    """Tiles have as many rows as an expert may expect; fewer at widths of no model, where registers would lack."""
-    of_rows = next((rows for rows in (16, 32, 64) if pairs <= rows * count), 64 if bits else 128)
+    """Return the configuration of both projections for these shapes on this device.
+
+    Tiles have about as many rows as an expert gets on average. Float32 and widths that are no multiples of 16 get
+    smaller tiles, because registers would not suffice.
+    """
+    row_count = next((rows for rows in (16, 32, 64) if pairs <= rows * count), 64 if bits else 128)
     if x.dtype == torch.float32 or x.shape[1] % 16 or inner % 16:
-        of_rows = min(of_rows, 32)
+        row_count = min(row_count, 32)
     if x.dtype == torch.float32:
-        default = _sized(64, of_rows, 32, 8, 2)
-    elif of_rows > 64:
-        default = _sized(128, of_rows, 64, 8, 3)
-    else:  # What is unpacked from 8 bits takes more registers than 4 warps have.
-        default = _sized(64, of_rows, 64, 8 if bits == 8 and of_rows == 64 else 4, 3)
-    shape = f"rows={of_rows} wide={x.shape[1]} inner={inner} experts={count} bits={bits} {x.dtype}"
-    return config_of("moe.experts.experts", shape, x.device, default, *candidates(of_rows, x.dtype))
+        default = _sized(64, row_count, 32, 8, 2)
+    elif row_count > 64:
+        default = _sized(128, row_count, 64, 8, 3)
+    else:  # Unpacking 8-bit integers takes more registers than 4 warps have.
+        default = _sized(64, row_count, 64, 8 if bits == 8 and row_count == 64 else 4, 3)
+    shape = f"rows={row_count} wide={x.shape[1]} inner={inner} experts={count} bits={bits} {x.dtype}"
+    return config_of("moe.experts.experts", shape, x.device, default, *candidates(row_count, x.dtype))
 
 
-def _sized(of_outs: int, of_rows: int, of_inputs: int, warps: int, stages: int) -> KernelConfig:
-    blocks = {"BLOCK_OUT": of_outs, "BLOCK_ROWS": of_rows, "BLOCK_IN": of_inputs, "STAGES": stages}
+def _sized(output_count: int, row_count: int, input_count: int, warps: int, stages: int) -> KernelConfig:
+    """Return a configuration. STAGES is passed to the kernel as well: see kernels/linear/quantized/triton.py."""
+    blocks = {"BLOCK_OUT": output_count, "BLOCK_ROWS": row_count, "BLOCK_IN": input_count, "STAGES": stages}
     return KernelConfig(blocks, warps, stages)
 
 
@@ -116,7 +127,10 @@ def _project_in(
     BLOCK_IN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """hidden [pairs in their order, INNER]. Programs: tiles of outputs, tiles of pairs."""
+    """Compute hidden, [pairs in sorted order, INNER]: the first projection and the activation.
+
+    Programs: tiles of outputs, tiles of pairs.
+    """
     expert, first, rows = _tile(tiles_ptr)
     if rows == 0:
         return
@@ -132,13 +146,13 @@ def _project_in(
         up = _product(
             stack_ptr, expert * 2 + 1, outs, inside, rows_ptr, here, INNER, WIDE, BITS, PRECISION, BLOCK_IN, STAGES
         )
-        given = silu(gate) * up
+        results = silu(gate) * up
     else:
         up = _product(stack_ptr, expert, outs, inside, rows_ptr, here, INNER, WIDE, BITS, PRECISION, BLOCK_IN, STAGES)
         positive = tl.maximum(up, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        given = positive * positive
+        results = positive * positive
     places = (first + at).to(tl.int64)[None, :] * INNER + outs[:, None]
-    tl.store(hidden_ptr + places, given.to(hidden_ptr.dtype.element_ty), inside[:, None] & here[None, :])
+    tl.store(hidden_ptr + places, results.to(hidden_ptr.dtype.element_ty), inside[:, None] & here[None, :])
 
 
 @jit
@@ -147,7 +161,7 @@ def _project_out(
     stack_ptr,
     order_ptr,
     tiles_ptr,
-    given_ptr,
+    results_ptr,
     WIDE: tl.constexpr,
     INNER: tl.constexpr,
     BITS: tl.constexpr,
@@ -157,7 +171,10 @@ def _project_out(
     BLOCK_IN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """given [pairs, WIDE], without their weights. Programs: tiles of outputs, tiles of pairs."""
+    """Compute results, [pairs in their original order, WIDE]: the second projection, without the pairs' weights.
+
+    Programs: tiles of outputs, tiles of pairs.
+    """
     expert, first, rows = _tile(tiles_ptr)
     if rows == 0:
         return
@@ -168,12 +185,12 @@ def _project_out(
     sums = _product(stack_ptr, expert, outs, inside, rows_ptr, here, WIDE, INNER, BITS, PRECISION, BLOCK_IN, STAGES)
     pair = tl.load(order_ptr + first + at, here, other=0)
     places = pair.to(tl.int64)[None, :] * WIDE + outs[:, None]
-    tl.store(given_ptr + places, sums, inside[:, None] & here[None, :])
+    tl.store(results_ptr + places, sums, inside[:, None] & here[None, :])
 
 
 @jit
 def _add_up(
-    given_ptr,
+    results_ptr,
     chosen_ptr,
     weights_ptr,
     y_ptr,
@@ -182,21 +199,21 @@ def _add_up(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Programs: rows, stretches of them."""
+    """Add up the weighted experts of a token, in the order of its choice. Programs: tokens, blocks of columns."""
     row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for place in range(TOP_K):
         pair = row * TOP_K + place
         expert = tl.load(chosen_ptr + pair)
         if (expert >= 0) & (expert < COUNT):
-            given = tl.load(given_ptr + pair * WIDE + columns, columns < WIDE, other=0.0)
-            total += given * tl.load(weights_ptr + pair)
+            results = tl.load(results_ptr + pair * WIDE + columns, columns < WIDE, other=0.0)
+            total += results * tl.load(weights_ptr + pair)
     tl.store(y_ptr + row * WIDE + columns, total.to(y_ptr.dtype.element_ty), columns < WIDE)
 
 
 @jit
 def _tile(tiles_ptr):
-    """The program's expert, the first of its pairs, and how many."""
+    """Return the expert of the program's tile, its first pair in sorted order, and its number of pairs."""
     tile_ptr = tiles_ptr + tl.program_id(1) * 3
     return tl.load(tile_ptr), tl.load(tile_ptr + 1), tl.load(tile_ptr + 2)
 
@@ -216,8 +233,12 @@ def _product(
     BLOCK_IN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """float32 [outs, rows] of one of the matrices [OUTPUTS, INPUTS] that lie one behind the other; BITS: 0 of numbers,
-    else of integers. See quantized_linear.triton.product."""
+    """Return the products, float32 [outs, rows], of one matrix of a stack and rows.
+
+    stack_ptr: consecutive matrices [OUTPUTS, INPUTS]; matrix: the number of one of them.
+    BITS: 8 or 4 for packed integers, 0 for floating point.
+    Other arguments: see kernels.linear.quantized.triton.product.
+    """
     if BITS:
         STEPS: tl.constexpr = (INPUTS + STEP - 1) // STEP
         BYTES: tl.constexpr = (OUTPUTS + BLOCK - 1) // BLOCK * STEPS * BLOCK * (4 + STEP * BITS // 8)

@@ -1,6 +1,7 @@
-"""Pairs of a token and one of its experts, sorted by expert and cut into tiles: all on the device.
+"""Sorting of (token, expert) pairs by expert, and cutting them into tiles, all on the device.
 
-How many each expert has is read by no host, so there are as many tiles as there could be; those left over are empty.
+The host does not read how many pairs each expert has. So it launches as many tiles as there can be at most, and the
+tiles that are not needed are empty.
 """
 
 import torch
@@ -12,14 +13,16 @@ from baton.kernels.runtime.triton import KernelConfig, launch
 from baton.kernels.runtime.triton.jit import jit
 
 AT_ONCE = 1024
-"""Pairs that a program looks at."""
+"""Pairs that a program reads at a time."""
 
 
 def sort_pairs(chosen: Tensor, count: int, tile_rows: int) -> tuple[Tensor, Tensor]:
-    """order: int32 [pairs], those of expert 0 first, then of 1, as they come; tiles: int32 [most, 3], the expert of
-    each, its first place in the order, and how many follow there, at most tile_rows, or 0.
+    """Sort pairs by expert, and cut those of each expert into tiles of up to tile_rows pairs.
 
-    chosen: int32 [T, k]; an expert that is not one of `count` is left out, and what then is last in `order` undefined.
+    Return order, int32 [pairs], the numbers of the pairs sorted by expert (stable), and tiles, int32 [most, 3]: each
+    tile's expert, its first index in `order`, and its number of pairs, which is 0 for tiles that are not needed.
+
+    chosen: int32 [T, k]. Pairs whose expert is not in [0, count) are left out; the end of `order` is then undefined.
     """
     pairs, bins = chosen.numel(), triton.next_power_of_2(count)
     most = most_tiles(pairs, count, tile_rows)
@@ -41,13 +44,13 @@ def sort_pairs(chosen: Tensor, count: int, tile_rows: int) -> tuple[Tensor, Tens
 
 
 def most_tiles(pairs: int, count: int, tile_rows: int) -> int:
-    """However they are chosen: each expert that has any may leave a tile all but empty."""
+    """Return the most tiles that any choice of experts needs: each expert with pairs may have one nearly empty tile."""
     return (pairs + min(pairs, count) * (tile_rows - 1)) // tile_rows
 
 
 @jit
 def _count(chosen_ptr, counts_ptr, pairs, AT_ONCE: tl.constexpr):
-    """Programs: experts."""
+    """Count an expert's pairs. Programs: experts."""
     expert = tl.program_id(0)
     mine = tl.zeros((AT_ONCE,), tl.int32)
     for start in range(0, pairs, AT_ONCE):
@@ -69,14 +72,14 @@ def _place(
     TILE_ROWS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """Programs: experts; the last also empties the tiles that are left over."""
+    """Write an expert's part of `order` and its tiles. Programs: experts; the last also empties the unneeded tiles."""
     expert = tl.program_id(0)
     bins = tl.arange(0, BINS)
     counts = tl.load(counts_ptr + bins, bins < COUNT, other=0)
-    of_tiles = (counts + TILE_ROWS - 1) // TILE_ROWS
+    tile_counts = (counts + TILE_ROWS - 1) // TILE_ROWS
     first = tl.sum(tl.where(bins < expert, counts, 0))
     rows = tl.sum(tl.where(bins == expert, counts, 0))
-    tile = tl.sum(tl.where(bins < expert, of_tiles, 0))
+    tile = tl.sum(tl.where(bins < expert, tile_counts, 0))
     placed = first
     for start in range(0, pairs, AT_ONCE):
         at = start + tl.arange(0, AT_ONCE)

@@ -1,5 +1,5 @@
-// Which experts compute for a token: kernels/moe/routing/reference.py. A logit is one chain of additions along the inputs,
-// whatever rows are beside it.
+// Choice of experts, as kernels/moe/routing/reference.py defines it. A logit is added up in one chain along the inputs,
+// so the results are batch-invariant.
 #include <algorithm>
 #include <type_traits>
 
@@ -20,8 +20,9 @@ struct Rule {
     float scale;
 };
 
-// logits [rows, OUT], `stride` apart, of one block; block: its weights [steps, OUT, INPUTS]. Where the inputs' number is
-// odd and weights lie in pairs, the last one is multiplied alone.
+// Compute the logits [rows, OUT] of one block of experts, rows `stride` apart. block: its weights [steps, OUT, INPUTS].
+// If weights are packed in pairs and the number of inputs is odd, the last input is multiplied separately, padded with
+// 0.
 template <class W, class X>
 void multiply(const X *x, int64_t x_stride, const W *block, int64_t inputs, int64_t rows, float *logits, int64_t stride) {
     constexpr int64_t SIDE = Step<W>::INPUTS;
@@ -40,7 +41,8 @@ void multiply(const X *x, int64_t x_stride, const W *block, int64_t inputs, int6
 
 floats sigmoid(floats x) { return 1.0f / (1.0f + exp(-x)); }
 
-// The first of the largest numbers; values [count], with NONE behind them to a multiple of LANES.
+// Return the index of the greatest number, the lowest on a tie. values: [count], padded with NONE to a multiple of
+// LANES.
 int64_t best_of(const float *values, int64_t count) {
     floats most = load(values);
     for (int64_t i = LANES; i < count; i += LANES) {
@@ -51,7 +53,8 @@ int64_t best_of(const float *values, int64_t count) {
     return std::find(values, values + count, highest_value) - values;
 }
 
-// NONE for the experts of groups that are not kept; memory: twice as many numbers as groups, to multiples of LANES.
+// Set `wanted` to NONE for experts outside the best groups. memory: room for two numbers per group, each of the two
+// arrays padded to a multiple of LANES.
 void keep_groups(float *wanted, int64_t experts, const Rule &rule, float *memory) {
     const int64_t each = experts / rule.groups;
     float *const worth = memory, *const kept = memory + round_up(rule.groups);
@@ -74,8 +77,8 @@ void keep_groups(float *wanted, int64_t experts, const Rule &rule, float *memory
         if (kept[group] == 0.0f) std::fill(wanted + group * each, wanted + (group + 1) * each, NONE);
 }
 
-// The scores of the chosen, of which `weights` holds the logits, the best first, or with sigmoid the scores already;
-// all: the logits of all, with NONE behind them to a multiple of LANES.
+// Compute the weights of the chosen experts. On entry `weights` holds their logits, the best first, or with sigmoid
+// their scores. all: the logits of all experts, padded with NONE to a multiple of LANES.
 void weigh(const float *all, int64_t experts, const Rule &rule, float *weights) {
     const float most = weights[0];
     float sum = LEAST;
@@ -94,7 +97,8 @@ void weigh(const float *all, int64_t experts, const Rule &rule, float *weights) 
     for (int64_t k = 0; k < rule.top_k; k++) weights[k] = weights[k] / sum * rule.scale;
 }
 
-// logits [experts], with room to a multiple of OUT behind them; wanted: as much, and memory for the groups.
+// Choose a row's experts. logits: [experts], with room up to a multiple of OUT; overwritten with the scores. wanted:
+// memory of the same size for the ranking, followed by memory for keep_groups.
 void choose(float *logits, const float *bias, int64_t experts, const Rule &rule, float *wanted, int32_t *chosen,
             float *weights) {
     const int64_t padded = round_up(experts);
@@ -103,7 +107,7 @@ void choose(float *logits, const float *bias, int64_t experts, const Rule &rule,
         const floats logit = load(logits + i), score = rule.sigmoid ? sigmoid(logit) : logit;
         put(logits + i, score);
         const floats value = bias ? score + load(bias + i, count) : score;
-        put(wanted + i, value == value ? value : splat(NONE));  // No NaN is ever the best.
+        put(wanted + i, value == value ? value : splat(NONE));  // A NaN must never be chosen.
     }
     std::fill(wanted + experts, wanted + padded, NONE);
     std::fill(logits + experts, logits + padded, NONE);
@@ -120,7 +124,7 @@ void choose(float *logits, const float *bias, int64_t experts, const Rule &rule,
 template <class W, class X>
 void route(const X *x, int64_t x_stride, const W *router, const float *bias, float *logits, int32_t *chosen,
            float *weights, int64_t rows, int64_t inputs, int64_t experts, const Rule &rule) {
-    constexpr int64_t ROWS = 48;  // Of a part.
+    constexpr int64_t ROWS = 48;  // Rows of a part of the parallel loop.
     const int64_t blocks = (experts + OUT - 1) / OUT, stride = blocks * OUT, parts = (rows + ROWS - 1) / ROWS;
     const int64_t size = (inputs + Step<W>::INPUTS - 1) / Step<W>::INPUTS * Step<W>::INPUTS * OUT;
     const int64_t work = OUT * inputs * (1 + std::min(rows, ROWS) / 16);
@@ -144,9 +148,12 @@ void route(const X *x, int64_t x_stride, const W *router, const float *bias, flo
 }  // namespace
 }  // namespace baton
 
-// x: [rows, inputs] of `type`, rows `stride` apart. router: [experts, inputs] of router_type, float32 or x's, packed as
-// for baton_linear; bias: [experts] or null. logits: [rows, experts rounded up to 32], for what is made on the way.
-// chosen and weights: [rows, top_k].
+// Compute reference.route.
+// x: [rows, inputs] of dtype `type`, rows `stride` elements apart.
+// router: [experts, inputs] of router_type, which is float32 or x's dtype, packed as for baton_linear.
+// bias: [experts] or null.
+// logits: [rows, experts rounded up to 32], for intermediate results.
+// chosen, weights: [rows, top_k].
 extern "C" void baton_route(
     int type, const void *x, int64_t stride, int router_type, const void *router, const float *bias, float *logits,
     int32_t *chosen, float *weights, int64_t rows, int64_t inputs, int64_t experts, int64_t top_k, int sigmoid,

@@ -1,4 +1,4 @@
-"""The same as reference.py, by cpu.cpp, over weights packed once: what a row gets is the same beside any other rows."""
+"""The operation of reference.py in C++ (cpu.cpp), over packed weights. It is batch-invariant."""
 
 import torch
 from torch import Tensor
@@ -21,14 +21,14 @@ ARGUMENTS = [
 
 
 def takes(router: Tensor) -> bool:
-    """Whether the C function is installed and made for such weights."""
+    """Return whether the C function is installed and takes weights of this device and dtype."""
     return router.device.type == "cpu" and router.dtype in TYPES and cpp.function(NAME) is not None
 
 
 def route(
     x: Tensor, router: PackedWeight, bias: Tensor | None, rule: RoutingRule, padding: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """See reference.route; ValueError for other dtypes and layouts."""
+    """Compute reference.route with a packed router. Raise ValueError for other dtypes and layouts."""
     run = cpp.function(NAME)
     assert run is not None
     rows, inputs = x.shape
@@ -53,12 +53,12 @@ def route(
 
 
 def pack(router: Tensor) -> PackedWeight:
-    """router: [E, D]."""
+    """Pack a router's weight, [E, D]."""
     return PackedWeight(packed(router), len(router), router.shape[1], with_rows=True)
 
 
 def check() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     g = torch.Generator().manual_seed(0)
     x, router, bias = torch.randn(5, 37, generator=g), torch.randn(40, 37, generator=g), torch.randn(40, generator=g)
     rules = [
@@ -72,7 +72,7 @@ def check() -> None:
             rounded = router.to(dtype)
             chosen, weights = route(x.to(dtype), pack(rounded), added, rule)
             expected = reference.route(x.to(dtype), rounded, added, rule)
-            assert torch.equal(chosen, expected[0]), "it chooses others than its reference"
+            assert torch.equal(chosen, expected[0]), "it chooses other experts than its reference"
             assert_agrees(weights, expected[1], rtol=1e-4)
 
 

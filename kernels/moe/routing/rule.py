@@ -1,4 +1,4 @@
-"""How a router chooses."""
+"""The rule by which a router chooses experts."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,15 +6,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class RoutingRule:
-    """Each token gets top_k experts, and weights that come from their scores.
+    """How many experts a token gets, from which groups, and how their weights follow from the router's logits."""
 
-    scores: softmax or sigmoid of the logits. renormalise: weights are divided by their sum. scale: of all weights.
-    Experts lie in `groups` of equal size side by side; only those of the groups_kept best can be chosen.
-    """
-
-    top_k: int
-    scores: Literal["softmax", "sigmoid"]
-    renormalise: bool
-    groups: int = 1
-    groups_kept: int = 1
-    scale: float = 1.0
+    top_k: int  # experts per token
+    scores: Literal["softmax", "sigmoid"]  # function of the logits that gives the weights
+    renormalise: bool  # divide the weights of the chosen experts by their sum
+    groups: int = 1  # groups of equal size that the experts are divided into, in the order of their numbers
+    groups_kept: int = 1  # only experts of this many best groups can be chosen
+    scale: float = 1.0  # factor of all weights, applied last

@@ -1,5 +1,4 @@
-"""The same as reference.py, by Triton. Inputs are summed in splits of one size, so a row gets the same beside any
-others."""
+"""The operation of reference.py in Triton. Inputs are summed in splits of a fixed size: results are batch-invariant."""
 
 import torch
 import triton
@@ -11,17 +10,17 @@ from baton.kernels.runtime.triton import KernelConfig, config_of, dot_precision,
 from baton.kernels.runtime.triton.jit import jit
 
 SPLIT = 256
-"""Inputs that a program multiplies at a time."""
+"""Inputs of one split."""
 STEPS = {torch.float32: 16, torch.bfloat16: 64}
-"""Of them at once, by the router's type: products of float32 take no tensor cores, and so more registers."""
+"""Inputs multiplied at a time, by the router's dtype. Float32 has no tensor cores and so needs more registers."""
 APART = 64
-"""Most rows whose splits are summed by programs of their own."""
+"""With up to this many rows, each split is computed by a program of its own; with more, a program computes them all."""
 
 
 def route(
     x: Tensor, router: Tensor, bias: Tensor | None, rule: RoutingRule, padding: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """See reference.route. Products of float32 are exact, unless kernels.runtime.triton.use_tf32 was asked."""
+    """Compute reference.route. Float32 products are exact unless kernels.runtime.triton.use_tf32(True) was called."""
     x = x.contiguous()
     (rows, inputs), experts, top_k = x.shape, len(router), rule.top_k
     splits = triton.cdiv(inputs, SPLIT)
@@ -53,7 +52,7 @@ def route(
         SPLITS=apart,
         EACH=each,
         GROUPS=rule.groups,
-        KEPT=rule.groups_kept,
+        BEST_GROUPS=rule.groups_kept,
         TOP_K=top_k,
         SIGMOID=rule.scores == "sigmoid",
         RENORMALISE=rule.renormalise,
@@ -65,7 +64,10 @@ def route(
 
 
 def candidates() -> list[KernelConfig]:
-    """The first is the default. See kernels/linear/quantized/triton.py for why there are always 64 outputs."""
+    """Return the configurations to choose from, the default first.
+
+    All have 64 outputs: kernels/linear/quantized/triton.py says why.
+    """
     return [KernelConfig({"BLOCK_OUT": 64, "BLOCK_ROWS": rows}, 4, stages) for rows in (16, 32) for stages in (2, 3)]
 
 
@@ -84,7 +86,10 @@ def _logits(
     BLOCK_OUT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
-    """A tile of [splits, rows, EXPERTS], of SPLITS from the program's own on. Programs: experts, rows, splits."""
+    """Compute a tile of the logits [splits, rows, EXPERTS]: the sum of SPLITS splits from the program's own on.
+
+    Programs: tiles of experts, tiles of rows, splits.
+    """
     outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     at = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     within = tl.arange(0, STEP)
@@ -117,7 +122,7 @@ def _choose(
     SPLITS: tl.constexpr,
     EACH: tl.constexpr,
     GROUPS: tl.constexpr,
-    KEPT: tl.constexpr,
+    BEST_GROUPS: tl.constexpr,
     TOP_K: tl.constexpr,
     SIGMOID: tl.constexpr,
     RENORMALISE: tl.constexpr,
@@ -125,7 +130,10 @@ def _choose(
     BLOCK_GROUPS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Programs: rows. Experts lie in groups of EACH."""
+    """Choose a row's experts and compute their weights. Programs: rows.
+
+    Scores are held as [groups, EACH]: consecutive experts form a group.
+    """
     row = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, BLOCK_GROUPS), tl.arange(0, BLOCK_EACH)
     there = (group < GROUPS)[:, None] & (member < EACH)[None, :]
@@ -134,21 +142,22 @@ def _choose(
     for split in range(SPLITS):
         logits += tl.load(logits_ptr + (split * rows + row) * (GROUPS * EACH) + number, there, other=0.0)
     scores = 1.0 / (1.0 + tl.exp(-logits)) if SIGMOID else logits
-    wanted = scores
+    ranking = scores
     if bias_ptr is not None:
-        wanted += tl.load(bias_ptr + number, there, other=0.0)
-    # No NaN is ever the best.
-    wanted = tl.where(there & (wanted == wanted), wanted, float("-inf"))
-    if KEPT < GROUPS:
-        wanted = tl.where(_kept(wanted, number, group, KEPT, GROUPS, EACH)[:, None], wanted, float("-inf"))
+        ranking += tl.load(bias_ptr + number, there, other=0.0)
+    # A NaN must never be chosen.
+    ranking = tl.where(there & (ranking == ranking), ranking, float("-inf"))
+    if BEST_GROUPS < GROUPS:
+        is_eligible = _best_groups(ranking, number, group, BEST_GROUPS, GROUPS, EACH)
+        ranking = tl.where(is_eligible[:, None], ranking, float("-inf"))
     place = tl.arange(0, BLOCK_K)
     chosen, weights = tl.zeros((BLOCK_K,), tl.int32), tl.zeros((BLOCK_K,), tl.float32)
     for k in range(TOP_K):
-        best = _first(wanted, number, there)
+        best = _first(ranking, number, there)
         chosen = tl.where(place == k, best, chosen)
         weights = tl.where(place == k, tl.sum(tl.sum(tl.where(number == best, scores, 0.0), 1), 0), weights)
-        wanted = tl.where(number == best, float("-inf"), wanted)
-    if not SIGMOID:
+        ranking = tl.where(number == best, float("-inf"), ranking)
+    if not SIGMOID:  # Softmax, relative to the best logit, so that the exponential cannot overflow.
         most = tl.sum(tl.where(place == 0, weights, 0.0))
         weights = tl.exp(weights - most)
         logits = tl.where(there, tl.exp(logits - most), 0.0)
@@ -164,25 +173,25 @@ def _choose(
 
 
 @jit
-def _kept(wanted, number, group, KEPT: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.constexpr):
-    """Whether a group is one of the KEPT best, each as good as its two best experts."""
-    best = tl.max(wanted, 1)
-    first = tl.min(tl.where(wanted == best[:, None], number, GROUPS * EACH), 1)
+def _best_groups(ranking, number, group, BEST_GROUPS: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.constexpr):
+    """Return whether each group is one of the BEST_GROUPS best, ranked by the sum of their two best experts."""
+    best = tl.max(ranking, 1)
+    first = tl.min(tl.where(ranking == best[:, None], number, GROUPS * EACH), 1)
     worth = best
     if EACH > 1:
-        worth += tl.max(tl.where(number == first[:, None], float("-inf"), wanted), 1)
+        worth += tl.max(tl.where(number == first[:, None], float("-inf"), ranking), 1)
     worth = tl.where((group < GROUPS) & (worth == worth), worth, float("-inf"))
-    kept = group < 0
-    for _ in range(KEPT):
-        better = tl.where(kept | (group >= GROUPS), float("-inf"), worth)
-        of_best = (better == tl.max(better, 0)) & (group < GROUPS) & (kept == 0)
-        kept = kept | (group == tl.min(tl.where(of_best, group, GROUPS), 0))
-    return kept
+    is_best = group < 0
+    for _ in range(BEST_GROUPS):
+        better = tl.where(is_best | (group >= GROUPS), float("-inf"), worth)
+        is_candidate = (better == tl.max(better, 0)) & (group < GROUPS) & (is_best == 0)
+        is_best = is_best | (group == tl.min(tl.where(is_candidate, group, GROUPS), 0))
+    return is_best
 
 
 @jit
-def _first(wanted, number, there):
-    """The lowest number of those that are wanted most."""
-    most = tl.max(tl.max(wanted, 1), 0)
-    found = tl.where(there & (wanted == most), number, 2147483647)
+def _first(ranking, number, there):
+    """Return the number of the expert that ranks highest, the lowest number on a tie."""
+    most = tl.max(tl.max(ranking, 1), 0)
+    found = tl.where(there & (ranking == most), number, 2147483647)
     return tl.min(tl.min(found, 1), 0)

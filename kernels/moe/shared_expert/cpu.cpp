@@ -1,11 +1,12 @@
-// Routed experts and the shared one together: kernels/moe/shared_expert/reference.py.
+// Sum of routed experts and the shared expert, as kernels/moe/shared_expert/reference.py defines it.
 #include <type_traits>
 
 #include "runtime/cpp/numbers.h"
 #include "runtime/cpp/parallel.h"
 #include "runtime/cpu_graph/call.h"
 
-// routed, shared and y: [rows, width], contiguous, and gate: [rows] or null; all of `type`.
+// y = routed + sigmoid(gate)·shared. routed, shared, y: [rows, width], contiguous. gate: [rows], or null for factor 1.
+// All have dtype `type`.
 extern "C" void baton_add_shared(
     int type, const void *routed, const void *shared, const void *gate, void *y, int64_t rows, int64_t width
 ) {

@@ -1,4 +1,4 @@
-"""The same as reference.py, by cpu.cpp."""
+"""The operation of reference.py in C++ (cpu.cpp)."""
 
 import torch
 from torch import Tensor
@@ -12,17 +12,17 @@ NAME = "baton_add_shared"
 
 
 def takes(routed: Tensor, shared: Tensor, gate: Tensor | None = None) -> bool:
-    """Whether the C function is installed and made for these."""
-    given = [routed, shared, *([] if gate is None else [gate])]
+    """Return whether the C function is installed and takes these tensors."""
+    tensors = [routed, shared, *([] if gate is None else [gate])]
     return (
         cpp.function(NAME) is not None
         and routed.dtype in TYPES
-        and all(x.is_cpu and x.dtype == routed.dtype and x.is_contiguous() for x in given)
+        and all(x.is_cpu and x.dtype == routed.dtype and x.is_contiguous() for x in tensors)
     )
 
 
 def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None = None) -> Tensor:
-    """See reference.add_shared; for what `takes` says yes to."""
+    """Compute reference.add_shared; only for arguments that `takes` accepts."""
     run = cpp.function(NAME)
     assert run is not None
     y = torch.empty_like(routed)
@@ -32,13 +32,13 @@ def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None = None) -> Te
 
 
 def check() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     g = torch.Generator().manual_seed(0)
     routed, shared, gate = (torch.randn(shape, generator=g) for shape in ((3, 74), (3, 74), (3, 1)))
     for dtype, tolerance in zip(TYPES, (1e-5, 2**-7), strict=True):
-        for given in (None, gate.to(dtype)):
-            found = add_shared(routed.to(dtype), shared.to(dtype), given)
-            expected = reference.add_shared(routed.to(dtype), shared.to(dtype), given)
+        for rounded in (None, gate.to(dtype)):
+            found = add_shared(routed.to(dtype), shared.to(dtype), rounded)
+            expected = reference.add_shared(routed.to(dtype), shared.to(dtype), rounded)
             assert_agrees(found, expected, rtol=tolerance, atol=1e-6)
 
 

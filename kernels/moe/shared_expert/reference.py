@@ -1,12 +1,12 @@
-"""What routed experts and the one that all tokens share make together."""
+"""Sum of the routed experts' output and that of the shared expert, which every token passes through."""
 
 from torch import Tensor
 
 
 def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None = None) -> Tensor:
-    """routed + sigmoid(gate)·shared, or without a gate their sum, computed in float32, in routed's dtype.
+    """Return routed + sigmoid(gate)·shared, or routed + shared without a gate, in routed's dtype.
 
-    routed, shared: [T, D]; gate: [T, 1], before the sigmoid.
+    Computed in float32. routed, shared: [T, D]. gate: [T, 1], before the sigmoid, or None.
     """
-    counted = shared.float() if gate is None else gate.float().sigmoid() * shared.float()
-    return (routed.float() + counted).to(routed.dtype)
+    gated = shared.float() if gate is None else gate.float().sigmoid() * shared.float()
+    return (routed.float() + gated).to(routed.dtype)

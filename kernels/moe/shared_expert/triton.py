@@ -1,4 +1,4 @@
-"""The same as reference.py, by Triton: a program for a stretch of a row."""
+"""The operation of reference.py in Triton: one program per BLOCK columns of a row."""
 
 import torch
 import triton
@@ -11,7 +11,7 @@ from baton.kernels.runtime.triton.layout import row_stride
 
 
 def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None) -> Tensor:
-    """See reference.add_shared. Rows may lie apart."""
+    """Compute reference.add_shared. All tensors may be strided in their first dimension."""
     rows, width = routed.shape
     y = torch.empty(rows, width, dtype=routed.dtype, device=routed.device)
     config = config_of("moe.shared_expert.add_shared", f"width={width}", routed.device, *candidates(width))
@@ -29,7 +29,7 @@ def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None) -> Tensor:
 
 
 def candidates(width: int) -> list[KernelConfig]:
-    """The first is the default."""
+    """Return the configurations to choose from, the default first."""
     least = triton.next_power_of_2(width)
     sizes = [(1024, 4), (1024, 2), (1024, 8), (2048, 4), (2048, 8), (512, 2), (512, 4), (4096, 8)]
     return [KernelConfig({"BLOCK": min(block, least)}, warps) for block, warps in sizes]
@@ -47,12 +47,13 @@ def _add_shared(
     GATE_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Compute BLOCK columns of one row."""
     row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     routed = tl.load(routed_ptr + row * ROUTED_ROW + columns, inside, other=0.0).to(tl.float32)
     shared = tl.load(shared_ptr + row * SHARED_ROW + columns, inside, other=0.0).to(tl.float32)
     if gate_ptr is not None:
         gate = tl.load(gate_ptr + row * GATE_ROW).to(tl.float32)
-        e = tl.exp(-tl.abs(gate))
+        e = tl.exp(-tl.abs(gate))  # sigmoid whose exponential cannot overflow
         shared *= tl.where(gate >= 0, 1.0, e) / (1.0 + e)
     tl.store(y_ptr + row * WIDTH + columns, (routed + shared).to(y_ptr.dtype.element_ty), inside)

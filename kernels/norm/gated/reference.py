@@ -1,4 +1,4 @@
-"""RMS norm with a gate, over groups of channels."""
+"""Gated RMS norm over groups of channels, as after the recurrence of Mamba-2 (arXiv:2405.21060)."""
 
 from collections.abc import Callable
 from typing import Literal, TypeAlias
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 Activation: TypeAlias = Literal["silu", "sigmoid"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
-"""Of the gate."""
+"""Activations f of the gate, by name."""
 
 
 def gated_norm(
@@ -21,10 +21,14 @@ def gated_norm(
     norm_before_gate: bool = False,
     activation: Activation = "silu",
 ) -> Tensor:
-    """weight·rms(x·f(gate)) or, with norm_before_gate, weight·rms(x)·f(gate), in weight's dtype; f is the activation.
+    """Return weight·rms_norm(x·f(gate)) or, with norm_before_gate, weight·rms_norm(x)·f(gate), in weight's dtype.
 
-    x, gate: [T, channels], computed in float32; each of `groups` equal parts has a mean square of its own. weight None:
-    x·f(gate), in x's dtype.
+    f is the activation. Computed in float32.
+
+    x, gate: [T, channels].
+    weight: [channels]; None returns x·f(gate) without a norm, in x's dtype.
+    eps: added to the mean square.
+    groups: number of equal parts of the channels, each of which is normalised by its own mean square.
     """
     gate = ACTIVATIONS[activation](gate.float())
     if weight is None:

@@ -1,4 +1,4 @@
-"""The same as reference.py, by Triton: each group is read once."""
+"""The operation of reference.py in Triton. Each group of channels is read once."""
 
 import torch
 import triton
@@ -23,14 +23,15 @@ def gated_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """See reference.gated_norm. Rows of x and gate, float32 or bfloat16, may lie apart. dtype: of the result.
+    """Compute reference.gated_norm. x and gate, float32 or bfloat16, may be strided in their first dimension.
 
-    weight: that of every channel, or [channels / groups], of each group alike.
+    weight: [channels], or [channels / groups] for a weight that all groups share.
+    dtype: of the result; None: weight's or, without a weight, x's.
     """
     rows, channels = x.shape
     width = channels // groups
-    kept = x.dtype if weight is None else weight.dtype
-    y = torch.empty(rows, channels, dtype=dtype or kept, device=x.device)
+    default = x.dtype if weight is None else weight.dtype
+    y = torch.empty(rows, channels, dtype=dtype or default, device=x.device)
     config = config_of("norm.gated.gated_norm", f"width={width}", x.device, *candidates(width))
     launch(
         _gated_norm,
@@ -50,7 +51,10 @@ def gated_norm(
 
 
 def candidates(width: int) -> list[KernelConfig]:
-    """The first is the default: some 8 elements a thread and no program of less than a thousand."""
+    """Return the configurations to choose from, the default first.
+
+    It has about 8 elements per thread and at least 1024 per program.
+    """
     block = triton.next_power_of_2(width)
     parts = max(1, 1024 // block)
     default = min(8, max(1, parts * block // 256))
@@ -76,7 +80,10 @@ def _gated_norm(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """PARTS groups, of the same row or of the next; parts: of all rows. WEIGHTS: from one group's to the next."""
+    """Compute PARTS consecutive groups, which may belong to several rows.
+
+    parts: groups of all rows. WEIGHTS: elements from one group's weights to the next group's; 0 if they share them.
+    """
     part = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
     row, group = (part // GROUPS).to(tl.int64), part % GROUPS
     columns = tl.arange(0, BLOCK)

@@ -1,4 +1,4 @@
-// Residual addition and RMS norm: kernels/norm/rms/reference.py.
+// Residual addition and RMS norm, as kernels/norm/rms/reference.py defines them.
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
@@ -10,11 +10,12 @@
 namespace baton {
 namespace {
 
+// Accumulators of a sum of squares: as many on every target, so that all targets add in the same order.
 constexpr int COLUMNS = 16;
-// Numbers that a thread must have to be worth waking.
+// Least numbers per part of a parallel loop: fewer do not pay for waking a thread.
 constexpr int64_t GRAIN = 16384;
 
-// to = residual + multiplier·x; its sum of squares, added up in COLUMNS columns whatever the target's vectors are.
+// Compute to = residual + multiplier·x, and return its sum of squares. x may be null: then `to` is not written.
 template <class R, class X>
 float add_row(int64_t hidden, const R *residual, const X *x, float multiplier, R *to) {
     const auto square = [=](int64_t i, auto v) {
@@ -36,6 +37,7 @@ float add_row(int64_t hidden, const R *residual, const X *x, float multiplier, R
     return squares[0];
 }
 
+// normed = x·scale·(weight + offset).
 template <class R, class W>
 void scale_row(int64_t hidden, const R *x, const W *weight, float offset, float scale, W *normed) {
     over(hidden, [=](int64_t i, auto v) {
@@ -46,8 +48,9 @@ void scale_row(int64_t hidden, const R *x, const W *weight, float offset, float 
 }  // namespace
 }  // namespace baton
 
-// residual, added: R [rows, hidden]; x: X [rows, hidden] or null, and then added is not written; weight: W [hidden];
-// normed: W [rows, hidden]. All contiguous.
+// Compute reference.add_rms_norm. All tensors are contiguous.
+// residual, added: [rows, hidden], of residual_type. x: [rows, hidden] of x_type, or null: then added is not written.
+// weight: [hidden] and normed: [rows, hidden], of weight_type.
 extern "C" void baton_add_rms_norm(int64_t rows, int64_t hidden, const void *residual, int residual_type,
                                    const void *x, int x_type, const void *weight, int weight_type, float eps,
                                    float multiplier, float offset, void *added, void *normed) {

@@ -1,4 +1,4 @@
-"""The same as reference.py, in cpu.cpp."""
+"""The operation of reference.py in C++ (cpu.cpp)."""
 
 import torch
 from torch import Tensor
@@ -12,17 +12,17 @@ NAME = "baton_add_rms_norm"
 
 
 def takes(residual: Tensor, x: Tensor | None, weight: Tensor) -> bool:
-    """Whether the C function is installed and made for these."""
-    given = (residual, weight) if x is None else (residual, x, weight)
+    """Return whether the C function is installed and takes these tensors."""
+    tensors = (residual, weight) if x is None else (residual, x, weight)
     return cpp.function(NAME) is not None and all(
-        tensor.device.type == "cpu" and tensor.dtype in TYPES and tensor.is_contiguous() for tensor in given
+        tensor.device.type == "cpu" and tensor.dtype in TYPES and tensor.is_contiguous() for tensor in tensors
     )
 
 
 def add_rms_norm(
     residual: Tensor, x: Tensor | None, weight: Tensor, eps: float, multiplier: float = 1.0, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """See reference.add_rms_norm; for what `takes` says yes to."""
+    """Compute reference.add_rms_norm; only for arguments that `takes` accepts."""
     run = cpp.function(NAME)
     assert run is not None
     rows, hidden = residual.shape
@@ -47,7 +47,7 @@ def add_rms_norm(
 
 
 def check() -> None:
-    """Raises AssertionError where it differs from the reference."""
+    """Raise AssertionError where it differs from the reference."""
     generator = torch.Generator().manual_seed(0)
     for dtype in TYPES:
         residual = torch.randn(96, 217, generator=generator)

@@ -1,4 +1,4 @@
-"""The same as reference.py, by Triton: a program for each row, which it reads once."""
+"""The operation of reference.py in Triton: one program per row, which reads the row once."""
 
 import torch
 import triton
@@ -12,7 +12,7 @@ from baton.kernels.runtime.triton.jit import jit
 def add_rms_norm(
     residual: Tensor, x: Tensor | None, weight: Tensor, eps: float, multiplier: float = 1.0, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """See reference.add_rms_norm. Contiguous."""
+    """Compute reference.add_rms_norm; all tensors are contiguous."""
     rows, hidden = residual.shape
     added = residual if x is None else torch.empty_like(residual)
     normed = torch.empty(rows, hidden, dtype=weight.dtype, device=residual.device)
@@ -29,7 +29,7 @@ def add_rms_norm(
 
 
 def candidates(hidden: int) -> list[KernelConfig]:
-    """The first is the default."""
+    """Return the configurations to choose from, the default first."""
     default = 4 if hidden <= 4096 else 8
     return [KernelConfig({}, default), *(KernelConfig({}, warps) for warps in (1, 2, 4, 8, 16) if warps != default)]
 
@@ -47,16 +47,16 @@ def _add_rms_norm(
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """x_ptr None: nothing is added, and nothing written to added_ptr."""
+    """Add and normalise one row. x_ptr None: nothing is added, and added_ptr is not written."""
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
     places = tl.program_id(0).to(tl.int64) * HIDDEN + columns
     values = tl.load(residual_ptr + places, inside, other=0.0).to(tl.float32)
     if x_ptr is not None:
         values += tl.load(x_ptr + places, inside, other=0.0).to(tl.float32) * multiplier
-        kept = values.to(added_ptr.dtype.element_ty)
-        tl.store(added_ptr + places, kept, inside)
-        values = kept.to(tl.float32)
+        rounded = values.to(added_ptr.dtype.element_ty)
+        tl.store(added_ptr + places, rounded, inside)
+        values = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 0) / HIDDEN + eps)
     weight = tl.load(weight_ptr + columns, inside, other=0.0).to(tl.float32)
     tl.store(normed_ptr + places, (values * scale * (weight + offset)).to(normed_ptr.dtype.element_ty), inside)

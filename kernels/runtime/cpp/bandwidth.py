@@ -1,4 +1,4 @@
-"""How fast memory is read: the floor of decoding, which reads every weight for each step."""
+"""Measurement of the memory's read bandwidth, which bounds decoding: each step reads every weight."""
 
 import time
 
@@ -9,7 +9,10 @@ PASSES = 8
 
 
 def read_bandwidth(threads: int) -> float:
-    """Bytes a second, the best of a few passes over 128 MiB. Sets torch's threads for as long as it runs."""
+    """Measure the read bandwidth in bytes per second: the best of PASSES passes over 128 MiB.
+
+    threads: how many to read with. Torch's number of threads is changed while this runs, and restored.
+    """
     numbers, before = torch.ones(NUMBERS), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -19,6 +22,7 @@ def read_bandwidth(threads: int) -> float:
 
 
 def _one_pass(numbers: torch.Tensor) -> float:
+    """Read all numbers once, and return bytes per second."""
     began = time.perf_counter()
     numbers.sum()
     return numbers.nbytes / (time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""Compiling the C++ of operations into one shared library."""
+"""Compilation of the operations' C++ into one shared library."""
 
 import hashlib
 import os
@@ -13,15 +13,16 @@ from baton.kernels.runtime.cpp.targets import Target
 
 KERNELS = Path(__file__).parents[2]
 KEY = 16
+"""Characters of the hash in a library's name."""
 INCLUDED = re.compile(r'#include "([\w/]+)/\w+\.h"')
-"""The folder of an included header. Includes of other folders are written from kernels/ on."""
+"""Matches an include of another folder's header; such paths begin below kernels/."""
 
 
 def sources(operations: Collection[str] | None = None) -> list[Path]:
     """Return the C++ files of operations (None: all), of what they include, and of this folder; the largest first."""
     found = {name_of(file): file for file in KERNELS.rglob("cpu.cpp")}
-    wanted = found.keys() if operations is None else with_included(found, operations)
-    files = [*(found[name] for name in wanted), *(KERNELS / "runtime" / "cpp").glob("*.cpp")]
+    names = found.keys() if operations is None else with_included(found, operations)
+    files = [*(found[name] for name in names), *(KERNELS / "runtime" / "cpp").glob("*.cpp")]
     return sorted(files, key=lambda file: (-file.stat().st_size, file))
 
 
@@ -31,24 +32,29 @@ def name_of(file: Path) -> str:
 
 
 def with_included(found: Mapping[str, Path], operations: Iterable[str]) -> set[str]:
-    """Return the operations and those whose headers they include, whose C++ holds what the headers declare."""
-    wanted, todo = set[str](), {name for name in operations if name in found}
+    """Return the operations and those whose headers they include, transitively.
+
+    The C++ of an included operation defines the functions that its header declares, so it must be linked too.
+
+    found: the cpu.cpp of each operation that has one, by name.
+    """
+    names, todo = set[str](), {name for name in operations if name in found}
     while todo:
-        wanted |= todo
+        names |= todo
         files = [file for name in todo for file in found[name].parent.iterdir() if file.suffix in (".cpp", ".h")]
         folders = {name for file in files for name in INCLUDED.findall(file.read_text(encoding="utf-8"))}
         included = {folder.replace("/", ".") for folder in folders}
-        todo = (included & found.keys()) - wanted
-    return wanted
+        todo = (included & found.keys()) - names
+    return names
 
 
 def key(compiler: Compiler, target: Target, operations: Collection[str] | None = None) -> str:
     """Return a name for the library: its target, and a hash of the compiler, the flags and all sources."""
-    told = hashlib.sha256("\0".join([*compiler.command, compiler.version, *compiler.flags(target)]).encode())
+    digest = hashlib.sha256("\0".join([*compiler.command, compiler.version, *compiler.flags(target)]).encode())
     for file in sorted([*sources(operations), *KERNELS.rglob("*.h")]):
         content = file.read_bytes()
-        told.update(f"\0{file.relative_to(KERNELS)}\0{len(content)}\0".encode() + content)
-    return f"{target.name}-{told.hexdigest()[:KEY]}"
+        digest.update(f"\0{file.relative_to(KERNELS)}\0{len(content)}\0".encode() + content)
+    return f"{target.name}-{digest.hexdigest()[:KEY]}"
 
 
 def build(

@@ -1,4 +1,4 @@
-"""The folder of compiled libraries: private to the user, shared by their processes."""
+"""The folder of compiled libraries, private to one user and shared by that user's processes."""
 
 import hashlib
 import os
@@ -12,11 +12,11 @@ DIGEST = 16
 
 
 class CacheError(Exception):
-    """The folder is none that code may be loaded from, or cannot be written."""
+    """The folder is not safe to load code from, or cannot be written."""
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """BATON_CACHE, else baton in XDG_CACHE_HOME or ~/.cache."""
+    """Return the path in BATON_CACHE if that is set, else "baton" in XDG_CACHE_HOME or ~/.cache."""
     if environment.get("BATON_CACHE"):
         return Path(environment["BATON_CACHE"])
     home = environment.get("XDG_CACHE_HOME")
@@ -24,7 +24,10 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def open_folder(folder: Path) -> None:
-    """Make it, if it is not there. Raises CacheError unless it is a folder that nobody else can write or read."""
+    """Create the folder if it does not exist. Raise CacheError unless only its owner, this user, can access it.
+
+    Code is loaded from it, so another user must not be able to write to it.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=PRIVATE, exist_ok=True)
@@ -42,34 +45,39 @@ def open_folder(folder: Path) -> None:
 
 
 def fetch(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
-    """The library of this key; where there is none yet, `build` writes it to the path that it is given.
+    """Return the path of the library with this key; build it if there is none yet.
 
-    The name holds a digest of the content, so that a damaged file is built anew. Of several processes one builds.
+    Its file name contains a digest of its content, so that a damaged file is detected and built again. A file lock
+    lets only one of several processes build.
+
+    build: writes the library to the path that it is called with.
     """
     with _locked(folder):
         for path in sorted(folder.glob(f"{key}-*.so")):
             if path.name == _name(key, path.read_bytes()):
                 return path
             path.unlink()
-        for abandoned in folder.glob("*.new"):
+        for abandoned in folder.glob("*.new"):  # Left by a killed process: nothing else builds while we hold the lock.
             abandoned.unlink()
-        beside = folder / f"{key}.{os.getpid()}.new"
+        temporary = folder / f"{key}.{os.getpid()}.new"
         try:
-            build(beside)
-            path = folder / _name(key, beside.read_bytes())
-            beside.rename(path)
+            build(temporary)
+            path = folder / _name(key, temporary.read_bytes())
+            temporary.rename(path)  # Atomic, so that a process never sees half a library.
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         return path
 
 
 def _name(key: str, content: bytes) -> str:
+    """Return the file name of a library with this key and content."""
     return f"{key}-{hashlib.sha256(content).hexdigest()[:DIGEST]}.so"
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    import fcntl  # Windows has none, and no target.
+    """Hold the folder's file lock."""
+    import fcntl  # Here, since Windows lacks it; native code has no target there, and so does not come here.
 
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""The C++ compiler of this machine: the one that CXX names, else a usual one, else Zig's from PyPI."""
+"""The C++ compiler of this machine: the one in CXX, else a common one on the PATH, else Zig's from PyPI."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ from baton.kernels.runtime.cpp.targets import Target
 NAMES = ("c++", "g++", "clang++")
 FLAGS = (
     "-std=c++17",
-    "-O2",  # Half of -O3's time; loops that want unrolling or vectors say so.
+    "-O2",  # Compiles in half of -O3's time; loops that need unrolling or vectorising have pragmas.
     "-fPIC",
     "-fno-exceptions",
     "-fno-math-errno",
@@ -22,32 +22,37 @@ FLAGS = (
     "-ffp-contract=fast",
     "-Wall",
 )
-PATIENCE_S = 120.0
+PATIENCE_S = 120.0  # timeout of one compilation
 PATIENCE_FOR_VERSION_S = 20.0
 
 
 class CompileError(Exception):
-    """The compiler failed or cannot be run; the message holds the first line that says why."""
+    """The compiler failed or cannot be run; the message holds its first line with an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """command: what starts it; version: its first line about itself."""
+    """A C++ compiler that runs on this machine."""
 
-    command: tuple[str, ...]
-    version: str
+    command: tuple[str, ...]  # program and first arguments
+    version: str  # first line of what --version prints
     is_zig: bool = False
 
     def flags(self, target: Target) -> tuple[str, ...]:
+        """Return the flags of a compilation for this target."""
         return (*FLAGS, f"-mcpu={target.zig}") if self.is_zig else (*FLAGS, *target.march)
 
     @property
     def link_flags(self) -> tuple[str, ...]:
-        """Zig would compile a C and a C++ library first, for a minute; kernels need none but what the process has."""
+        """The flags of linking.
+
+        Zig would first compile a C and a C++ standard library, which takes a minute. Kernels need only symbols that the
+        process already has, so these libraries are left out.
+        """
         return ("-shared", "-nostdlib") if self.is_zig else ("-shared",)
 
     def run(self, arguments: list[str]) -> None:
-        """Raises CompileError if it fails."""
+        """Run the compiler. Raise CompileError if it fails."""
         try:
             done = subprocess.run(
                 [*self.command, *arguments], capture_output=True, text=True, errors="replace", timeout=PATIENCE_S
@@ -55,13 +60,13 @@ class Compiler:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CompileError(f"{self.command[0]}: {error}") from error
         if done.returncode:
-            said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-            why = next((line for line in said if "error" in line.lower()), said[-1] if said else "")
+            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+            why = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")
             raise CompileError(f"{shlex.join(self.command)} ended with {done.returncode}: {why}")
 
 
 def find_compiler(environment: Mapping[str, str] = os.environ) -> Compiler | None:
-    """The first that runs and tells its version; None if there is none."""
+    """Return the first candidate that runs and reports its version; None if there is none."""
     for command in _candidates(environment):
         version = _version(command)
         if version is not None:
@@ -70,6 +75,7 @@ def find_compiler(environment: Mapping[str, str] = os.environ) -> Compiler | Non
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """Yield the commands of compilers to try, the preferred one first."""
     if environment.get("CXX"):
         yield tuple(shlex.split(environment["CXX"]))
     for name in NAMES:
@@ -81,8 +87,9 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
 
 
 def _version(command: tuple[str, ...]) -> str | None:
+    """Return the first line of the compiler's --version; None if it cannot be run."""
     try:
-        told = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=PATIENCE_FOR_VERSION_S)
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=PATIENCE_FOR_VERSION_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return told.stdout.strip().partition("\n")[0] if told.returncode == 0 else None
+    return done.stdout.strip().partition("\n")[0] if done.returncode == 0 else None

@@ -1,4 +1,4 @@
-"""The one library of this process: its functions, each checked against its reference before it is offered."""
+"""The one native library of this process. Each function is offered only after it agreed with its reference."""
 
 import ctypes
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,18 +17,15 @@ Function = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """module: where it is declared, for most an operation's native.py.
+    """A C function that an operation would like to use."""
 
-    check: runs the function, which is offered meanwhile, and raises where it and its reference differ.
-    """
-
-    module: str
-    argtypes: tuple[Any, ...]
-    check: Callable[[], None]
+    module: str  # of the declaration, usually an operation's native.py
+    argtypes: tuple[Any, ...]  # ctypes of its arguments
+    check: Callable[[], None]  # calls the function through its operation; raises where its reference differs
 
 
 class LoadError(Exception):
-    """The file cannot be loaded, for instance from a file system mounted noexec."""
+    """The library's file cannot be loaded, for example because its file system is mounted noexec."""
 
 
 _declared: dict[str, Declared] = {}
@@ -38,7 +35,11 @@ _watcher: Callable[[str, tuple[Any, ...]], None] | None = None
 
 
 def declare(name: str, argtypes: Sequence[Any], check: Callable[[], None]) -> None:
-    """A C function that an operation would use; called when the operation's native.py is imported."""
+    """Declare a C function that an operation would like to use. Called when the operation's native.py is imported.
+
+    argtypes: ctypes of its arguments.
+    check: raises where the function and its reference differ. It runs while the function is offered, during `install`.
+    """
     _declared[name] = Declared(check.__module__, tuple(argtypes), check)
 
 
@@ -54,14 +55,14 @@ def _operation_of(declared: Declared) -> str:
 
 
 def function(name: str) -> Function | None:
-    """The C function; None where nothing is installed, or its check failed."""
+    """Return the C function; None if no library is installed, or its check failed."""
     found = _functions.get(name)
-    return found if found is None or _watcher is None else partial(_told, _watcher, name)
+    return found if found is None or _watcher is None else partial(_report, _watcher, name)
 
 
 @contextmanager
 def watched(on_call: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
-    """Meanwhile functions are not run: on_call is told their names and arguments. In one thread at a time."""
+    """Pass calls of functions, by name and arguments, to `on_call` instead of running them. Not thread-safe."""
     global _watcher
     assert _watcher is None
     _watcher = on_call
@@ -72,19 +73,28 @@ def watched(on_call: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
 
 
 def argtypes(name: str) -> tuple[Any, ...]:
-    """Those that the function was declared with."""
+    """Return the argument types that the function was declared with."""
     return _declared[name].argtypes
 
 
 def address_of_words(name: str) -> int:
-    """Of the function that takes the same arguments as a row of words: kernels/runtime/cpu_graph/call.h."""
+    """Return the address of the function's variant that takes its arguments as an array of 64-bit words.
+
+    kernels/runtime/cpu_graph/call.h defines these variants.
+    """
     return ctypes.cast(getattr(_library, f"{name}_of_words"), ctypes.c_void_p).value or 0
 
 
 def install(path: Path, threads: int, operations: Collection[str] | None = None) -> dict[str, str]:
-    """Offer the functions of a library that are declared and pass their checks; why the others are left out, by name.
+    """Load a library, and offer each of its declared functions that passes its check. Raise LoadError if it fails.
 
-    operations: those that the library was built for. Once in a process, before a model is used. Raises LoadError.
+    This must happen once per process, before a model is used.
+
+    Return why each other function is left out, by name.
+
+    path: the shared library.
+    threads: how many torch and native code compute with.
+    operations: the operations that the library was built for; None for all.
     """
     global _library
     uninstall()
@@ -98,29 +108,30 @@ def install(path: Path, threads: int, operations: Collection[str] | None = None)
 
 
 def use_threads(threads: int) -> None:
-    """How many torch and native code compute with from now on."""
+    """Set the number of threads that torch and native code compute with."""
     torch.set_num_threads(threads)
     if _library is not None:
         use_pool(_library, threads)
 
 
 def uninstall() -> None:
-    """Offer nothing; for tests."""
+    """Offer no functions any more."""
     global _library
     _library = None
     _functions.clear()
 
 
-def _told(on_call: Callable[[str, tuple[Any, ...]], None], name: str, *arguments: Any) -> None:
+def _report(on_call: Callable[[str, tuple[Any, ...]], None], name: str, *arguments: Any) -> None:
+    """Report a call instead of making it."""
     on_call(name, arguments)
 
 
 def _offer(library: ctypes.CDLL, name: str) -> str:
-    """What is wrong with the function; empty if it is offered."""
+    """Check a function and offer it. Return what is wrong with it; empty if it is offered."""
     try:
         found = getattr(library, name)
         found.argtypes, found.restype = _declared[name].argtypes, None
-        _functions[name] = found
+        _functions[name] = found  # Already now, because the check calls it through its operation.
         _declared[name].check()
     except Exception as fault:
         _functions.pop(name, None)

@@ -1,5 +1,6 @@
-// Vectors as wide as the target's registers, of float32 and of bfloat16 turned into it, and what kernels compute with
-// them. The compiler's own vector types serve every instruction set; intrinsics stand where it needs help.
+// Vectors as wide as the target's registers, loaded from and stored to float32 and bfloat16, and functions of them.
+// The vector types are the compiler's own, which work for every instruction set. Intrinsics and inline assembly are
+// used only where compilers generate slow code.
 #pragma once
 
 #include <cmath>
@@ -7,7 +8,7 @@
 #include <cstring>
 
 #if defined(__SSE2__)
-#include <xmmintrin.h>  // And not immintrin.h, which takes a fifth of what a file takes to compile.
+#include <xmmintrin.h>  // Not immintrin.h, which would take a fifth of a file's time to compile.
 #endif
 
 namespace baton {
@@ -24,7 +25,8 @@ typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 
-// Where __builtin_prefetch puts what memory is slow to give: more may be on its way there than to the first cache.
+// Locality argument of __builtin_prefetch that fetches into the L2 cache only. More fetches can be in flight to L2 than
+// to L1, which matters when data comes from memory.
 constexpr int SECOND_CACHE = 2;
 
 struct bfloat16 {
@@ -33,7 +35,7 @@ struct bfloat16 {
 
 inline floats splat(float x) { return x - floats{}; }
 
-// One number.
+// Single numbers.
 
 inline float to_float(float x) { return x; }
 
@@ -46,7 +48,7 @@ inline float to_float(bfloat16 x) {
 
 inline void put(float *target, float x) { *target = x; }
 
-// To the nearest, ties to even; a NaN stays one.
+// Store as bfloat16, rounded to the nearest, ties to even. A NaN stays a NaN.
 inline void put(bfloat16 *target, float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
@@ -54,7 +56,7 @@ inline void put(bfloat16 *target, float x) {
     target->bits = static_cast<uint16_t>(x != x ? (bits >> 16) | 0x40 : rounded);
 }
 
-// LANES numbers, aligned or not; `get` also takes them one by one, where fewer are left.
+// Vectors of LANES numbers, aligned or not. `get` loads a vector or a single number, by its result type.
 
 inline floats load(const float *source) {
     floats x;
@@ -67,7 +69,7 @@ inline floats load(const bfloat16 *source) {
     std::memcpy(&x, source, sizeof x);
 #if defined(__AVX2__)
     words wide;
-    asm("vpmovzxwd %1, %0" : "=v"(wide) : "vm"(x));  // GCC 12 takes four instructions.
+    asm("vpmovzxwd %1, %0" : "=v"(wide) : "vm"(x));  // GCC 12 would generate four instructions.
     return (floats)(wide << 16);
 #else
     return (floats)(__builtin_convertvector(x, words) << 16);
@@ -89,14 +91,15 @@ inline void put(bfloat16 *target, floats x) {
 #endif
 }
 
-// 32 bits from 32, the upper ones the better, as kernels/state_pool/rounding.py has them.
+// Hash 32-bit words, as kernels/state_pool/rounding.py does; the upper bits are mixed best.
 template <class V> V mix(V x) {
     x *= 0x7feb352du;
     return (x ^ (x >> 15)) * 0x846ca68bu;
 }
 
-// To one of the two nearest, up where the 16 bits that go and 16 of `chance` reach a whole. A NaN stays one if it has
-// zeros there, as those of arithmetic do: asking would take half as long again as all the rest.
+// Store as bfloat16 with stochastic rounding: add the lower 16 bits of `chance` to the number's bits, then cut off the
+// lower 16. A NaN stays a NaN if its lower 16 bits are 0, as in the NaNs that arithmetic produces; a check for other
+// NaNs would make this 1.5 times as slow.
 inline void put_by_chance(bfloat16 *target, float x, uint32_t chance) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
@@ -116,11 +119,11 @@ V get(const T *source) {
         return to_float(*source);
 }
 
-// At the end of a row that is no multiple of LANES.
+// The end of rows whose length is no multiple of LANES.
 
 inline int64_t round_up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
-// The first `count` numbers; the other lanes are 0.
+// Load the first min(count, LANES) numbers; the other lanes are 0.
 template <class T> floats load(const T *source, int64_t count) {
     if (count >= LANES) return load(source);
     T numbers[LANES] = {};
@@ -128,6 +131,7 @@ template <class T> floats load(const T *source, int64_t count) {
     return load(numbers);
 }
 
+// Store the first min(count, LANES) lanes.
 template <class T> void put(T *target, floats x, int64_t count) {
     if (count >= LANES) return put(target, x);
     T numbers[LANES];
@@ -135,7 +139,8 @@ template <class T> void put(T *target, floats x, int64_t count) {
     std::memcpy(target, numbers, count * sizeof(T));
 }
 
-// Calls f(i, V{}) for i in [0, n): V is floats while LANES are left, then float.
+// Call f(i, V{}) for i in [0, n): with V = floats and steps of LANES while at least LANES are left, then with V =
+// float.
 template <class F>
 void over(int64_t n, F f) {
     int64_t i = 0;
@@ -143,7 +148,7 @@ void over(int64_t n, F f) {
     for (; i < n; i++) f(i, 0.0f);
 }
 
-// The sum of all lanes, by halves.
+// The sum of COUNT lanes: add the upper half of the lanes to the lower half, recursively.
 template <int COUNT, class V>
 float sum_of(V x) {
     if constexpr (COUNT == 4) {
@@ -158,7 +163,7 @@ float sum_of(V x) {
 
 inline float sum(floats x) { return sum_of<LANES>(x); }
 
-// The highest of all lanes, by halves.
+// The greatest of COUNT lanes, in the same way.
 template <int COUNT, class V>
 float highest_of(V x) {
     if constexpr (COUNT == 4) {
@@ -174,12 +179,12 @@ float highest_of(V x) {
 
 inline float highest(floats x) { return highest_of<LANES>(x); }
 
-// e^x to about 2 units in the last place, for x held within [-87.3, 88.3]: 2^n times a polynomial of the rest, as in
-// Cephes' expf.
+// e^x, exact to about 2 units in the last place, with x clamped to [-87.3, 88.3]. Computed like expf of the Cephes
+// library: e^x = 2^n · e^r with |r| ≤ ln(2) / 2, and a polynomial for e^r.
 inline floats exp(floats x) {
     x = x > 88.3f ? splat(88.3f) : x;
     x = x < -87.3f ? splat(-87.3f) : x;
-    const floats shifter = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer, in the lowest bits.
+    const floats shifter = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer in the lowest bits.
     const floats shifted = x * 1.44269504f + shifter;
     const floats n = shifted - shifter;
     const floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -200,10 +205,11 @@ inline floats sigmoid(floats x) { return 1.0f / (1.0f + exp(-x)); }
 
 inline float sigmoid(float x) { return sigmoid(splat(x))[0]; }
 
-// As torch has it: the identity above 20.
+// log(1 + e^x), as torch computes it: x itself above 20.
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// log(1 + e^x) = max(x, 0) + log1p(u) with u = e^−|x|, and log1p(u) = 2·artanh(u / (2 + u)), argument at most 1/3.
+// log(1 + e^x) = max(x, 0) + log1p(u) with u = e^−|x|, and log1p(u) = 2·artanh(u / (2 + u)). The argument of artanh is
+// at most 1/3, so that few terms of its series are enough.
 inline floats softplus(floats x) {
     const floats u = exp(x > 0.0f ? -x : x), s = u / (2.0f + u), square = s * s;
     floats p = square * (1.0f / 15) + 1.0f / 13;
@@ -216,7 +222,8 @@ inline floats softplus(floats x) {
     return (x > 0.0f ? x : floats{}) + 2.0f * s * p;
 }
 
-// While it lives, this thread takes denormals for zero: decayed states hold many, and a CPU is slow on them.
+// While an object of this class lives, its thread treats denormals as zero. Decayed states contain many of them, and
+// CPUs compute slowly with them.
 class FlushDenormals {
 #if defined(__SSE2__)
     const unsigned before = _mm_getcsr();
@@ -240,10 +247,10 @@ class FlushDenormals {
 #endif
 };
 
-// Types as kernels/runtime/cpp/types.py numbers them.
+// Dtypes, numbered as in kernels/runtime/cpp/types.py.
 enum Type : int { FLOAT32 = 0, BFLOAT16 = 1 };
 
-// Calls f with a null pointer of the type.
+// Call f with a null pointer to the C++ type of this dtype, from which f deduces the type.
 template <class F>
 void with_type(int type, F f) {
     if (type == BFLOAT16) return f(static_cast<bfloat16 *>(nullptr));

@@ -1,4 +1,5 @@
-// Loops over the threads of torch's pool, whoever compiles this needs no OpenMP; and what each thread keeps.
+// Parallel loops on the threads of torch's OpenMP pool, which do not need OpenMP to be compiled; and scratch memory of
+// each thread.
 #pragma once
 
 #include <pthread.h>
@@ -10,8 +11,10 @@
 
 namespace baton {
 
-constexpr int64_t PARTS = 8;  // For each thread.
+constexpr int64_t PARTS = 8;  // Parts of a loop for each thread.
 
+// run: OpenMP's entry point for parallel regions (GOMP_parallel), which calls body(data) on all threads; null: there is
+// no pool.
 struct Pool {
     using Run = void (*)(void (*body)(void *), void *data, unsigned threads, unsigned flags);
     Run run = nullptr;
@@ -19,9 +22,10 @@ struct Pool {
 };
 extern Pool pool;
 
-// Calls f(begin, end) for parts of [0, n) of at least `grain` each; all are done when it returns. Each thread takes the
-// next part when it has done one, so one that loses its processor for a while holds up its own part and no more.
-// What f computes for an index must not depend on the part, for threads and chance decide on them. f must not throw.
+// Call f(begin, end) for parts of [0, n) of at least `grain` each, and return when all are done. A thread takes the
+// next part when it has finished one, so a thread that the system preempts delays only its own part.
+// The result for an index must not depend on the part that it is in, because the parts depend on the number of threads.
+// f must not throw.
 template <class F> void parallel_for(int64_t n, int64_t grain, F f) {
     const int64_t parts = std::min<int64_t>(pool.threads * PARTS, n / std::max<int64_t>(grain, 1));
     if (parts <= 1 || pool.threads == 1) {
@@ -43,8 +47,8 @@ template <class F> void parallel_for(int64_t n, int64_t grain, F f) {
 
 template <class F> void parallel_for(int64_t n, F f) { parallel_for(n, 1, f); }
 
-// Memory that a thread keeps between calls, so that no call has to ask for it. By the C library alone: containers and
-// thread_local objects with destructors would need the C++ runtime.
+// Memory that each thread keeps between calls, so that calls need not allocate. It uses the C library only: containers
+// and thread_local objects with destructors would need the C++ runtime, which the library is not linked with.
 struct ScratchBuffers {
     static constexpr int COUNT = 12;
     float *data[COUNT];
@@ -63,7 +67,8 @@ inline const pthread_key_t scratch_key = [] {
     return key;
 }();
 
-// At least `count` floats, this thread's until it asks for more of the same buffer; in them is what was left there.
+// Return this thread's buffer with this number, enlarged to at least `count` floats. Its contents are those of the last
+// use, or undefined. The pointer is valid until the same buffer is requested with a larger count.
 inline float *scratch(int buffer, int64_t count) noexcept {
     auto *kept = static_cast<ScratchBuffers *>(pthread_getspecific(scratch_key));
     if (!kept) {

@@ -1,4 +1,4 @@
-"""The threads of native code are torch's own: two pools would take each other's processors."""
+"""Native code runs on torch's own OpenMP threads, because two pools would compete for the same cores."""
 
 import ctypes
 
@@ -8,9 +8,10 @@ RUN = "GOMP_parallel"
 
 
 def use_pool(library: ctypes.CDLL, threads: int) -> bool:
-    """Give `library` torch's pool; it runs in the calling thread alone where torch has none, or there is one thread.
+    """Let the library run on torch's pool; return False if torch has none, so that it runs in the calling thread.
 
-    threads: as many as torch has, since the pool is made anew where the numbers differ. False without a pool.
+    threads: must equal torch's number of threads, because OpenMP creates the pool again whenever the number changes.
+        With one thread, too, the library runs in the calling thread.
     """
     use = library.baton_use_pool
     use.argtypes, use.restype = [ctypes.c_void_p, ctypes.c_int], None
@@ -20,8 +21,11 @@ def use_pool(library: ctypes.CDLL, threads: int) -> bool:
 
 
 def torch_pool() -> int | None:
-    """The address of what runs a function on all threads, as torch's own calls resolve it; None where there is none."""
-    # A preloaded OpenMP comes before the one that torch brought.
+    """Return the address of OpenMP's entry point for parallel regions, as torch's own calls resolve it; None without.
+
+    The function runs another function on all threads of the pool.
+    """
+    # A preloaded OpenMP takes precedence over the one that torch ships, as it does for torch itself.
     for scope in (ctypes.CDLL(None), ctypes.CDLL(torch._C.__file__)):
         try:
             return ctypes.cast(getattr(scope, RUN), ctypes.c_void_p).value

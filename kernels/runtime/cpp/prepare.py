@@ -1,4 +1,4 @@
-"""From sources to a library that can be installed: the target, the compiler, the cache."""
+"""Preparation of the native library: choice of target and compiler, look-up in the cache, compilation."""
 
 import sys
 import time
@@ -17,36 +17,34 @@ from baton.kernels.runtime.cpp.targets import Target, cpu_features, machine, usa
 
 @dataclass(slots=True)
 class Prepared:
-    """What became of the native code. problem: why torch runs in its stead; empty if it does not.
+    """The native library of this process, how it was found or built, and what went wrong."""
 
-    operations: those that it is for, by the names of their folders; None for all.
-    seconds: that it took. cache_problem: why the library will not be kept, and lies in `private` until it is loaded.
-    """
-
-    operations: Collection[str] | None = None
+    operations: Collection[str] | None = None  # names of the folders of the operations that it is for; None: all
     target: Target | None = None
     compiler: Compiler | None = None
-    path: Path | None = None
-    compiled: bool = False
-    seconds: float = 0.0
-    problem: str = ""
-    cache_problem: str = ""
+    path: Path | None = None  # of the library
+    compiled: bool = False  # it was not in the cache
+    seconds: float = 0.0  # spent on finding, building, loading and checking it
+    problem: str = ""  # why torch's forms run instead; empty if native code runs
+    cache_problem: str = ""  # why the cache cannot be used; the library then lies in `private` until it is loaded
     private: TemporaryDirectory[str] | None = None
-    left_out: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)  # why a function is not used, by name
 
     def install(self, threads: int) -> None:
-        """Load the library, if there is one, and check it; afterwards left_out names the functions that failed."""
-        with self._told():
+        """Load the library, if there is one, and check its functions; left_out receives those that failed."""
+        with self._recorded():
             if self.path is not None:
                 self.left_out = library.install(self.path, threads, self.operations)
         if self.private is not None:
             self.private.cleanup()
 
     def find(self, on_compile: Callable[["Prepared"], None]) -> None:
-        with self._told():
+        """Find the library in the cache or build it. on_compile: called before a compilation."""
+        with self._recorded():
             self._find(on_compile)
 
     def _find(self, on_compile: Callable[["Prepared"], None]) -> None:
+        """Choose target and compiler, and set `path`. Exceptions are recorded by the caller."""
         targets = usable_targets(machine(), cpu_features()) if sys.platform != "win32" else []
         if not targets:
             self.problem = f"there is no target for this CPU ({machine()} on {sys.platform})"
@@ -65,7 +63,7 @@ class Prepared:
         self.path = fetch(self._folder(), key(compiler, target, self.operations), compile_to)
 
     def _folder(self) -> Path:
-        """The cache, or a private folder where that cannot be used."""
+        """Return the cache's folder, or a private temporary one if the cache cannot be used."""
         folder = cache_folder()
         try:
             open_folder(folder)
@@ -76,8 +74,8 @@ class Prepared:
         return folder
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Whatever goes wrong is a problem to tell of, for torch can do the same."""
+    def _recorded(self) -> Iterator[None]:
+        """Measure the time, and store any exception as `problem`: it is not fatal, as torch computes the same."""
         began = time.monotonic()
         try:
             yield
@@ -89,9 +87,10 @@ class Prepared:
 def prepare(
     operations: Collection[str] | None = None, on_compile: Callable[[Prepared], None] = lambda prepared: None
 ) -> Prepared:
-    """Find or build the library for this CPU; what is wrong is told in the result, which then is to be installed.
+    """Find or build the library for this CPU, and return what came of it. The caller then calls its `install`.
 
-    operations: see Prepared. on_compile: called before a compilation, which takes seconds.
+    operations: see Prepared.
+    on_compile: called before a compilation, which takes seconds.
     """
     prepared = Prepared(operations)
     prepared.find(on_compile)

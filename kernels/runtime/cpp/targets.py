@@ -1,4 +1,4 @@
-"""Sets of instructions that native code is compiled for, and which of them this CPU has."""
+"""Instruction sets that native code is compiled for, and which of them this CPU supports."""
 
 import platform
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """march, zig: what GCC and Clang, and what Zig call it; needs: features, by Linux's names."""
+    """An instruction set that native code can be compiled for."""
 
     name: str
-    machine: str
-    march: tuple[str, ...]
-    zig: str
-    needs: frozenset[str] = frozenset()
+    machine: str  # architecture, as `machine` returns it
+    march: tuple[str, ...]  # flags of GCC and Clang
+    zig: str  # Zig's name of the CPU
+    needs: frozenset[str] = frozenset()  # CPU features, by Linux's names
 
 
-# The best first. A library is named by its target, never by "native": folders are shared between machines.
+# The best first. A library is named after its target, never "native", because machines may share a cache folder.
 TARGETS = (
     Target(
         "x86-64-v4-bf16",
@@ -52,13 +52,16 @@ TARGETS = (
 
 
 def machine() -> str:
-    """This machine's architecture: x86_64, aarch64, or what the system calls another one."""
+    """Return this machine's architecture: x86_64, aarch64, or the system's name for another one."""
     name = platform.machine().lower()
     return MACHINES.get(name, name)
 
 
 def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """By Linux's names; none on other systems, where only what every CPU of its kind has is taken for granted."""
+    """Return the features that all CPUs of this machine have, by Linux's names.
+
+    Empty on other systems, where only the baseline of an architecture can be assumed.
+    """
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -68,5 +71,5 @@ def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def usable_targets(machine: str, features: frozenset[str]) -> list[Target]:
-    """Those whose instructions this CPU has, the best first."""
+    """Return the targets whose instructions this CPU supports, the best first."""
     return [target for target in TARGETS if target.machine == machine and target.needs <= features]

@@ -1,4 +1,4 @@
-// A matrix product's block of results, held in registers.
+// Matrix products by tiles of results that are held in registers.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +11,8 @@
 
 namespace baton {
 
-// So that the results, a row of the right side and a value of the left fit into 32 or 16 registers.
+// Sizes of a tile: its TILE_ROWS · TILE_VECS accumulators, TILE_VECS vectors of the right side and one broadcast number
+// of the left side fit into the 32 (AVX-512, ARM) or 16 vector registers.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int TILE_VECS = 4;
 #else
@@ -23,7 +24,8 @@ template <int Rows, int Vecs> struct Tile {
     static constexpr int64_t rows = Rows;
     floats sum[Rows][Vecs] = {};
 
-    // sum[r, c] += Σ_k left[r, k] · right[k, c] for k < count, in this order whatever the tile; strides in elements.
+    // sum[r, c] += Σ_k left[r, k] · right[k, c] for k < count, in ascending order of k for every tile size, so that
+    // results do not depend on how rows are divided into tiles. Strides are in elements.
     template <class T>
     void add(const float *left, int64_t left_stride, const T *right, int64_t right_stride, int64_t count) {
         for (int64_t k = 0; k < count; ++k) {
@@ -38,7 +40,7 @@ template <int Rows, int Vecs> struct Tile {
     }
 
 #if defined(__AVX512BF16__)
-    // The same of bfloat16, two k at a time: left [rows, count], right [count / 2, columns, 2].
+    // The same for bfloat16, two k per instruction. left: [rows, count]; right: [count / 2, columns, 2]; count is even.
     void add(const bfloat16 *left, int64_t left_stride, const bfloat16 *right, int64_t right_stride, int64_t count) {
         for (int64_t k = 0; k < count; k += 2, right += right_stride) {
             __m512bh row[Vecs];
@@ -56,7 +58,7 @@ template <int Rows, int Vecs> struct Tile {
     }
 #endif
 
-    // f(sum, row, column) for each of its vectors.
+    // Call f(sum, row, column) for each vector of accumulators; column is that of its first lane.
     template <class F> void each(F f) {
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r)
@@ -65,7 +67,7 @@ template <int Rows, int Vecs> struct Tile {
     }
 };
 
-// Calls f(tile, row, column) for tiles that cover [rows, columns]; columns is a multiple of LANES.
+// Call f(tile, row, column) for tiles that cover [rows, columns]; columns is a multiple of LANES.
 template <class F> void for_tiles(int64_t rows, int64_t columns, F f) {
     const auto across = [&](auto height, int64_t row) {
         int64_t column = 0;
@@ -80,18 +82,18 @@ template <class F> void for_tiles(int64_t rows, int64_t columns, F f) {
     if (rows - row == 1) across(std::integral_constant<int, 1>(), row);
 }
 
-// By rows, `stride` elements apart.
+// A matrix whose rows are `stride` elements apart.
 template <class T> struct Matrix {
     T *at;
     int64_t stride;
 };
 
-// How many numbers of the right side lie side by side for each column.
+// How many k of the right side are adjacent in memory for each column: 2 for bfloat16, else 1.
 template <class L> constexpr int64_t PAIRED = sizeof(float) / sizeof(L);
 
-// to [rows, columns] ← kept·to + left [rows, count] · right [count, columns], with a number in `kept` for each row;
-// where that is null, what was in `to` is not read. columns is a multiple of LANES. Where `left` is of bfloat16, both
-// sides are as Tile::add has them, and count is even.
+// to [rows, columns] ← kept·to + left [rows, count] · right [count, columns].
+// kept: a factor for each row; null: `to` is overwritten without being read.
+// columns is a multiple of LANES. If `left` is bfloat16, both sides have the layout of Tile::add, and count is even.
 template <class T, class L = float>
 void multiply(int64_t rows, int64_t columns, int64_t count, Matrix<const L> left, Matrix<const T> right,
               Matrix<const float> kept, Matrix<float> to) {

@@ -1,4 +1,4 @@
-// Matrices turned, four by four in registers, and converted where the types differ.
+// Transposition of matrices in registers, with conversion between types.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace baton {
 
-// to[j, i] = from[i, j] for i < rows and j < columns; strides between rows, in elements.
+// to[j, i] = from[i, j] for i < rows and j < columns, in blocks of 4 × 4. Strides are between rows, in elements.
 template <class From, class To>
 void transpose(const From *from, int64_t from_stride, int64_t rows, int64_t columns, To *to, int64_t to_stride) {
     const auto turn = [&](int64_t i, int64_t j, auto side) {
@@ -34,7 +34,8 @@ void transpose(const From *from, int64_t from_stride, int64_t rows, int64_t colu
                     for (int64_t c = j; c < std::min(j + 4, columns); c++) turn(r, c, std::integral_constant<int, 1>());
 }
 
-// Halves of two vectors, a number of one and a number of the other in turns.
+// Return the lanes of a and b alternately: of their lower halves if FIRST is 0, of their upper halves if it is LANES /
+// 2.
 template <int FIRST, int... I> words interleave(words a, words b, std::integer_sequence<int, I...>) {
 #if defined(__clang__)
     return __builtin_shufflevector(a, b, (FIRST + I / 2 + I % 2 * LANES)...);
@@ -43,7 +44,8 @@ template <int FIRST, int... I> words interleave(words a, words b, std::integer_s
 #endif
 }
 
-// rows[i][j] ↔ rows[j][i], in log2(LANES) rounds, each of which interleaves the rows of both halves.
+// Transpose a square of LANES vectors in place: rows[i][j] ↔ rows[j][i]. It takes log2(LANES) rounds, each of which
+// interleaves row i with row i + LANES / 2.
 inline void turn(words (&rows)[LANES]) {
     constexpr std::make_integer_sequence<int, LANES> places{};
 #pragma GCC unroll 8

@@ -1,4 +1,4 @@
-"""What tensors are called in C."""
+"""C types of native functions' arguments, and the numbers of tensor dtypes."""
 
 import ctypes
 
@@ -9,5 +9,5 @@ INT = ctypes.c_int
 INT64 = ctypes.c_int64
 FLOAT = ctypes.c_float
 
-# The numbers of numbers.h.
+# As numbers.h numbers them.
 TYPES = {torch.float32: 0, torch.bfloat16: 1}

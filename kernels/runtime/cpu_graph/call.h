@@ -1,4 +1,5 @@
-// A call as a row of words, so that many can be made one after another without Python between them.
+// Calls of functions with their arguments in an array of 64-bit words, so that many calls can be replayed in a row
+// without Python in between.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,7 @@
 
 namespace baton {
 
-// A pointer or an integer is a word; a float the first half of one.
+// Return the argument that a word holds: a pointer or an integer takes the whole word, a float the lower half.
 template <class T> T from_word(int64_t word) {
     if constexpr (sizeof(T) < sizeof word) {
         T value;
@@ -31,6 +32,6 @@ template <class... A> void call(void (*function)(A...), const int64_t *words) {
 
 }  // namespace baton
 
-// The same function, with its arguments in a row: kernels/runtime/cpu_graph/ finds it by its name.
+// Define the variant of a function that takes its arguments as words. kernels/runtime/cpu_graph/ finds it by its name.
 #define BATON_RECORDABLE(function) \
     extern "C" void function##_of_words(const int64_t *words) { baton::call(function, words); }

@@ -1,4 +1,4 @@
-"""Where the intermediate results of a recording lie: those that are never needed at the same time share memory."""
+"""Memory of a recording's intermediate results: results that are never live at the same time share memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,50 +6,51 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ALIGNMENT = 64  # bytes of a line of a CPU's cache
+ALIGNMENT = 64  # bytes of a CPU's cache line
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """A buffer of `size` bytes, used by calls `first` to `last`."""
+    """How large a buffer is, and which calls use it."""
 
-    size: int
-    first: int
-    last: int
+    size: int  # bytes
+    first: int  # number of the first call that uses it
+    last: int  # number of the last one
 
 
 class SharedMemory:
-    """For recordings of which one runs at a time: each may write over what the others left."""
+    """Memory shared by recordings of which only one runs at a time. Each may overwrite the others' data."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int) -> Tensor:
-        """uint8, at least so many bytes."""
+        """Return at least `size` bytes of memory, uint8. Earlier recordings keep the memory that they took."""
         if self._memory.nbytes < size:
             self._memory = torch.empty(2 * size, dtype=torch.uint8)
         return self._memory
 
 
 def lay_out(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
-    """An offset for each buffer, aligned, and how much memory that takes, in bytes.
+    """Return an aligned offset for each buffer, and the bytes of memory that they take together.
 
-    Each goes to the lowest place that is free while it is used, in the order of first use.
+    Greedy first fit: in the order of their first use, each buffer gets the lowest offset that is free during its life.
     """
-    offsets, taken = [0] * len(lifetimes), list[int]()
+    offsets, live = [0] * len(lifetimes), list[int]()
     for index in sorted(range(len(lifetimes)), key=lambda i: lifetimes[i].first):
-        wanted = lifetimes[index]
-        taken = [other for other in taken if lifetimes[other].last >= wanted.first]
+        buffer = lifetimes[index]
+        live = [other for other in live if lifetimes[other].last >= buffer.first]
         offset = 0
-        for other in sorted(taken, key=lambda i: offsets[i]):
-            if offset + wanted.size <= offsets[other]:
+        for other in sorted(live, key=lambda i: offsets[i]):
+            if offset + buffer.size <= offsets[other]:  # It fits into the gap below `other`.
                 break
             offset = max(offset, _aligned(offsets[other] + lifetimes[other].size))
         offsets[index] = offset
-        taken.append(index)
+        live.append(index)
     ends = [_aligned(offset + buffer.size) for offset, buffer in zip(offsets, lifetimes, strict=True)]
     return offsets, max(ends, default=0)
 
 
 def _aligned(size: int) -> int:
+    """Round up to a multiple of ALIGNMENT."""
     return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,8 +1,8 @@
-"""A computation that consists of native functions: recorded once, then replayed by one call.
+"""Recording of a computation that consists of native functions, and its replay with one call.
 
-Beside its arithmetic a step of a small model is Python between its functions, and at each of them a wait for the
-interpreter's lock. As a CUDA graph does, a recording runs the same functions over the same memory: its inputs are
-tensors that the caller writes to, and its output is one tensor, written anew each time.
+A step of a small model spends much of its time in Python between native functions, and waiting for the interpreter's
+lock at each of them. A recording avoids both, as a CUDA graph does on a GPU: it calls the same functions with the same
+addresses. Its inputs are tensors that the caller writes to; its output is one tensor, which each replay overwrites.
 """
 
 import ctypes
@@ -22,20 +22,20 @@ from baton.kernels.runtime.cpu_graph.watching import Allocations, NotRecordable
 
 NAME = "baton_replay"
 PROBE = "baton_add_scaled"
-"""A function that only the checks here call: y += factor * x, float32."""
+"""A function that only the checks in this file call: y += factor * x, float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """address: of the function that takes words. pointers: which of them are addresses."""
+    """A recorded call of a native function."""
 
-    address: int
-    words: list[int]
-    pointers: list[int]
+    address: int  # of the function's variant that takes an array of words
+    words: list[int]  # its arguments, 64 bits each
+    pointers: list[int]  # indices of the words that are addresses
 
 
 class Buffers:
-    """The memory that was asked for on the way, and where it moves to."""
+    """The tensors that were allocated during a recording, and the addresses that they are moved to."""
 
     def __init__(self, made: Sequence[Tensor]) -> None:
         self._sizes = {tensor.data_ptr(): tensor.nbytes for tensor in made if tensor.nbytes}
@@ -43,7 +43,10 @@ class Buffers:
         self._targets: list[int] = []
 
     def lifetimes(self, calls: Sequence[Call], output: Tensor) -> list[Lifetime]:
-        """Of each, from the first call that is given an address in it to the last; the output's has no end."""
+        """Return each buffer's lifetime: from the first call with an address in it to the last.
+
+        That of the output lasts until after all calls.
+        """
         users: list[list[int]] = [[] for _ in self._begins]
         for number, address in _uses(calls, output):
             if (at := self._find(address)) is not None:
@@ -55,25 +58,27 @@ class Buffers:
         ]
 
     def move(self, targets: list[int]) -> None:
-        """Each to its new address."""
+        """Set the new address of each buffer, in the order of `lifetimes`."""
         self._targets = targets
 
     def moved(self, address: int) -> int:
-        """Where an address lies now; itself, if it is not in one of these."""
+        """Return the new address of an old one; the same address if it is in none of these buffers."""
         at = self._find(address)
         return address if at is None else address - self._begins[at] + self._targets[at]
 
     def moved_words(self, call: Call) -> Iterator[int]:
+        """Yield the words of a call, with addresses replaced by the new ones."""
         for at, word in enumerate(call.words):
             yield self.moved(word) if at in call.pointers else word
 
     def _find(self, address: int) -> int | None:
+        """Return the index of the buffer that an address lies in; None if it lies in none."""
         at = bisect_right(self._begins, address) - 1
         return at if at >= 0 and address < self._begins[at] + self._sizes[self._begins[at]] else None
 
 
 def _uses(calls: Sequence[Call], output: Tensor) -> Iterator[tuple[int, int]]:
-    """(call, address), in order; behind the last call the output's."""
+    """Yield (number of the call, address) for each address that a call uses, in order; after the last, the output's."""
     for number, call in enumerate(calls):
         for at in call.pointers:
             yield number, call.words[at]
@@ -81,7 +86,11 @@ def _uses(calls: Sequence[Call], output: Tensor) -> Iterator[tuple[int, int]]:
 
 
 class Recording:
-    """What it computes from, other than what it makes itself, is the caller's to keep where it is."""
+    """Recorded calls that can be replayed.
+
+    Tensors that were not allocated during the recording (inputs, weights, pools) must stay alive and in place; the
+    caller is responsible for that.
+    """
 
     def __init__(self, calls: Sequence[Call], made: Sequence[Tensor], output: Tensor, memory: SharedMemory) -> None:
         buffers = Buffers(made)
@@ -97,13 +106,13 @@ class Recording:
         self._run = cpp.function(NAME)
 
     def replay(self) -> Tensor:
-        """Run the functions over what the inputs hold now. Returns the output, which the next replay writes over."""
+        """Run the calls on the current contents of the inputs. Return the output, which the next replay overwrites."""
         assert self._run is not None
         self._run(len(self._addresses), self._addresses, self._rows)
         return self._output
 
     def _view(self, output: Tensor, offset: int) -> Tensor:
-        """The output's place in this memory; itself, if it is an input."""
+        """Return the output's view at this offset in the shared memory; the tensor itself if it lies outside of it."""
         if not 0 <= offset < self._memory.nbytes:
             return output
         memory = self._memory.view(output.dtype)
@@ -111,9 +120,11 @@ class Recording:
 
 
 def record(compute: Callable[[], Tensor], memory: SharedMemory) -> Recording:
-    """Go through `compute` without running its native functions, which have to be all that it does.
+    """Call `compute` without running its native functions, and record the calls of these.
 
-    memory: for what it makes on the way. Raises NotRecordable, and has changed nothing.
+    Raise NotRecordable if it computes anything else; nothing has been changed then.
+
+    memory: holds the intermediate results and the output of replays.
     """
     if cpp.function(NAME) is None:
         raise NotRecordable("no native code is installed")
@@ -125,20 +136,21 @@ def record(compute: Callable[[], Tensor], memory: SharedMemory) -> Recording:
 
 
 def _call(name: str, arguments: Sequence[Any]) -> Call:
+    """Return the record of a call."""
     types = cpp.argtypes(name)
     words = [_word(kind, value) for kind, value in zip(types, arguments, strict=True)]
     return Call(cpp.address_of_words(name), words, [i for i, kind in enumerate(types) if kind is POINTER])
 
 
 def _word(kind: type, value: Any) -> int:
-    """What call.h reads: a pointer or an integer as it is, a float's bits."""
+    """Return an argument as the word that call.h reads: a pointer or integer unchanged, a float's 32 bits."""
     if kind is FLOAT:
         return int(struct.unpack("<I", struct.pack("<f", value))[0])
     return int(value or 0)
 
 
 def check() -> None:
-    """Raise AssertionError if replayed calls and calls differ."""
+    """Raise AssertionError if replayed calls and direct calls differ."""
     x, y = torch.linspace(-1, 1, 300), torch.zeros(300)
 
     def compute() -> Tensor:
@@ -161,6 +173,7 @@ def check_probe() -> None:
 
 
 def _add_scaled(x: Tensor, factor: float, y: Tensor) -> None:
+    """Add factor · x to y in place, float32."""
     run = cpp.function(PROBE)
     assert run is not None
     run(x.numel(), x.data_ptr(), factor, y.data_ptr())

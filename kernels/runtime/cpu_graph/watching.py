@@ -1,4 +1,4 @@
-"""What a computation does with tensors, seen while its native functions are not run."""
+"""Observation of a computation's torch operations while its native functions are recorded instead of run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,11 +12,14 @@ MAKES = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.defau
 
 
 class NotRecordable(Exception):
-    """The computation has an operation that a replay would not do again."""
+    """The computation contains an operation that a replay would not repeat."""
 
 
 class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps each tensor that is made, and lets none be computed, copied or looked at: NotRecordable names what does."""
+    """The tensors that are allocated while it is active.
+
+    Any other torch operation than a view raises NotRecordable with the operation's name.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -24,7 +27,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is traced by it, and to skip it torch would import it first: a second of every start."""
+        """Return False so that torch need not import dynamo to skip it, which would take a second of every start."""
         return False
 
     def __torch_dispatch__(

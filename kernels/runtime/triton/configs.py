@@ -1,4 +1,7 @@
-"""Block sizes of kernels, by device, kernel and shape: never tried out at run time, which would write states."""
+"""Block sizes of kernels by device, kernel and shape.
+
+They are tuned offline, never at run time: kernels update states in place, so trial runs would corrupt them.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -15,18 +18,18 @@ TABLE = "configs.json"
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """blocks: the kernel's constexprs that are free to choose. warps of 32 threads; stages of pipelined loops."""
+    """How a kernel is launched: its block sizes, warps and pipeline stages."""
 
-    blocks: Mapping[str, int] = field(default_factory=dict)
-    warps: int = 4
-    stages: int = 2
+    blocks: Mapping[str, int] = field(default_factory=dict)  # values of the kernel's tunable constexprs, by name
+    warps: int = 4  # of 32 threads each
+    stages: int = 2  # of pipelined loops
 
     def warps_of(self, threads: int) -> int:
-        """How many warps of so many threads are as many threads; AMD's may have 64."""
+        """Return how many warps of this many threads have as many threads in all. AMD's warps may have 64."""
         return max(1, self.warps * 32 // threads)
 
 
-# Of a kernel, a shape and what there is to choose from, the default first.
+# Called with a kernel, a shape and the configurations to choose from, the default first; returns one of them.
 Chooser = Callable[[str, str, tuple[KernelConfig, ...]], KernelConfig]
 _chooser: Chooser | None = None
 
@@ -34,9 +37,11 @@ _chooser: Chooser | None = None
 def config_of(
     kernel: str, shape: str, device: torch.device, default: KernelConfig, *others: KernelConfig
 ) -> KernelConfig:
-    """The one that scripts/tune found best for this kind of GPU, else the default. others: what it tries beside that.
+    """Return the configuration that scripts/tune found best for this kind of GPU, else the default.
 
-    kernel: "operation.kernel"; shape: all that the best choice depends on, such as "heads=128 width=64 float32".
+    kernel: "operation.kernel".
+    shape: everything that the best choice depends on, such as "heads=128 width=64 float32".
+    others: what scripts/tune tries in addition to the default.
     """
     if _chooser is not None:
         return _chooser(kernel, shape, (default, *others))
@@ -47,7 +52,7 @@ def config_of(
 
 @contextmanager
 def chosen(choose: Chooser) -> Iterator[None]:
-    """Meanwhile `choose` decides, wherever tensors lie: for tuning and for tests. In one thread at a time."""
+    """Let `choose` decide for all devices, for tuning and for tests. Not thread-safe."""
     global _chooser
     assert _chooser is None
     _chooser = choose
@@ -59,17 +64,18 @@ def chosen(choose: Chooser) -> Iterator[None]:
 
 @cache
 def _name(index: int) -> str:
+    """Return the name of a GPU."""
     return torch.cuda.get_device_name(index)
 
 
 @cache
 def _table() -> dict[tuple[str, str, str], KernelConfig]:
-    """configs.json: {device: {kernel: {shape: {"blocks": {…}, "warps": …, "stages": …}}}}."""
+    """Read configs.json: {device: {kernel: {shape: {"blocks": {…}, "warps": …, "stages": …}}}}."""
     return table_of(files(__package__).joinpath(TABLE).read_text("utf-8"))
 
 
 def table_of(text: str) -> dict[tuple[str, str, str], KernelConfig]:
-    """What configs.json says, by device, kernel and shape."""
+    """Parse the text of configs.json: configurations by (device, kernel, shape)."""
     read: dict[str, dict[str, dict[str, Any]]] = json.loads(text)
     return {
         (device, kernel, shape): KernelConfig(**config)

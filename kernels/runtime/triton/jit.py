@@ -1,4 +1,4 @@
-"""How kernels are compiled: once for a model, whatever the batch."""
+"""Compilation of kernels: once for a model, independent of the batch."""
 
 import inspect
 from collections.abc import Callable
@@ -9,10 +9,11 @@ from triton import language as tl
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """triton.jit of a kernel whose pointers are named …_ptr. Numbers do not make variants.
+    """Apply triton.jit such that numeric arguments do not cause variants. Pointer arguments must be named …_ptr.
 
-    What the model fixes (widths, strides, groups) is a constexpr, from which loads learn how they are aligned; what a
-    batch decides (rows, tokens) is a number, and Triton must not compile anew because one is 1 or divisible by 16.
+    Values that the model fixes (widths, strides, groups) are constexprs, so that loads know their alignment. Values
+    that depend on the batch (rows, tokens) are plain numbers. By default Triton would compile a kernel again when such
+    a number is 1 or divisible by 16, which would stall a request.
     """
     parameters = inspect.signature(function).parameters.values()
     numbers = [p.name for p in parameters if p.annotation is not tl.constexpr and not p.name.endswith("_ptr")]

@@ -1,4 +1,4 @@
-"""How a Triton kernel is launched; the one place where that happens."""
+"""The launch of Triton kernels; all launches go through `launch`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,22 +13,23 @@ from baton.kernels.runtime.triton.configs import KernelConfig
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """arguments: in the kernel's order, without its constants."""
+    """One launch of a kernel."""
 
     kernel: Any
     grid: tuple[int, ...]
-    arguments: tuple[Any, ...]
-    constants: dict[str, Any]
+    arguments: tuple[Any, ...]  # pointers and numbers, in the kernel's order
+    constants: dict[str, Any]  # constexprs other than those in `config`
     config: KernelConfig
 
     def run(self) -> None:
+        """Enqueue the kernel on the current stream."""
         options = {"num_warps": self.config.warps_of(_threads_a_warp()), "num_stages": self.config.stages}
         self.kernel[self.grid](*self.arguments, **self.constants, **self.config.blocks, **options)
 
 
 @cache
 def _threads_a_warp() -> int:
-    """All GPUs of a process are alike."""
+    """Return the threads per warp; all GPUs of a process are assumed to be alike."""
     return 32 if torch.version.hip is None else int(torch.cuda.get_device_properties().warp_size)
 
 
@@ -36,22 +37,25 @@ _watcher: Callable[[Launch], None] | None = None
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, config: KernelConfig, **constants: Any) -> None:
-    """Enqueue a kernel on the current stream. constants: its constexprs, other than config's blocks.
+    """Enqueue a kernel on the current stream.
 
-    Tensors begin at multiples of 16 bytes, for else Triton compiles the kernel a second time.
+    Tensors must begin at multiples of 16 bytes, because Triton compiles another variant for unaligned ones.
+
+    arguments: pointers and numbers, in the kernel's order.
+    constants: the kernel's constexprs, other than config's blocks.
     """
     if 0 in grid:
         return
-    wanted = Launch(kernel, grid, arguments, constants, config)
+    prepared = Launch(kernel, grid, arguments, constants, config)
     if _watcher is None:
-        wanted.run()
+        prepared.run()
     else:
-        _watcher(wanted)
+        _watcher(prepared)
 
 
 @contextmanager
 def watched(on_launch: Callable[[Launch], None]) -> Iterator[None]:
-    """Meanwhile kernels are not run: on_launch is told of them. In one thread at a time."""
+    """Pass launches to `on_launch` instead of running them. Not thread-safe."""
     global _watcher
     assert _watcher is None
     _watcher = on_launch

@@ -1,4 +1,4 @@
-"""What a GPU's programs may use."""
+"""Limits of a GPU's programs."""
 
 from functools import cache
 
@@ -6,15 +6,17 @@ import torch
 
 KIB = 1024
 LEAST = 99 * KIB
+"""Shared memory per program of the smaller GPUs."""
 
 
 def shared_memory(device: torch.device) -> int:
-    """Bytes for one program, as far as is known: what the smallest have for others than the large ones."""
+    """Return the bytes of shared memory that one program may use; the smallest GPU's for kinds that are not listed."""
     return _of_gpu(device.index or 0) if device.type == "cuda" else LEAST
 
 
 @cache
 def _of_gpu(index: int) -> int:
+    """Return the bytes of shared memory that one program may use on a GPU."""
     if torch.version.hip:
         return 64 * KIB
     return {(8, 0): 163 * KIB, (9, 0): 227 * KIB, (10, 0): 227 * KIB}.get(

@@ -1,14 +1,17 @@
-"""What products of float32 numbers are made of."""
+"""Precision of float32 matrix products."""
 
 import torch
 
 
 def use_tf32(is_wanted: bool) -> None:
-    """Products may round what they multiply to ten bits; without it they are exact, whatever torch's defaults are."""
+    """Allow or forbid TF32 for float32 matrix products, whatever torch's defaults are.
+
+    TF32 rounds the factors to ten bits of mantissa. Without it they are multiplied exactly.
+    """
     torch.set_float32_matmul_precision("high" if is_wanted else "highest")
     torch.backends.cudnn.allow_tf32 = is_wanted
 
 
 def dot_precision() -> str:
-    """Triton's word for it: input_precision of tl.dot."""
+    """Return the same setting as the input_precision of tl.dot."""
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"

@@ -1,4 +1,4 @@
-"""For which tensors Triton computes."""
+"""Selection of the tensors that Triton computes with."""
 
 import os
 from collections.abc import Iterator
@@ -16,24 +16,24 @@ _device_types = {"cuda", *(["cpu"] if INTERPRETS else [])} if HAS_TRITON else se
 
 
 def takes(tensor: Tensor) -> bool:
-    """Whether Triton computes where this tensor lies: on a GPU and, in its interpreter, on a CPU."""
+    """Return whether Triton computes on this tensor's device: a GPU or, in Triton's interpreter, a CPU."""
     # Every operation asks this first: naming a device takes longer than this property.
     return (CPU if tensor.is_cpu else tensor.device.type) in _device_types
 
 
 def leave_to_torch() -> None:
-    """From now on Triton computes nowhere."""
+    """Disable Triton on all devices."""
     _device_types.clear()
 
 
 def computes_on(device: torch.device) -> bool:
-    """Whether Triton does."""
+    """Return whether Triton computes on this device."""
     return device.type in _device_types
 
 
 @contextmanager
 def computes_for(device_type: str) -> Iterator[None]:
-    """Meanwhile Triton computes for one more type of device; for tests."""
+    """Let Triton compute on one more type of device; for tests."""
     before = set(_device_types)
     _device_types.add(device_type)
     try:

@@ -1,4 +1,4 @@
-"""What latent attention keeps of a token, and projections of each head: in C++ and by torch."""
+"""The cache entries of latent attention, and projections of each head: in C++ and with torch."""
 
 import pytest
 import torch
@@ -17,14 +17,14 @@ PAGES, PAGE, LAYERS = 5, 4, 3
 
 
 def projected_heads(x: Tensor, weight: Tensor, passed: int) -> Tensor:
-    """By the packed form."""
+    """Compute head_linear with packed weights."""
     packed = per_head.pack(weight)
     assert packed is not None and packed.numel == weight.numel()
     return per_head.head_linear(x, packed, passed)
 
 
 def drawn(seed: int, rows: int, heads: int, sizes: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """sizes: inputs, outputs, and what is behind the inputs."""
+    """Return random x and weight. sizes: inputs, outputs, and columns after the inputs."""
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, heads, sizes[0] + sizes[2], generator=g).to(dtype)
     return x, torch.randn(heads, sizes[1], sizes[0], generator=g).to(dtype)

@@ -12,7 +12,7 @@ STARTS, LENGTHS = [0, 7, 0, 12, 0, 5, 30], [9, 6, 1, 4, 17, 1, 1]
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed chunks and decode rows, and what their heads attend to, by definition."""
+    """Packed chunks and decode rows, with the expected attention."""
 
     query: Tensor
     key_pages: Tensor
@@ -27,7 +27,7 @@ class Batch:
 
 
 def attend_by_definition(query: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
-    """Each query [L, heads, d] over keys and values [start + L, kv_heads, …] up to its own position."""
+    """Compute the attention of each query [L, heads, d] over keys and values [start + L, kv_heads, …], one by one."""
     outputs = torch.empty(*query.shape[:2], values.shape[2])
     for place in range(len(query)):
         for head in range(HEADS):
@@ -39,7 +39,10 @@ def attend_by_definition(query: Tensor, keys: Tensor, values: Tensor, start: int
 
 
 def drawn(seed: int, value_width: int, are_values_of_keys: bool) -> Batch:
-    """The entries of pages that no segment has are NaN. are_values_of_keys: their first columns."""
+    """Return a random batch, in which page entries that belong to no segment are NaN.
+
+    are_values_of_keys: the values are the first columns of the keys.
+    """
     torch.manual_seed(seed)
     table = torch.randperm(7 * 12).view(7, 12).int()
     key_pages, value_pages = (torch.full((7 * 12, PAGE, KV_HEADS, width), torch.nan) for width in (WIDTH, value_width))

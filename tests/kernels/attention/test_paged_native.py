@@ -16,18 +16,15 @@ many = settings(max_examples=40, deadline=None)
 
 @dataclass(frozen=True)
 class Layout:
-    """repeats: heads for each head of keys; segments: (start, length).
-
-    lacking: columns by which values are narrower than keys; apart: whether they lie in pages as wide as the keys'.
-    """
+    """The shapes of a batch and its pages."""
 
     kv_heads: int
-    repeats: int
+    repeats: int  # query heads for each key head
     width: int
     page_size: int
-    segments: list[tuple[int, int]]
-    lacking: int = 0
-    apart: bool = False
+    segments: list[tuple[int, int]]  # (start, length)
+    lacking: int = 0  # columns by which values are narrower than keys
+    apart: bool = False  # values are the first columns of pages as wide as the keys'
 
 
 LAYOUTS = st.builds(
@@ -49,7 +46,7 @@ LATENTS = Layout(1, 32, 576, 16, [(0, 20), (70, 1), (130, 3)], 64, apart=True)
 
 @dataclass(frozen=True)
 class Given:
-    """Entries that no segment has are NaN; keys and values of a page lie side by side, behind another layer's."""
+    """A batch. Page entries that belong to no segment are NaN. A page's keys and values follow another layer's."""
 
     query: Tensor
     keys: Tensor
@@ -80,7 +77,7 @@ class Given:
         return torch.finfo(F32).eps * terms * float(self.values.nan_to_num(0.0).abs().max())
 
     def part(self, segment: int, begin: int, end: int) -> "Given":
-        """Tokens [begin, end) of one segment."""
+        """Return tokens [begin, end) of one segment as a batch of their own."""
         first = self.offsets[segment]
         rows, start = slice(first + begin, first + end), self.starts[segment] + begin
         return replace(
@@ -105,12 +102,12 @@ def drawn(s: Layout, dtype: torch.dtype) -> Given:
     query = torch.randn(offsets[-1], s.kv_heads * s.repeats, s.width, generator=g).to(dtype)
     keys, values = pages[:, 2], pages[:, 3, ..., : max(1, s.width - s.lacking)]
     return Given(
-        query, keys, values if s.apart else side_by_side(values), table, offsets, [start for start, _ in s.segments]
+        query, keys, values if s.apart else own_pages(values), table, offsets, [start for start, _ in s.segments]
     )
 
 
-def side_by_side(values: Tensor) -> Tensor:
-    """The same, as pages of their own, behind those of another layer."""
+def own_pages(values: Tensor) -> Tensor:
+    """Return the same values in pages of their own, which follow another layer's pages."""
     return torch.stack([torch.full_like(values, torch.nan), values], 1)[:, 1]
 
 
@@ -144,12 +141,12 @@ def test_a_segment_gets_the_same_bits_alone_and_cut_anywhere(
 
 @pytest.mark.parametrize("layout", [Layout(2, 3, 64, 16, [(0, 150), (190, 1), (70, 20)]), LATENTS], ids=["", "latents"])
 def test_threads_change_no_bit(layout: Layout) -> None:
-    given = drawn(layout, BF16)
+    batch = drawn(layout, BF16)
     with installed(runnable()[0]):
-        expected = given.run()
+        expected = batch.run()
     for threads in (2, 3):
         with installed(runnable()[0], threads):
-            assert torch.equal(given.run(), expected)
+            assert torch.equal(batch.run(), expected)
 
 
 @pytest.mark.usefixtures("target")

@@ -17,8 +17,8 @@ def token_by_token(x: Tensor, taps: Tensor, bias: Tensor | None, pool: Tensor, p
             y[token] = F.silu((window * taps).sum(0) + (0 if bias is None else bias))
             history = window[1:]
             position = packed.starts[segment] + token - packed.offsets[segment] + 1
-            for wanted, at, target in packed.checkpoints:
-                if (wanted, at) == (segment, position):
+            for owner, at, target in packed.checkpoints:
+                if (owner, at) == (segment, position):
                     pool[target] = history
         pool[slot] = history
     return y, pool

@@ -1,4 +1,4 @@
-"""As a program: compiles what the cases of shapes/ launch, and writes what came of it as JSON. See main."""
+"""A program that compiles the kernels that the cases of shapes/ launch, and writes the resources they need as JSON."""
 
 import argparse
 import importlib
@@ -16,9 +16,9 @@ from baton import kernels
 from baton.kernels.runtime.triton import KernelConfig, Launch, chosen, watched
 from baton.kernels.runtime.triton.configs import table_of
 from tests.kernels.gpu import shapes
-from tests.kernels.gpu.compiling import SHARED, Taken, Variant, compiled, name_of, variant_of
+from tests.kernels.gpu.compiling import SHARED, Usage, Variant, compiled, name_of, variant_of
 
-# By what a GPU's name has in it.
+# Targets by a part of the GPU's name; the last match counts.
 GPUS = {
     "A100": "80",
     "A10": "86",
@@ -39,35 +39,42 @@ GPUS = {
 
 
 def main() -> None:
-    """Writes `taken` and `excess`: see compiling.Taken; `unused`: kernels that no case needs; `unmet`: of the table."""
+    """Print a JSON object with the results.
+
+    taken: resources of each compiled kernel, see compiling.Usage.
+    excess: what a GPU does not have.
+    unused: kernels that no case launches.
+    unmet: entries of the table whose kernel and shape no case launches.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--targets", nargs="+", choices=list(SHARED), default=list(SHARED))
-    parser.add_argument("--cases", default="", metavar="REGEX", help="of which cases")
+    parser.add_argument("--cases", default="", metavar="REGEX", help="compile only cases whose names match")
     parser.add_argument(
-        "--widest", action="store_true", help="of each kernel only the widest variant that has bfloat16"
+        "--widest", action="store_true", help="compile only the widest variant of each kernel that has bfloat16"
     )
-    parser.add_argument("--table", type=Path, help="like configs.json: what it configures instead, for its GPUs")
+    parser.add_argument("--table", type=Path, help="compile the configurations of a file like configs.json instead")
     options = parser.parse_args()
-    taken, unmet = list[Taken](), list[str]()
+    usages, unmet = list[Usage](), list[str]()
     if options.table:
         for gpu, table in tables(options.table).items():
             used, variants = configured(table)
             unmet += [f"{gpu}: {kernel}: {shape}" for kernel, shape in table.keys() - used]
-            taken += compiled(variants, [target_of(gpu)], processes())
+            usages += compiled(variants, [target_of(gpu)], processes())
     else:
         variants = {variant_of(launch): case for case, launch in launches(options.cases)}
-        wanted = widest(variants) if options.widest else variants
-        taken += compiled(wanted, options.targets, processes())
-    excess = [told for each in taken for told in each.excess()]
-    print(json.dumps({"taken": [*map(asdict, taken)], "excess": excess, "unused": unused(), "unmet": unmet}))
+        selected = widest(variants) if options.widest else variants
+        usages += compiled(selected, options.targets, processes())
+    excess = [fault for usage in usages for fault in usage.excess()]
+    print(json.dumps({"taken": [*map(asdict, usages)], "excess": excess, "unused": unused(), "unmet": unmet}))
 
 
 def processes() -> int:
+    """Return how many processes compile at a time."""
     return max(2, (os.cpu_count() or 2) // 2)
 
 
 def launches(pattern: str = "") -> Iterator[tuple[str, Launch]]:
-    """All that the matching cases launch, by their names behind those of their files."""
+    """Yield the launches of the cases whose names match, each with its case's name."""
     for name, case in cases():
         if re.search(pattern, name):
             found = list[Launch]()
@@ -77,13 +84,14 @@ def launches(pattern: str = "") -> Iterator[tuple[str, Launch]]:
 
 
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield all cases of shapes/ with their names, "module: case"."""
     for module in sorted(pkgutil.iter_modules(shapes.__path__), key=lambda module: module.name):
         for name, case in getattr(importlib.import_module(f"{shapes.__name__}.{module.name}"), "CASES", []):
             yield f"{module.name}: {name}", case
 
 
 def widest(variants: dict[Variant, str]) -> dict[Variant, str]:
-    """Of each kernel one, of bfloat16 where it takes that."""
+    """Return the variant with the largest tile for each kernel, with bfloat16 if the kernel takes that."""
     best = dict[str, Variant]()
     for variant in variants:
         before = best.get(variant.name)
@@ -93,7 +101,7 @@ def widest(variants: dict[Variant, str]) -> dict[Variant, str]:
 
 
 def unused() -> list[str]:
-    """Kernels of this repository that neither are launched by a case nor belong to one that is."""
+    """Return the kernels of this repository that no case launches, and no launched kernel calls."""
     reached, open_ones = set[str](), [launch.kernel for _, launch in launches()]
     while open_ones:
         kernel = open_ones.pop()
@@ -117,6 +125,7 @@ Table = dict[tuple[str, str], KernelConfig]
 
 
 def tables(file: Path) -> dict[str, Table]:
+    """Read a file like configs.json: the configurations of each GPU."""
     found = dict[str, Table]()
     for (gpu, kernel, shape), config in table_of(file.read_text("utf-8")).items():
         found.setdefault(gpu, {})[kernel, shape] = config
@@ -124,7 +133,7 @@ def tables(file: Path) -> dict[str, Table]:
 
 
 def target_of(gpu: str) -> str:
-    """SystemExit if the name of a GPU says nothing."""
+    """Return the target of a GPU by its name. Raise SystemExit if it is unknown."""
     found = [target for part, target in GPUS.items() if part in gpu]
     if not found:
         raise SystemExit(f"for which target is {gpu!r}? GPUS has no part of its name")
@@ -132,7 +141,7 @@ def target_of(gpu: str) -> str:
 
 
 def configured(table: Table) -> tuple[set[tuple[str, str]], dict[Variant, str]]:
-    """What of a table the cases meet, and the variants of those that do."""
+    """Return the entries of a table that cases launch, and the variants that are compiled for them."""
     met, variants = set[tuple[str, str]](), dict[Variant, str]()
 
     def choose(kernel: str, shape: str, candidates: tuple[KernelConfig, ...]) -> KernelConfig:

@@ -1,4 +1,7 @@
-"""Kernels compiled for GPUs that are not here, and what they take of one. Not for a process that interprets them."""
+"""Compilation of kernels for GPUs that this machine lacks, and the resources that they need.
+
+It does not work in a process that interprets kernels.
+"""
 
 import re
 import subprocess
@@ -21,10 +24,10 @@ from baton.kernels.runtime.triton import KernelConfig, Launch
 
 KIB = 1024
 SHARED = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "120": 99, "gfx942": 64}
-"""KiB of shared memory that a program may have, by target: a compute capability, or AMD's name."""
-# Bytes a thread: so little lies outside loops, where ptxas would rather keep registers free.
+"""KiB of shared memory that a program may use, by target: a compute capability, or AMD's name of an architecture."""
+# Spilled registers that are tolerated, in bytes per thread. ptxas spills a few outside of loops, to free registers.
 SPILLED = 32
-# In float32 products take no tensor cores, and so more registers than there are, whatever the blocks: right, but slow.
+# Float32 products use no tensor cores, and so more registers than a GPU has, with any block sizes: correct, but slow.
 SPILLED_IN_FLOAT32 = {
     "mamba2.ssd.triton._scan": 4096,
     "delta_net.rule.triton_by_head._prepare": 1024,
@@ -33,59 +36,59 @@ SPILLED_IN_FLOAT32 = {
     "delta_net.rule.triton_by_channel._scan": 4096,
     "moe.experts.triton._project_in": 512,
 }
-# At widths that no model has: loads of single numbers want an address each.
+# At odd widths, which no model has, each number is loaded separately and needs an address of its own.
 SPILLED_WHERE_ODD = 256
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What Triton compiles once. types: of the arguments that are no constants, by name."""
+    """A kernel with everything that distinguishes its compiled variants."""
 
     kernel: Any
-    types: tuple[tuple[str, str], ...]
+    types: tuple[tuple[str, str], ...]  # names and types of the arguments that are no constants
     constants: tuple[tuple[str, Any], ...]
     warps: int
     stages: int
 
     @property
     def name(self) -> str:
+        """The kernel's module and function."""
         return name_of(self.kernel)
 
     @property
     def has_bfloat16(self) -> bool:
+        """Whether an argument is a bfloat16 tensor."""
         return "*bf16" in dict(self.types).values()
 
     @property
     def tile(self) -> int:
-        """How many elements a program has at a time, more or less: by this variants of one kernel compare."""
+        """Roughly the elements that a program holds at a time; used to compare variants of one kernel."""
         return prod(value for name, value in self.constants if "BLOCK" in name)
 
 
 @dataclass(frozen=True)
-class Taken:
-    """registers: of a thread; local: bytes of memory for what did not fit into them; shared: bytes of a program.
-
-    is_float32: no argument is of bfloat16.
-    """
+class Usage:
+    """The resources that a compiled kernel needs."""
 
     kernel: str
     case: str
     target: str
-    registers: int
-    local: int
-    shared: int
-    is_float32: bool
+    registers: int  # per thread
+    local: int  # bytes per thread of registers that were spilled to memory
+    shared: int  # bytes of shared memory per program
+    is_float32: bool  # no argument is bfloat16
 
     def excess(self) -> list[str]:
-        """What a GPU does not have, or has only slowly."""
-        told = []
+        """Return what exceeds the GPU's resources, or what makes the kernel slow."""
+        faults = []
         if self.local > self._tolerated():
-            told.append(f"{self.local} bytes of registers spilled")
+            faults.append(f"{self.local} bytes of registers spilled")
         if self.shared > SHARED[self.target] * KIB:
-            told.append(f"{self.shared} bytes of shared memory")
-        return [f"{self.kernel} on {self.target} ({self.case}): {what}" for what in told]
+            faults.append(f"{self.shared} bytes of shared memory")
+        return [f"{self.kernel} on {self.target} ({self.case}): {fault}" for fault in faults]
 
     def _tolerated(self) -> int:
+        """Return how many bytes per thread may be spilled."""
         least = SPILLED_WHERE_ODD if "odd" in self.case else SPILLED
         return max(least, SPILLED_IN_FLOAT32.get(self.kernel, 0)) if self.is_float32 else least
 
@@ -106,7 +109,7 @@ def variant_of(launch: Launch) -> Variant:
 
 
 def type_of(argument: Any) -> str:
-    """As Triton takes it in a launch."""
+    """Return the type that Triton gives an argument in a launch."""
     if isinstance(argument, torch.Tensor):
         return f"*{canonicalize_dtype(argument.dtype)}"
     if isinstance(argument, float):
@@ -114,33 +117,37 @@ def type_of(argument: Any) -> str:
     return "i32" if -(2**31) <= argument < 2**31 else "i64"
 
 
-def compiled(variants: dict[Variant, str], targets: Iterable[str], processes: int) -> Iterator[Taken]:
-    """What each takes on each of them, the largest first. variants: the case of each."""
-    _wanted[:] = sorted(variants.items(), key=lambda item: -item[0].tile)
-    work = [(index, target) for index in range(len(_wanted)) for target in targets]
+def compiled(variants: dict[Variant, str], targets: Iterable[str], processes: int) -> Iterator[Usage]:
+    """Compile each variant for each target, the largest first, and yield what they need.
+
+    variants: each variant's case, by variant.
+    """
+    _variants[:] = sorted(variants.items(), key=lambda item: -item[0].tile)
+    work = [(index, target) for index in range(len(_variants)) for target in targets]
     with ProcessPoolExecutor(processes, get_context("fork")) as pool:
-        yield from pool.map(_taken, *zip(*work, strict=True))
+        yield from pool.map(_usage, *zip(*work, strict=True))
 
 
-# Kernels cannot be sent to other processes, which have them from their birth instead.
-_wanted: list[tuple[Variant, str]] = []
+# Kernels cannot be pickled. Worker processes inherit this list when they are forked.
+_variants: list[tuple[Variant, str]] = []
 
 
-def _taken(index: int, target: str) -> Taken:
-    variant, case = _wanted[index]
-    return taken_by(variant, case, target)
+def _usage(index: int, target: str) -> Usage:
+    variant, case = _variants[index]
+    return usage_of(variant, case, target)
 
 
-def taken_by(variant: Variant, case: str, target: str) -> Taken:
+def usage_of(variant: Variant, case: str, target: str) -> Usage:
+    """Compile a variant for a target, and return what it needs."""
     made = compile_for(variant, target)
     if target.isdigit():
-        told = resources_of(made.asm["cubin"])
-        registers, local = told["REG"], told["STACK"] + told["LOCAL"]
+        resources = resources_of(made.asm["cubin"])
+        registers, local = resources["REG"], resources["STACK"] + resources["LOCAL"]
     else:
         assembly = made.asm["amdgcn"]
         registers = number_in(assembly, "vgpr_count")
         local = number_in(assembly, "private_segment_fixed_size") + 4 * number_in(assembly, "vgpr_spill_count")
-    return Taken(variant.name, case, target, registers, local, made.metadata.shared, not variant.has_bfloat16)
+    return Usage(variant.name, case, target, registers, local, made.metadata.shared, not variant.has_bfloat16)
 
 
 def compile_for(variant: Variant, target: str) -> CompiledKernel:
@@ -154,13 +161,13 @@ def compile_for(variant: Variant, target: str) -> CompiledKernel:
 
 
 def resources_of(cubin: bytes) -> dict[str, int]:
-    """As cuobjdump tells them."""
+    """Return the registers and bytes of memory per thread that cuobjdump reports."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    return {name: int(count) for name, count in re.findall(r"(REG|STACK|LOCAL):(\d+)", told.stdout)}
+        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    return {name: int(count) for name, count in re.findall(r"(REG|STACK|LOCAL):(\d+)", done.stdout)}
 
 
 def number_in(assembly: str, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Activations by Triton: equal to the references."""
+"""Activations in Triton: equal to the references."""
 
 from collections.abc import Callable
 
@@ -33,6 +33,8 @@ def test_a_gate_equals_the_reference(rows: int, width: int, apart: int) -> None:
 
 
 @pytest.mark.parametrize(("run", "define"), FORMS)
-def test_what_is_not_finite_stays_so(run: Callable[[Tensor], Tensor], define: Callable[[Tensor], Tensor]) -> None:
+def test_non_finite_numbers_give_the_references_results(
+    run: Callable[[Tensor], Tensor], define: Callable[[Tensor], Tensor]
+) -> None:
     x = torch.tensor([[torch.nan, 1e4, -1e4, torch.inf, -1.0, torch.nan, 1.0, 2.0, 1.0, 1.0]])
     torch.testing.assert_close(run(x), define(x), equal_nan=True)

@@ -1,4 +1,4 @@
-"""Every kernel compiles for every target, and takes no more of a GPU than it has."""
+"""Every kernel compiles for every target, and needs no more resources than its GPU has."""
 
 import json
 import os
@@ -12,35 +12,33 @@ import pytest
 ROOT = Path(__file__).parents[3]
 TARGETS = ("80", "86", "89", "90", "100", "120", "gfx942")
 SMALLEST = ("89", "gfx942")
-"""Those with the least shared memory."""
+"""The targets with the least shared memory."""
 TABLE = ROOT / "kernels" / "runtime" / "triton" / "configs.json"
 
 
 @pytest.fixture(scope="module")
 def triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where compiled kernels go: none is found that was compiled before."""
+    """Return an empty folder for compiled kernels, so that none from before is used."""
     return tmp_path_factory.mktemp("triton")
 
 
 @pytest.fixture(scope="module")
-def of_widest(triton_cache: Path) -> dict[str, Any]:
+def widest(triton_cache: Path) -> dict[str, Any]:
     return compiled(triton_cache, "--widest")
 
 
 def compiled(triton_cache: Path, *options: str) -> dict[str, Any]:
-    """What compile_shapes writes, in a process that does not interpret."""
+    """Run compile_shapes in a process that does not interpret kernels, and return its output."""
     command = [sys.executable, "-m", "tests.kernels.gpu.compile_shapes", *options]
     environment = os.environ | {"TRITON_CACHE_DIR": str(triton_cache)}
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
     return dict(json.loads(done.stdout))
 
 
-def test_every_kernel_fits_every_target(of_widest: dict[str, Any]) -> None:
-    """In its widest variant; test_all_variants_fit has the others."""
-    assert of_widest["excess"] == []
-    by_target = {
-        target: {each["kernel"] for each in of_widest["taken"] if each["target"] == target} for target in TARGETS
-    }
+def test_every_kernel_fits_every_target(widest: dict[str, Any]) -> None:
+    """Compiles the widest variants only; test_all_variants_fit compiles the others."""
+    assert widest["excess"] == []
+    by_target = {target: {each["kernel"] for each in widest["taken"] if each["target"] == target} for target in TARGETS}
     assert len(set(map(frozenset, by_target.values()))) == 1
     assert {
         "attention.paged.triton._prefill",
@@ -49,8 +47,8 @@ def test_every_kernel_fits_every_target(of_widest: dict[str, Any]) -> None:
     } <= by_target["90"]
 
 
-def test_attention_over_latents_fits_where_there_is_least(triton_cache: Path) -> None:
-    """Not the widest, for of its columns a program has a piece at a time. test_all_variants_fit has all targets."""
+def test_attention_over_latents_fits_the_smallest_gpus(triton_cache: Path) -> None:
+    """It is not the widest variant, because a program holds only a piece of its columns at a time."""
     found = compiled(triton_cache, "--cases", "latents", "--targets", *SMALLEST)
     assert found["excess"] == []
     assert {(each["target"], each["is_float32"]) for each in found["taken"] if each["kernel"].endswith("_decode")} == {
@@ -58,8 +56,8 @@ def test_attention_over_latents_fits_where_there_is_least(triton_cache: Path) ->
     }
 
 
-def test_no_kernel_is_left_out(of_widest: dict[str, Any]) -> None:
-    assert of_widest["unused"] == []
+def test_no_kernel_is_left_out(widest: dict[str, Any]) -> None:
+    assert widest["unused"] == []
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -74,8 +72,8 @@ def test_every_configuration_of_the_table_fits_its_gpu(triton_cache: Path) -> No
     assert found["unmet"] == []
 
 
-def test_what_does_not_fit_is_found(triton_cache: Path, tmp_path: Path) -> None:
-    """Too much shared memory, too few registers, and a shape that nothing has."""
+def test_kernels_that_do_not_fit_are_found(triton_cache: Path, tmp_path: Path) -> None:
+    """Too much shared memory, too many registers, and a shape that no case has."""
     attention = "heads=32 kv_heads=8 width=128 page=16 bfloat16"
     tables = {
         "NVIDIA GeForce RTX 4090": {
@@ -89,7 +87,7 @@ def test_what_does_not_fit_is_found(triton_cache: Path, tmp_path: Path) -> None:
     (tmp_path / "table.json").write_text(json.dumps(tables))
     found = compiled(triton_cache, "--table", str(tmp_path / "table.json"))
     assert {each["target"] for each in found["taken"]} == {"89"}
-    told = " ".join(found["excess"])
-    assert "attention.paged.triton._prefill on 89" in told and "bytes of shared memory" in told
-    assert "norm.gated.triton._gated_norm on 89" in told and "bytes of registers spilled" in told
-    assert found["unmet"] == ["NVIDIA GeForce RTX 4090: slots.move: words=3"]
+    excess = " ".join(found["excess"])
+    assert "attention.paged.triton._prefill on 89" in excess and "bytes of shared memory" in excess
+    assert "norm.gated.triton._gated_norm on 89" in excess and "bytes of registers spilled" in excess
+    assert found["unmet"] == ["NVIDIA GeForce RTX 4090: state_pool.move: words=3"]

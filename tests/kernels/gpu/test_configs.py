@@ -1,4 +1,4 @@
-"""Which configuration a kernel is launched with."""
+"""The choice of a kernel's configuration."""
 
 import torch
 
@@ -13,18 +13,18 @@ def test_the_first_is_the_default() -> None:
     assert config_of("state_pool.move", "words=3", CPU, SMALL, LARGE) is SMALL
 
 
-def test_meanwhile_someone_chooses() -> None:
+def test_a_chooser_decides_while_it_is_set() -> None:
     with chosen(lambda kernel, shape, candidates: candidates[(kernel, shape) == ("state_pool.move", "words=3")]):
         assert config_of("state_pool.move", "words=3", CPU, SMALL, LARGE) is LARGE
         assert config_of("state_pool.move", "words=4", CPU, SMALL, LARGE) is SMALL
     assert config_of("state_pool.move", "words=3", CPU, SMALL, LARGE) is SMALL
 
 
-def test_a_table_is_read() -> None:
+def test_the_table_is_read() -> None:
     text = '{"NVIDIA H200": {"state_pool.move": {"words=3": {"blocks": {"BLOCK": 128}, "warps": 8, "stages": 2}}}}'
     assert table_of(text) == {("NVIDIA H200", "state_pool.move", "words=3"): LARGE}
 
 
-def test_threads_are_as_many_where_warps_are_larger() -> None:
+def test_larger_warps_keep_the_number_of_threads() -> None:
     assert [KernelConfig({}, warps).warps_of(32) for warps in (1, 4, 8)] == [1, 4, 8]
     assert [KernelConfig({}, warps).warps_of(64) for warps in (1, 4, 8)] == [1, 2, 4]

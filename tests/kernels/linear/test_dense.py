@@ -44,7 +44,7 @@ def test_projection_equals_the_exact_one_to_its_rounding(
 @pytest.mark.usefixtures("target")
 @many
 @given(seed=SIZES, rows=st.integers(2, 40), inputs=st.integers(1, 700), outputs=SIZES, dtype=DTYPES)
-def test_a_row_gets_the_same_alone_beside_others_and_apart_in_memory(
+def test_results_are_batch_invariant_and_independent_of_strides(
     seed: int, rows: int, inputs: int, outputs: int, dtype: torch.dtype
 ) -> None:
     x, weight, bias = drawn(seed, rows, inputs, outputs, dtype)

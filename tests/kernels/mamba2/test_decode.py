@@ -18,17 +18,17 @@ many = settings(max_examples=50, deadline=None)
 
 @dataclass(frozen=True)
 class Layout:
-    """heads: of each group; whole_norm: one mean square for all groups; order: of norm and gate, see NORMS."""
+    """The shape of a mixer."""
 
     groups: int
-    heads: int
+    heads: int  # of each group
     width: int
     state: int
     kernel: int
     rows: int
     bias: bool
-    whole_norm: bool
-    order: str = "gate first"
+    whole_norm: bool  # one mean square for all groups
+    order: str = "gate first"  # of norm and gate, see NORMS
 
     @property
     def inner(self) -> int:
@@ -58,7 +58,7 @@ TYPICAL = Layout(groups=1, heads=24, width=64, state=128, kernel=4, rows=5, bias
 
 @dataclass(frozen=True)
 class Given:
-    """One layer's views of pools that hold all layers of a slot side by side; slots lie apart."""
+    """A layer's constants and inputs, and pools whose slots hold all layers one after another, so slots are strided."""
 
     constants: MixerConstants
     projected: Tensor
@@ -120,9 +120,9 @@ def test_mixer_equals_the_composed_references(
     assert_same_to_rounding(found, y, expected, exact)
     others = [layer for layer in range(LAYERS) if layer != 1]
     spare = [slot for slot in range(layout.rows + 2) if slot not in found.slots]
-    for kept, before in [(found.conv_pools, expected.conv_pools), (found.state_pools, expected.state_pools)]:
-        assert torch.equal(kept[:, others], before[:, others])
-        assert torch.equal(kept[spare], before[spare])
+    for pool, before in [(found.conv_pools, expected.conv_pools), (found.state_pools, expected.state_pools)]:
+        assert torch.equal(pool[:, others], before[:, others])
+        assert torch.equal(pool[spare], before[spare])
 
 
 @pytest.mark.usefixtures("target")
@@ -137,7 +137,7 @@ def test_the_typical_shape(dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("target")
 @many
 @given(layout=LAYOUTS, dtype=DTYPES, states=DTYPES)
-def test_a_row_gets_the_same_alone_and_beside_states_of_nan(
+def test_a_row_gets_the_same_alone_and_among_states_of_nan(
     layout: Layout, dtype: torch.dtype, states: torch.dtype
 ) -> None:
     together = drawn(layout, dtype, states=states)
@@ -170,7 +170,7 @@ def test_threads_change_no_bit(dtype: torch.dtype, states: torch.dtype, rows: in
 @pytest.mark.usefixtures("target")
 @many
 @given(layout=LAYOUTS, seed=st.integers(0, 9))
-def test_states_in_bfloat16_are_those_in_float32_rounded_by_chance(layout: Layout, seed: int) -> None:
+def test_bfloat16_states_are_stochastically_rounded_float32_states(layout: Layout, seed: int) -> None:
     found = drawn(layout, F32, seed, BF16)
     exact = found.again(F32)
     torch.testing.assert_close(found.run(), exact.run(), rtol=1e-5, atol=1e-5)
@@ -186,14 +186,14 @@ def test_without_a_library_the_torch_path_runs() -> None:
 
 
 @pytest.mark.usefixtures("target")
-def test_decayed_states_are_taken_for_zero() -> None:
-    given = drawn(TYPICAL, F32)
-    given.state_pools.fill_(1e-39)
-    given.projected[:, TYPICAL.inner : 2 * TYPICAL.inner] = 0
-    given.conv_pools.zero_()
+def test_denormal_states_are_flushed_to_zero() -> None:
+    mixer = drawn(TYPICAL, F32)
+    mixer.state_pools.fill_(1e-39)
+    mixer.projected[:, TYPICAL.inner : 2 * TYPICAL.inner] = 0
+    mixer.conv_pools.zero_()
     before = torch.tensor(1e-39) + 0
-    given.run()
-    slots = given.state_pools[given.slots, 1]
+    mixer.run()
+    slots = mixer.state_pools[mixer.slots, 1]
     assert not ((slots != 0) & (slots.abs() < torch.finfo(F32).tiny)).any()
     assert torch.tensor(1e-39) + 0 == before
 

@@ -19,7 +19,7 @@ many = settings(max_examples=40, deadline=None)
 
 @dataclass(frozen=True)
 class Layout:
-    """heads: of each group; whole_norm: one mean square for all groups; order: of norm and gate, see NORMS."""
+    """The shape of a mixer. heads: of each group. whole_norm: one mean square for all groups. order: see NORMS."""
 
     groups: int
     heads: int
@@ -59,7 +59,7 @@ TYPICAL = Layout(groups=1, heads=3, width=64, state=128, kernel=4, chunk_size=25
 
 @st.composite
 def packs(draw: st.DrawFn) -> Packed:
-    """One to four segments, fresh or resumed anywhere, with checkpoints at any position."""
+    """Draw one to four segments, fresh or resumed anywhere, with checkpoints at any position."""
     segments = range(draw(st.integers(1, 4)))
     lengths = [draw(st.one_of(st.integers(1, 5), st.integers(1, 150))) for _ in segments]
     starts = [draw(st.one_of(st.just(0), st.integers(1, 300))) for _ in segments]
@@ -71,7 +71,7 @@ def packs(draw: st.DrawFn) -> Packed:
 
 @dataclass(frozen=True)
 class Given:
-    """One layer's views of pools that hold all layers of a slot side by side."""
+    """A layer's constants and inputs, and pools whose slots hold all layers one after another."""
 
     layout: Layout
     constants: MixerConstants
@@ -152,20 +152,20 @@ def test_many_segments_of_a_model_with_groups(seed: int) -> None:
 @pytest.mark.usefixtures("target")
 @many
 @given(layout=LAYOUTS, packed=packs(), dtype=DTYPES, states=DTYPES)
-def test_a_segment_gets_the_same_alone_and_beside_states_of_nan(
+def test_a_segment_gets_the_same_alone_and_among_states_of_nan(
     layout: Layout, packed: Packed, dtype: torch.dtype, states: torch.dtype
 ) -> None:
     together = drawn(layout, packed, dtype, states=states)
     expected = together.run(packed)
     for segment, slot in enumerate(packed.slots):
         rows = slice(*packed.offsets[segment : segment + 2])
-        wanted = [(0, position, target) for owner, position, target in packed.checkpoints if owner == segment]
-        own = [slot, *(target for _, _, target in wanted)]
+        checkpoints = [(0, position, target) for owner, position, target in packed.checkpoints if owner == segment]
+        own = [slot, *(target for _, _, target in checkpoints)]
         alone = drawn(layout, packed, dtype, states=states)
         others = [other for other in range(packed.pool_size) if other != slot]
         alone.conv_pools[others] = torch.nan
         alone.state_pools[others] = torch.nan
-        part = Packed([0, rows.stop - rows.start], [packed.starts[segment]], [slot], wanted, packed.pool_size)
+        part = Packed([0, rows.stop - rows.start], [packed.starts[segment]], [slot], checkpoints, packed.pool_size)
         assert torch.equal(alone.run(part, rows=rows), expected[rows])
         assert torch.equal(alone.state_pools[own, 1], together.state_pools[own, 1])
         assert torch.equal(alone.conv_pools[own, 1], together.conv_pools[own, 1])

@@ -41,7 +41,7 @@ def test_packed_prefill_equals_recurrence_at_every_checkpoint(form: Form, seed: 
 
 @FORMS
 @pytest.mark.parametrize("seed", range(3))
-def test_states_in_bfloat16_are_rounded_where_they_are_kept_and_not_between_chunks(form: Form, seed: int) -> None:
+def test_bfloat16_states_are_rounded_when_written_and_not_between_chunks(form: Form, seed: int) -> None:
     packed = random_packed(seed)
     inputs = random_inputs(packed.tokens, packed.pool_size, seed)
     rounded = replace(inputs, pool=inputs.pool.bfloat16())
@@ -64,9 +64,9 @@ def test_heads_read_their_group(form: Form, heads: int, groups: int) -> None:
 
 @FORMS
 def test_second_request_of_a_packed_prefill_gets_its_own_state_sglang_15829(form: Form) -> None:
-    """Lengths (100, 300), chunk 128: request 2 wants local 256, which is flat 356 and on no grid of the packed batch.
+    """Request 2 has a checkpoint at its position 256, which is no chunk boundary of the packed batch (100 + 256 = 356).
 
-    The bug returned local 156; with the grid counted from each request's own start, 256 is a boundary.
+    The bug saved the state at position 156. Chunks that are cut at each request's own positions have a boundary at 256.
     """
     packed = pack([100, 300], [0, 0], [(1, 256)])
     inputs = random_inputs(packed.tokens, packed.pool_size, 15829)
@@ -104,8 +104,8 @@ def test_a_poisoned_request_does_not_reach_its_neighbours(form: Form) -> None:
     y, pool = run(form, inputs, packed, chunk_size=16)
     healthy = [*range(20), *range(53, 58)]
     assert_close(y[healthy], expected_y[healthy])
-    kept = [slot for slot in range(packed.pool_size) if slot != packed.slots[1]]
-    assert_close(pool[kept], expected_pool[kept])
+    others = [slot for slot in range(packed.pool_size) if slot != packed.slots[1]]
+    assert_close(pool[others], expected_pool[others])
 
 
 @FORMS

@@ -27,20 +27,20 @@ def test_one_step_of_the_recurrence_in_place(form: Callable[..., Tensor], rows: 
 
 
 @FORMS
-def test_a_state_in_bfloat16_is_rounded_where_it_is_kept_and_y_is_not(form: Callable[..., Tensor]) -> None:
+def test_a_bfloat16_state_is_rounded_when_written_and_y_is_not(form: Callable[..., Tensor]) -> None:
     slots = torch.tensor([4, 0, 2])
     i = random_inputs(3, 5, 1)
-    kept = i.pool.bfloat16()
-    exact = kept.float()
+    rounded = i.pool.bfloat16()
+    exact = rounded.float()
     positions = slots * 1000
-    y = form(i.x, i.dt, i.A, i.B, i.C, i.D, kept, slots, positions)
+    y = form(i.x, i.dt, i.A, i.B, i.C, i.D, rounded, slots, positions)
     assert torch.equal(y, form(i.x, i.dt, i.A, i.B, i.C, i.D, exact, slots, positions))
-    assert torch.equal(kept[slots], round_by_chance(exact[slots], positions))
-    assert torch.equal(kept[[1, 3]], exact[[1, 3]].bfloat16())
+    assert torch.equal(rounded[slots], round_by_chance(exact[slots], positions))
+    assert torch.equal(rounded[[1, 3]], exact[[1, 3]].bfloat16())
 
 
-def test_a_chance_is_fair_and_falls_anew_at_each_position_and_place() -> None:
-    """Between 1 and the next above it lies 2^-7; a third of the way up, one of three goes up."""
+def test_stochastic_rounding_is_unbiased_and_uncorrelated_between_positions_and_elements() -> None:
+    """The states lie a third of the way from 1 to the next bfloat16, 1 + 2^-7, so one in three is rounded up."""
     states = torch.full((2000, 1, 4, 32), 1 + 2**-7 / 3)
     rounded = round_by_chance(states, torch.arange(2000) + 123_456)
     assert set(rounded.unique().tolist()) == {1.0, 1 + 2**-7}
@@ -55,7 +55,7 @@ def test_a_chance_is_fair_and_falls_anew_at_each_position_and_place() -> None:
     assert torch.equal(rounded[7:8], round_by_chance(states[7:8], torch.tensor([123_463])))
 
 
-def test_what_bfloat16_holds_stays_and_signs_zero_infinity_and_nan_do() -> None:
+def test_bfloat16_numbers_are_not_changed_and_signs_zeros_infinities_and_nans_are_preserved() -> None:
     held = torch.tensor([0.0, -0.0, 1.5, -(2.0**-100), 3.0e38, torch.inf, -torch.inf, torch.nan]).bfloat16()
     positions = torch.arange(500)
     rounded = round_by_chance(held.float().expand(500, -1), positions)

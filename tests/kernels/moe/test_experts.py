@@ -15,7 +15,7 @@ from tests.kernels.installed import installed, library_for, runnable
 F32, BF16 = torch.float32, torch.bfloat16
 BOTH: tuple[Activation, ...] = ("silu_gated", "relu2")
 ACTIVATIONS, DTYPES = st.sampled_from(BOTH), st.sampled_from([F32, BF16])
-# GOMP_parallel, and the function that it has each thread call.
+# The type of GOMP_parallel; its first argument is the function that each thread calls.
 POOL = ctypes.CFUNCTYPE(None, ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
 few = settings(max_examples=30, deadline=None)
 
@@ -23,7 +23,7 @@ few = settings(max_examples=30, deadline=None)
 def drawn(
     seed: int, rows: int, sizes: tuple[int, int, int, int], activation: Activation, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Arguments of `experts`; sizes: count, top_k, hidden, intermediate."""
+    """Return random arguments of `experts`. sizes: count, top_k, hidden, intermediate."""
     count, top_k, hidden, inner = sizes
     g = torch.Generator().manual_seed(seed)
     x, weights = torch.randn(rows, hidden, generator=g).to(dtype), torch.rand(rows, top_k, generator=g)
@@ -36,7 +36,7 @@ def drawn(
 def exactly(
     x: Tensor, chosen: Tensor, weights: Tensor, first: Tensor, second: Tensor, activation: Activation
 ) -> Tensor:
-    """A token and an expert at a time, in float64."""
+    """Compute `experts` in float64, one token and expert at a time."""
     y = torch.zeros(x.shape, dtype=torch.float64)
     for row, places in enumerate(chosen.tolist()):
         for place, expert in enumerate(places):
@@ -79,7 +79,7 @@ def run(
     x: Tensor, chosen: Tensor, weights: Tensor, first: Tensor, second: Tensor, activation: Activation,
     bits: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """By native code."""
+    """Compute `experts` with native code."""
     stacks = pack(first, PARTS[activation], bits), pack(second, 1, bits)
     assert isinstance(stacks[0], PackedExperts) and isinstance(stacks[1], PackedExperts)
     assert native.takes(x, *stacks)
@@ -97,10 +97,10 @@ def test_native_code_gives_each_token_its_experts(
 
 
 def rounded(weight: Tensor, parts: int, bits: int) -> Tensor:
-    """What its integers stand for."""
+    """Return the weight after quantization and dequantization."""
     flat = weight.unflatten(1, (parts, -1)).flatten(0, 1)
-    kept = [integers.dequantize(*integers.quantize(matrix, bits))[:, : weight.shape[2]] for matrix in flat]
-    return torch.stack(kept).view(weight.shape)
+    matrices = [integers.dequantize(*integers.quantize(matrix, bits))[:, : weight.shape[2]] for matrix in flat]
+    return torch.stack(matrices).view(weight.shape)
 
 
 @pytest.mark.usefixtures("target")
@@ -131,7 +131,7 @@ def test_padding_gets_nothing(by: Callable[..., Tensor]) -> None:
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("count", [1, 3])
 def test_one_expert_may_have_every_token_and_others_none(count: int, dtype: torch.dtype) -> None:
-    """More of them than a tile holds."""
+    """There are more tokens than a tile holds."""
     x, chosen, *rest = drawn(0, 230, (count, 1, 40, 50), "relu2", dtype)
     chosen[:] = count - 1
     assert_near(run(x, chosen, *rest, "relu2"), exactly(x, chosen, *rest, "relu2"))
@@ -141,7 +141,7 @@ def test_one_expert_may_have_every_token_and_others_none(count: int, dtype: torc
 @pytest.mark.parametrize("bits", [None, 8, 4])
 @pytest.mark.parametrize("activation", BOTH)
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_a_row_gets_the_same_alone_beside_others_and_apart_in_memory(
+def test_results_are_batch_invariant_and_independent_of_strides(
     activation: Activation, dtype: torch.dtype, bits: int | None
 ) -> None:
     x, chosen, weights, *stacks = drawn(0, 130, (6, 3, 70, 75), activation, dtype)
@@ -167,7 +167,7 @@ def test_threads_change_no_bit(dtype: torch.dtype, rows: int) -> None:
 
 
 @pytest.mark.usefixtures("target")
-def test_what_does_not_fit_is_refused() -> None:
+def test_arguments_that_do_not_fit_are_refused() -> None:
     x, chosen, weights, first, second = drawn(0, 3, (4, 2, 8, 40), "silu_gated", F32)
     with pytest.raises(ValueError, match=r"x is \(3, 7\)"):
         run(x[:, :7], chosen, weights, first, second, "silu_gated")
@@ -188,16 +188,16 @@ def test_a_layer_keeps_one_copy_of_its_weights(bits: int | None) -> None:
     layer.output_linear.data.copy_(second)
     plain = layer(x, chosen, weights)
     layer.pack(bits)
-    kept = {name: parameter.data_ptr() for name, parameter in layer.named_parameters()}
-    assert kept == {name: packed.data.data_ptr() for name, packed in layer.packed.items()}
+    addresses = {name: parameter.data_ptr() for name, parameter in layer.named_parameters()}
+    assert addresses == {name: packed.data.data_ptr() for name, packed in layer.packed.items()}
     assert sum(packed.numel for packed in layer.packed.values()) == first.numel() + second.numel()
     nearness = 1e-5 if bits is None else 0.05 if bits == 8 else 0.6
     torch.testing.assert_close(layer(x, chosen, weights), plain, rtol=0, atol=nearness)
 
 
 @pytest.mark.parametrize("rows", [1, 16])
-def test_few_rows_of_small_experts_are_work_for_all_threads(rows: int) -> None:
-    """A loop over few blocks of outputs is long where each goes through all experts: one thread did all of it."""
+def test_few_rows_of_small_experts_use_all_threads(rows: int) -> None:
+    """Few blocks of outputs take long if each loops over all experts. Once, a single thread computed all of them."""
     shared: list[int] = []
 
     @POOL

@@ -14,15 +14,15 @@ few = settings(max_examples=30, deadline=None)
 
 @st.composite
 def rules(draw: st.DrawFn) -> tuple[int, RoutingRule]:
-    """A number of experts, and a rule for them."""
+    """Draw a number of experts, and a rule for them."""
     groups, each = draw(st.integers(1, 6)), draw(st.integers(1, 12))
     if draw(st.booleans()):
         rule = RoutingRule(draw(st.integers(1, groups * each)), "softmax", draw(st.booleans()))
         return groups * each, rule
-    kept = draw(st.integers(1, groups))
-    top_k = draw(st.integers(1, kept * each))
+    best_groups = draw(st.integers(1, groups))
+    top_k = draw(st.integers(1, best_groups * each))
     return groups * each, RoutingRule(
-        top_k, "sigmoid", draw(st.booleans()), groups, kept, draw(st.sampled_from([1.0, 2.5]))
+        top_k, "sigmoid", draw(st.booleans()), groups, best_groups, draw(st.sampled_from([1.0, 2.5]))
     )
 
 
@@ -33,16 +33,16 @@ def drawn(seed: int, rows: int, inputs: int, experts: int, dtype: torch.dtype) -
 
 
 def one_by_one(logits: list[float], bias: list[float], rule: RoutingRule) -> tuple[list[int], list[float]]:
-    """Of one token, in Python's own numbers."""
+    """Choose and weigh the experts of one token with Python floats."""
     values = torch.tensor(logits, dtype=torch.float64)
     scores = (values.softmax(0) if rule.scores == "softmax" else values.sigmoid()).tolist()
-    wanted = scores if rule.scores == "softmax" else [score + add for score, add in zip(scores, bias, strict=True)]
-    each = len(wanted) // rule.groups
+    ranking = scores if rule.scores == "softmax" else [score + add for score, add in zip(scores, bias, strict=True)]
+    each = len(ranking) // rule.groups
     members = [range(group * each, (group + 1) * each) for group in range(rule.groups)]
-    worth = [sum(sorted((wanted[i] for i in group), reverse=True)[:2]) for group in members]
+    worth = [sum(sorted((ranking[i] for i in group), reverse=True)[:2]) for group in members]
     best = sorted(range(rule.groups), key=lambda group: -worth[group])[: rule.groups_kept]
     candidates = [i for group in sorted(best) for i in members[group]]
-    chosen = sorted(candidates, key=lambda i: -wanted[i])[: rule.top_k]
+    chosen = sorted(candidates, key=lambda i: -ranking[i])[: rule.top_k]
     total = sum(scores[i] for i in chosen) if rule.renormalise else 1.0
     return chosen, [scores[i] / total * rule.scale for i in chosen]
 
@@ -56,12 +56,12 @@ def test_the_best_experts_are_chosen_and_weighed(seed: int, rows: int, shape: tu
     assert (chosen.dtype, weights.dtype) == (torch.int32, F32)
     assert chosen.shape == weights.shape == (rows, rule.top_k)
     for row, logits in enumerate((x.double() @ router.double().t()).tolist()):
-        best, wanted = one_by_one(logits, bias.tolist(), rule)
+        best, exact = one_by_one(logits, bias.tolist(), rule)
         assert chosen[row].tolist() == best
-        torch.testing.assert_close(weights[row].double(), torch.tensor(wanted, dtype=torch.float64), rtol=1e-5, atol=0)
+        torch.testing.assert_close(weights[row].double(), torch.tensor(exact, dtype=torch.float64), rtol=1e-5, atol=0)
 
 
-def test_of_equals_the_first_is_chosen() -> None:
+def test_the_first_expert_wins_a_tie() -> None:
     router = torch.ones(12, 3)
     chosen, weights = reference.route(torch.ones(2, 3), router, None, RoutingRule(4, "softmax", True))
     assert chosen.tolist() == [[0, 1, 2, 3]] * 2
@@ -71,7 +71,7 @@ def test_of_equals_the_first_is_chosen() -> None:
     assert chosen.tolist() == [[6, 7, 8, 9]] * 2
 
 
-def test_the_softmax_of_the_chosen_is_that_of_all_renormalised() -> None:
+def test_a_softmax_over_the_chosen_experts_equals_the_renormalised_softmax_over_all() -> None:
     x, weight, _ = drawn(0, 7, 16, 9, F32)
     first, after = SoftmaxRouter(16, 9, 3, True, F32, True), SoftmaxRouter(16, 9, 3, False, F32, False)
     for router in (first, after):
@@ -94,14 +94,17 @@ def run(x: Tensor, router: Tensor, bias: Tensor | None, rule: RoutingRule) -> tu
 def test_native_code_chooses_the_same(
     seed: int, rows: int, inputs: int, shape: tuple[int, RoutingRule], dtype: torch.dtype, exact: bool
 ) -> None:
-    """Of whole numbers, many of which are equal, and of others where none nearly are. exact: a float32 router."""
+    """Compare integers, of which many are equal, and other numbers, of which none are nearly equal.
+
+    exact: the router is float32.
+    """
     count, rule = shape
     x, router, bias = drawn(seed, rows, inputs, count, dtype)
     added = bias if rule.scores == "sigmoid" else None
     router = router.float() if exact else router
     chosen, weights = run(x, router, added, rule)
     expected = reference.route(x, router, added, rule)
-    clear = apart(x, router, added, rule)
+    clear = clear_choices(x, router, added, rule)
     assert torch.equal(chosen[clear], expected[0][clear])
     torch.testing.assert_close(weights[clear], expected[1][clear], rtol=1e-4, atol=1e-6)
     x, router = x.sign(), router.sign()
@@ -109,17 +112,17 @@ def test_native_code_chooses_the_same(
         assert torch.equal(run(x, router, None, rule)[0], reference.route(x, router, None, rule)[0])
 
 
-def apart(x: Tensor, router: Tensor, bias: Tensor | None, rule: RoutingRule) -> Tensor:
-    """Rows whose choice small changes of the inputs do not change."""
-    g, wanted = torch.Generator().manual_seed(0), reference.route(x, router, bias, rule)[0]
+def clear_choices(x: Tensor, router: Tensor, bias: Tensor | None, rule: RoutingRule) -> Tensor:
+    """Return which rows keep their experts under small changes of the inputs: bool [T]."""
+    g, expected = torch.Generator().manual_seed(0), reference.route(x, router, bias, rule)[0]
     changed = [x.float() * (1 + 1e-3 * torch.randn(x.shape, generator=g)) for _ in range(8)]
-    same = [(reference.route(other, router, bias, rule)[0] == wanted).all(1) for other in changed]
+    same = [(reference.route(other, router, bias, rule)[0] == expected).all(1) for other in changed]
     return torch.stack(same).all(0)
 
 
 @pytest.mark.usefixtures("target")
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_a_row_gets_the_same_alone_beside_others_and_apart_in_memory(dtype: torch.dtype) -> None:
+def test_results_are_batch_invariant_and_independent_of_strides(dtype: torch.dtype) -> None:
     x, router, bias = drawn(0, 130, 75, 40, dtype)
     rule = RoutingRule(6, "sigmoid", True, 4, 2, 2.5)
     together = run(x, router, bias, rule)
@@ -145,7 +148,7 @@ def test_threads_change_no_bit(rows: int) -> None:
 
 
 @pytest.mark.usefixtures("target")
-def test_of_equals_native_code_chooses_the_first_and_of_nan_some() -> None:
+def test_native_code_chooses_the_first_on_a_tie_and_valid_experts_for_nan() -> None:
     rule = RoutingRule(4, "sigmoid", True, groups=4, groups_kept=2)
     x, router, bias = torch.ones(2, 3), torch.ones(12, 3), torch.tensor([0.0] * 6 + [1.0] * 6)
     x[1] = torch.nan
@@ -165,7 +168,7 @@ def test_padding_is_routed_nowhere_and_changes_no_other_row() -> None:
 
 
 @pytest.mark.usefixtures("target")
-def test_what_does_not_fit_is_refused() -> None:
+def test_arguments_that_do_not_fit_are_refused() -> None:
     x, router, bias = drawn(0, 3, 8, 40, F32)
     rule = RoutingRule(2, "sigmoid", True)
     with pytest.raises(ValueError, match=r"x is \(3, 7\)"):
@@ -190,7 +193,7 @@ def test_a_packed_layer_routes_as_the_plain_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "rule", "told"),
+    ("count", "rule", "fault"),
     [
         (4, RoutingRule(5, "sigmoid", True), "5 of 4 experts"),
         (10, RoutingRule(2, "sigmoid", True, 4, 2), "10 experts cannot lie in 4 groups evenly"),
@@ -198,6 +201,6 @@ def test_a_packed_layer_routes_as_the_plain_one() -> None:
         (8, RoutingRule(4, "sigmoid", True, 4, 1), "1 groups of 2 experts hold fewer than 4"),
     ],
 )
-def test_choices_that_cannot_be_are_refused(count: int, rule: RoutingRule, told: str) -> None:
-    with pytest.raises(ModelError, match=told):
+def test_impossible_rules_are_refused(count: int, rule: RoutingRule, fault: str) -> None:
+    with pytest.raises(ModelError, match=fault):
         SigmoidRouter(8, count, rule)

@@ -17,7 +17,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def draw(seed: int, rows: int, hidden: int, dtypes: tuple[torch.dtype, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """residual, x, weight."""
+    """Return a random residual, x and weight."""
     generator = torch.Generator().manual_seed(seed)
     shapes = ((rows, hidden), (rows, hidden), (hidden,))
     drawn = [torch.randn(shape, generator=generator).to(dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
@@ -112,7 +112,7 @@ def test_a_row_is_the_same_among_others_and_with_more_threads() -> None:
 
 
 @pytest.mark.usefixtures("native_kernels")
-def test_what_native_code_is_not_made_for_goes_to_the_reference() -> None:
+def test_unsupported_arguments_go_to_the_reference() -> None:
     residual, x, weight = draw(4, 6, 32, (torch.float32,) * 3)
     for given_ in (
         (residual.double(), x, weight),
@@ -125,7 +125,7 @@ def test_what_native_code_is_not_made_for_goes_to_the_reference() -> None:
 
 
 @pytest.mark.usefixtures("native_kernels")
-def test_numbers_that_are_none_stay_so() -> None:
+def test_nan_stays_nan() -> None:
     residual, x, weight = draw(5, 3, 40, (torch.bfloat16,) * 3)
     residual[1, 5], x[2, 7] = float("nan"), float("inf")
     added, normed = add_rms_norm(residual, x, weight, 1e-5)

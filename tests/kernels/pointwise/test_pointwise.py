@@ -1,4 +1,4 @@
-"""Operations on single numbers and rows: references against definitions, native forms against references."""
+"""Operations on single numbers and rows: references compared with definitions, native forms with references."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def assert_close(found: Tensor, exact: Tensor) -> None:
-    """exact: computed in float32 from the same numbers."""
+    """Compare with `exact`, which was computed in float32 from the same numbers."""
     assert not exact.dtype.is_complex and exact.dtype == torch.float32
     tolerance = 1e-5 if found.dtype == torch.float32 else 2**-8
     torch.testing.assert_close(found.float(), exact, rtol=tolerance, atol=1e-5)
@@ -69,7 +69,7 @@ def test_gates_of_other_layouts_are_left_to_torch() -> None:
 
 
 @pytest.mark.usefixtures("target")
-def test_a_nan_stays_one() -> None:
+def test_nan_stays_nan() -> None:
     x = torch.full((1, 66), torch.nan)
     assert silu_multiply(x).isnan().all() and squared_relu(x).isnan().all()
     assert sigmoid_gate(x, torch.ones(1, 66)).isnan().all()
@@ -109,7 +109,7 @@ def test_angles_that_do_not_fit_are_not_taken() -> None:
     dtype=DTYPES,
 )
 def test_written_pages(places: list[int], heads: int, width: int, dtype: torch.dtype) -> None:
-    """Two layers' pages lie beside each other; all but the places stays as it was."""
+    """Two layers' pages are interleaved. Nothing but the written places changes."""
     memory = drawn(8, 3, 4, heads, width).to(dtype)
     keys, values = drawn(2, len(places), heads, width, seed=1).to(dtype)
     expected, at = memory.clone(), torch.tensor(places, dtype=torch.int64)
@@ -122,5 +122,5 @@ def test_written_pages(places: list[int], heads: int, width: int, dtype: torch.d
 @pytest.mark.usefixtures("native_kernels")
 def test_places_that_do_not_fit_are_refused() -> None:
     keys, pages = drawn(2, 1, 4), torch.zeros(3, 2, 1, 4)
-    with pytest.raises(ValueError, match="places are not 2"):
+    with pytest.raises(ValueError, match="places must be 2"):
         attention.write_pages(keys, keys, pages, pages, torch.tensor([1]))

@@ -51,8 +51,8 @@ def test_penalties_equal_a_direct_loop(seed: int) -> None:
     )
     others = torch.randn(2, vocab_size)
     adjusted, at = torch.cat((others, logits)), torch.arange(2, rows + 2)
-    given = at, counts.prompt_seen, counts.output_counts, lines, *torch.tensor(penalties).unbind(1)
-    assert apply_penalties(adjusted, *given) is adjusted
+    arguments = at, counts.prompt_seen, counts.output_counts, lines, *torch.tensor(penalties).unbind(1)
+    assert apply_penalties(adjusted, *arguments) is adjusted
     by_hand = [
         penalise_by_hand(*row)
         for row in zip(logits.tolist(), prompts, outputs, *zip(*penalties, strict=True), strict=True)
@@ -131,8 +131,8 @@ def test_log_probabilities_of_given_ids() -> None:
     torch.testing.assert_close(log_probabilities_of(logits, ids), expected, atol=1e-6, rtol=1e-6)
 
 
-def test_a_mask_leaves_what_it_allows() -> None:
-    """Bit i of word i // 32 is token i's; other rows, and the bits behind the last token, mean nothing."""
+def test_a_mask_keeps_the_tokens_that_it_allows() -> None:
+    """Token i has bit i % 32 of word i // 32. Bits after the last token are ignored, and other rows do not change."""
     logits = torch.arange(3 * 40, dtype=torch.float32).view(3, 40)
     allowed = {1: [0, 31, 32, 39], 2: []}
     words = torch.zeros(2, 2, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Drawing in C++: the same tokens as the reference's, whatever the parameters, the rows beside it and the threads."""
+"""Drawing in C++: the reference's tokens, for all parameters, batches and numbers of threads."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ many = settings(max_examples=150, deadline=None)
 def test_draws_are_the_references(
     rows: int, vocab_size: int, spread: float, grid: float, banned: float, seed: int
 ) -> None:
-    """Peaked and flat, with ties and with tokens that are banned."""
+    """Logits are peaked or flat, have ties, and may have banned tokens."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, vocab_size, generator=generator) * spread
     if grid:
@@ -41,7 +41,7 @@ def test_draws_are_the_references(
 @many
 @given(data=st.data())
 def test_small_vocabularies_equal_the_definition_by_hand(data: st.DataObject) -> None:
-    # No subnormal numbers: whoever computes takes them for zero.
+    # No denormals, since native code treats them as zero.
     finite = st.floats(-30, 30, width=32, allow_subnormal=False)
     value = st.one_of(st.sampled_from([-math.inf, -2.0, -0.0, 0.0, 1.5]), finite)
     logits = data.draw(st.lists(value, min_size=1, max_size=300).filter(lambda row: max(row) > -math.inf))
@@ -62,7 +62,7 @@ def test_small_vocabularies_equal_the_definition_by_hand(data: st.DataObject) ->
     width=st.integers(1, 700),
     values=st.lists(st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 2.0, math.inf, math.nan]), min_size=1, max_size=700),
 )
-def test_the_greatest_is_the_first_of_several_and_a_nan_is_greater(width: int, values: list[float]) -> None:
+def test_arg_max_is_the_first_of_equal_numbers_and_nan_is_greatest(width: int, values: list[float]) -> None:
     row = torch.tensor(values + [-2.0] * max(0, width - len(values)))
     best, greatest = native.arg_max(row[None])
     assert best.item() == row.argmax().item()
@@ -70,7 +70,7 @@ def test_the_greatest_is_the_first_of_several_and_a_nan_is_greater(width: int, v
 
 
 @pytest.mark.usefixtures("target")
-def test_a_vocabulary_as_models_have_it() -> None:
+def test_a_vocabulary_of_a_models_size() -> None:
     rows, vocab_size = 24, 50_288
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(rows, vocab_size, generator=generator) * torch.logspace(-3, 1, rows)[:, None]
@@ -80,7 +80,7 @@ def test_a_vocabulary_as_models_have_it() -> None:
 
 
 @pytest.mark.usefixtures("target")
-def test_rows_that_lie_apart_and_parameters_that_do() -> None:
+def test_strided_logits_and_parameters() -> None:
     generator = torch.Generator().manual_seed(2)
     wide = torch.randn(12, 1000, generator=generator)
     params = random_params(24, 700, generator)
@@ -102,7 +102,7 @@ def test_rows_without_a_finite_best_logit_are_drawn_greedily() -> None:
         assert found.finite.tolist() == [True, False, False, False]
 
 
-def test_threads_and_the_rows_beside_it_change_nothing() -> None:
+def test_threads_and_other_rows_change_nothing() -> None:
     rows, vocab_size = 24, 3000
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(rows, vocab_size, generator=generator) * 3
@@ -120,7 +120,7 @@ def test_threads_and_the_rows_beside_it_change_nothing() -> None:
 @many
 @given(rows=st.integers(1, 5), more=st.integers(0, 3), vocab_size=st.integers(1, 300), seed=st.integers(0, 2**20))
 def test_masks_are_the_references(rows: int, more: int, vocab_size: int, seed: int) -> None:
-    """Also of rows that are not finite, and of logits that lie in a wider tensor."""
+    """Some rows are not finite, and the logits may be columns of a wider tensor."""
     generator = torch.Generator().manual_seed(seed)
     wide = torch.randn(rows + more, vocab_size + 5, generator=generator)
     for odd in (math.nan, math.inf, -math.inf):

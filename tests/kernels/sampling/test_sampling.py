@@ -24,7 +24,7 @@ def make_params(
     seed: int = 0,
     first_position: int = 0,
 ) -> SamplingTensors:
-    """The same parameters for every row, at consecutive positions."""
+    """Return the same parameters for every row, at consecutive positions."""
     return SamplingTensors(
         torch.full((rows,), temperature),
         torch.full((rows,), top_k),
@@ -47,7 +47,7 @@ def pick(params: SamplingTensors, rows: Tensor) -> SamplingTensors:
 
 
 def random_params(rows: int, vocab_size: int, generator: torch.Generator) -> SamplingTensors:
-    """Every kind of row, greedy ones among them."""
+    """Return random parameters of all kinds of rows, including greedy ones."""
 
     def choose(values: list[float]) -> Tensor:
         return torch.tensor(values)[torch.randint(len(values), (rows,), generator=generator)]
@@ -73,7 +73,7 @@ def uniform_by_hand(seed: int, position: int) -> float:
 
 
 def sample_by_hand(logits: list[float], params: SamplingTensors) -> int:
-    """The definition for one row (params [1]), in plain Python but for the float32 exponential."""
+    """Draw for one row (params [1]) by definition, in plain Python except for the float32 exponential."""
     best = max(logits)
     temperature = params.temperature.item()
     if temperature == 0:
@@ -86,15 +86,15 @@ def sample_by_hand(logits: list[float], params: SamplingTensors) -> int:
         ranked = ranked[:top_k]
     mass = sum(weights[i] for i in ranked)
     limit = mass if top_p >= 1 else max(1, int(top_p * float(mass)))
-    kept, before = [], 0
+    remaining, before = [], 0
     for i in ranked:
         if before < limit and weights[i] >= int(params.min_p.item() * 2**40):
-            kept.append(i)
+            remaining.append(i)
         before += weights[i]
-    total = sum(weights[i] for i in kept)
+    total = sum(weights[i] for i in remaining)
     target = int(uniform_by_hand(int(params.seed), int(params.position)) * float(total))
     reached = 0
-    for i in sorted(kept):
+    for i in sorted(remaining):
         reached += weights[i]
         if reached > target:
             return i
@@ -128,7 +128,7 @@ def test_uniforms_are_even_and_uncorrelated(over: str) -> None:
 def test_draw_at_the_edges() -> None:
     uniforms = torch.tensor([0.0, 0.39, 0.4, 1 - 2**-53], dtype=torch.float64)
     assert reference.draw(torch.tensor([[0, 2, 0, 3, 0]]).expand(4, -1), uniforms).tolist() == [1, 1, 3, 3]
-    # Totals that a float64 cannot hold: the last token of weight 1 or more is drawn, never the one behind it.
+    # Totals that float64 cannot represent: the last token with a weight is drawn, never the one after it.
     totals = torch.tensor([2**53 + 3, 2**60 - 1, 2**60, 2**60 + 255, 2**61 - 1, 2**62 - 1])
     highest = torch.full((6,), 1 - 2**-53, dtype=torch.float64)
     assert reference.draw(torch.stack((totals, totals * 0), 1), highest).tolist() == [0] * 6
@@ -206,7 +206,7 @@ def test_a_flat_distribution_reaches_beyond_the_candidates(top_k: int, top_p: fl
     "temperature, top_k, top_p, min_p",
     [(1.0, 0, 1.0, 0.0), (0.7, 0, 1.0, 0.02), (1.3, 25, 1.0, 0.0), (1.0, 0, 0.8, 0.0), (0.8, 40, 0.9, 0.05)],
 )
-def test_the_distribution_is_the_softmax_of_what_is_kept(
+def test_the_distribution_is_the_softmax_of_the_remaining_tokens(
     sampler: Sampler, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     draws, vocab_size = 20_000, 80
@@ -281,7 +281,7 @@ def test_rows_without_a_finite_best_logit_leave_the_others_alone(sampler: Sample
         assert sampler(logits, replace(params, all_greedy=all_greedy)).finite.tolist() == [False, False, False, True]
 
 
-def test_hints_replace_what_the_tensors_say() -> None:
+def test_flags_take_precedence_over_the_tensors() -> None:
     logits = torch.randn(64, 100, generator=torch.Generator().manual_seed(0))
     params = make_params(64, top_k=2)
     greedy = logits.argmax(-1).tolist()

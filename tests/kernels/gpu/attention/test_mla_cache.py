@@ -1,4 +1,4 @@
-"""Latents by Triton: equal to the reference, and written nowhere else."""
+"""Latents in Triton: equal to the reference, and nothing else is written."""
 
 import torch
 from hypothesis import given, settings, strategies as st
@@ -29,7 +29,7 @@ def test_equals_the_reference_and_writes_nothing_else(
     expected = blocks.clone()
     triton.write_latents(projected, weight, 0.01, blocks[:, 1], places)
     reference.write_latents(projected, weight, 0.01, expected[:, 1], places)
-    tolerance = 2**-7 if is_rounded else 1e-5  # The interpreter cuts what a GPU rounds.
+    tolerance = 2**-7 if is_rounded else 1e-5  # The interpreter truncates where a GPU rounds.
     written = places // PAGE, 1, places % PAGE, 0
     torch.testing.assert_close(blocks[written], expected[written], rtol=tolerance, atol=tolerance)
     assert torch.equal(blocks[written][:, rank:], projected[:, rank:])
@@ -37,7 +37,7 @@ def test_equals_the_reference_and_writes_nothing_else(
     assert torch.equal(blocks, expected)
 
 
-def test_computes_wherever_triton_does() -> None:
+def test_triton_is_used_where_it_computes() -> None:
     projected, weight, places = torch.randn(3, 11), torch.randn(8), torch.tensor([4, 1, 6])
     found, expected = torch.zeros(2, 2, PAGE, 1, 11)
     with gpu.computes_for("cpu"):

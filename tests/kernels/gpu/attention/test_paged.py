@@ -1,4 +1,4 @@
-"""Paged attention by Triton: equal to the reference, and a row's result the same in every batch and table."""
+"""Paged attention in Triton: equal to the reference, and batch-invariant, whatever the width of the table."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ from baton.kernels.attention.paged import reference, triton
 
 @dataclass
 class Case:
-    """Prompts of lengths behind starts, then rows that decode at positions; all that is not theirs is NaN."""
+    """Prompts, then decoding rows. All page entries that belong to none of them are NaN."""
 
     query: Tensor
     key_pages: Tensor
@@ -30,17 +30,17 @@ class Case:
 
     def run(self) -> Tensor:
         longest = max(self.lengths[: self.prompts], default=0)
-        return triton.paged_attention(*self._given(), self.prompts, longest)
+        return triton.paged_attention(*self._arguments(), self.prompts, longest)
 
     def expected(self) -> Tensor:
-        return reference.paged_attention(*self._given())
+        return reference.paged_attention(*self._arguments())
 
-    def _given(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float]:
+    def _arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float]:
         pages = (self.query, self.key_pages, self.value_pages, self.table)
         return *pages, self.offsets, torch.tensor(self.starts), 0.2
 
     def only(self, segment: int) -> "Case":
-        """This segment alone, with a table that is no wider than it has to be."""
+        """Return this segment alone, with a table that is as narrow as possible."""
         end = self.starts[segment] + self.lengths[segment]
         width = -(-end // self.key_pages.shape[1])
         return replace(
@@ -65,9 +65,11 @@ def case(
     spare: int = 1,
     seed: int = 0,
 ) -> Case:
-    """prompts: (start, length) each. Tables are `spare` entries wider than they need; those name no page.
+    """Return a random case.
 
-    value_width: of values that are the first columns of pages as wide as the keys'.
+    prompts: (start, length) of each. positions: of the decoding rows.
+    value_width: width of values that are the first columns of pages as wide as the keys'; None: width.
+    spare: additional entries of each row of the table, which name no page.
     """
     g = torch.Generator().manual_seed(seed)
     starts, lengths = [s for s, _ in prompts] + positions, [n for _, n in prompts] + [1] * len(positions)
@@ -139,7 +141,7 @@ def test_values_narrower_than_keys_in_wider_pages_and_in_their_own(
 
 @pytest.mark.parametrize("position", [0, 254, 255, 256, 511, 512, 1000])
 def test_a_decoding_row_of_any_length_is_split_and_combined(position: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two parts have the least number of positions up to 512, and more from there."""
+    """Parts have the least number of positions, 256, up to a length of 512, and more from there on."""
     monkeypatch.setattr(triton, "PARTS", 2)
     drawn = case([], [position], heads=3, kv_heads=1)
     torch.testing.assert_close(drawn.run(), drawn.expected(), rtol=1e-5, atol=1e-5)
@@ -154,7 +156,7 @@ def test_a_segments_result_is_the_same_alone_and_with_a_narrow_table(drawn: Case
         assert torch.equal(alone, together[drawn.offsets[segment] : drawn.offsets[segment + 1]])
 
 
-def test_a_decoding_rows_result_does_not_hang_on_how_many_programs_share_its_parts(
+def test_a_decoding_rows_result_does_not_depend_on_how_many_programs_share_its_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drawn = case([], [900, 3, 600])
@@ -164,7 +166,7 @@ def test_a_decoding_rows_result_does_not_hang_on_how_many_programs_share_its_par
 
 
 def test_a_prompts_result_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which begin anywhere within a block. As on a GPU, a row's product does not hang on its place in the tile."""
+    """Pieces begin anywhere within a block. As on a GPU, a row's product does not depend on its place in the tile."""
     monkeypatch.setattr(numpy, "matmul", partial(numpy.einsum, "ik,kj->ij"))
     whole = case([(0, 100)], [], heads=6)
     pieces = []
@@ -190,7 +192,7 @@ def test_rows_that_share_a_page_for_padding_leave_the_others_alone() -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_scores_far_from_zero_neither_overflow_nor_vanish(sign: int) -> None:
-    """All of a row's are on one side."""
+    """All scores of a row have the same sign."""
     drawn = case([(9, 40)], [300])
     far = replace(drawn, query=drawn.query.abs() * sign * 1e3, key_pages=drawn.key_pages.abs())
     torch.testing.assert_close(far.run(), far.expected(), rtol=1e-3, atol=1e-3)
@@ -202,7 +204,7 @@ def test_other_layouts_are_refused() -> None:
         replace(drawn, key_pages=drawn.key_pages[:, :, :, :8]).run()
     with pytest.raises(ValueError, match="do not fit"):
         replace(drawn, value_pages=drawn.value_pages.repeat(1, 1, 1, 2)).run()
-    with pytest.raises(ValueError, match="side by side"):
+    with pytest.raises(ValueError, match="contiguous"):
         replace(drawn, value_pages=drawn.value_pages[..., ::2]).run()
-    with pytest.raises(ValueError, match="side by side"):
+    with pytest.raises(ValueError, match="contiguous"):
         replace(drawn, query=drawn.query.transpose(0, 1).contiguous().transpose(0, 1)).run()

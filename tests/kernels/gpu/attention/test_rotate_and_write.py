@@ -1,4 +1,4 @@
-"""Rotation, and the writing of keys and values, by Triton: equal to the references, and nothing else is written."""
+"""Rotation, and the write of keys and values, in Triton: equal to the references, and nothing else is written."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def angles(tokens: int, half: int, generator: torch.Generator) -> tuple[Tensor, 
 
 
 def pool(page: int, kv_heads: int, width: int, generator: torch.Generator) -> Tensor:
-    """Memory of 9 pages, and with `views` the keys and values in it: both are apart from one page to the next."""
+    """Return memory for 9 pages. `views` returns the strided keys and values in it."""
     return torch.randn(9, 2 * page * kv_heads * width + 5, generator=generator)
 
 
@@ -46,18 +46,18 @@ def test_equals_the_reference(
     g, width = torch.Generator().manual_seed(seed), 2 * half + rest
     heads = group * kv_heads
     projected = torch.randn(tokens, heads + 2 * kv_heads, width, generator=g)
-    given = projected.split([heads, kv_heads, kv_heads], 1)
+    parts = projected.split([heads, kv_heads, kv_heads], 1)
     memory, places = pool(page, kv_heads, width, g), torch.randperm(9 * page, generator=g)[:tokens]
     expected_memory = memory.clone()
     rotation = angles(len(places), half, g)
-    given = [part[: len(places)] for part in given]
-    found = triton.rotate_and_write(*given, *rotation, *views(memory, page, kv_heads, width), places)
-    expected = reference.rotate_and_write(*given, *rotation, *views(expected_memory, page, kv_heads, width), places)
+    inputs = [part[: len(places)] for part in parts]
+    found = triton.rotate_and_write(*inputs, *rotation, *views(memory, page, kv_heads, width), places)
+    expected = reference.rotate_and_write(*inputs, *rotation, *views(expected_memory, page, kv_heads, width), places)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(memory, expected_memory, rtol=1e-5, atol=1e-6)
     written = expected_memory == memory
     assert torch.equal(views(memory, page, kv_heads, width)[1], views(expected_memory, page, kv_heads, width)[1])
-    assert (~written).sum() <= given[1].numel()
+    assert (~written).sum() <= inputs[1].numel()
 
 
 @given(**SIZES)

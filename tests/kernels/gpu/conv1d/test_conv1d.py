@@ -1,4 +1,4 @@
-"""The convolution of packed segments by Triton: equal to the reference, and to itself however a prompt is cut."""
+"""The convolution of packed segments in Triton: equal to the reference, and independent of how a prompt is cut."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def table_of(packed: Packed, kernel: int, chunk_size: int = 64) -> ChunkTable:
 
 
 def drawn(packed: Packed, channels: int, kernel: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, which is columns of a wider tensor; taps; bias; and the pools of two layers side by side."""
+    """Return x (columns of a wider tensor), taps, bias, and memory in which slots hold two layers' states."""
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(packed.tokens, channels + 5, generator=g)[:, 3 : 3 + channels]
     taps, bias = torch.randn(kernel, channels, generator=g), torch.randn(channels, generator=g)
@@ -52,7 +52,7 @@ def test_equals_the_reference_and_writes_nothing_else(
 
 @pytest.mark.parametrize("kernel", [4, 6])
 def test_checkpoints_closer_together_than_the_kernel_is_wide(kernel: int) -> None:
-    """Chunks of one and two tokens, which take their inputs from the slot and from the chunks before them."""
+    """Chunks of one and two tokens take their inputs from the slot and from several chunks before them."""
     packed = pack([4, 9, 1], [60, 3, 0], [(0, 61), (0, 63), (0, 64), (1, 4), (1, 5), (1, 5), (1, 7), (2, 1)])
     x, taps, bias, pools = drawn(packed, 20, kernel, 1)
     expected = pools.clone()
@@ -64,7 +64,7 @@ def test_checkpoints_closer_together_than_the_kernel_is_wide(kernel: int) -> Non
 
 @few
 @given(packed=packs(), kernel=st.integers(2, 5))
-def test_a_segment_gets_the_same_beside_states_and_inputs_of_nan(packed: Packed, kernel: int) -> None:
+def test_a_segment_gets_the_same_among_states_and_inputs_of_nan(packed: Packed, kernel: int) -> None:
     x, taps, bias, pools = drawn(packed, 20, kernel, 0)
     expected = pools.clone()
     exact = triton.conv1d_prefill(x, taps, bias, expected[:, 1], table_of(packed, kernel))

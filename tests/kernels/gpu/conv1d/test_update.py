@@ -1,4 +1,4 @@
-"""One token of the convolution for each row by Triton: equal to the reference."""
+"""One token of the convolution for each row, in Triton: equal to the reference."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_equals_the_reference_and_writes_nothing_else(
     assert torch.equal(memory, expected)
 
 
-def test_a_row_gets_the_same_alone_and_beside_padding_that_shares_a_slot() -> None:
+def test_a_row_gets_the_same_alone_and_with_padding_rows_that_share_a_slot() -> None:
     g = torch.Generator().manual_seed(0)
     x, taps, pool = torch.randn(5, 300, generator=g), torch.randn(4, 300, generator=g), torch.randn(6, 3, 300)
     together, alone = pool.clone(), pool.clone()

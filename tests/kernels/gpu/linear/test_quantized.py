@@ -1,4 +1,4 @@
-"""Integer weights by Triton: equal to the reference, and a row's result is the same beside any others."""
+"""Integer weights in Triton: equal to the reference, and batch-invariant."""
 
 import pytest
 import torch
@@ -38,8 +38,10 @@ def test_projection_equals_the_exact_one_to_its_rounding(
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("inputs", [1024, 1100])
-def test_a_row_gets_the_same_alone_and_beside_others(inputs: int, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products of a group are exact here, so that only the order of groups and splits is told of."""
+def test_results_are_batch_invariant_and_independent_of_strides(
+    inputs: int, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of a group are exact here, so that only the order of groups and splits can make a difference."""
     monkeypatch.setattr(triton, "SPLIT_OUTPUTS", 140)
     _, weight, bias = drawn(0, 1, inputs, 70, F32)
     x = torch.randint(-100, 101, (130, inputs)).float()
@@ -59,9 +61,9 @@ def test_a_row_gets_the_same_alone_and_beside_others(inputs: int, bits: int, mon
 
 @given(outputs=st.integers(1, 300_000), steps=st.integers(1, 300))
 def test_splits_hold_every_step_once(outputs: int, steps: int) -> None:
-    splits, in_each = triton._splits(outputs, steps)
-    assert (splits - 1) * in_each < steps <= splits * in_each
-    assert splits == 1 or in_each >= triton.LEAST_STEPS
+    splits, split_steps = triton._splits(outputs, steps)
+    assert (splits - 1) * split_steps < steps <= splits * split_steps
+    assert splits == 1 or split_steps >= triton.LEAST_STEPS
     assert splits == 1 or splits * outputs <= triton.SPLIT_OUTPUTS
 
 
@@ -75,12 +77,12 @@ def test_rows_are_looked_up_and_those_outside_are_nan(vocab: int, hidden: int, b
     assert found.isnan().all(1).tolist() == [False] * 3 + [True] * 3
 
 
-def test_the_lowest_bits_of_a_bfloat16_count() -> None:
-    """What _numbers makes of them, which the interpreter cannot show: exactly 1/64 of the integers."""
+def test_the_lowest_bits_of_a_bfloat16_are_integers() -> None:
+    """The conversion of _numbers, which the interpreter cannot run, yields exactly 1/64 of the integers."""
     for bits, shift in ((8, 0), (4, 0), (4, 4)):
         integers = torch.arange(2**bits)
-        held = (integers << shift).to(torch.int16).view(torch.bfloat16)
-        numbers = held * 2.0 ** (127 - shift) - 2**bits / 128
+        denormals = (integers << shift).to(torch.int16).view(torch.bfloat16)
+        numbers = denormals * 2.0 ** (127 - shift) - 2**bits / 128
         assert torch.equal(numbers.double(), (integers - 2 ** (bits - 1)).double() / 64)
 
 
@@ -143,7 +145,7 @@ def test_steps_launch_two_kernels_and_no_operation_of_torch() -> None:
 
 @pytest.mark.parametrize("dtype", [F32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 17, 64, 65])
-def test_what_is_tried_out_holds_what_runs_without(rows: int, dtype: torch.dtype) -> None:
+def test_the_default_configuration_is_one_of_the_candidates(rows: int, dtype: torch.dtype) -> None:
     x = torch.empty(rows, 4096, dtype=dtype, device="meta")
     tried = triton.candidates(rows, dtype)
     assert triton._config(x, 4, 4096) in tried
@@ -152,7 +154,7 @@ def test_what_is_tried_out_holds_what_runs_without(rows: int, dtype: torch.dtype
 
 @pytest.mark.parametrize("family", ["mamba2", "nemotron_h"])
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_model_computes_what_it_does_by_torch(family: str, bits: int) -> None:
+def test_a_model_computes_the_same_as_with_torch(family: str, bits: int) -> None:
     config = {**MODELS[family], "vocab_size": 256}
     by_torch = random_model(config, F32, torch.device("cpu"), seed=1, bits=bits)
     with gpu.computes_for("cpu"):

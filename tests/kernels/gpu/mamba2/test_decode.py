@@ -1,4 +1,4 @@
-"""The mixer of decoding rows by Triton: equal to the composed references, in three launches."""
+"""The mixer of decoding rows in Triton: equal to the composed references, in three launches."""
 
 from functools import partial
 
@@ -39,14 +39,14 @@ def test_equals_the_composed_references_and_writes_nothing_else(layout: Layout, 
     assert_same_to_rounding(found, y, expected, exact)
     others = [layer for layer in range(LAYERS) if layer != 1]
     spare = [slot for slot in range(layout.rows + 2) if slot not in found.slots]
-    for kept, before in [(found.conv_pools, expected.conv_pools), (found.state_pools, expected.state_pools)]:
-        assert torch.equal(kept[:, others], before[:, others])
-        assert torch.equal(kept[spare], before[spare])
+    for pool, before in [(found.conv_pools, expected.conv_pools), (found.state_pools, expected.state_pools)]:
+        assert torch.equal(pool[:, others], before[:, others])
+        assert torch.equal(pool[spare], before[spare])
 
 
 @few
 @given(layout=LAYOUTS)
-def test_states_in_bfloat16_are_those_in_float32_rounded_by_chance(layout: Layout) -> None:
+def test_bfloat16_states_are_stochastically_rounded_float32_states(layout: Layout) -> None:
     found = drawn(layout, F32, 1, BF16)
     exact = found.again(F32)
     assert torch.equal(found.run(triton.mixer_decode), exact.run(triton.mixer_decode))
@@ -66,7 +66,7 @@ def test_a_row_gets_the_same_alone(layout: Layout) -> None:
 
 
 class Operations(TorchDispatchMode):
-    """The names of those of torch that are more than views."""
+    """The names of torch operations that are run, other than views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_three_launches_and_nothing_of_torch_but_what_they_write_to(shape: MixerShape) -> None:
+def test_three_launches_and_only_allocations_by_torch(shape: MixerShape) -> None:
     index = torch.empty(5, dtype=torch.int64, device="meta")
     projected, constants, pools = shape.projected(5, BF16), shape.constants(), shape.pools(9, BF16)
     launches: list[gpu.Launch] = []
@@ -91,7 +91,7 @@ def test_three_launches_and_nothing_of_torch_but_what_they_write_to(shape: Mixer
 
 
 def test_one_row_takes_the_kernels_of_many() -> None:
-    """Else a batch of one compiles its own."""
+    """Otherwise a batch of one would compile kernels of its own."""
     layout, launches = Layout(2, 2, 16, 16, 4, 3, True, False), []
     with gpu.watched(launches.append):
         drawn(layout, F32).run(triton.mixer_decode)
@@ -99,14 +99,14 @@ def test_one_row_takes_the_kernels_of_many() -> None:
     assert [launch.constants for launch in launches[:3]] == [launch.constants for launch in launches[3:]]
 
 
-def test_with_inputs_kept_the_bits_are_the_same() -> None:
+def test_with_a_ring_of_inputs_the_bits_are_the_same() -> None:
     layout = Layout(2, 1, 16, 16, 4, 2, True, False)
     found, expected = drawn(layout, F32), drawn(layout, F32)
     ring = InputRing(torch.empty(3, 4, 2, 16), torch.empty(3, 4, 2), torch.empty(3, 4, 2, 16))
     places, positions = torch.tensor([2, 0]), torch.tensor([3, 9])
     starts = positions.clone()
     update = partial(triton_replay.replay_state_update, ring=ring, places=places, starts=starts)
-    pools = [(given.conv_pools[:, 1], given.state_pools[:, 1]) for given in (found, expected)]
+    pools = [(mixer.conv_pools[:, 1], mixer.state_pools[:, 1]) for mixer in (found, expected)]
     for seed in range(6):
         projected = drawn(layout, F32, seed).projected
         y = triton.mixer_decode(projected, found.constants, *pools[0], found.slots, positions, update)

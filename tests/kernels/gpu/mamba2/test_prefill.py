@@ -1,4 +1,4 @@
-"""The mixer of a prefill by Triton: equal to the composed references, in five launches."""
+"""The mixer of a prefill in Triton: equal to the composed references, in five launches."""
 
 import pytest
 import torch
@@ -39,25 +39,25 @@ def test_equals_the_composed_references_and_writes_nothing_else(layout: Layout, 
     others = [layer for layer in range(LAYERS) if layer != 1]
     written = [*packed.slots, *(slot for _, _, slot in packed.checkpoints)]
     spare = [slot for slot in range(packed.pool_size) if slot not in written]
-    for kept, before in [(found.conv_pools, expected.conv_pools), (found.state_pools, expected.state_pools)]:
-        assert torch.equal(kept[:, others], before[:, others])
-        assert torch.equal(kept[spare], before[spare])
+    for pool, before in [(found.conv_pools, expected.conv_pools), (found.state_pools, expected.state_pools)]:
+        assert torch.equal(pool[:, others], before[:, others])
+        assert torch.equal(pool[spare], before[spare])
 
 
 @few
 @given(packed=packs())
-def test_a_segment_gets_the_same_alone_and_beside_states_of_nan(packed: Packed) -> None:
+def test_a_segment_gets_the_same_alone_and_among_states_of_nan(packed: Packed) -> None:
     together = drawn(SMALL, packed, F32)
     expected = together.run(packed, triton.mixer_prefill)
     segment = len(packed.slots) - 1
     slot, rows = packed.slots[segment], slice(packed.offsets[segment], None)
-    wanted = [(0, position, target) for owner, position, target in packed.checkpoints if owner == segment]
-    own = [slot, *(target for _, _, target in wanted)]
+    checkpoints = [(0, position, target) for owner, position, target in packed.checkpoints if owner == segment]
+    own = [slot, *(target for _, _, target in checkpoints)]
     alone = drawn(SMALL, packed, F32)
     others = [other for other in range(packed.pool_size) if other != slot]
     alone.conv_pools[others] = torch.nan
     alone.state_pools[others] = torch.nan
-    part = Packed([0, packed.tokens - rows.start], [packed.starts[segment]], [slot], wanted, packed.pool_size)
+    part = Packed([0, packed.tokens - rows.start], [packed.starts[segment]], [slot], checkpoints, packed.pool_size)
     assert torch.equal(alone.run(part, triton.mixer_prefill, rows), expected[rows])
     assert torch.equal(alone.state_pools[own, 1], together.state_pools[own, 1])
     assert torch.equal(alone.conv_pools[own, 1], together.conv_pools[own, 1])
@@ -78,12 +78,12 @@ def test_a_prompt_cut_at_multiples_of_the_chunk_is_the_same_bits(cuts: list[int]
     assert torch.equal(apart.conv_pools, once.conv_pools)
 
 
-def test_states_in_bfloat16_are_rounded_where_they_are_kept_and_not_between_chunks() -> None:
+def test_bfloat16_states_are_rounded_when_written_and_not_between_chunks() -> None:
     packed = pack([130, 20], [0, 30], [(0, 64), (1, 40)])
     rounded = drawn(SMALL, packed, F32).again(BF16)
     exact = rounded.again(F32)
     assert torch.equal(rounded.run(packed, triton.mixer_prefill), exact.run(packed, triton.mixer_prefill))
-    # The interpreter cuts what a GPU rounds.
+    # The interpreter truncates where a GPU rounds.
     torch.testing.assert_close(rounded.state_pools.float(), exact.state_pools, rtol=2**-7, atol=0.0)
 
 
@@ -100,7 +100,7 @@ def test_nan_stays_in_its_segment() -> None:
     assert torch.equal(found.state_pools[packed.slots[0]], expected.state_pools[packed.slots[0]])
 
 
-def test_computes_wherever_triton_does() -> None:
+def test_triton_is_used_where_it_computes() -> None:
     packed = pack([5, 3], [0, 60], [])
     found = drawn(SMALL, packed, F32)
     expected = found.again()
@@ -110,10 +110,10 @@ def test_computes_wherever_triton_does() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_five_launches_and_nothing_of_torch_but_what_they_write_to(shape: MixerShape) -> None:
+def test_five_launches_and_only_allocations_by_torch(shape: MixerShape) -> None:
     plan, launches = plan_of(shape), list[gpu.Launch]()
     projected, constants, pools = shape.projected(plan.tokens, BF16), shape.constants(), shape.pools(9, BF16)
-    assert plan.table.chunks == 6  # The table is there before.
+    assert plan.table.chunks == 6  # The table is made before the launches are counted.
     with gpu.watched(launches.append), Operations() as operations:
         y = triton.mixer_prefill(projected, constants, *pools, plan)
     assert len(launches) == 5
@@ -122,7 +122,7 @@ def test_five_launches_and_nothing_of_torch_but_what_they_write_to(shape: MixerS
 
 
 def test_one_token_takes_the_kernels_of_many() -> None:
-    """Else a prompt of one token compiles its own."""
+    """Otherwise a prompt of one token would compile kernels of its own."""
     shape, launches = SHAPES["odd"], list[gpu.Launch]()
     one = plan_prefill([0, 1], [0], [0], [], 64, shape.kernel, torch.device("meta"))
     with gpu.watched(launches.append):

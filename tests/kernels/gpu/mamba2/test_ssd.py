@@ -1,4 +1,4 @@
-"""The scan of packed segments by Triton: equal to the recurrence, token by token."""
+"""The scan of packed segments in Triton: equal to the recurrence, token by token."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.kernels.packing import Inputs, Packed, pack, random_inputs, recurrenc
 
 
 def run(inputs: Inputs, packed: Packed, chunk_size: int = 64) -> tuple[Tensor, Tensor]:
-    """y, and this layer's pool of two that lie side by side; the other one has to stay as it is."""
+    """Return y and this layer's pool. Slots also hold another layer's states, which must not change."""
     i, p = inputs, packed
     pools = torch.stack([i.pool, i.pool], dim=1)
     table = plan_prefill(p.offsets, p.starts, p.slots, p.checkpoints, chunk_size, 1, torch.device("cpu")).table
@@ -43,7 +43,7 @@ def test_heads_read_their_group(heads: int, groups: int) -> None:
 
 
 def test_second_request_of_a_packed_prefill_gets_its_own_state_sglang_15829() -> None:
-    """See tests/kernels/mamba2/test_ssd.py: lengths (100, 300), chunk 128, of which the second wants its own 256."""
+    """See the test of the same name in tests/kernels/mamba2/test_ssd.py."""
     packed = pack([100, 300], [0, 0], [(1, 256)])
     inputs = random_inputs(packed.tokens, packed.pool_size, 15829, heads=2, groups=1)
     inputs.pool.zero_()
@@ -59,7 +59,7 @@ def test_strong_decay_underflows_to_zero_and_not_to_nan() -> None:
 
 
 @pytest.mark.parametrize("limits", [(0.0, float("inf")), (0.05, 0.9)])
-def test_steps_are_made_of_what_was_projected(limits: tuple[float, float]) -> None:
+def test_dt_is_computed_from_the_projection(limits: tuple[float, float]) -> None:
     packed = pack([20, 7], [0, 60], [])
     inputs = random_inputs(packed.tokens, packed.pool_size, 5, heads=3, groups=1)
     i, bias = inputs, torch.tensor([-9.0, 0.0, 3.0])

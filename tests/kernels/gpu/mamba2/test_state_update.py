@@ -1,4 +1,4 @@
-"""One step of the recurrence by Triton: equal to the reference, in place or from slot to slot."""
+"""One step of the recurrence in Triton: equal to the reference, in place or from slot to slot."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -18,11 +18,11 @@ few = settings(max_examples=12, deadline=None)
 
 @dataclass(frozen=True)
 class StepShape:
-    """heads: of each group."""
+    """The shape of a step."""
 
     rows: int
     groups: int
-    heads: int
+    heads: int  # of each group
     width: int
     size: int
 
@@ -39,7 +39,7 @@ SHAPES = st.builds(
 
 @dataclass(frozen=True)
 class StepInputs:
-    """x, B and C are slices of what a convolution gives, dt is one of another tensor; slots lie apart."""
+    """The arguments of a step. x, B and C are slices of a convolution's result, dt of another tensor."""
 
     convolved: Tensor
     dt: Tensor
@@ -94,7 +94,7 @@ def drawn(s: StepShape, seed: int) -> StepInputs:
 
 
 def assert_close(found: Tensor, expected: Tensor, scale: float = 1.0) -> None:
-    """scale: of what is added up."""
+    """Compare sums of numbers whose magnitude is about `scale`."""
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5 * scale)
 
 
@@ -111,7 +111,7 @@ def test_equals_the_reference_and_writes_nothing_else(shape: StepShape, seed: in
 
 @few
 @given(shape=SHAPES, seed=st.integers(0, 9), limits=st.sampled_from([(0.0, inf), (0.1, 3.0)]))
-def test_dt_is_made_inside(shape: StepShape, seed: int, limits: tuple[float, float]) -> None:
+def test_dt_is_computed_from_the_projection(shape: StepShape, seed: int, limits: tuple[float, float]) -> None:
     found = drawn(shape, seed)
     expected = found.again()
     dt = F.softplus(found.dt + found.dt_bias).clamp(*limits)
@@ -120,7 +120,7 @@ def test_dt_is_made_inside(shape: StepShape, seed: int, limits: tuple[float, flo
     assert_close(found.memory, expected.memory, scale)
 
 
-def test_softplus_is_exact_where_it_is_tiny_and_large_and_a_nan_stays_one() -> None:
+def test_softplus_is_exact_for_tiny_and_large_results_and_nan() -> None:
     dt = torch.cat([torch.linspace(-80, 30, 221), torch.tensor([torch.nan])])
     rows, one = len(dt), torch.ones(len(dt), 1, 1)
     pool = torch.zeros(rows, 1, 1, 1)
@@ -137,19 +137,19 @@ def test_softplus_is_exact_where_it_is_tiny_and_large_and_a_nan_stays_one() -> N
 @given(shape=SHAPES, seed=st.integers(0, 9), is_rounded=st.booleans())
 def test_from_slot_to_slot(shape: StepShape, seed: int, is_rounded: bool) -> None:
     dtype = BF16 if is_rounded else torch.float32
-    found, given = drawn(shape, seed).again(dtype), drawn(shape, seed).again(dtype)
+    found, before = drawn(shape, seed).again(dtype), drawn(shape, seed).again(dtype)
     free = [slot for slot in range(2 * shape.rows + 1) if slot not in found.slots]
     targets = torch.tensor(free[: shape.rows])
-    expected = given.again(dtype)
+    expected = before.again(dtype)
     assert torch.equal(found.found(targets=targets), expected.found())
     assert torch.equal(found.pool[targets], expected.pool[found.slots])
-    given.pool[targets] = expected.pool[found.slots]
-    assert torch.equal(found.memory, given.memory)
+    before.pool[targets] = expected.pool[found.slots]
+    assert torch.equal(found.memory, before.memory)
 
 
 @few
 @given(shape=SHAPES, seed=st.integers(0, 9))
-def test_a_state_in_bfloat16_is_rounded_by_the_same_chance(shape: StepShape, seed: int) -> None:
+def test_stochastic_rounding_has_the_same_random_bits(shape: StepShape, seed: int) -> None:
     found = drawn(shape, seed).again(BF16)
     exact = found.again()
     assert torch.equal(found.found(), exact.found())
@@ -158,7 +158,7 @@ def test_a_state_in_bfloat16_is_rounded_by_the_same_chance(shape: StepShape, see
 
 @few
 @given(shape=SHAPES, seed=st.integers(0, 9))
-def test_a_row_gets_the_same_alone_and_beside_states_of_nan(shape: StepShape, seed: int) -> None:
+def test_a_row_gets_the_same_alone_and_among_states_of_nan(shape: StepShape, seed: int) -> None:
     together = drawn(shape, seed)
     expected = together.found()
     for row, slot in enumerate(together.slots.tolist()):
@@ -194,11 +194,11 @@ def test_every_configuration_computes_the_same() -> None:
         assert_close(found.memory, expected.memory)
 
 
-def test_rows_that_do_not_lie_side_by_side_are_refused() -> None:
+def test_non_contiguous_rows_are_refused() -> None:
     g = drawn(StepShape(2, 1, 2, 4, 8), 0)
     x, B, C = g.parts()
     for wrong_x, wrong_B, pool in [(x.mT, B, g.pool), (x, B[..., ::2], g.pool), (x, B, g.pool.mT)]:
-        with pytest.raises(ValueError, match="side by side"):
+        with pytest.raises(ValueError, match="contiguous"):
             triton.selective_state_update(wrong_x, g.dt, g.A, wrong_B, C, g.D, pool, g.slots, g.slots)
 
 

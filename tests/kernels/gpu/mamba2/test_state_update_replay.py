@@ -1,4 +1,4 @@
-"""The recurrence with its inputs kept: the same bits as without, and a state that is exact whenever it is flushed."""
+"""The recurrence with a ring of inputs: the same bits as without, and a state that is exact whenever it is flushed."""
 
 from dataclasses import dataclass
 from types import ModuleType
@@ -13,7 +13,7 @@ from baton.kernels.mamba2.state_update.replay import InputRing
 from tests.kernels.gpu.mamba2.test_state_update import StepShape
 
 FORMS = pytest.mark.parametrize(
-    ("plain", "kept"), [(reference, replay), (triton, triton_replay)], ids=["reference", "triton"]
+    ("plain", "ringed"), [(reference, replay), (triton, triton_replay)], ids=["reference", "triton"]
 )
 SHAPES = st.builds(
     StepShape,
@@ -28,12 +28,12 @@ few = settings(max_examples=8, deadline=None)
 
 @dataclass
 class Decoding:
-    """Rows that decode with a ring, and beside it a pool that is written at each token. Slots and places lie apart."""
+    """Rows that decode with a ring, and a second pool that is written at each token, for comparison."""
 
     s: StepShape
     g: torch.Generator
     memory: Tensor
-    exact: Tensor
+    exact: Tensor  # the pool that is written at each token
     ring: InputRing
     A: Tensor
     D: Tensor
@@ -54,21 +54,21 @@ class Decoding:
         B, C = torch.randn(2, s.rows, groups, s.size, generator=g)
         return x, dt, self.A, B, C, self.D
 
-    def step(self, plain: ModuleType, kept: ModuleType) -> tuple[Tensor, Tensor]:
-        """y with a ring, and without."""
+    def step(self, plain: ModuleType, ringed: ModuleType) -> tuple[Tensor, Tensor]:
+        """Return y with a ring and without."""
         inputs = self.inputs()
         at = self.ring, self.places, self.starts
-        y = kept.replay_state_update(*inputs, self.pool, self.slots, self.positions, *at)
+        y = ringed.replay_state_update(*inputs, self.pool, self.slots, self.positions, *at)
         exact = plain.selective_state_update(*inputs, self.exact, self.slots, self.positions)
         self.positions += 1
         return y, exact
 
-    def flush(self, kept: ModuleType, targets: Tensor | None = None) -> None:
-        kept.flush(self.pool, self.slots, self.positions, self.ring, self.places, self.starts, targets)
+    def flush(self, ringed: ModuleType, targets: Tensor | None = None) -> None:
+        ringed.flush(self.pool, self.slots, self.positions, self.ring, self.places, self.starts, targets)
 
 
 def drawn(s: StepShape, window: int, seed: int) -> Decoding:
-    """The ring is full of NaN: nothing is read that was not kept."""
+    """Return rows with a ring full of NaN, so that a read of an entry that was not written is noticed."""
     g = torch.Generator().manual_seed(seed)
     heads, slots = s.groups * s.heads, 2 * s.rows + 1
     memory = torch.randn(slots, 2, heads, s.width, s.size, generator=g)
@@ -98,50 +98,50 @@ def drawn(s: StepShape, window: int, seed: int) -> Decoding:
 @few
 @given(shape=SHAPES, window=st.sampled_from([1, 2, 4, 8, 16]), steps=st.integers(0, 12), seed=st.integers(0, 9))
 def test_the_bits_of_the_plain_form_at_every_token_and_flush(
-    plain: ModuleType, kept: ModuleType, shape: StepShape, window: int, steps: int, seed: int
+    plain: ModuleType, ringed: ModuleType, shape: StepShape, window: int, steps: int, seed: int
 ) -> None:
     d = drawn(shape, window, seed)
     for _ in range(steps):
         before = d.pool.clone()
-        y, exact = d.step(plain, kept)
+        y, exact = d.step(plain, ringed)
         assert torch.equal(y, exact)
         for row, slot in enumerate(d.slots.tolist()):
             written = d.positions[row] % window == 0
             assert torch.equal(d.pool[slot], d.exact[slot] if written else before[slot])
     free = torch.tensor([slot for slot in range(2 * shape.rows + 1) if slot not in d.slots][: shape.rows])
     others, before = d.memory[:, 0].clone(), d.pool.clone()
-    d.flush(kept, free)
+    d.flush(ringed, free)
     assert torch.equal(d.pool[free], d.exact[d.slots])
     before[free] = d.pool[free]
     assert torch.equal(d.pool, before)
-    d.flush(kept)
+    d.flush(ringed)
     assert torch.equal(d.pool[d.slots], d.exact[d.slots])
     assert torch.equal(d.memory[:, 0], others)
 
 
 @FORMS
-def test_a_row_goes_on_after_its_own_slot_was_flushed(plain: ModuleType, kept: ModuleType) -> None:
+def test_a_row_continues_after_its_own_slot_was_flushed(plain: ModuleType, ringed: ModuleType) -> None:
     d = drawn(StepShape(2, 1, 2, 8, 16), 8, 1)
     for step in range(18):
-        assert torch.equal(*d.step(plain, kept))
+        assert torch.equal(*d.step(plain, ringed))
         if step % 5 == 2:
-            d.flush(kept)
+            d.flush(ringed)
             assert torch.equal(d.pool[d.slots], d.exact[d.slots])
             d.starts = d.positions.clone()
 
 
 @FORMS
-def test_one_row_gets_the_same_alone(plain: ModuleType, kept: ModuleType) -> None:
+def test_one_row_gets_the_same_alone(plain: ModuleType, ringed: ModuleType) -> None:
     together, alone = (drawn(StepShape(3, 2, 1, 8, 16), 4, 2) for _ in range(2))
     for _ in range(6):
         inputs = together.inputs()
         x, dt, A, B, C, D = inputs
         at = together.ring, together.places, together.starts
-        y = kept.replay_state_update(*inputs, together.pool, together.slots, together.positions, *at)
+        y = ringed.replay_state_update(*inputs, together.pool, together.slots, together.positions, *at)
         for row in range(3):
             one = slice(row, row + 1)
             of_one = alone.slots[one], together.positions[one], alone.ring, alone.places[one], alone.starts[one]
-            found = kept.replay_state_update(x[one], dt[one], A, B[one], C[one], D, alone.pool, *of_one)
+            found = ringed.replay_state_update(x[one], dt[one], A, B[one], C[one], D, alone.pool, *of_one)
             assert torch.equal(found[0], y[row])
         together.positions += 1
     assert torch.equal(together.memory, alone.memory)
@@ -159,7 +159,7 @@ def test_padding_rows_share_a_slot_and_a_place_at_position_0() -> None:
     assert torch.equal(d.pool[d.slots[:2]], d.exact[d.slots[:2]])
 
 
-def test_dt_is_made_inside() -> None:
+def test_dt_is_computed_from_the_projection() -> None:
     d = drawn(StepShape(2, 1, 3, 8, 16), 4, 4)
     x, dt, A, B, C, D = d.inputs()
     bias, at = torch.randn(3), (d.slots, d.positions, d.ring, d.places, d.starts)
@@ -178,7 +178,7 @@ def test_dt_is_made_inside() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "window"), [(torch.bfloat16, 8), (torch.float32, 6)])
-def test_what_it_is_not_made_for_is_refused(dtype: torch.dtype, window: int) -> None:
+def test_unsupported_dtypes_and_windows_are_refused(dtype: torch.dtype, window: int) -> None:
     d = drawn(StepShape(1, 1, 1, 4, 8), window, 0)
     d.memory = d.memory.to(dtype)
     with pytest.raises(ValueError, match="not float32 and a power of two"):

@@ -1,4 +1,4 @@
-"""Experts by Triton: equal to the reference, whatever is chosen, and a row's result is the same beside any others."""
+"""Experts in Triton: equal to the reference for any choice, and batch-invariant."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def by_triton(*arguments: Tensor, activation: Activation, bits: int | None = Non
     top_k=st.integers(1, 4),
 )  # fmt: skip
 def test_pairs_are_sorted_and_cut_into_tiles(seed: int, count: int, tile_rows: int, rows: int, top_k: int) -> None:
-    """Also where some experts have none, or none are chosen at all."""
+    """Some experts may have no pairs, and there may be no pairs at all."""
     g = torch.Generator().manual_seed(seed)
     chosen = torch.randint(-1, count + 1, (rows, top_k), generator=g, dtype=torch.int32)
     order, tiles = sort_pairs(chosen, count, tile_rows)
@@ -60,7 +60,7 @@ def test_weights_may_be_integers(activation: Activation, bits: int) -> None:
     assert_near(by_triton(x, chosen, weights, first, second, activation=activation, bits=bits), exact)
 
 
-def test_padding_gets_nothing_and_spoils_nothing() -> None:
+def test_padding_gets_nothing_and_changes_nothing() -> None:
     x, chosen, *rest = drawn(0, 5, (4, 2, 8, 8), "relu2", F32)
     chosen[3] = -1
     chosen[4, 0] = 4
@@ -77,7 +77,7 @@ def test_one_expert_may_have_every_token() -> None:
     assert_near(by_triton(x, chosen, *rest, activation="silu_gated"), exactly(x, chosen, *rest, "silu_gated"))
 
 
-def test_a_row_gets_the_same_alone_and_beside_others() -> None:
+def test_results_are_batch_invariant() -> None:
     x, chosen, weights, *stacks = drawn(0, 40, (3, 2, 40, 24), "silu_gated", F32)
     together = by_triton(x, chosen, weights, *stacks, activation="silu_gated")
     for row in (0, 17, 39):
@@ -94,7 +94,7 @@ def test_the_shared_expert_is_added(gated: bool) -> None:
     torch.testing.assert_close(found, reference.add_shared(routed, shared, gate if gated else None))
 
 
-def test_steps_are_launches_alone_and_read_nothing_back() -> None:
+def test_steps_consist_of_launches_and_read_nothing_back() -> None:
     names, launches = list[str](), list[gpu.Launch]()
 
     class Counting(TorchDispatchMode):

@@ -4,7 +4,7 @@ from hypothesis import given, settings, strategies as st
 from baton.kernels.moe.routing import RoutingRule, reference, route, triton
 from baton.kernels.runtime import triton as gpu
 from tests.kernels.gpu.shapes.routing import CASES
-from tests.kernels.moe.test_routing import apart, drawn, rules
+from tests.kernels.moe.test_routing import clear_choices, drawn, rules
 
 F32 = torch.float32
 few = settings(max_examples=25, deadline=None)
@@ -19,12 +19,12 @@ def test_triton_chooses_the_same(seed: int, rows: int, inputs: int, shape: tuple
     with gpu.computes_for("cpu"):
         chosen, weights = route(x, router, added, rule)
     expected = reference.route(x, router, added, rule)
-    clear = apart(x, router, added, rule)
+    clear = clear_choices(x, router, added, rule)
     assert torch.equal(chosen[clear], expected[0][clear])
     torch.testing.assert_close(weights[clear], expected[1][clear], rtol=1e-4, atol=1e-6)
 
 
-def test_of_equals_the_first_is_chosen_and_of_nan_some() -> None:
+def test_the_first_is_chosen_on_a_tie_and_valid_experts_for_nan() -> None:
     x, router, bias = torch.ones(2, 3), torch.ones(12, 3), torch.tensor([0.0] * 6 + [1.0] * 6)
     x[1] = torch.nan
     chosen, weights = triton.route(x, router, bias, RoutingRule(4, "sigmoid", True, groups=4, groups_kept=2))
@@ -40,8 +40,8 @@ def test_padding_is_routed_nowhere_and_changes_no_other_row() -> None:
     assert (chosen[padding] == -1).all() and torch.equal(chosen[~padding], plain[~padding])
 
 
-def test_a_row_gets_the_same_alone_and_beside_others() -> None:
-    """Products are exact here, so that only the order of the splits is told of."""
+def test_results_are_batch_invariant() -> None:
+    """Products are exact here, so that only the order of the splits can make a difference."""
     x, router, bias = drawn(0, 70, 700, 20, F32)
     x, router, rule = x.round(), (router * 64).round() / 64, RoutingRule(3, "sigmoid", True, 4, 2)
     together = triton.route(x, router, bias, rule)

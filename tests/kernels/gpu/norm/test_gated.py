@@ -1,4 +1,4 @@
-"""Gated norm by Triton: equal to the reference."""
+"""Gated norm in Triton: equal to the reference."""
 
 import pytest
 import torch
@@ -21,12 +21,12 @@ def test_equals_the_reference(norm_before_gate: bool | None, rows: int, groups: 
     x = torch.randn(rows, channels + 2, generator=g)[:, 2:]
     gate = torch.randn(rows, 2 * channels, generator=g)[:, :channels]
     weight = torch.randn(channels, generator=g)
-    # None: there is no norm.
-    given = (x, gate, None if norm_before_gate is None else weight, 1e-3, groups, bool(norm_before_gate))
-    found = triton.gated_norm(*given)
-    torch.testing.assert_close(found, reference.gated_norm(*given), rtol=1e-5, atol=1e-6)
+    # norm_before_gate None: there is no norm.
+    arguments = (x, gate, None if norm_before_gate is None else weight, 1e-3, groups, bool(norm_before_gate))
+    found = triton.gated_norm(*arguments)
+    torch.testing.assert_close(found, reference.gated_norm(*arguments), rtol=1e-5, atol=1e-6)
     for row in range(rows):
-        assert torch.equal(found[row], triton.gated_norm(x[row:][:1], gate[row:][:1], *given[2:])[0])
+        assert torch.equal(found[row], triton.gated_norm(x[row:][:1], gate[row:][:1], *arguments[2:])[0])
 
 
 def test_groups_may_share_their_weight() -> None:
@@ -38,8 +38,8 @@ def test_groups_may_share_their_weight() -> None:
 
 def test_the_gate_may_be_a_sigmoid() -> None:
     x, gate = torch.randn(2, 5, 3 * 40, generator=torch.Generator().manual_seed(0))
-    given = (x, gate, torch.rand(120, generator=torch.Generator().manual_seed(1)), 1e-3, 3, True, "sigmoid")
-    torch.testing.assert_close(triton.gated_norm(*given), reference.gated_norm(*given))
+    arguments = (x, gate, torch.rand(120, generator=torch.Generator().manual_seed(1)), 1e-3, 3, True, "sigmoid")
+    torch.testing.assert_close(triton.gated_norm(*arguments), reference.gated_norm(*arguments))
 
 
 def test_the_dtype_of_the_result() -> None:

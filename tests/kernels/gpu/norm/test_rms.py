@@ -1,4 +1,4 @@
-"""Residual addition and RMS norm by Triton: equal to the reference."""
+"""Residual addition and RMS norm in Triton: equal to the reference."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ def test_equals_the_reference(is_added: bool, rows: int, hidden: int, seed: int)
     generator = torch.Generator().manual_seed(seed)
     residual, x = torch.randn(2, rows, hidden, generator=generator)
     weight, before = torch.randn(hidden, generator=generator), residual.clone()
-    given = (residual, x if is_added else None, weight, 1e-3, 0.5, float(seed % 2))
-    found, expected = triton.add_rms_norm(*given), reference.add_rms_norm(*given)
+    arguments = (residual, x if is_added else None, weight, 1e-3, 0.5, float(seed % 2))
+    found, expected = triton.add_rms_norm(*arguments), reference.add_rms_norm(*arguments)
     torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
     assert torch.equal(residual, before)

@@ -1,4 +1,4 @@
-"""Sampling by Triton: the reference's draws, whatever the splits, the way the cut is found and the rows beside it."""
+"""Sampling in Triton: the reference's draws for all splits, batches and ways in which the cut is found."""
 
 import math
 from collections.abc import Iterator
@@ -28,13 +28,13 @@ def configure(
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """So that small vocabularies have several splits, and rows whose candidates do not fit."""
+    """Make blocks small, so that small vocabularies have several splits, and rows whose candidates do not fit."""
     configure(monkeypatch, split=32, listed=32)
     yield
 
 
 def make_logits(rows: int, vocab_size: int, spread: float, grid: float, banned: float, seed: int) -> Tensor:
-    """Peaked and flat, with ties and with tokens that are banned."""
+    """Return logits that are peaked or flat, with ties and with banned tokens."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, vocab_size, generator=generator) * spread
     if grid:
@@ -84,7 +84,7 @@ def test_draws_are_the_references(
 @pytest.mark.parametrize(
     "split, listed, sort, chunk, distances", [(16, 1, 1, 16, 2), (128, 64, 1, 32, 4), (64, 64, 64, 128, 16)]
 )
-def test_neither_blocks_nor_the_rows_beside_it_change_a_draw(
+def test_neither_blocks_nor_other_rows_change_a_draw(
     monkeypatch: pytest.MonkeyPatch, split: int, listed: int, sort: int, chunk: int, distances: int
 ) -> None:
     logits = torch.cat([make_logits(2, 70, spread, 2.0 * i, 0.0, i) for i, spread in enumerate((0.01, 1.0, 6.0))])
@@ -110,14 +110,14 @@ def test_a_cut_inside_ties_keeps_the_lowest_ids(
     assert triton.sample(logits, params).tokens.tolist() == reference.sample(logits, params).tokens.tolist()
 
 
-def test_top_p_divides_the_mass_that_min_p_has_not_reduced_yet() -> None:
+def test_top_p_applies_to_the_mass_before_min_p() -> None:
     logits = torch.full((6, 40), -3.0)
     logits[:, [5, 30]] = torch.tensor([0.0, -0.1])
     params = make_params(6, top_p=0.4, min_p=0.5)
     assert set(triton.sample(logits, params).tokens.tolist()) == {5, 30}
 
 
-def test_the_distribution_is_the_softmax_of_what_is_kept() -> None:
+def test_the_distribution_is_the_softmax_of_the_remaining_tokens() -> None:
     draws, vocab_size, temperature = 150, 6, 0.8
     logits = torch.tensor([0.3, -1.0, 1.0, 0.1, -0.2, -4.0])
     expected = (logits.double() / temperature).softmax(-1)
@@ -129,7 +129,7 @@ def test_the_distribution_is_the_softmax_of_what_is_kept() -> None:
     assert ((counts - expected) ** 2 / expected)[:5].sum() < 18.5  # Chi-square, 4 degrees, p = 0.001.
 
 
-def test_rows_without_a_finite_best_logit_are_drawn_greedily_and_say_so() -> None:
+def test_rows_without_a_finite_best_logit_are_drawn_greedily_and_reported() -> None:
     logits = torch.randn(5, 100, generator=torch.Generator().manual_seed(0))
     logits[1], logits[2, [17, 60]], logits[3, 40] = -math.inf, math.nan, math.inf
     for params in (make_params(5, top_p=0.9), make_params(5), replace(make_params(5), all_greedy=True)):
@@ -138,7 +138,7 @@ def test_rows_without_a_finite_best_logit_are_drawn_greedily_and_say_so() -> Non
         assert found.finite.tolist() == expected.finite.tolist() == [True, False, False, False, True]
 
 
-def test_rows_that_lie_apart_and_parameters_that_do() -> None:
+def test_strided_logits_and_parameters() -> None:
     generator = torch.Generator().manual_seed(2)
     wide = torch.randn(4, 130, generator=generator)
     params = random_params(8, 96, generator)

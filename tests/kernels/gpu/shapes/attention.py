@@ -9,9 +9,9 @@ from baton.kernels.attention.paged import triton
 
 
 def attend(heads: int, kv_heads: int, width: int, dtype: torch.dtype, page: int = 16, rank: int | None = None) -> None:
-    """Two prompts and three decoding rows; the query is a slice of a projection, and pages lie in a pool's blocks.
+    """Attend with two prompts and three decoding rows. The query is a slice of a projection, pages are strided.
 
-    rank: of latents, whose first columns are the values.
+    rank: width of the values if they are the first columns of the keys, as with latents; None: they are separate.
     """
 
     def empty(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:

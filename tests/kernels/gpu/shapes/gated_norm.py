@@ -1,4 +1,4 @@
-"""Gated norm of a prefill's tokens, and of heads one by one."""
+"""Gated norm of a prefill's tokens, and of single heads."""
 
 from collections.abc import Callable
 from functools import partial

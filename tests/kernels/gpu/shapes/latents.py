@@ -1,4 +1,4 @@
-"""What latent attention keeps of a token, in models' widths and an odd one."""
+"""The cache entries of latent attention, at models' widths and an odd one."""
 
 from collections.abc import Callable
 from functools import partial

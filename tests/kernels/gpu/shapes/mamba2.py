@@ -1,4 +1,4 @@
-"""The sizes of Mamba-2 mixers as they are in use, and odd ones."""
+"""The sizes of Mamba-2 mixers in models, and odd ones."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from baton.kernels.mamba2.constants import MixerConstants
 
 @dataclass(frozen=True)
 class MixerShape:
-    """groups: of B and C and of the norm's mean squares."""
+    """The shape of a mixer. groups: of B and C, and of the norm."""
 
     heads: int
     width: int
@@ -46,7 +46,7 @@ class MixerShape:
         return _meta(rows, self.inner + self.channels + self.heads).to(dtype)
 
     def pools(self, slots: int, states: torch.dtype) -> tuple[Tensor, Tensor]:
-        """One layer's of two: for the convolution, and of states."""
+        """Return one layer's pools of inputs and of states; slots hold two layers."""
         conv, state = (self.kernel - 1) * self.channels, self.inner * self.state * states.itemsize // 4
         memory = torch.empty(slots, 2, conv + state, device="meta")[:, 1]
         conv_pool = memory[:, :conv].unflatten(1, (self.kernel - 1, self.channels))

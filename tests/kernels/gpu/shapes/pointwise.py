@@ -1,4 +1,4 @@
-"""What lies between projections, at the shapes of models."""
+"""Operations between projections, at the shapes of models."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +13,7 @@ import baton.kernels.attention.rotate_and_write.triton
 
 
 def write(heads: int, kv_heads: int, width: int, turned: int, dtype: torch.dtype) -> None:
-    """Query, keys and values are slices of a projection; with rotation of `turned` of a head, and without."""
+    """Write keys and values, with rotation of `turned` columns and without. All inputs are slices of a projection."""
     projected = torch.empty(3, heads + 2 * kv_heads, width, dtype=dtype, device="meta")
     query, keys, values = projected.split([heads, kv_heads, kv_heads], 1)
     pages = torch.empty(64, 4, 2, 16, kv_heads, width, dtype=dtype, device="meta")[:, 1].unbind(1)

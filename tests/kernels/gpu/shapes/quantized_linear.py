@@ -1,4 +1,4 @@
-"""Projections by integer weights, and rows of them."""
+"""Projections with integer weights, and embedding look-up in them."""
 
 from collections.abc import Callable
 from functools import partial

@@ -9,9 +9,9 @@ from baton.kernels.norm.rms import triton
 
 
 def norm(hidden: int, x: torch.dtype, residual: torch.dtype) -> None:
-    weight, kept = torch.empty(hidden, dtype=x, device="meta"), torch.empty(5, hidden, dtype=residual, device="meta")
-    triton.add_rms_norm(kept, torch.empty(5, hidden, dtype=x, device="meta"), weight, 1e-5, 0.5)
-    triton.add_rms_norm(kept, None, weight, 1e-5)
+    weight, stream = torch.empty(hidden, dtype=x, device="meta"), torch.empty(5, hidden, dtype=residual, device="meta")
+    triton.add_rms_norm(stream, torch.empty(5, hidden, dtype=x, device="meta"), weight, 1e-5, 0.5)
+    triton.add_rms_norm(stream, None, weight, 1e-5)
 
 
 F32, BF16 = torch.float32, torch.bfloat16

@@ -1,4 +1,4 @@
-"""Sampling's kernels at vocabularies that models have, on tensors without memory: what there is to compile."""
+"""Sampling's kernels at the vocabulary sizes of models, on tensors without memory, for compilation only."""
 
 from collections.abc import Callable
 

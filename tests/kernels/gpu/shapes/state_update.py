@@ -1,4 +1,4 @@
-"""One step of the recurrence from slot to slot, with dt as it is."""
+"""One step of the recurrence from slot to slot, without a bias of dt."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,8 +15,8 @@ def step(s: MixerShape, states: torch.dtype) -> None:
 
     index = torch.empty(5, dtype=torch.int64, device="meta")
     B = empty(5, s.groups, s.state)
-    given = empty(5, s.heads, s.width), empty(5, s.heads), empty(s.heads), B, B, empty(s.heads)
-    triton.selective_state_update(*given, s.pools(9, states)[1], index, index, targets=index)
+    inputs = empty(5, s.heads, s.width), empty(5, s.heads), empty(s.heads), B, B, empty(s.heads)
+    triton.selective_state_update(*inputs, s.pools(9, states)[1], index, index, targets=index)
 
 
 CASES: list[tuple[str, Callable[[], None]]] = [

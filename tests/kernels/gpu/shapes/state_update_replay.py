@@ -1,4 +1,4 @@
-"""The recurrence with its inputs kept."""
+"""The recurrence with a ring of inputs."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Operations on whole slots: by Triton equal to the reference, and the reference to what it says."""
+"""Operations on whole slots: Triton compared with the reference, and the reference with its definition."""
 
 from types import ModuleType
 
@@ -18,7 +18,7 @@ from baton.kernels.state_pool import reference, triton
 )
 @settings(max_examples=20, deadline=None)
 def test_the_four_operations(form: ModuleType, moved: int, size: int, seed: int) -> None:
-    """size: in lines of 64 bytes."""
+    """size: in units of 64 bytes."""
     g = torch.Generator().manual_seed(seed)
     pool = torch.randint(256, (2 * moved + 2, 64 * size), dtype=torch.uint8, generator=g)
     sources, targets = torch.randperm(len(pool), generator=g)[: 2 * moved].view(2, moved)
@@ -50,15 +50,15 @@ def test_padding_may_copy_a_slot_to_itself_and_clear_one_again() -> None:
 
 
 @pytest.mark.parametrize("pool", [torch.zeros(2, 96, dtype=torch.uint8), torch.zeros(2, 64)])
-def test_what_is_not_made_of_lines_is_refused(pool: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="lines of 64 bytes"):
+def test_other_layouts_are_refused(pool: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="multiples of 64 bytes"):
         triton.clear(pool, torch.tensor([0]))
-    with pytest.raises(ValueError, match="lines of 64 bytes"):
+    with pytest.raises(ValueError, match="multiples of 64 bytes"):
         triton.gather(torch.zeros(64, 64, dtype=torch.uint8).t()[:, :64], torch.tensor([0]))
 
 
 def test_each_is_one_launch_however_many_slots() -> None:
-    """More than a second dimension of a grid would hold."""
+    """There are more slots than the second dimension of a grid can have."""
     many, launches = torch.empty(100_000, dtype=torch.int64, device="meta"), []
     pool = torch.empty(9, 4096 * 64, dtype=torch.uint8, device="meta")
     with gpu.watched(launches.append):

@@ -1,4 +1,4 @@
-"""What is compiled: everything, without a runtime of its own, and without a fault that a sanitizer finds."""
+"""Compilation: which sources, a library without a C++ runtime, and no fault that a sanitizer finds."""
 
 import ctypes
 import os
@@ -16,13 +16,13 @@ from tests.kernels.installed import compiler, library_for
 ROOT = KERNELS.parent
 
 
-def test_the_sources_are_every_operations_and_the_rooms_own() -> None:
+def test_the_sources_are_those_of_all_operations_and_of_the_runtime() -> None:
     assert {str(path.relative_to(KERNELS)) for path in sources()} == {
         str(path.relative_to(KERNELS)) for path in KERNELS.rglob("*.cpp")
     }
 
 
-def test_whatever_a_library_is_made_from_is_in_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_key_depends_on_everything_a_library_is_made_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gcc, other = Compiler(("c++",), "12.2"), Compiler(("c++",), "13.1")
     keys = {key(gcc, target) for target in TARGETS} | {
         key(other, TARGETS[0]),
@@ -39,8 +39,8 @@ def test_whatever_a_library_is_made_from_is_in_its_key(monkeypatch: pytest.Monke
     assert key(gcc, TARGETS[0]) != before
 
 
-def test_an_operation_brings_what_it_is_made_of() -> None:
-    """Whose headers it includes, and theirs: what they declare is in their cpu.cpp."""
+def test_the_sources_of_an_operation_include_those_of_included_operations() -> None:
+    """The cpu.cpp of an included operation defines what its headers declare."""
     assert operations_of(sources({"norm.rms"})) == {"norm.rms", "runtime.cpp", "runtime.cpu_graph"}
     assert operations_of(sources({"moe.experts"})) == {
         "moe.experts",
@@ -62,7 +62,7 @@ def operations_of(sources: list[Path]) -> set[str]:
 
 
 def test_a_library_needs_no_cpp_runtime() -> None:
-    """Zig links none, and has none to link to: no containers, no exceptions, no `new`."""
+    """With Zig, none is linked. So kernels cannot use containers, exceptions or `new`."""
     listed = subprocess.run(
         ["nm", "-D", "--undefined-only", str(library_for())], capture_output=True, text=True, check=True
     )
@@ -74,7 +74,7 @@ def test_a_library_needs_no_cpp_runtime() -> None:
 
 @pytest.mark.soak
 def test_sanitizers_find_nothing() -> None:
-    """The operations' tests again, with AddressSanitizer and UBSan in the library."""
+    """Run the operations' tests again, with AddressSanitizer and UBSan in the library."""
     gcc = compiler()
     runtimes = [
         subprocess.run([*gcc.command, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout

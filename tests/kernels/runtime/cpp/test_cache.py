@@ -1,4 +1,4 @@
-"""The cache: where it is, who may own it, and what a damaged file in it does."""
+"""The cache of libraries: its folder, the folder's owner and mode, and damaged files."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from baton.kernels.runtime.cpp.cache import CacheError, cache_folder, fetch, open_folder
 
 
-def test_where_it_is() -> None:
+def test_the_folder_follows_the_environment() -> None:
     assert cache_folder({"BATON_CACHE": "/b", "XDG_CACHE_HOME": "/x"}) == Path("/b")
     assert cache_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/baton")
     assert cache_folder({"XDG_CACHE_HOME": "relative"}) == Path.home() / ".cache" / "baton"
@@ -49,7 +49,7 @@ def test_only_a_real_folder_is_taken(tmp_path: Path) -> None:
             open_folder(tmp_path / name)
 
 
-def test_what_is_there_is_not_built_again_unless_it_is_damaged(tmp_path: Path) -> None:
+def test_a_library_is_built_again_only_if_its_file_is_damaged(tmp_path: Path) -> None:
     built = list[Path]()
 
     def build(path: Path) -> None:

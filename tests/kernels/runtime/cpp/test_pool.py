@@ -1,11 +1,11 @@
-"""Native code runs in torch's threads."""
+"""Native code runs on torch's threads."""
 
 import subprocess
 import sys
 
 from tests.kernels.installed import library_for
 
-# Torch's own work first, then native work: their rows are many enough for all threads.
+# Torch's own work first, then native work; both have enough rows for all threads.
 SHARED = """
 import os, sys
 from pathlib import Path

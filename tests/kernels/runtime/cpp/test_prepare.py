@@ -1,4 +1,4 @@
-"""From sources to installed functions, and every way in which torch runs instead."""
+"""Preparation and installation of the native library, and each failure after which torch runs instead."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from baton.kernels.runtime.cpp.prepare import Prepared, prepare
 from tests.kernels.installed import compiler, library_for, runnable
 
 NAME = "baton_add_rms_norm"
-OPERATIONS = {"norm.rms"}  # One is enough here, and soon compiled.
+OPERATIONS = {"norm.rms"}  # one is enough here, and compiles quickly
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def prepared(on_compile: Callable[[Prepared], None] = lambda found: None) -> Pre
 
 
 def make_compiler(path: Path, body: str) -> str:
-    """A compiler that tells its version, and else does what the lines of shell say; how it is called."""
+    """Create a compiler and return its path: a script that prints a version for --version, and else runs `body`."""
     path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "made up 1.0" && exit 0\n{body}\n')
     path.chmod(0o755)
     return str(path)
@@ -50,18 +50,18 @@ def assert_torch_runs() -> None:
 
 def test_the_second_start_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
-    told = list[Prepared]()
-    first = prepared(told.append)
+    compilations = list[Prepared]()
+    first = prepared(compilations.append)
     assert (first.problem, first.cache_problem, first.left_out, first.compiled) == ("", "", {}, True)
     assert first.target == runnable()[0]
     assert cpp.function(NAME) is not None
-    second = prepared(told.append)
-    assert (second.problem, second.compiled, len(told)) == ("", False, 1)
+    second = prepared(compilations.append)
+    assert (second.problem, second.compiled, len(compilations)) == ("", False, 1)
     (built,) = (tmp_path / "cache").glob("*.so")
     damaged = built.read_bytes()[:1000]
-    built.unlink()  # It is mapped: written in place, it would take this process with it.
+    built.unlink()  # This process has mapped the file, and would crash if it were overwritten in place.
     built.write_bytes(damaged)
-    third = prepared(told.append)
+    third = prepared(compilations.append)
     assert (third.problem, third.compiled) == ("", True)
 
 
@@ -100,15 +100,15 @@ def test_variables_that_make_no_sense(variable: str, value: str, monkeypatch: py
 
 def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
-    said = 'echo "In file included from here:" >&2; echo "pool.cpp:1: error: unknown -march" >&2; exit 1'
-    monkeypatch.setenv("CXX", make_compiler(tmp_path / "c", said))
+    script = 'echo "In file included from here:" >&2; echo "pool.cpp:1: error: unknown -march" >&2; exit 1'
+    monkeypatch.setenv("CXX", make_compiler(tmp_path / "c", script))
     assert prepared().problem.endswith("/c ended with 1: pool.cpp:1: error: unknown -march")
     assert_torch_runs()
     assert list((tmp_path / "cache").glob("*.so")) == []
 
 
 def test_a_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As from a file system mounted noexec, where mapping it fails."""
+    """As on a file system that is mounted noexec, where mapping the file fails."""
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv(
         "CXX", make_compiler(tmp_path / "c", 'for last; do :; done; echo "not what it should be" > "$last"')
@@ -136,7 +136,7 @@ def test_a_cache_that_is_refused_is_replaced_by_a_private_folder(
     add_rms_norm(torch.ones(2, 8), torch.ones(2, 8), torch.ones(8), 1e-5)
 
 
-def test_of_two_processes_at_once_one_compiles(tmp_path: Path) -> None:
+def test_only_one_of_two_simultaneous_processes_compiles(tmp_path: Path) -> None:
     log = tmp_path / "log"
     wrapped = make_compiler(tmp_path / "c", f'echo "$@" >> {log}; exec {shutil.which("c++")} "$@"')
     environment = os.environ | {"BATON_CACHE": str(tmp_path / "cache"), "CXX": wrapped}

@@ -1,4 +1,4 @@
-"""Which target a CPU gets."""
+"""The choice of a CPU's target."""
 
 from pathlib import Path
 

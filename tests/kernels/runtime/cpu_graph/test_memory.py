@@ -1,4 +1,4 @@
-"""Where buffers lie that share memory."""
+"""The layout of buffers that share memory."""
 
 from hypothesis import given, strategies as st
 
@@ -16,7 +16,7 @@ LIFETIMES = st.lists(
 
 
 @given(LIFETIMES)
-def test_what_lives_at_the_same_time_lies_apart(lifetimes: list[Lifetime]) -> None:
+def test_buffers_that_live_at_the_same_time_do_not_overlap(lifetimes: list[Lifetime]) -> None:
     offsets, size = lay_out(lifetimes)
     placed = list(zip(offsets, lifetimes, strict=True))
     for number, (offset, buffer) in enumerate(placed):
@@ -32,7 +32,7 @@ def test_layers_use_the_same_memory_again() -> None:
     assert lay_out(layers)[1] == 2 * 640
 
 
-def test_shared_memory_grows_and_leaves_earlier_users_theirs() -> None:
+def test_shared_memory_grows_and_earlier_users_keep_theirs() -> None:
     memory = SharedMemory()
     small = memory.take(100)
     assert small.nbytes >= 100

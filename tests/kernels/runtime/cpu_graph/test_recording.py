@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("native_kernels")
 
 
 def layers(x: Tensor, count: int) -> Callable[[], Tensor]:
-    """A computation over x [rows, 64], of as many layers."""
+    """Return a computation over x, [rows, 64], with `count` layers."""
     g = torch.Generator().manual_seed(0)
     norm = torch.ones(64)
     up = [pack(torch.randn(192, 64, generator=g)) for _ in range(count)]
@@ -72,7 +72,7 @@ def test_recording_computes_nothing() -> None:
     assert torch.allclose(before, torch.ones(3, 8))
 
 
-def test_the_output_may_be_a_part_of_what_was_made() -> None:
+def test_the_output_may_be_a_view_of_a_buffer() -> None:
     x = torch.randn(4, 8)
     recording = record(lambda: squared_relu(x)[1:3, 2:], SharedMemory())
     assert torch.equal(recording.replay(), squared_relu(x)[1:3, 2:])
@@ -83,7 +83,7 @@ def test_the_output_may_be_a_part_of_what_was_made() -> None:
     [lambda x: x + 1, lambda x: x.mul_(2), lambda x: torch.zeros(3, 8), lambda x: x.clone(), lambda x: x[x.argmax()]],
     ids=["an operation", "in place", "a constant", "a copy", "a look at values"],
 )
-def test_what_a_replay_would_leave_out_is_refused(more: Callable[[Tensor], Tensor]) -> None:
+def test_operations_that_a_replay_would_not_repeat_are_refused(more: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(3, 8)
     with pytest.raises(NotRecordable, match="is not native code"):
         record(lambda: squared_relu(more(squared_relu(x))), SharedMemory())
@@ -101,7 +101,7 @@ def test_without_native_code_nothing_is_recordable() -> None:
         record(lambda: torch.empty(1), SharedMemory())
 
 
-def test_recording_does_not_import_what_traces_torch() -> None:
+def test_recording_does_not_import_dynamo() -> None:
     script = (
         "import sys, baton.models.recorded\n"
         "from baton.kernels.runtime.cpp.prepare import prepare\n"
