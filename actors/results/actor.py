@@ -29,7 +29,6 @@ from baton.actors.messages import (
 from baton.actors.requests import FinishReason, Hit, Output, Request, RetireReason, RowLogprobs, TokenLogprob
 from baton.actors.results.constraint import Constraint
 from baton.actors.tokens import count, pack, unpack
-from baton.models.text.detokenizer import Detokenizer
 from baton.models.text.grammars.matcher import GrammarError, GrammarMatcher, no_matcher
 from baton.models.text.stop_strings import StopStrings
 
@@ -46,8 +45,22 @@ FINISH_REASONS: dict[RetireReason, FinishReason] = {
 ABORT_REASONS = ("aborted", "timeout")
 
 
+class TextStream(Protocol):
+    """The text of an output, token by token. Text is returned as soon as later tokens can no longer change it."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Add tokens, and return the text that can now be shown."""
+        ...
+
+    def flush(self) -> str:
+        """End the stream, and return the text that was held back."""
+        ...
+
+
 class Vocabulary(Protocol):
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+    def detokenizer(self, prompt_tail: Sequence[int], skip_special_tokens: bool) -> TextStream:
+        """Return the text stream of an output. prompt_tail: the tokens before it."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -56,7 +69,7 @@ class RequestHistory:
 
     request: Request
     history: list[int]  # all tokens: the prompt and the output so far
-    detokenizer: Detokenizer
+    detokenizer: TextStream
     stop_strings: StopStrings
     hit: Hit  # of the first admission, limited to the prompt
     chars_to_skip: int  # characters of the text to come that the client has received before a restart
@@ -143,11 +156,10 @@ class ResultProcessor:
     def _record(self, admitted: Admitted) -> RequestHistory:
         request = admitted.request
         history = unpack(request.tokens)
-        decode = self._decoder(request.skip_special_tokens)
         tail = history[max(request.prompt_len - PROMPT_TAIL, 0) : request.prompt_len]
         stops = StopStrings(request.stops.strings, request.stops.keep_stop)
         first = request.prompt_logprobs_from or 0
-        detokenizer = Detokenizer(decode, tail)
+        detokenizer = self.vocabulary.detokenizer(tail, request.skip_special_tokens)
         # A request that comes back with output may have more cached than its prompt; clients count prompt tokens.
         cached, matched = admitted.hit.cached_tokens, admitted.hit.matched_tokens
         hit = replace(
@@ -158,9 +170,6 @@ class ResultProcessor:
         return RequestHistory(
             request, history, detokenizer, stops, hit, request.delivered_chars, prompt_logprobs_next=first
         )
-
-    def _decoder(self, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
-        return lambda ids: self.vocabulary.decode(ids, skip_special_tokens)
 
     def _stepped(self, stepped: Stepped) -> None:
         """Check stop conditions, send Settled, then do the rest: text, log probabilities, checkpoints.

@@ -23,9 +23,11 @@ from baton.actors.forward.threads import DeviceThread
 from baton.actors.lease import Ledger, Move, Place, Violation
 from baton.actors.messages import DiskReport, Message, Ran, Restarted, Speeds, Transferred
 from baton.actors.results.actor import ResultProcessor, Vocabulary
+from baton.actors.runtime.codec import Codec
 from baton.actors.runtime.events import Event, UnitEvent, move_event
 from baton.actors.runtime.explain import explain_slots, explain_tree
-from baton.actors.runtime.mailboxes import Runtime
+from baton.actors.runtime.mailboxes import Runtime, as_is
+from baton.actors.runtime.observing import MeasuringObserver
 from baton.actors.runtime.speeds import measured
 from baton.actors.runtime.timings import Timings, timed
 from baton.actors.runtime.tracing import Traces
@@ -64,15 +66,10 @@ class Unit:
         self._on_move = relay.on_move
         moved = self._poison if config.poison_freed else relay.on_move
         self.ledger = Ledger(config.slots, moved, relay.on_violation, self._loop.time)
-        self.runtime = Runtime(
-            self.ledger,
-            config.codec_check,
-            relay.clock,
-            relay.timings,
-            Traces(self._trace_of_queued),
-            relay.numbers,
-            relay.on_event,
-        )
+        self.traces = Traces(self._trace_of_queued)
+        observer = MeasuringObserver(self.traces, relay.timings, relay.clock, relay.numbers, relay.on_event)
+        carry = Codec(self.ledger).round_trip if config.codec_check else as_is
+        self.runtime = Runtime(self.ledger, carry, observer)
         device.drop_all()  # before the disk's thread loads any copy
         self.device = DeviceThread(device, self.deliver, self._fail)
         limits, sender = config.limits, self.runtime.sender
@@ -217,7 +214,7 @@ class Relay:
     @property
     def trace(self) -> str:
         """The trace of the message that is being received; "" if there is none."""
-        return self.unit.runtime.traces.current
+        return self.unit.traces.current
 
     def audit(self) -> list[Violation]:
         """Compare every lease that an actor holds with the ledger, and return the differences."""

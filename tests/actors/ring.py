@@ -42,6 +42,7 @@ from baton.actors.storage.files import StateFiles
 from baton.actors.storage.host_memory import HostStates
 from baton.actors.tokens import pack, unpack
 from baton.models.batch import Model, Pools, allocate
+from baton.models.text.detokenizer import Detokenizer
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -71,8 +72,11 @@ class Answer:
 class Letters:
     """A vocabulary in which token i is a letter."""
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(ord("0") + i) for i in ids)
+
+    def detokenizer(self, prompt_tail: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
+        return Detokenizer(self.decode, prompt_tail)
 
 
 class Ring:

@@ -18,7 +18,7 @@ from baton.actors.kinds import Kind
 from baton.actors.lease import Lease, Ledger, Place
 from baton.actors.messages import Want
 from baton.actors.results.actor import ResultProcessor
-from baton.actors.runtime.transport import Codec
+from baton.actors.runtime.codec import Codec
 from baton.actors.scheduler.actor import Scheduler
 from baton.actors.tokens import WIDTH
 from tests.simulation.checks import CacheChecks
