@@ -18,7 +18,7 @@ from baton.actors.cache.below.limits import NO_TIERS, TierLimits
 from baton.actors.cache.pages import PagePool
 from baton.actors.cache.worth.order import PER_TOKEN, Costs, Policy
 from baton.actors.forward.actor import Forward
-from baton.actors.forward.device import Device
+from baton.actors.forward.launching import Device
 from baton.actors.forward.threads import DeviceThread
 from baton.actors.lease import Ledger, Move, Place, Violation
 from baton.actors.messages import DiskReport, Message, Ran, Restarted, Speeds, Transferred

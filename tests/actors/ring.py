@@ -14,7 +14,7 @@ from baton.actors.cache.below.limits import NO_TIERS, TierLimits
 from baton.actors.cache.pages import PagePool
 from baton.actors.cache.worth.order import Policy
 from baton.actors.forward.contained import ContainedDevice
-from baton.actors.forward.device import Device
+from baton.actors.forward.launching import Device
 from baton.actors.forward.torch_device import TorchDevice, survives
 from baton.actors.lease import Lease, Ledger
 from baton.actors.messages import (

@@ -10,7 +10,8 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from baton.actors.forward.device import Done, Work, WorkChunk
+from baton.actors.forward.device import Work, WorkChunk
+from baton.actors.forward.launching import Done
 from baton.actors.lease import Ledger
 from baton.actors.messages import Abort, Acquire, Closed, Ended, Free, Message, Over, Ran, Retire, Settled, Submit, Want
 from baton.actors.requests import Request, Sampling, Stops
