@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -27,9 +27,8 @@ from baton.actors.messages import (
     Stepped,
 )
 from baton.actors.requests import FinishReason, Hit, Output, Request, RetireReason, RowLogprobs, TokenLogprob
-from baton.actors.results.constraint import Constraint
 from baton.actors.tokens import count, pack, unpack
-from baton.models.text.grammars.matcher import GrammarError, GrammarMatcher, no_matcher
+from baton.models.text.grammars.errors import GrammarError
 from baton.models.text.stop_strings import StopStrings
 
 # The detokenizer sees this many tokens of the prompt's end: some tokens' text depends on those before.
@@ -63,6 +62,26 @@ class Vocabulary(Protocol):
         ...
 
 
+class OutputConstraint(Protocol):
+    """What the grammar of a request allows its output. A GrammarError from it ends the request."""
+
+    def consume(self, token: int) -> bool:
+        """Advance by a token that does not stop the output. Return whether the output must end after it."""
+        ...
+
+    def words(self, drawn: int) -> bytes | None:
+        """Return the mask of the token after the `drawn` ones, as in RowMask; None if the output must end here."""
+        ...
+
+
+Constrain: TypeAlias = Callable[[Request, Sequence[int]], OutputConstraint]  # of a request with the output so far
+
+
+def refuse_grammars(request: Request, output: Sequence[int]) -> OutputConstraint:
+    """Refuse every grammar, where grammars are not supported."""
+    raise GrammarError("grammars are not supported here")
+
+
 @dataclass(eq=False, slots=True)
 class RequestHistory:
     """A request from its first admission until it is answered. It outlives retractions and replays."""
@@ -86,7 +105,7 @@ class RequestHistory:
     new_logprobs: list[TokenLogprob] = field(default_factory=list)  # not sent to the api yet
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # not sent to the api yet
     prompt_logprobs_next: int = 0  # index of the first prompt token that has not been reported
-    constraint: Constraint | None = None  # if it has a grammar, from its first mask on
+    constraint: OutputConstraint | None = None  # if it has a grammar, from its first mask on
 
     @property
     def completion_tokens(self) -> int:
@@ -99,8 +118,7 @@ class ResultProcessor:
 
     send: Send
     vocabulary: Vocabulary
-    matcher: Callable[[str], GrammarMatcher] = no_matcher
-    """Returns a new matcher at the beginning of a grammar. Raises GrammarError if the grammar cannot be used."""
+    constrain: Constrain = refuse_grammars  # called for requests with a grammar; actors/results/constraint.py has one
     counters: Counter[str] = field(default_factory=Counter)
     records: dict[str, RequestHistory] = field(default_factory=dict)  # by request id
 
@@ -234,7 +252,7 @@ class ResultProcessor:
         elif record.completion_tokens >= record.request.stops.max_tokens:
             record.finish = "length"
 
-    def _completes(self, record: RequestHistory, constraint: Constraint, token: int) -> bool:
+    def _completes(self, record: RequestHistory, constraint: OutputConstraint, token: int) -> bool:
         """Advance the grammar by this token. Return whether that finishes the request."""
         try:
             if constraint.consume(token):
@@ -261,7 +279,8 @@ class ResultProcessor:
         """Return the row's next mask; None if the output ends here, which the client is informed of."""
         try:
             if record.constraint is None:
-                record.constraint = self._constraint(record)
+                output = record.history[record.request.prompt_len :]
+                record.constraint = self.constrain(record.request, output)
             words = record.constraint.words(record.completion_tokens)
         except GrammarError as error:
             self._finish(record, "error", str(error))
@@ -269,10 +288,6 @@ class ResultProcessor:
         if words is None:
             self._finish(record, "stop", None)
         return words
-
-    def _constraint(self, record: RequestHistory) -> Constraint:
-        request = record.request
-        return Constraint(self.matcher(request.grammar), request.stops, record.history[request.prompt_len :])
 
     def _prompt_logprobs(self, logprobs: RowLogprobs) -> None:
         """Add prompt log probabilities that are new: a replay reports some again."""

@@ -22,7 +22,7 @@ from baton.actors.forward.launching import Device
 from baton.actors.forward.threads import DeviceThread
 from baton.actors.lease import Ledger, Move, Place, Violation
 from baton.actors.messages import DiskReport, Message, Ran, Restarted, Speeds, Transferred
-from baton.actors.results.actor import ResultProcessor, Vocabulary
+from baton.actors.results.actor import Constrain, ResultProcessor, Vocabulary, refuse_grammars
 from baton.actors.runtime.codec import Codec
 from baton.actors.runtime.events import Event, UnitEvent, move_event
 from baton.actors.runtime.explain import explain_slots, explain_tree
@@ -34,7 +34,6 @@ from baton.actors.runtime.tracing import Traces
 from baton.actors.scheduler.actor import Scheduler
 from baton.actors.scheduler.state import Limits
 from baton.actors.storage.disk import DiskThread
-from baton.models.text.grammars.matcher import GrammarMatcher, no_matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class Unit:
         self.cache = relay.make_cache(sender("cache"), self.ledger, pages)
         self.scheduler = Scheduler(sender("scheduler"), limits)
         self.forward = Forward(sender("forward"), self.device, limits.max_running)
-        self.results = ResultProcessor(sender("results"), vocabulary, relay.matcher)
+        self.results = ResultProcessor(sender("results"), vocabulary, relay.constrain)
         self.actors: dict[Address, Actor] = {
             "cache": self.cache,
             "scheduler": self.scheduler,
@@ -159,7 +158,7 @@ class Relay:
     on_event: called with every Event, from the event loop and from the device's thread; must return at once.
     clock: seconds, for events and timings.
     disk: None if states are not written to files.
-    matcher: see ResultProcessor.
+    constrain: see ResultProcessor.
     cache: makes the cache of a unit; None: one with the eviction policy and the tiers that the configuration names.
     """
 
@@ -175,13 +174,13 @@ class Relay:
         on_event: Callable[[Event], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         disk: DiskThread | None = None,
-        matcher: Callable[[str], GrammarMatcher] = no_matcher,
+        constrain: Constrain = refuse_grammars,
         cache: Callable[[Send, Ledger, PagePool], Cache] | None = None,
     ) -> None:
         self.on_violation, self._on_restart = on_violation, on_restart
         self.on_move = on_move if on_event is None else _recording(on_event, clock, on_move)
         self.on_event, self.clock, self.timings, self.numbers = on_event, clock, Timings(), count(1)
-        self._config, self._vocabulary, self.disk, self.matcher = config, vocabulary, disk, matcher
+        self._config, self._vocabulary, self.disk, self.constrain = config, vocabulary, disk, constrain
         page_size, self._speeds = max(config.limits.page_size, 1), Speeds(0.0, 0.0)
         kept = measured(device, config.costs, page_size, self._measured)
         self._device = timed(kept, self.timings, clock, on_event)

@@ -18,6 +18,7 @@ from baton.actors.kinds import Kind
 from baton.actors.lease import Lease, Ledger, Place
 from baton.actors.messages import Want
 from baton.actors.results.actor import ResultProcessor
+from baton.actors.results.constraint import constrained_by
 from baton.actors.runtime.codec import Codec
 from baton.actors.scheduler.actor import Scheduler
 from baton.actors.tokens import WIDTH
@@ -147,7 +148,7 @@ class Unit:
         self.scheduler = Scheduler(simulation.sender("scheduler"), scenario.limits)
         self.scheduler.receive(scenario.speeds)
         self.forward = Forward(simulation.sender("forward"), device, scenario.limits.max_running)
-        self.results = ResultProcessor(simulation.sender("results"), Letters(), ToyMatcher)
+        self.results = ResultProcessor(simulation.sender("results"), Letters(), constrained_by(ToyMatcher))
         self.actors: dict[Address, Actor] = {
             "cache": self.cache,
             "scheduler": self.scheduler,
