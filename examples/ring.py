@@ -3,7 +3,7 @@
     python examples/ring.py
 
 The model is the hash model of `models/hash_definition.py`: its state is a running hash of all tokens consumed, so that
-a state that is stale or somebody else's gives a wrong token. The second turn resumes from the state of the first.
+a stale state, or another request's, gives a wrong token. The second turn resumes from the state of the first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -81,7 +81,7 @@ class HashDevice:
 
 
 class Client:
-    """What stands in the place of the api: it notes the tokens of every answer."""
+    """The actor in the place of the api. It records the tokens of every answer."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[int]] = {}

@@ -88,9 +88,8 @@ def core() -> dict[str, Path]:
     """Return the modules that the bullets of design.md's section on the core list."""
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     section = design.partition("## The core\n")[2].partition("\n## ")[0]
-    patterns = [
-        each for bullet in re.findall(r"^- .*", section, re.MULTILINE) for each in re.findall("`(.*?)`", bullet)
-    ]
+    bullets = "\n".join(re.findall(r"^- .*", section, flags=re.MULTILINE))
+    patterns = re.findall("`(.*?)`", bullets)
     return {name_of(file): file for pattern in patterns for file in ROOT.glob(pattern)}
 
 

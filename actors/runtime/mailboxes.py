@@ -45,9 +45,10 @@ class Mailbox:
 
 
 class RuntimeObserver:
-    """The calls by which a runtime reports what it does. These do nothing; actors/runtime/observing.py measures.
+    """An observer of a runtime, which calls it at every send, delivery and turn. This one does nothing.
 
-    Turns never overlap: an actor's messages and its act are over before the next actor's turn begins.
+    Turns never overlap: an actor has received and acted before the next actor's turn begins. The observer of the server
+    is in actors/runtime/observing.py.
     """
 
     def envelope(self, message: Message, sender: str) -> Envelope:
@@ -59,12 +60,12 @@ class RuntimeObserver:
     def begin_delivery(self, envelope: Envelope, to: Address) -> None: ...
 
     def end_delivery(self, envelope: Envelope, to: Address) -> None:
-        """The message has been received, or `receive` has raised."""
+        """Note that the message has been received, or that `receive` has raised."""
 
     def begin_act(self, actor: Address) -> None: ...
 
     def end_turn(self, actor: Address) -> None:
-        """The actor has acted. Not called if it has raised."""
+        """Note that the actor has acted. Not called if it has raised."""
 
 
 def as_is(message: Message) -> Message:
