@@ -12,6 +12,8 @@ from baton.actors.forward.contained import ContainedDevice
 from baton.actors.forward.streams import Stream
 from baton.actors.forward.torch_device import TorchDevice, survives
 from baton.actors.lease import Move, Violation
+from baton.actors.results.actor import refuse_grammars
+from baton.actors.results.constraint import constrained_by
 from baton.actors.runtime.relay import Relay, RelayConfig
 from baton.actors.runtime.sizing import (
     PoolSizes,
@@ -43,7 +45,6 @@ from baton.models.loading.dtype import checkpoint_dtype
 from baton.models.loading.fingerprint import fingerprint
 from baton.models.recorded import recording
 from baton.models.text.formats.picking import OutputFormats, output_formats
-from baton.models.text.grammars.matcher import no_matcher
 from baton.models.text.tokenizer import ModelText, load_text
 
 # The values of options. None: as in the files, or not quantized.
@@ -289,7 +290,7 @@ def build_relay(
         on_restart,
         trace.record if trace is not None else None,
         disk=tiers.disk,
-        matcher=grammars.grammars.matcher if grammars.grammars is not None else no_matcher,
+        constrain=constrained_by(grammars.grammars.matcher) if grammars.grammars is not None else refuse_grammars,
     )
     gateway.hold_grammar = grammars.hold
     return relay

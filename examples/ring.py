@@ -3,10 +3,10 @@
     python examples/ring.py
 
 The model is the hash model of `models/hash_definition.py`: its state is a running hash of all tokens consumed, so that
-a state that is stale or somebody else's gives a wrong token. The second turn resumes from the state of the first.
+a stale state, or another request's, gives a wrong token. The second turn resumes from the state of the first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from baton.actors.actor import Actor, Address
 from baton.actors.cache.actor import Cache
@@ -22,6 +22,9 @@ from baton.actors.requests import Request, Sampling, Stops
 from baton.actors.results.actor import ResultProcessor
 from baton.actors.runtime.events import Event, UnitEvent, move_event
 from baton.actors.runtime.mailboxes import Runtime
+from baton.actors.runtime.observing import MeasuringObserver
+from baton.actors.runtime.timings import Timings
+from baton.actors.runtime.tracing import Traces
 from baton.actors.runtime.transcript import transcript
 from baton.actors.scheduler.actor import Scheduler
 from baton.actors.scheduler.plan import Limits
@@ -78,7 +81,7 @@ class HashDevice:
 
 
 class Client:
-    """What stands in the place of the api: it notes the tokens of every answer."""
+    """The actor in the place of the api. It records the tokens of every answer."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[int]] = {}
@@ -96,8 +99,16 @@ class Client:
 
 
 class Words:
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+    """A vocabulary whose tokens are whole words, so that it is itself the text stream of every output."""
+
+    def detokenizer(self, prompt_tail: Sequence[int], skip_special_tokens: bool) -> "Words":
+        return self
+
+    def push(self, ids: Sequence[int]) -> str:
         return "".join(f" {id}" for id in ids)
+
+    def flush(self) -> str:
+        return ""
 
 
 class Ring:
@@ -106,7 +117,8 @@ class Ring:
     def __init__(self) -> None:
         self.events: list[Event] = [UnitEvent(0.0, SLOTS)]
         ledger = Ledger(SLOTS, on_move=lambda move: self.events.append(move_event(move, 0.0)))
-        self._runtime = Runtime(ledger, clock=lambda: 0.0, on_event=self.events.append)
+        observer = MeasuringObserver(Traces(lambda grant: ""), Timings(), lambda: 0.0, on_event=self.events.append)
+        self._runtime = Runtime(ledger, observer=observer)
         self._device, self.client = HashDevice(), Client()
         sender = self._runtime.sender
         actors: dict[Address, Actor] = {
@@ -129,10 +141,8 @@ class Ring:
         """Submit a request, and deliver messages until no mailbox has one."""
         self._runtime.send("api", "scheduler", Submit(request))
         while any(mailbox.envelopes for mailbox in self._runtime.mailboxes.values()):
-            for address, mailbox in self._runtime.mailboxes.items():
-                while mailbox.envelopes:
-                    self._runtime.deliver(address)
-                self._runtime.act(address)
+            for address in self._runtime.mailboxes:
+                self._runtime.turn(address)
                 while self._device.forward:
                     self._runtime.send("device", "forward", self._device.forward.pop(0))
         return self.client.answers[request.id]

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -16,6 +18,7 @@ PACKAGES = ("api", "actors", "models", "kernels")
 DOCS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 MAX_FILES = 16
 MAX_LINES = 450
+MAX_CORE_LINES = 5000
 WRITTEN = (".py", ".html", ".css", ".js", ".cpp", ".h")
 # How often each pattern of tests/prose.py may still occur: only as the name of an exam, "facts never told".
 PROSE = {"told": 2}
@@ -92,6 +95,35 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     while free := {name for name, imported in left.items() if not imported & left.keys() - {name}}:
         left = {name: imported for name, imported in left.items() if name not in free}
     assert sorted(left) == []
+
+
+def core() -> dict[str, Path]:
+    """Return the modules that the bullets of design.md's section on the core list."""
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    section = design.partition("## The core\n")[2].partition("\n## ")[0]
+    bullets = "\n".join(re.findall(r"^- .*", section, flags=re.MULTILINE))
+    patterns = re.findall("`(.*?)`", bullets)
+    return {name_of(file): file for pattern in patterns for file in ROOT.glob(pattern)}
+
+
+def is_empty_package(module: str) -> bool:
+    file = modules()[module]
+    return file.name == "__init__.py" and len(ast.parse(file.read_text(encoding="utf-8")).body) <= 1
+
+
+def test_the_core_is_small() -> None:
+    assert 0 < sum(file.read_text(encoding="utf-8").count("\n") for file in core().values()) <= MAX_CORE_LINES
+
+
+def test_the_core_stands_alone() -> None:
+    """Nothing else of this project is loaded with the core, and no torch."""
+    listing = "import sys, " + ", ".join(f"baton.{name}" for name in core()) + "; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True).stdout.split()
+    ours = {name.removeprefix("baton.") for name in loaded if name.startswith("baton.")}
+    imported = ours | {name for file in core().values() for name in imports_of(file) if name in modules()}
+    assert core().keys() <= imported
+    assert [name for name in imported - core().keys() if not is_empty_package(name)] == []
+    assert "torch" not in loaded
 
 
 def test_no_two_classes_share_a_name() -> None:

@@ -49,9 +49,7 @@ class LaunchedStep:
 
     step: int
     sampling: list[int]  # grants that sample a token, in the order of Ran.tokens
-    positions: dict[
-        int, int
-    ]  # the position to which it brings each of its rows, by grant; chunks first, in their order
+    positions: dict[int, int]  # to which it brings its rows, by grant; chunks first, in their order
     checkpoints: list[Checkpoint]
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic
 
-from baton.actors.forward.device import Device, Done, Pending, Report, Work
+from baton.actors.forward.device import Work
+from baton.actors.forward.launching import Device, Done, Pending, Report
 from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request
 

@@ -1,14 +1,10 @@
-"""The interface to the device: the calls that forward makes, in stream order, and their results."""
+"""The interface to the device: the calls that forward makes, in stream order, and the contents of a step."""
 
-from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Protocol
 
 from msgspec import Struct
 
-from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request
-
-Report = TypeVar("Report", bound=Ran | Transferred, covariant=True)
 
 
 class WorkChunk(Struct, frozen=True, array_like=True):
@@ -100,48 +96,3 @@ class DeviceQueue(DeviceCalls, Protocol):
 
         Transferred is delivered when it is over.
         """
-
-
-class Device(DeviceCalls, Protocol):
-    """The device as its thread sees it. Results are returned as Pendings."""
-
-    def launch(self, work: Work) -> "Pending[Ran]":
-        """Enqueue a step."""
-        ...
-
-    def export(self, key: int, slot: int, pages: list[int], position: int) -> "Pending[Transferred]":
-        """Enqueue a copy to host memory: see DeviceQueue."""
-        ...
-
-    def fill(self, grant: int, key: int, slot: int, pages: list[int], first_page: int) -> "Pending[Transferred]":
-        """Enqueue a copy from host memory: see DeviceQueue."""
-        ...
-
-
-class Pending(Protocol[Report]):
-    """A step or a copy that has been enqueued.
-
-    It holds everything that its report needs, because its rows may belong to other requests when it is collected.
-    """
-
-    def passed(self) -> bool:
-        """Return whether it is over, so that `collect` need not wait."""
-        ...
-
-    def collect(self) -> "Done[Report]":
-        """Wait until it is over, and return its result. Call once. Raises what went wrong on the device."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Done(Generic[Report]):
-    """A step or a copy that is over. It is also a Pending that need not be waited for."""
-
-    report: Report
-    seconds: float  # that the device took; 0 if it failed
-
-    def passed(self) -> bool:
-        return True
-
-    def collect(self) -> Self:
-        return self

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from baton.actors.forward.device import Device, Pending, Work
+from baton.actors.forward.device import Work
+from baton.actors.forward.launching import Device, Pending
 from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request
 

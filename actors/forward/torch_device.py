@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.actors.forward.device import Pending, Work
+from baton.actors.forward.device import Work
+from baton.actors.forward.launching import Pending
 from baton.actors.forward.step.captured import CapturedDecode
 from baton.actors.forward.step.drawing import reported_tokens
 from baton.actors.forward.step.packed import PackedStep, pack_step

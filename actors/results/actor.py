@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -27,10 +27,8 @@ from baton.actors.messages import (
     Stepped,
 )
 from baton.actors.requests import FinishReason, Hit, Output, Request, RetireReason, RowLogprobs, TokenLogprob
-from baton.actors.results.constraint import Constraint
 from baton.actors.tokens import count, pack, unpack
-from baton.models.text.detokenizer import Detokenizer
-from baton.models.text.grammars.matcher import GrammarError, GrammarMatcher, no_matcher
+from baton.models.text.grammars.errors import GrammarError
 from baton.models.text.stop_strings import StopStrings
 
 # The detokenizer sees this many tokens of the prompt's end: some tokens' text depends on those before.
@@ -46,8 +44,42 @@ FINISH_REASONS: dict[RetireReason, FinishReason] = {
 ABORT_REASONS = ("aborted", "timeout")
 
 
+class TextStream(Protocol):
+    """The text of an output, token by token. Text is returned as soon as later tokens can no longer change it."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Add tokens, and return the text that can now be shown."""
+        ...
+
+    def flush(self) -> str:
+        """End the stream, and return the text that was held back."""
+        ...
+
+
 class Vocabulary(Protocol):
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+    def detokenizer(self, prompt_tail: Sequence[int], skip_special_tokens: bool) -> TextStream:
+        """Return the text stream of an output. prompt_tail: the tokens before it."""
+        ...
+
+
+class OutputConstraint(Protocol):
+    """What the grammar of a request allows its output. A GrammarError from it ends the request."""
+
+    def consume(self, token: int) -> bool:
+        """Advance by a token that does not stop the output. Return whether the output must end after it."""
+        ...
+
+    def words(self, drawn: int) -> bytes | None:
+        """Return the mask of the token after the `drawn` ones, as in RowMask; None if the output must end here."""
+        ...
+
+
+Constrain: TypeAlias = Callable[[Request, Sequence[int]], OutputConstraint]  # of a request with the output so far
+
+
+def refuse_grammars(request: Request, output: Sequence[int]) -> OutputConstraint:
+    """Refuse every grammar, where grammars are not supported."""
+    raise GrammarError("grammars are not supported here")
 
 
 @dataclass(eq=False, slots=True)
@@ -56,7 +88,7 @@ class RequestHistory:
 
     request: Request
     history: list[int]  # all tokens: the prompt and the output so far
-    detokenizer: Detokenizer
+    detokenizer: TextStream
     stop_strings: StopStrings
     hit: Hit  # of the first admission, limited to the prompt
     chars_to_skip: int  # characters of the text to come that the client has received before a restart
@@ -73,7 +105,7 @@ class RequestHistory:
     new_logprobs: list[TokenLogprob] = field(default_factory=list)  # not sent to the api yet
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # not sent to the api yet
     prompt_logprobs_next: int = 0  # index of the first prompt token that has not been reported
-    constraint: Constraint | None = None  # if it has a grammar, from its first mask on
+    constraint: OutputConstraint | None = None  # if it has a grammar, from its first mask on
 
     @property
     def completion_tokens(self) -> int:
@@ -86,8 +118,7 @@ class ResultProcessor:
 
     send: Send
     vocabulary: Vocabulary
-    matcher: Callable[[str], GrammarMatcher] = no_matcher
-    """Returns a new matcher at the beginning of a grammar. Raises GrammarError if the grammar cannot be used."""
+    constrain: Constrain = refuse_grammars  # called for requests with a grammar; actors/results/constraint.py has one
     counters: Counter[str] = field(default_factory=Counter)
     records: dict[str, RequestHistory] = field(default_factory=dict)  # by request id
 
@@ -143,11 +174,10 @@ class ResultProcessor:
     def _record(self, admitted: Admitted) -> RequestHistory:
         request = admitted.request
         history = unpack(request.tokens)
-        decode = self._decoder(request.skip_special_tokens)
         tail = history[max(request.prompt_len - PROMPT_TAIL, 0) : request.prompt_len]
         stops = StopStrings(request.stops.strings, request.stops.keep_stop)
         first = request.prompt_logprobs_from or 0
-        detokenizer = Detokenizer(decode, tail)
+        detokenizer = self.vocabulary.detokenizer(tail, request.skip_special_tokens)
         # A request that comes back with output may have more cached than its prompt; clients count prompt tokens.
         cached, matched = admitted.hit.cached_tokens, admitted.hit.matched_tokens
         hit = replace(
@@ -158,9 +188,6 @@ class ResultProcessor:
         return RequestHistory(
             request, history, detokenizer, stops, hit, request.delivered_chars, prompt_logprobs_next=first
         )
-
-    def _decoder(self, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
-        return lambda ids: self.vocabulary.decode(ids, skip_special_tokens)
 
     def _stepped(self, stepped: Stepped) -> None:
         """Check stop conditions, send Settled, then do the rest: text, log probabilities, checkpoints.
@@ -225,7 +252,7 @@ class ResultProcessor:
         elif record.completion_tokens >= record.request.stops.max_tokens:
             record.finish = "length"
 
-    def _completes(self, record: RequestHistory, constraint: Constraint, token: int) -> bool:
+    def _completes(self, record: RequestHistory, constraint: OutputConstraint, token: int) -> bool:
         """Advance the grammar by this token. Return whether that finishes the request."""
         try:
             if constraint.consume(token):
@@ -252,7 +279,8 @@ class ResultProcessor:
         """Return the row's next mask; None if the output ends here, which the client is informed of."""
         try:
             if record.constraint is None:
-                record.constraint = self._constraint(record)
+                output = record.history[record.request.prompt_len :]
+                record.constraint = self.constrain(record.request, output)
             words = record.constraint.words(record.completion_tokens)
         except GrammarError as error:
             self._finish(record, "error", str(error))
@@ -260,10 +288,6 @@ class ResultProcessor:
         if words is None:
             self._finish(record, "stop", None)
         return words
-
-    def _constraint(self, record: RequestHistory) -> Constraint:
-        request = record.request
-        return Constraint(self.matcher(request.grammar), request.stops, record.history[request.prompt_len :])
 
     def _prompt_logprobs(self, logprobs: RowLogprobs) -> None:
         """Add prompt log probabilities that are new: a replay reports some again."""

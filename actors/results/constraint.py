@@ -1,9 +1,19 @@
 """The constraint on a request's next token: its grammar, together with the tokens that stop the request."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from baton.actors.requests import Stops
-from baton.models.text.grammars.matcher import GrammarError, GrammarMatcher
+from baton.actors.results.actor import Constrain
+from baton.models.text.grammars.errors import GrammarError
+from baton.models.text.grammars.matcher import GrammarMatcher
+
+
+def constrained_by(matcher: Callable[[str], GrammarMatcher]) -> Constrain:
+    """Return how outputs are constrained, given a function that returns a new matcher at a grammar's beginning.
+
+    `matcher` raises GrammarError if the grammar cannot be used.
+    """
+    return lambda request, output: Constraint(matcher(request.grammar), request.stops, output)
 
 
 class Constraint:

@@ -21,7 +21,7 @@ from baton.actors.messages import (
     Stepped,
     Submit,
 )
-from baton.actors.runtime.tracing import Envelope
+from baton.actors.runtime.mailboxes import Envelope
 from baton.actors.tokens import count
 
 

@@ -1,22 +1,28 @@
 """The runtime: mailboxes, and the tasks that run the actors. Leases move here, and nowhere else."""
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from itertools import count
+from collections.abc import Callable, Mapping
 
 import anyio
+from msgspec import Struct
 
 from baton.actors.actor import Actor, Address, Send
 from baton.actors.lease import Ledger
 from baton.actors.messages import Message
-from baton.actors.runtime.events import ActEvent, Event, message_event, request_events
-from baton.actors.runtime.timings import Timings
-from baton.actors.runtime.tracing import Envelope, Traces
-from baton.actors.runtime.transport import Codec, arrive, depart
+from baton.actors.runtime.transport import arrive, depart
 
 MESSAGES_PER_ACT = 256  # most messages that an actor receives before it acts
+
+
+class Envelope(Struct, frozen=True, array_like=True, gc=False):
+    """A message on its way. An observer may fill in the fields that have defaults."""
+
+    message: Message
+    sender: str
+    sequence: int = 0  # in the order of sending
+    trace: str = ""  # a W3C trace id, or ""
+    sent: float = 0.0  # seconds, by the observer's clock
 
 
 class Mailbox:
@@ -38,34 +44,54 @@ class Mailbox:
             await self._waiter
 
 
-class Runtime:
-    """The carrier of actors on one asyncio event loop. Not thread-safe: other threads post through the loop.
+class RuntimeObserver:
+    """An observer of a runtime, which calls it at every send, delivery and turn. This one does nothing.
 
-    codec_check: encode and decode every message on its way.
-    numbers: yields the numbers of messages, in the order of sending.
-    on_event: called with an event for every message and every act.
+    Turns never overlap: an actor has received and acted before the next actor's turn begins. The observer of the server
+    is in actors/runtime/observing.py.
     """
+
+    def envelope(self, message: Message, sender: str) -> Envelope:
+        """Put a message that is being sent into its envelope."""
+        return Envelope(message, sender)
+
+    def begin_turn(self, actor: Address) -> None: ...
+
+    def begin_delivery(self, envelope: Envelope, to: Address) -> None: ...
+
+    def end_delivery(self, envelope: Envelope, to: Address) -> None:
+        """Note that the message has been received, or that `receive` has raised."""
+
+    def begin_act(self, actor: Address) -> None: ...
+
+    def end_turn(self, actor: Address) -> None:
+        """Note that the actor has acted. Not called if it has raised."""
+
+
+def as_is(message: Message) -> Message:
+    return message
+
+
+class Runtime:
+    """The carrier of actors on one asyncio event loop. Not thread-safe: other threads post through the loop."""
 
     def __init__(
         self,
         ledger: Ledger,
-        codec_check: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-        timings: Timings | None = None,
-        traces: Traces | None = None,
-        numbers: Iterator[int] | None = None,
-        on_event: Callable[[Event], None] | None = None,
+        carry: Callable[[Message], Message] = as_is,
+        observer: RuntimeObserver | None = None,
     ) -> None:
+        """Create a runtime without actors. carry: returns what the receiver gets, such as a decoded copy."""
         self.ledger = ledger
         self.mailboxes: dict[Address, Mailbox] = {}
         self.delivered = 0
-        self.traces = traces if traces is not None else Traces(lambda grant: "")
         self._actors: dict[Address, Actor] = {}
-        self._codec = Codec(ledger) if codec_check else None
-        self._clock = clock
-        self._timings = timings if timings is not None else Timings()
-        self._numbers = numbers if numbers is not None else count(1)
-        self._on_event = on_event
+        self._carry = carry
+        self._observer = observer if observer is not None else RuntimeObserver()
+
+    @property
+    def actors(self) -> Mapping[Address, Actor]:
+        return self._actors
 
     def add(self, address: Address, actor: Actor) -> None:
         """Give an actor a mailbox. It starts to run with `run`."""
@@ -80,62 +106,40 @@ class Runtime:
         """Move the message's leases, and queue it. A send that raises has moved nothing."""
         mailbox = self.mailboxes[to]
         depart(message, sender, to, self.ledger)
-        carried = message if self._codec is None else self._codec.round_trip(message)
-        mailbox.put(Envelope(carried, sender, next(self._numbers), self.traces.of(carried), self._clock()))
+        mailbox.put(self._observer.envelope(self._carry(message), sender))
 
     async def run(self) -> None:
         """Run the actors until cancelled, or until one raises."""
         async with anyio.create_task_group() as tasks:
-            for address, actor in self._actors.items():
-                tasks.start_soon(self._carry, address, actor, name=address)
+            for address in self._actors:
+                tasks.start_soon(self._run_actor, address, name=address)
 
-    @property
-    def actors(self) -> Mapping[Address, Actor]:
-        return self._actors
+    async def _run_actor(self, address: Address) -> None:
+        """Give one actor a turn whenever it has messages, then give way to the others."""
+        while True:
+            await self.mailboxes[address].wait()
+            self.turn(address)
+            await asyncio.sleep(0)
+
+    def turn(self, address: Address) -> None:
+        """Hand an actor its messages, up to MESSAGES_PER_ACT of them, then let it act."""
+        self._observer.begin_turn(address)
+        envelopes = self.mailboxes[address].envelopes
+        for _ in range(MESSAGES_PER_ACT):
+            if not envelopes:
+                break
+            self.deliver(address)
+        self._observer.begin_act(address)
+        self._actors[address].act()
+        self._observer.end_turn(address)
 
     def deliver(self, address: Address) -> None:
         """Hand the oldest message of a mailbox to its actor."""
         envelope = self.mailboxes[address].envelopes.popleft()
-        delivered = self._clock()
-        self._timings.waits[address].observe(delivered - envelope.sent)
-        self.traces.current = envelope.trace
+        self._observer.begin_delivery(envelope, address)
         try:
             arrive(envelope.message, address, self.ledger)
             self.delivered += 1
             self._actors[address].receive(envelope.message)
         finally:
-            self.traces.current = ""
-            if self._on_event is not None:
-                self._tell_delivery(self._on_event, envelope, address, delivered)
-
-    def _tell_delivery(
-        self, on_event: Callable[[Event], None], envelope: Envelope, address: Address, delivered: float
-    ) -> None:
-        handled = self._clock()
-        on_event(message_event(envelope, address, delivered, handled))
-        for event in request_events(envelope, address, handled):
-            on_event(event)
-
-    async def _carry(self, address: Address, actor: Actor) -> None:
-        """Run one actor: hand it its messages, then let it act, then give way to the others."""
-        mailbox, busy = self.mailboxes[address], self._timings.busy
-        while True:
-            await mailbox.wait()
-            woken = self._clock()
-            for _ in range(MESSAGES_PER_ACT):
-                if not mailbox.envelopes:
-                    break
-                self.deliver(address)
-            self.act(address)
-            busy[address] += self._clock() - woken
-            await asyncio.sleep(0)
-
-    def act(self, address: Address) -> None:
-        """Give an actor its turn after messages."""
-        actor = self._actors[address]
-        if self._on_event is None:
-            actor.act()
-            return
-        began = self._clock()
-        actor.act()
-        self._on_event(ActEvent(address, began, self._clock()))
+            self._observer.end_delivery(envelope, address)

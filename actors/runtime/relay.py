@@ -18,21 +18,22 @@ from baton.actors.cache.below.limits import NO_TIERS, TierLimits
 from baton.actors.cache.pages import PagePool
 from baton.actors.cache.worth.order import PER_TOKEN, Costs, Policy
 from baton.actors.forward.actor import Forward
-from baton.actors.forward.device import Device
+from baton.actors.forward.launching import Device
 from baton.actors.forward.threads import DeviceThread
 from baton.actors.lease import Ledger, Move, Place, Violation
 from baton.actors.messages import DiskReport, Message, Ran, Restarted, Speeds, Transferred
-from baton.actors.results.actor import ResultProcessor, Vocabulary
+from baton.actors.results.actor import Constrain, ResultProcessor, Vocabulary, refuse_grammars
+from baton.actors.runtime.codec import Codec
 from baton.actors.runtime.events import Event, UnitEvent, move_event
 from baton.actors.runtime.explain import explain_slots, explain_tree
-from baton.actors.runtime.mailboxes import Runtime
+from baton.actors.runtime.mailboxes import Runtime, as_is
+from baton.actors.runtime.observing import MeasuringObserver
 from baton.actors.runtime.speeds import measured
 from baton.actors.runtime.timings import Timings, timed
 from baton.actors.runtime.tracing import Traces
 from baton.actors.scheduler.actor import Scheduler
 from baton.actors.scheduler.state import Limits
 from baton.actors.storage.disk import DiskThread
-from baton.models.text.grammars.matcher import GrammarMatcher, no_matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,10 @@ class Unit:
         self._on_move = relay.on_move
         moved = self._poison if config.poison_freed else relay.on_move
         self.ledger = Ledger(config.slots, moved, relay.on_violation, self._loop.time)
-        self.runtime = Runtime(
-            self.ledger,
-            config.codec_check,
-            relay.clock,
-            relay.timings,
-            Traces(self._trace_of_queued),
-            relay.numbers,
-            relay.on_event,
-        )
+        self.traces = Traces(self._trace_of_queued)
+        observer = MeasuringObserver(self.traces, relay.timings, relay.clock, relay.numbers, relay.on_event)
+        carry = Codec(self.ledger).round_trip if config.codec_check else as_is
+        self.runtime = Runtime(self.ledger, carry, observer)
         device.drop_all()  # before the disk's thread loads any copy
         self.device = DeviceThread(device, self.deliver, self._fail)
         limits, sender = config.limits, self.runtime.sender
@@ -83,7 +79,7 @@ class Unit:
         self.cache = relay.make_cache(sender("cache"), self.ledger, pages)
         self.scheduler = Scheduler(sender("scheduler"), limits)
         self.forward = Forward(sender("forward"), self.device, limits.max_running)
-        self.results = ResultProcessor(sender("results"), vocabulary, relay.matcher)
+        self.results = ResultProcessor(sender("results"), vocabulary, relay.constrain)
         self.actors: dict[Address, Actor] = {
             "cache": self.cache,
             "scheduler": self.scheduler,
@@ -162,7 +158,7 @@ class Relay:
     on_event: called with every Event, from the event loop and from the device's thread; must return at once.
     clock: seconds, for events and timings.
     disk: None if states are not written to files.
-    matcher: see ResultProcessor.
+    constrain: see ResultProcessor.
     cache: makes the cache of a unit; None: one with the eviction policy and the tiers that the configuration names.
     """
 
@@ -178,13 +174,13 @@ class Relay:
         on_event: Callable[[Event], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         disk: DiskThread | None = None,
-        matcher: Callable[[str], GrammarMatcher] = no_matcher,
+        constrain: Constrain = refuse_grammars,
         cache: Callable[[Send, Ledger, PagePool], Cache] | None = None,
     ) -> None:
         self.on_violation, self._on_restart = on_violation, on_restart
         self.on_move = on_move if on_event is None else _recording(on_event, clock, on_move)
         self.on_event, self.clock, self.timings, self.numbers = on_event, clock, Timings(), count(1)
-        self._config, self._vocabulary, self.disk, self.matcher = config, vocabulary, disk, matcher
+        self._config, self._vocabulary, self.disk, self.constrain = config, vocabulary, disk, constrain
         page_size, self._speeds = max(config.limits.page_size, 1), Speeds(0.0, 0.0)
         kept = measured(device, config.costs, page_size, self._measured)
         self._device = timed(kept, self.timings, clock, on_event)
@@ -217,7 +213,7 @@ class Relay:
     @property
     def trace(self) -> str:
         """The trace of the message that is being received; "" if there is none."""
-        return self.unit.runtime.traces.current
+        return self.unit.traces.current
 
     def audit(self) -> list[Violation]:
         """Compare every lease that an actor holds with the ledger, and return the differences."""

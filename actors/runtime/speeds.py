@@ -8,7 +8,8 @@ from msgspec.structs import astuple
 
 from baton.actors.cache.worth.order import Costs
 from baton.actors.control import Speeds
-from baton.actors.forward.device import Device, Pending, Work
+from baton.actors.forward.device import Work
+from baton.actors.forward.launching import Device, Pending
 from baton.actors.messages import Ran, Transferred
 from baton.actors.runtime.timings import ObservedPending
 

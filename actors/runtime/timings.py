@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, cast
 
-from baton.actors.forward.device import Device, Done, Pending, Report, Work
+from baton.actors.forward.device import Work
+from baton.actors.forward.launching import Device, Done, Pending, Report
 from baton.actors.messages import Ran
 from baton.actors.runtime.events import Event, StepEvent
 

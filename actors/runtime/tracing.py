@@ -1,9 +1,7 @@
-"""The envelope of every message, and the trace that the message belongs to."""
+"""The trace that a message belongs to."""
 
 from collections.abc import Callable
 from typing import TypeAlias, get_args
-
-from msgspec import Struct
 
 from baton.actors.messages import (
     Abort,
@@ -38,16 +36,6 @@ OfGrant: TypeAlias = (
     Granted | Spare | Return | Retired | Donate | SaveFromReq | Cancel | Want | Mark | Passed | Retire | Copied
     | Filled
 )  # fmt: skip
-
-
-class Envelope(Struct, frozen=True, array_like=True, gc=False):
-    """A message on its way."""
-
-    message: Message
-    sender: str
-    sequence: int  # in the order of sending
-    trace: str  # a W3C trace id, or ""
-    sent: float  # seconds, by the runtime's clock
 
 
 class Traces:

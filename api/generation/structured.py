@@ -13,7 +13,7 @@ from baton.api.generation.fields import RequestFields
 from baton.api.parsing import invalid
 from baton.models.text.grammars import writing
 from baton.models.text.grammars.compiling import CompiledGrammar, Grammars
-from baton.models.text.grammars.matcher import GrammarError
+from baton.models.text.grammars.errors import GrammarError
 
 MOST_SECONDS = 1.0  # for which a request waits for a free compiler, and again for its grammar
 MOST_AT_ONCE = 2  # grammars that are compiled at the same time

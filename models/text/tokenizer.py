@@ -11,6 +11,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from baton.models.text import tiktoken
+from baton.models.text.detokenizer import Detokenizer
 from baton.models.text.encoder import Encoded, PieceEncoder
 from baton.models.text.grammars.compiling import Grammars
 from baton.models.text.template import Beginning, ChatTemplate, TemplateError
@@ -101,6 +102,10 @@ class ModelText:
         if len(ids) <= BATCH_ABOVE:
             return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
+
+    def detokenizer(self, prompt_tail: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
+        """Return the incremental decoder of an output that follows the tokens `prompt_tail`."""
+        return Detokenizer(lambda ids: self.decode(ids, skip_special_tokens), prompt_tail)
 
     def grammars(self, vocab_size: int) -> Grammars:
         """Return the compiler of grammars for outputs of a model with `vocab_size` logits.

@@ -20,9 +20,15 @@ from scripts.replaying.costs import Costs
 
 
 class NoText:
-    """A tokenizer that decodes everything to an empty string: the replay reads no text."""
+    """A vocabulary, and the text stream of each of its outputs, which is empty: the replay reads no text."""
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+    def detokenizer(self, prompt_tail: Sequence[int], skip_special_tokens: bool) -> "NoText":
+        return self
+
+    def push(self, ids: Sequence[int]) -> str:
+        return ""
+
+    def flush(self) -> str:
         return ""
 
 

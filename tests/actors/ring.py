@@ -14,7 +14,7 @@ from baton.actors.cache.below.limits import NO_TIERS, TierLimits
 from baton.actors.cache.pages import PagePool
 from baton.actors.cache.worth.order import Policy
 from baton.actors.forward.contained import ContainedDevice
-from baton.actors.forward.device import Device
+from baton.actors.forward.launching import Device
 from baton.actors.forward.torch_device import TorchDevice, survives
 from baton.actors.lease import Lease, Ledger
 from baton.actors.messages import (
@@ -42,6 +42,7 @@ from baton.actors.storage.files import StateFiles
 from baton.actors.storage.host_memory import HostStates
 from baton.actors.tokens import pack, unpack
 from baton.models.batch import Model, Pools, allocate
+from baton.models.text.detokenizer import Detokenizer
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -71,8 +72,11 @@ class Answer:
 class Letters:
     """A vocabulary in which token i is a letter."""
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(ord("0") + i) for i in ids)
+
+    def detokenizer(self, prompt_tail: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
+        return Detokenizer(self.decode, prompt_tail)
 
 
 class Ring:

@@ -7,7 +7,8 @@ from typing import Any, Generic
 import pytest
 
 from baton.actors.forward.contained import ContainedDevice
-from baton.actors.forward.device import Done, Pending, Report, Work, WorkChunk
+from baton.actors.forward.device import Work, WorkChunk
+from baton.actors.forward.launching import Done, Pending, Report
 from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request, Stops
 from tests.actors.ring import GREEDY, running

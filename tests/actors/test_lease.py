@@ -6,7 +6,8 @@ import pytest
 
 from baton.actors.lease import LeaseError, Ledger, Move, Place, Violation
 from baton.actors.messages import Donate, Free
-from baton.actors.runtime.transport import Codec, arrive, depart
+from baton.actors.runtime.codec import Codec
+from baton.actors.runtime.transport import arrive, depart
 
 
 @pytest.fixture

@@ -147,9 +147,9 @@ def test_a_violation_is_logged_with_the_trace_of_the_message_that_showed_it(tmp_
         loaded = load(Config(model=str(tmp_path), state_slots=4, host_memory=0), lambda done, total: None)
         relay = loaded.build_relay(Gateway(1.0))
         assert isinstance(relay, Relay)
-        relay.unit.runtime.traces.current = "a" * 32
+        relay.unit.traces.current = "a" * 32
         relay.ledger.quarantine(1, "claimed by a test")
-        relay.unit.runtime.traces.current = ""
+        relay.unit.traces.current = ""
         relay.ledger.quarantine(2, "claimed by a test")
         await relay.unit.close()
 

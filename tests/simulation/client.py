@@ -1,7 +1,7 @@
 """The api's side of the ring in the simulation: it submits, aborts and resubmits, and checks what it gets."""
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from baton.actors.messages import (
 )
 from baton.actors.requests import Output, PauseMode, Request, Sampling, Stops, TokenLogprob, resubmission
 from baton.actors.tokens import pack, unpack
+from baton.models.text.detokenizer import Detokenizer
 from tests.simulation.hash_device import ANY, oracle
 from tests.simulation.scenario import Ask, Leave, Scenario
 from tests.simulation.sessions import Session, Sessions
@@ -39,8 +40,11 @@ LONGEST_PROMPT = 42
 class Letters:
     """A tokenizer that decodes token i to one letter."""
 
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         return "".join([chr(ord("0") + i) for i in ids])
+
+    def detokenizer(self, prompt_tail: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
+        return Detokenizer(self.decode, prompt_tail)
 
 
 @dataclass(eq=False)

@@ -3,7 +3,8 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from baton.actors.forward.device import Done, Pending, Work
+from baton.actors.forward.device import Work
+from baton.actors.forward.launching import Done, Pending
 from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request
 

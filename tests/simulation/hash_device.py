@@ -8,7 +8,8 @@ from operator import mul
 from typing import Any
 
 from baton.actors.forward.contained import ContainedDevice
-from baton.actors.forward.device import Pending, Work
+from baton.actors.forward.device import Work
+from baton.actors.forward.launching import Pending
 from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request, RowLogprobs, Sampling, TokenLogprob
 from baton.actors.tokens import pack, unpack

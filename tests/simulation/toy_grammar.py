@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.actors.requests import Stops
-from baton.models.text.grammars.matcher import GrammarError
+from baton.models.text.grammars.errors import GrammarError
 from tests.simulation.talks import VOCABULARY
 
 WORDS = -(-VOCABULARY // 32)

@@ -18,7 +18,8 @@ from baton.actors.kinds import Kind
 from baton.actors.lease import Lease, Ledger, Place
 from baton.actors.messages import Want
 from baton.actors.results.actor import ResultProcessor
-from baton.actors.runtime.transport import Codec
+from baton.actors.results.constraint import constrained_by
+from baton.actors.runtime.codec import Codec
 from baton.actors.scheduler.actor import Scheduler
 from baton.actors.tokens import WIDTH
 from tests.simulation.checks import CacheChecks
@@ -149,7 +150,7 @@ class Unit:
         self.scheduler = Scheduler(simulation.sender("scheduler"), scenario.limits)
         self.scheduler.receive(scenario.speeds)
         self.forward = Forward(simulation.sender("forward"), device, scenario.limits.max_running)
-        self.results = ResultProcessor(simulation.sender("results"), Letters(), ToyMatcher)
+        self.results = ResultProcessor(simulation.sender("results"), Letters(), constrained_by(ToyMatcher))
         self.actors: dict[Address, Actor] = {
             "cache": self.cache,
             "scheduler": self.scheduler,

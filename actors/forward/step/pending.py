@@ -5,7 +5,7 @@ from itertools import compress
 
 from torch import Tensor
 
-from baton.actors.forward.device import Done
+from baton.actors.forward.launching import Done
 from baton.actors.forward.step.packed import PackedStep
 from baton.actors.forward.step.reporting import CopiedLogprobs
 from baton.actors.forward.streams import Event

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from baton.actors.forward.device import Done, Pending
+from baton.actors.forward.launching import Done, Pending
 from baton.actors.forward.step.packing import ALIGNMENT, Inbox
 from baton.actors.forward.streams import Event, Stream
 from baton.actors.messages import Transferred

@@ -10,7 +10,8 @@ from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from baton.models.text.grammars.matcher import GrammarError, GrammarMatcher
+from baton.models.text.grammars.errors import GrammarError
+from baton.models.text.grammars.matcher import GrammarMatcher
 
 # Limits of one parser step, below llguidance's defaults: a mask must not block the event loop longer than milliseconds.
 LIMITS = LLParserLimits(max_items_in_row=1000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False)

@@ -3,10 +3,6 @@
 from typing import Protocol
 
 
-class GrammarError(Exception):
-    """An error in compiling or matching a grammar; the message is for the client and says what is wrong."""
-
-
 class GrammarMatcher(Protocol):
     """The position of one output in its grammar. It depends on the grammar and the consumed tokens only."""
 
@@ -27,8 +23,3 @@ class GrammarMatcher(Protocol):
         GrammarError if computing it takes too long.
         """
         ...
-
-
-def no_matcher(grammar: str) -> GrammarMatcher:
-    """Refuse a grammar, where grammars are not supported."""
-    raise GrammarError("grammars are not supported here")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from baton.models.text.grammars.matcher import GrammarError
+from baton.models.text.grammars.errors import GrammarError
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

@@ -5,7 +5,8 @@ from collections import deque
 
 import torch
 
-from baton.actors.forward.device import Pending, Work, WorkChunk
+from baton.actors.forward.device import Work, WorkChunk
+from baton.actors.forward.launching import Pending
 from baton.actors.forward.streams import CpuStream, Stream
 from baton.actors.forward.torch_device import TorchDevice
 from baton.actors.requests import Request, Sampling, Stops

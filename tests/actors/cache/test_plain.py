@@ -1,11 +1,9 @@
 """The core of the cache by itself: least recently used or no eviction, and nothing below the pool."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
-import baton.actors.cache
 from baton.actors.lease import Place
 from baton.actors.messages import (
     Cancel,
@@ -32,7 +30,6 @@ from baton.models.hash_definition import expected_output
 from tests.actors.cache.bench import PAGE, Bench
 from tests.actors.cache.plain import cache_without_eviction, lru_cache
 from tests.actors.ring import Ring, running
-from tests.test_house import imports_of
 
 VOCABULARY = 1000
 PLAIN = {"lru": lru_cache, "none": cache_without_eviction}
@@ -44,14 +41,6 @@ def model(page_fold: bool = True) -> HashModel:
 
 def answer_to(prompt: list[int], page_fold: bool = True) -> list[int]:
     return expected_output(prompt, 4, VOCABULARY, page_fold=page_fold)
-
-
-def test_the_core_imports_nothing_but_the_core() -> None:
-    folder = Path(baton.actors.cache.__path__[0])
-    imported = {name for file in folder.glob("*.py") for name in imports_of(file) if name.startswith("actors.")}
-    core = {f"actors.cache.{file.stem}" for file in folder.glob("*.py")}
-    vocabulary = {f"actors.{file.stem}" for file in folder.parent.glob("*.py")}
-    assert imported <= core | vocabulary
 
 
 def test_a_ring_with_lru_reuses_states_and_evicts_the_least_recently_used() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from baton.actors.cache.below.limits import TierLimits
-from baton.actors.forward.device import Device, Done, Pending
+from baton.actors.forward.launching import Device, Done, Pending
 from baton.actors.messages import Transferred
 from baton.actors.storage.files import StateFiles
 from baton.models.batch import Model

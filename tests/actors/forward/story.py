@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from baton.actors.forward.device import Pending, Work, WorkCheckpoint, WorkChunk, WorkMask
+from baton.actors.forward.device import Work, WorkCheckpoint, WorkChunk, WorkMask
+from baton.actors.forward.launching import Pending
 from baton.actors.forward.streams import CpuStream
 from baton.actors.forward.torch_device import TorchDevice
 from baton.actors.messages import Ran

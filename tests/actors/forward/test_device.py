@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from baton.actors.forward.device import Done, Work
+from baton.actors.forward.device import Work
+from baton.actors.forward.launching import Done
 from baton.actors.forward.threads import DeviceThread
 from baton.actors.messages import Ran, Transferred
 from baton.actors.requests import Request, Sampling, Stops

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from baton.actors.forward.device import Pending, Work
+from baton.actors.forward.device import Work
+from baton.actors.forward.launching import Pending
 from baton.actors.forward.torch_device import TorchDevice
 from baton.actors.forward.warming import warm_up
 from baton.kernels.runtime import triton

@@ -6,9 +6,9 @@ from baton.actors.grants import RowMask
 from baton.actors.messages import Admitted, Delta, Masked, Message, Requeue, Retired, Settled, Stepped
 from baton.actors.requests import Hit, Output, Request, Sampling, Stops
 from baton.actors.results.actor import ResultProcessor
-from baton.actors.results.constraint import Constraint
+from baton.actors.results.constraint import Constraint, constrained_by
 from baton.actors.tokens import pack
-from baton.models.text.grammars.matcher import GrammarError
+from baton.models.text.grammars.errors import GrammarError
 from tests.actors.results.test_results import Bench as ResultsBench
 from tests.actors.ring import Letters
 
@@ -80,7 +80,9 @@ def test_a_grammar_that_can_neither_continue_nor_end_is_an_error() -> None:
 class Bench(ResultsBench):
     def __init__(self) -> None:
         super().__init__()
-        self.results = ResultProcessor(lambda to, message: self.sent.append((to, message)), Letters(), Words)
+        self.results = ResultProcessor(
+            lambda to, message: self.sent.append((to, message)), Letters(), constrained_by(Words)
+        )
 
     def constrain(self, grammar: str, max_tokens: int = 10, grant: int = 1, output: tuple[int, ...] = ()) -> Request:
         tokens, stops = pack([*PROMPT, *output]), Stops(max_tokens, token_ids=(9,))

@@ -20,7 +20,7 @@ from baton.actors.messages import (
 )
 from baton.actors.requests import Hit, Output, Request, Sampling, Stops
 from baton.actors.runtime.events import RequestEvent, message_event, request_events
-from baton.actors.runtime.tracing import Envelope
+from baton.actors.runtime.mailboxes import Envelope
 from baton.actors.tokens import pack
 
 REQUEST = Request("r", pack([1, 2]), 2, Sampling(), Stops(4), trace="t")

@@ -11,7 +11,7 @@ from baton.actors.actor import Address
 from baton.actors.lease import Ledger, Move, Place
 from baton.actors.messages import Abort, Message
 from baton.actors.runtime.events import Event, MoveEvent, UnitEvent
-from baton.actors.runtime.mailboxes import Runtime
+from baton.actors.runtime.mailboxes import Runtime, as_is
 from baton.actors.runtime.relay import Relay, RelayConfig
 from baton.actors.scheduler.plan import Limits
 from baton.models.hash import HashModel
@@ -36,7 +36,7 @@ def test_restarts_are_counted_within_a_minute(third: float, allowed: bool) -> No
         times = iter((1000.0, 1010.0, third))
         asyncio.get_running_loop().time = lambda: next(times)  # type: ignore[method-assign]
         assert [made._may_restart() for _ in range(3)] == [True, True, allowed]
-        assert vars(made.unit.runtime)["_codec"] is None, "it is checked only on demand"
+        assert vars(made.unit.runtime)["_carry"] is as_is, "it is checked only on demand"
         del asyncio.get_running_loop().time  # type: ignore[method-assign]
         await made.unit.close()
 

@@ -5,8 +5,8 @@ import pytest
 from baton.actors.actor import Send
 from baton.actors.lease import Lease, Ledger, Place
 from baton.actors.messages import Abort, Free, Message
-from baton.actors.runtime.mailboxes import Mailbox, Runtime
-from baton.actors.runtime.tracing import Envelope
+from baton.actors.runtime.codec import Codec
+from baton.actors.runtime.mailboxes import Envelope, Mailbox, Runtime, as_is
 
 
 class Recorder:
@@ -45,7 +45,7 @@ def test_a_cancelled_waiter_loses_nothing() -> None:
 def test_messages_arrive_in_order_with_their_leases(codec_check: bool) -> None:
     async def scenario() -> None:
         ledger = Ledger(2)
-        runtime, cache = Runtime(ledger, codec_check), Recorder()
+        runtime, cache = Runtime(ledger, Codec(ledger).round_trip if codec_check else as_is), Recorder()
         runtime.add("cache", cache)
         send: Send = runtime.sender("scheduler")
         lease = ledger.take("scheduler")
@@ -80,7 +80,7 @@ def test_an_actor_that_raises_ends_the_run() -> None:
 
 def test_a_message_is_not_copied_unless_the_codec_is_checked() -> None:
     message = Abort("r")
-    for runtime, same in ((Runtime(Ledger(1)), True), (Runtime(Ledger(1), codec_check=True), False)):
+    for runtime, same in ((Runtime(Ledger(1)), True), (Runtime(Ledger(1), Codec(Ledger(1)).round_trip), False)):
         runtime.add("cache", Recorder())
         runtime.send("api", "cache", message)
         [envelope] = runtime.mailboxes["cache"].envelopes

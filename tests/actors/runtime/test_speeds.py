@@ -9,7 +9,8 @@ import pytest
 
 from baton.actors.cache.worth.order import Costs
 from baton.actors.control import Speeds
-from baton.actors.forward.device import Device, Done, Work, WorkChunk
+from baton.actors.forward.device import Work, WorkChunk
+from baton.actors.forward.launching import Device, Done
 from baton.actors.messages import Ran, Transferred
 from baton.actors.runtime.speeds import REMEMBERED, Line, Pace, measured
 from baton.actors.scheduler.plan import Limits, SchedulerState, tokens_in_time

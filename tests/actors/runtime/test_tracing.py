@@ -10,12 +10,14 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from baton.actors.forward.device import Done, Work, WorkChunk
+from baton.actors.forward.device import Work, WorkChunk
+from baton.actors.forward.launching import Done
 from baton.actors.lease import Ledger
 from baton.actors.messages import Abort, Acquire, Closed, Ended, Free, Message, Over, Ran, Retire, Settled, Submit, Want
 from baton.actors.requests import Request, Sampling, Stops
 from baton.actors.runtime.events import ActEvent, Event, MessageEvent, MoveEvent, RequestEvent, StepEvent, UnitEvent
 from baton.actors.runtime.mailboxes import Runtime
+from baton.actors.runtime.observing import MeasuringObserver
 from baton.actors.runtime.timings import BOUNDS, Histogram, Timings, timed
 from baton.actors.runtime.tracing import Traces
 from baton.models.hash import HashModel
@@ -75,7 +77,8 @@ class Forwarder:
 
 def test_a_message_that_names_nothing_inherits_the_trace_of_the_message_being_received() -> None:
     now = iter(range(100))
-    runtime = Runtime(Ledger(1), clock=lambda: float(next(now)))
+    observer = MeasuringObserver(Traces(lambda grant: ""), Timings(), clock=lambda: float(next(now)))
+    runtime = Runtime(Ledger(1), observer=observer)
     cache = Forwarder(runtime)
     for address in ("cache", "scheduler"):
         runtime.add(address, cache)
@@ -176,8 +179,8 @@ def test_traces_of_closed_grants_and_answered_requests_are_forgotten(
     recorded: tuple[list[Event], list[Answer], Ring],
 ) -> None:
     _, _, ring = recorded
-    assert vars(ring.relay.unit.runtime.traces)["_grants"] == {}
-    assert vars(ring.relay.unit.runtime.traces)["_requests"] == {}
+    assert vars(ring.relay.unit.traces)["_grants"] == {}
+    assert vars(ring.relay.unit.traces)["_requests"] == {}
 
 
 def test_waits_and_work_are_timed(recorded: tuple[list[Event], list[Answer], Ring]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from baton.api.errors import ApiError
 from baton.api.generation.structured import MOST_AT_ONCE, GrammarCompiler
-from baton.models.text.grammars.matcher import GrammarError
+from baton.models.text.grammars.errors import GrammarError
 from baton.models.text.grammars.writing import choice, grammar, json_schema, regex
 from baton.models.text.tokenizer import load_text
 from tests.api.fake_ring import EOS, Served, serving

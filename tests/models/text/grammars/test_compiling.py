@@ -12,7 +12,8 @@ import pytest
 
 from baton.models.text.grammars import compiling
 from baton.models.text.grammars.compiling import Grammars
-from baton.models.text.grammars.matcher import GrammarError, GrammarMatcher
+from baton.models.text.grammars.errors import GrammarError
+from baton.models.text.grammars.matcher import GrammarMatcher
 from baton.models.text.grammars.writing import choice, grammar, json_schema, regex
 from baton.models.text.tokenizer import load_text
 

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from baton.models.text.grammars.matcher import GrammarError
+from baton.models.text.grammars.errors import GrammarError
 from baton.models.text.grammars.writing import json_schema
 from baton.models.text.tokenizer import load_text
 

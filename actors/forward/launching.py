@@ -1,0 +1,54 @@
+"""The interface of a device to its own threads: they launch steps and copies, and collect the results later."""
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, Self, TypeVar
+
+from baton.actors.forward.device import DeviceCalls, Work
+from baton.actors.messages import Ran, Transferred
+
+Report = TypeVar("Report", bound=Ran | Transferred, covariant=True)
+
+
+class Device(DeviceCalls, Protocol):
+    """The device as its thread sees it. Results are returned as Pendings."""
+
+    def launch(self, work: Work) -> "Pending[Ran]":
+        """Enqueue a step."""
+        ...
+
+    def export(self, key: int, slot: int, pages: list[int], position: int) -> "Pending[Transferred]":
+        """Enqueue a copy to host memory: see DeviceQueue."""
+        ...
+
+    def fill(self, grant: int, key: int, slot: int, pages: list[int], first_page: int) -> "Pending[Transferred]":
+        """Enqueue a copy from host memory: see DeviceQueue."""
+        ...
+
+
+class Pending(Protocol[Report]):
+    """A step or a copy that has been enqueued.
+
+    It holds everything that its report needs, because its rows may belong to other requests when it is collected.
+    """
+
+    def passed(self) -> bool:
+        """Return whether it is over, so that `collect` need not wait."""
+        ...
+
+    def collect(self) -> "Done[Report]":
+        """Wait until it is over, and return its result. Call once. Raises what went wrong on the device."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[Report]):
+    """A step or a copy that is over. It is also a Pending that need not be waited for."""
+
+    report: Report
+    seconds: float  # that the device took; 0 if it failed
+
+    def passed(self) -> bool:
+        return True
+
+    def collect(self) -> Self:
+        return self
