@@ -1,4 +1,4 @@
-"""Tell setuptools which packages there are: the top-level folders, installed as `baton.actors`, `baton.api`, ….
+"""The packages of the distribution for setuptools: the top-level folders, installed as `baton.actors`, `baton.api`, ….
 
 Everything else about the distribution is in pyproject.toml, which cannot express this prefix for found packages.
 """

@@ -15,7 +15,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 PATTERNS = {
     "begins without a noun": re.compile(
-        r"(?:^|[.!?:] )(?:Of|By|What|Whatever|Those|Who|Whose|Whoever|Beyond|Behind)\b"
+        r"(?:^|[.!?:] )(?:Of|By(?! default)|What|Whatever|Those|Who|Whose|Whoever|Beyond|Behind)\b(?![^.]*\?)"
     ),
     "who": re.compile(r"\b(?:who|whom|whoever|nobody|somebody|no one)\b", re.IGNORECASE),
     "behind": re.compile(r"\bbehind\b", re.IGNORECASE),

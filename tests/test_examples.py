@@ -1,4 +1,4 @@
-"""What a reader tries first: the example's and the README's code, by the official clients, on the bundled model."""
+"""The code that a reader tries first, of examples/ and README, with the official clients and the bundled model."""
 
 import io
 import re
@@ -31,8 +31,8 @@ def server() -> Iterator[ServerProcess]:
 @pytest.mark.parametrize("api", ["openai", "anthropic"])
 def test_the_agent_calls_its_tools(server: ServerProcess, api: str) -> None:
     script = [sys.executable, str(ROOT / "examples" / "agent.py"), "--api", api, "--url", server.url]
-    said = "".join(f"{line}\n" for line in EXAMPLE)
-    run = subprocess.run(script, input=said, capture_output=True, text=True, timeout=120, check=False)
+    lines = "".join(f"{line}\n" for line in EXAMPLE)
+    run = subprocess.run(script, input=lines, capture_output=True, text=True, timeout=120, check=False)
     assert (run.returncode, run.stdout.splitlines()) == (0, AGENT), run.stderr
 
 

@@ -20,7 +20,7 @@ MAX_FILES = 16
 MAX_LINES = 450
 MAX_CORE_LINES = 5000
 WRITTEN = (".py", ".html", ".css", ".js", ".cpp", ".h")
-# How often each pattern of tests/prose.py may still occur: only as the name of an exam, "facts never told".
+# How often each pattern of tests/prose.py may still occur: the name of an exam has two of them.
 PROSE = {"told": 2}
 # Names that every family defines in its own file.
 OF_FAMILIES = {"Backbone", "Block"}
@@ -41,12 +41,12 @@ def name_of(file: Path) -> str:
 
 
 def room_of(module: str) -> str:
-    """A folder of a package, or a file at its top level."""
+    """Return the folder of a package that a module belongs to; a file at the top level is its own."""
     return ".".join(module.split(".")[:2])
 
 
 def floors() -> list[set[str]]:
-    """The map of docs/design.md, from the top down."""
+    """Return the floors of the map in docs/design.md, from the top down."""
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     found, package = [], ""
     for line in design.partition("## The map")[2].partition("\n## ")[0].splitlines():
@@ -59,7 +59,7 @@ def floors() -> list[set[str]]:
 
 
 def imports_of(file: Path) -> Iterator[str]:
-    """The modules of this repository that a file imports, wherever in it."""
+    """Yield the modules of this repository that a file imports, anywhere in it."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
@@ -145,7 +145,7 @@ def test_folders_and_files_are_small(top: str) -> None:
 
 
 def named_in(doc: Path) -> Iterator[tuple[str, str]]:
-    """Every path that a document names, and what it names in that file; placeholders left out."""
+    """Yield every path that a document names, and the name inside that file; placeholders are skipped."""
     for match in FILE.finditer(doc.read_text(encoding="utf-8")):
         path, inside = match[1], match[2] or ""
         if path.split("/")[0] in {child.name for child in ROOT.iterdir()}:
@@ -176,7 +176,7 @@ def test_prose_gets_plainer() -> None:
 
 
 def defined_in(file: Path) -> set[str]:
-    """Functions, classes, methods and constants of a module, methods behind their class's name."""
+    """Return the functions, classes, constants and methods (`Class.method`) that a module defines."""
     found = set()
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign | ast.AnnAssign):

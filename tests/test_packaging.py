@@ -1,4 +1,4 @@
-"""An installed wheel has everything: it compiles its kernels, serves, and shows the page."""
+"""An installed wheel is complete: it compiles its kernels, serves, and shows the page."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ IGNORED = shutil.ignore_patterns("__pycache__", "*.egg-info")
 
 
 def build_wheel(folder: Path) -> Path:
-    """From a copy, since a build leaves its traces beside the sources."""
+    """Build from a copy, because a build leaves files next to the sources."""
     source = folder / "source"
     source.mkdir()
     for package in PACKAGES:

@@ -63,7 +63,7 @@ class Vocabulary(Protocol):
 
 
 class OutputConstraint(Protocol):
-    """What the grammar of a request allows its output. A GrammarError from it ends the request."""
+    """The limits that a request's grammar sets to its output. A GrammarError from it ends the request."""
 
     def consume(self, token: int) -> bool:
         """Advance by a token that does not stop the output. Return whether the output must end after it."""

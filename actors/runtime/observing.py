@@ -42,7 +42,7 @@ class MeasuringObserver(RuntimeObserver):
         self._turn = self._clock()
 
     def begin_delivery(self, envelope: Envelope, to: Address) -> None:
-        """Measure how long the message has waited. What is sent until end_delivery inherits its trace."""
+        """Measure how long the message has waited. Messages sent until end_delivery inherit its trace."""
         self._delivery = self._clock()
         self._timings.waits[to].observe(self._delivery - envelope.sent)
         self._traces.current = envelope.trace

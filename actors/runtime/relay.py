@@ -182,8 +182,8 @@ class Relay:
         self.on_event, self.clock, self.timings, self.numbers = on_event, clock, Timings(), count(1)
         self._config, self._vocabulary, self.disk, self.constrain = config, vocabulary, disk, constrain
         page_size, self._speeds = max(config.limits.page_size, 1), Speeds(0.0, 0.0)
-        kept = measured(device, config.costs, page_size, self._measured)
-        self._device = timed(kept, self.timings, clock, on_event)
+        timed_device = measured(device, config.costs, page_size, self._measured)
+        self._device = timed(timed_device, self.timings, clock, on_event)
         self._restarted: deque[float] = deque(maxlen=config.restarts + 1)
         self._before: Counter[str] = Counter()
         self._moves_before: Counter[str] = Counter()

@@ -1,1 +1,1 @@
-"""What runs operations: compiled C++, Triton, and CPU graphs."""
+"""Three ways to run an operation: compiled C++, Triton, and CPU graphs."""

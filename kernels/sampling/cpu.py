@@ -40,25 +40,25 @@ def sample(logits: Tensor, params: SamplingTensors) -> Sampled:
 
 
 def _blocks(mask: Tensor, vocab_size: int) -> list[Tensor]:
-    """The indices of the rows of the mask, a few at a time."""
+    """Return the indices of the rows of the mask, a few at a time."""
     rows = mask.nonzero()[:, 0]
     size = max(1, BLOCK_ELEMENTS // vocab_size)
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
-def _draw(kept: Tensor, params: SamplingTensors, rows: Tensor) -> Tensor:
+def _draw(weighted: Tensor, params: SamplingTensors, rows: Tensor) -> Tensor:
     min_p = params.min_p[rows]
     if (min_p > 0).any():
-        kept = apply_min_p(kept, min_p)
-    return draw(kept, uniform(params.seed[rows], params.position[rows]))
+        weighted = apply_min_p(weighted, min_p)
+    return draw(weighted, uniform(params.seed[rows], params.position[rows]))
 
 
 def _truncated(logits: Tensor, params: SamplingTensors, block: Tensor) -> Tensor:
-    """The weights, with those that top_k and top_p drop set to 0, of the logits of a block of rows."""
-    kept = weights(logits, params.temperature[block])
+    """Return the weights of a block of rows; those that top_k and top_p drop are 0."""
+    block_weights = weights(logits, params.temperature[block])
     keys = ranking_keys(logits)
-    cuts = _cuts(keys, kept, params.top_k[block], params.top_p[block])
-    return kept.masked_fill_(keys < cuts[:, None], 0)
+    cuts = _cuts(keys, block_weights, params.top_k[block], params.top_p[block])
+    return block_weights.masked_fill_(keys < cuts[:, None], 0)
 
 
 def _cuts(all_keys: Tensor, all_weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

@@ -257,7 +257,7 @@ class CopyStore:
         """Write the copy that would leave next, if host memory is more than three quarters full.
 
         Then it can leave at once when room is needed. One copy is written at a time, only if its file pays, and only if
-        no other file has to go for it. A copy that could not be written is not tried again.
+        no other file is deleted for it. A copy that could not be written is not tried again.
         """
         if self.has_disk and not self._writing and self.host_bytes > self.limits.host_bytes * 3 // 4:
             node = self._queues.unwritten.least()

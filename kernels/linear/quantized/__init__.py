@@ -17,7 +17,7 @@ Layout: TypeAlias = Literal["triton", "native", "torch"]
 
 
 class Implementation(Protocol):
-    """Of one layout."""
+    """The implementation of one layout."""
 
     def packed(self, codes: Tensor, scales: Tensor, bits: int) -> Tensor: ...
 
@@ -30,18 +30,21 @@ class Implementation(Protocol):
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight [outputs, inputs] of a dtype, as integers of 8 or 4 bits; data: uint8, laid out for what computes."""
+    """A weight [outputs, inputs] as integers of 8 or 4 bits."""
 
-    data: Tensor
+    data: Tensor  # uint8, in `layout`
     bits: int
     outputs: int
     inputs: int
-    dtype: torch.dtype
-    layout: Layout
+    dtype: torch.dtype  # of the products
+    layout: Layout  # what computes with it
 
 
 def quantize(weight: Tensor, bits: int) -> QuantizedWeight:
-    """See reference.quantize. weight: [outputs, inputs]; beside it, little more room is taken than the result needs."""
+    """Compute reference.quantize, a few outputs at a time, so that little more memory than the result is needed.
+
+    weight: [outputs, inputs].
+    """
     layout = _layout(weight)
     pack = _by(layout).packed
     parts = [pack(*reference.quantize(part, bits), bits) for part in torch.split(weight, OUTPUTS_AT_ONCE)]

@@ -18,12 +18,12 @@ def mixer_decode(
     slots: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """See reference.mixer_decode."""
-    given = (projected, constants, conv_pool, state_pool, slots, positions)
+    """Compute reference.mixer_decode with its fastest form."""
+    arguments = (projected, constants, conv_pool, state_pool, slots, positions)
     if takes(projected):
         from baton.kernels.mamba2.decode import triton
 
-        return triton.mixer_decode(*given)
+        return triton.mixer_decode(*arguments)
     if native.takes(projected, constants, conv_pool, state_pool):
-        return native.mixer_decode(*given)
-    return reference.mixer_decode(*given, selective_state_update)
+        return native.mixer_decode(*arguments)
+    return reference.mixer_decode(*arguments, selective_state_update)

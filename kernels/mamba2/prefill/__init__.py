@@ -14,12 +14,12 @@ __all__ = ["mixer_prefill"]
 def mixer_prefill(
     projected: Tensor, constants: MixerConstants, conv_pool: Tensor, state_pool: Tensor, plan: PrefillPlan
 ) -> Tensor:
-    """See reference.mixer_prefill."""
-    given = (projected, constants, conv_pool, state_pool, plan)
+    """Compute reference.mixer_prefill with its fastest form."""
+    arguments = (projected, constants, conv_pool, state_pool, plan)
     if takes(projected):
         from baton.kernels.mamba2.prefill import triton
 
-        return triton.mixer_prefill(*given)
+        return triton.mixer_prefill(*arguments)
     if native.takes(projected, conv_pool, state_pool):
-        return native.mixer_prefill(*given)
-    return reference.mixer_prefill(*given, ssd_prefill)
+        return native.mixer_prefill(*arguments)
+    return reference.mixer_prefill(*arguments, ssd_prefill)

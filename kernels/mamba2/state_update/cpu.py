@@ -17,17 +17,17 @@ def selective_state_update(
     slots: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """See reference.selective_state_update."""
+    """Compute reference.selective_state_update."""
     (rows, heads, width), (groups, size) = x.shape, B.shape[1:]
     decay = (dt * A).exp().view(rows, groups, heads // groups, 1, 1)
     x_dt = (x * dt[..., None]).view(rows, groups, heads // groups, width, 1)
     B = B.view(rows, groups, 1, 1, size)
     y = torch.empty(rows, groups, heads // groups * width, 1)
     for row, slot in enumerate(slots.tolist()):
-        kept = pool[slot].view(groups, heads // groups, width, size)
-        state = kept.float()  # The same memory, where that is float32.
+        stored = pool[slot].view(groups, heads // groups, width, size)
+        state = stored.float()  # the same memory if the pool is float32
         state.mul_(decay[row]).addcmul_(x_dt[row], B[row])
         torch.bmm(state.view(groups, -1, size), C[row, :, :, None], out=y[row])
-        if state is not kept:
-            kept.copy_(round_by_chance(state[None], positions[row : row + 1])[0])
+        if state is not stored:
+            stored.copy_(round_by_chance(state[None], positions[row : row + 1])[0])
     return y.view(rows, heads, width).addcmul_(x, D[:, None])
