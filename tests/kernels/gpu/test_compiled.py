@@ -92,4 +92,4 @@ def test_what_does_not_fit_is_found(triton_cache: Path, tmp_path: Path) -> None:
     told = " ".join(found["excess"])
     assert "attention.paged.triton._prefill on 89" in told and "bytes of shared memory" in told
     assert "norm.gated.triton._gated_norm on 89" in told and "bytes of registers spilled" in told
-    assert found["unmet"] == ["NVIDIA GeForce RTX 4090: slots.move: words=3"]
+    assert found["unmet"] == ["NVIDIA GeForce RTX 4090: state_pool.move: words=3"]
