@@ -60,7 +60,7 @@ def kda_decode(
         convolved.as_strided((rows, heads, size), (channels, size, 1), 0),
         convolved.as_strided((rows, heads, size), (channels, size, 1), keys),
         convolved.as_strided((rows, heads, width), (channels, width, 1), 2 * keys),
-        forget,
+        forget.as_strided((rows, heads, size), (forget.stride(0), size, 1)),
         projected[:, channels:],
         *(state_pool, slots, positions),
         A=c.A,

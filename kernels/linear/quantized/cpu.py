@@ -1,4 +1,8 @@
-"""The same as reference.py, by torch: some outputs' weights at a time become float32."""
+"""The projections of reference.py by torch over packed integers: some outputs' weights at a time become float32.
+
+The reference is as fast or faster (1.0 to 1.6 ms instead of 1.5 to 3.1 for up to 16 rows and 2,048 by 768 weights), but
+takes each integer as a byte, and needs room for the whole weight in float32: 4 bits would save no memory.
+"""
 
 import torch
 from torch import Tensor

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from baton.kernels.delta_net.rule import delta_scan, delta_update, reference, triton, triton_update
+from baton.kernels.delta_net.rule import delta_scan, delta_update, reference, triton, triton_by_head, triton_update
 from baton.kernels.prefill.plan import plan_prefill
 from baton.kernels.runtime import triton as gpu
 from baton.kernels.state_pool.rounding import round_by_chance
@@ -64,8 +64,10 @@ def test_every_configuration_scans_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     packed = pack([70], [0], [])
     rule = drawn(70, packed.pool_size, 1, 1, 1, 70, 40)
     o, pool = recurrence(rule, packed)
-    prepared = triton.prepare_candidates(70, torch.float32) + triton.prepare_candidates(70, BF16)
-    scanned = triton.scan_candidates(1, 40, 70, torch.float32, 0) + triton.scan_candidates(1, 40, 70, BF16, 0)
+    prepared = triton_by_head.prepare_candidates(70, torch.float32) + triton_by_head.prepare_candidates(70, BF16)
+    scanned = triton_by_head.scan_candidates(1, 40, 70, torch.float32, 0) + triton_by_head.scan_candidates(
+        1, 40, 70, BF16, 0
+    )
     for config in {str(config): config for config in prepared + scanned}.values():
         of_scan = "BLOCK_P" in config.blocks
 
@@ -80,7 +82,7 @@ def test_every_configuration_scans_the_same(monkeypatch: pytest.MonkeyPatch) -> 
         ) -> gpu.KernelConfig:
             return config if kernel.endswith("scan") == of_scan else default
 
-        monkeypatch.setattr(triton, "config_of", choose)
+        monkeypatch.setattr(triton_by_head, "config_of", choose)
         found = rule.over(rule.pool.clone())
         assert_close(scan(found, packed), o)
         assert_close(found.pool, pool)

@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from baton.kernels.delta_net.decode import kda_decode, reference as decoding_reference, triton as decoding
 from baton.kernels.delta_net.prefill import kda_prefill, reference as prefilling_reference, triton as prefilling
-from baton.kernels.delta_net.rule import delta_update, reference, triton, triton_update
+from baton.kernels.delta_net.rule import delta_update, reference, triton, triton_by_channel, triton_update
 from baton.kernels.prefill.plan import plan_prefill
 from baton.kernels.runtime import triton as gpu
 from baton.kernels.state_pool.rounding import round_by_chance
@@ -74,8 +74,10 @@ def test_every_configuration_scans_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     packed = pack([70], [0], [])
     rule = test_kda.drawn(70, packed.pool_size, 1, 1, 70, 40)
     o, pool = test_kda.recurrence(rule, packed)
-    related = triton.relate_candidates(70, F32) + triton.decay_candidates(70)
-    scanned = triton.scan_candidates(1, 40, 70, F32, 0) + triton.scan_candidates(1, 40, 70, BF16, 0)
+    related = triton_by_channel.relate_candidates(70, F32) + triton_by_channel.decay_candidates(70)
+    scanned = triton_by_channel.scan_candidates(1, 40, 70, F32, 0) + triton_by_channel.scan_candidates(
+        1, 40, 70, BF16, 0
+    )
     for config in {str(config): config for config in related + scanned}.values():
 
         def choose(
@@ -88,7 +90,7 @@ def test_every_configuration_scans_the_same(monkeypatch: pytest.MonkeyPatch) -> 
         ) -> gpu.KernelConfig:
             return config if config.blocks.keys() == default.blocks.keys() else default
 
-        monkeypatch.setattr(triton, "config_of", choose)
+        monkeypatch.setattr(triton_by_channel, "config_of", choose)
         found = rule.over(rule.pool.clone())
         test_kda.assert_close(scan(found, packed), o)
         test_kda.assert_close(found.pool, pool)
