@@ -1,7 +1,7 @@
 """The scan of reference.py a chunk at a time: a chunk's tensors stay in the cache, and nothing is padded.
 
-Without it a prefill of 512 tokens takes 26 to 38 % longer with the bundled model in float32, 22 to 28 % with three layers
-of granite-151m in bfloat16 (torch alone, one core of a Xeon with AVX-512).
+Without it a prefill of 512 tokens takes 26 to 38 % longer with the bundled model in float32, and 22 to 28 % longer with
+three layers of granite-151m in bfloat16 (torch alone, one core of a Xeon with AVX-512).
 """
 
 import torch

@@ -1,7 +1,7 @@
 """The update of reference.py a row at a time: a state of a few hundred kB is read and written once, from the cache.
 
-Without it a decoding step of one row takes 13 to 17 % longer with the bundled model, and one of 16 rows 34 to 81 %; with
-three layers of granite-151m in bfloat16, 16 rows take 2.7 times as long (torch alone, one core of a Xeon with AVX-512).
+Without it a decoding step of one row takes 13 to 17 % longer with the bundled model, and one of 16 rows 34 to 81 %.
+With three layers of granite-151m in bfloat16, 16 rows take 2.7 times as long (torch alone, one core of a Xeon).
 """
 
 import torch

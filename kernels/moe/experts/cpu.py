@@ -1,7 +1,8 @@
 """The experts of reference.py by torch: only those that were chosen, one at a time, with weights of any layout.
 
-The reference takes plain weights only, and computes with all experts: with three layers of granite-moe-153m in bfloat16 a
-prefill of 512 tokens takes 11 % longer with it, decoding steps of one and of 16 rows 29 % and 23 % (one core of a Xeon).
+The reference takes plain weights only, and computes with all experts: with three layers of granite-moe-153m in
+bfloat16 a prefill of 512 tokens takes 11 % longer with it, and decoding steps of one and of 16 rows take 29 % and 23 %
+longer (one core of a Xeon).
 """
 
 import torch
