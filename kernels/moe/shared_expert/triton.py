@@ -10,7 +10,7 @@ from baton.kernels.runtime.triton.jit import jit
 from baton.kernels.runtime.triton.layout import row_stride
 
 
-def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None) -> Tensor:
+def add_shared(routed: Tensor, shared: Tensor, gate: Tensor | None = None) -> Tensor:
     """Compute reference.add_shared. All tensors may be strided in their first dimension."""
     rows, width = routed.shape
     y = torch.empty(rows, width, dtype=routed.dtype, device=routed.device)
